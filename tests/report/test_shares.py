@@ -9,6 +9,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 import torch
 from made_runs import make_game
@@ -187,9 +188,10 @@ def test_copies_and_outliers_stand_beside_amounts_that_nothing_is_taken_from(fit
 def test_an_interval_is_what_the_own_value_alone_would_change(tmp_path: Path) -> None:
     folder = make_game(tmp_path, {"sv": [3.0, 1.0]})
     path = folder / "contributions.csv"
-    head, *lines = path.read_text().splitlines()
-    ends = [f"{float(x.split(',')[4]) - 1},{float(x.split(',')[4]) + 1}" if ",sv," in x else "," for x in lines]
-    path.write_text("\n".join([f"{head},low,high", *(f"{x},{end}" for x, end in zip(lines, ends))]) + "\n")
+    frame = pandas.read_csv(path)
+    measured = frame["metric"] == "sv"
+    frame.loc[measured, "low"], frame.loc[measured, "high"] = frame["value"] - 1, frame["value"] + 1
+    frame.to_csv(path, index=False)
     found = shares_of(open_run(folder), Budget(100.0))
     assert found.low == pytest.approx([2 / 3, 0.0])
     assert found.high == pytest.approx([4 / 5, 2 / 5])
