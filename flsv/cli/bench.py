@@ -30,7 +30,6 @@ from rich.text import Text
 
 from flsv.benchmark import Federation, Truth, federation, make_truth, names, truth_table
 from flsv.benchmark.federation import SETS, federations
-from flsv.benchmark.leaderboard import write_leaderboard
 from flsv.benchmark.page import best_first, markdown, two, write
 from flsv.benchmark.registry import BASELINES, METRICS, Entry, entry
 from flsv.benchmark.run import AGGREGATORS, CONDITIONS, FIT, bench, why
@@ -169,7 +168,7 @@ def _report(
         write(out, summaries, cost, known, picture)
     if not quiet:
         _show(summaries, known)
-    return [page, picture, kept, *write_leaderboard(out, summaries, entries, known, cost, f"leaderboard{suffix}")]
+    return [page, picture, kept]
 
 
 def _truth(each: Federation, out: Path, seeds: int, rank: int) -> Truth:
