@@ -40,7 +40,6 @@ NOT_RUN = {
     "ssh-keygen": "tests/docs/test_walks.py signs with a key of its own",
     "export": "of the shell",
     "flsv bench": "takes minutes; tests/benchmark runs it on small federations",
-    "flsv stress": "the same",
 }
 #: Blocks that are quoted from a file which is tested elsewhere.
 QUOTED = {"fedapp/federation.py": Path(flsv.__file__).parent / "engines/flower_template/fedapp/federation.py"}
@@ -120,7 +119,7 @@ def run_command(command: list[str]) -> None:
         with open(command[-1], "w") as file, redirect_stdout(file):
             run_command(command[:-2])
         assert Path(command[-1]).read_text()
-    elif command[0] == "flsv" and command[1] not in ("bench", "stress"):
+    elif command[0] == "flsv" and command[1] != "bench":
         try:
             status: Any = main(_quiet(command[1:]))
         except SystemExit as stopped:  # of --print_config and --help

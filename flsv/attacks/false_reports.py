@@ -2,8 +2,7 @@
 
 A loss, or a model's score on a client's own validation samples, is whatever the client says. Metrics made of them pay
 for the answer: FedCE's estimates (Jiang et al., CVPR 2023) pay whoever says that the others' model does badly at its
-place. Where a client's value is made of the others' answers only, as in Everybody-Else (Jaramillo-Velez et al.,
-arXiv:2602.21721, 2026), a false one cannot raise it, but can lower all others'.
+place.
 """
 
 from __future__ import annotations
@@ -25,8 +24,6 @@ class FalseReports(Attack):
             :class:`flsv.benchmark.TrainingLoss` is made of.
         score: told as the score of the others' model on its validation samples, see
             :class:`flsv.metrics.ContributionEstimation` (FedCE).
-        gain: told as what the others' model is better there than the round's start, see
-            :class:`flsv.metrics.EverybodyElse`.
         clients: whom it concerns, see :class:`flsv.data.ClientChoice`.
         fraction: likewise.
         seed: seed of the choice of clients.
@@ -43,16 +40,15 @@ class FalseReports(Attack):
         self,
         loss: float | None = None,
         score: float | None = None,
-        gain: float | None = None,
         clients: list[int] | None = None,
         fraction: float | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__(clients, fraction, seed)
-        self.loss, self.score, self.gain = loss, score, gain
-        said = {"loss": loss, "score": score, "gain": gain}
+        self.loss, self.score = loss, score
+        said = {"loss": loss, "score": score}
         if all(number is None for number in said.values()):
-            raise ConfigurationError(f"{self!r} says nothing false: give loss, score or gain.")
+            raise ConfigurationError(f"{self!r} says nothing false: give loss or score.")
         for name, number in said.items():
             if number is not None:
                 check_number(self, name, number)
@@ -65,5 +61,5 @@ class FalseReports(Attack):
         return update
 
     def tell(self, name: str, value: float, context: UploadContext) -> float:
-        said: float | None = {"loss": self.loss, "score": self.score, "gain": self.gain}.get(name)
+        said: float | None = {"loss": self.loss, "score": self.score}.get(name)
         return value if said is None or context.client not in self.chosen(context.num_clients) else said

@@ -1,26 +1,22 @@
-"""The tables of ``flsv bench`` and of ``flsv stress`` in Markdown, and the benchmark's picture."""
+"""The tables of ``flsv bench`` in Markdown, and the benchmark's picture."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 from matplotlib.figure import Figure
 
 from flsv.benchmark.federation import SETS
 from flsv.benchmark.registry import Entry
 from flsv.benchmark.scores import mean, spearman
-from flsv.benchmark.stress import CHEATS, Gain, Trial, gain
 from flsv.benchmark.summary import GOAL, Cost, Known, Summary
-from flsv.charts import client_label, label_text
+from flsv.charts import label_text
 from flsv.report.blocks import markdown_table
 
 #: Points are in a crowd that are nearer than by this factor of time; names in it this far apart.
 CROWD, STEP = 1.35, 0.022
 CEILING = "*the truth, one other seed*"
-Trials = Mapping[tuple[str, str], Sequence[Trial]]
-"""Cheat and safeguard to trials."""
 
 
 def markdown(
@@ -190,133 +186,3 @@ def best_first(summaries: Mapping[str, Summary]) -> list[str]:
 def two(value: float | None) -> str:
     """With two digits; nothing for what is not known."""
     return "" if value is None or value != value else f"{value:.2f}"
-
-
-def stress_markdown(trials: Trials, metrics: Sequence[str], partners: Sequence[str] = ()) -> str:
-    """The gains by metric, the most gamed first, without and with each safeguard; what cheating costs, and who notices.
-
-    Args:
-        trials: of :func:`flsv.benchmark.stress.stress`.
-        metrics: names.
-        partners: names of the clients of one federation: what each of them could gain comes first.
-    """
-    guards = list(dict.fromkeys(guard for _, guard in trials))
-    order = by_gain(trials, metrics, guards[0])
-    parts = ["## What each partner could gain", _of_each(trials, order, partners)] if partners else []
-    for guard in guards:
-        bare = "as the run is" if partners else "without a safeguard"
-        named = f"Gains {bare}" if guard == "none" else f"Gains under the safeguard {guard}"
-        parts += [f"## {named}", _gains(trials, order, guard)]
-    if "none" in guards and len(guards) > 1:
-        others = [guard for guard in guards if guard != "none"]
-        parts += ["## The best cheat, and what a safeguard leaves of it", _best_cheats(trials, order, others)]
-        parts += ["## What a safeguard costs where nobody cheats", _costs(trials, order, guards)]
-    parts += ["## What it costs, and whether the run notices", _noticed(trials)]
-    return "\n\n".join(parts) + "\n"
-
-
-def _gains(trials: Trials, metrics: Sequence[str], guard: str) -> str:
-    cheats = [cheat for cheat, under in trials if under == guard]
-    rows = []
-    for metric in metrics:
-        gains = [gain(trials[cheat, guard], metric) for cheat in cheats]
-        honest = "" if np.isnan(gains[0].before) else f"{gains[0].before:.1f}"
-        rows.append([f"`{metric}`", honest, *map(_points, gains)])
-    return markdown_table(["metric", "honest share, %", *map(_words, cheats)], rows)
-
-
-def _best_cheats(trials: Trials, metrics: Sequence[str], guards: Sequence[str]) -> str:
-    head = ["metric", "best cheat", "gain", *(f"the same under {guard}" for guard in guards)]
-    head += [f"the best under {guard}" for guard in guards]
-    rows = []
-    for metric in metrics:
-        cheat, found = most(trials, metric, "none")
-        after = [_points(gain(trials[cheat, guard], metric)) for guard in guards]
-        best = [(_words(name), _points(each)) for name, each in (most(trials, metric, guard) for guard in guards)]
-        rows.append([f"`{metric}`", _words(cheat), _points(found), *after, *(" ".join(each) for each in best)])
-    return markdown_table(head, rows)
-
-
-def _noticed(trials: Trials) -> str:
-    rows = []
-    for (cheat, guard), each in trials.items():
-        noticed = f"{sum(trial.noticed > 0 for trial in each)} of {len(each)}"
-        alarms = f"{np.mean([trial.alarms for trial in each]):.1f}" if each else ""
-        cost = f"{np.mean([trial.cost for trial in each]):+.3f}" if each else ""
-        rows.append([_words(cheat), CHEATS[cheat].title, guard, cost, noticed, alarms])
-    head = ["cheat", "what the client does", "safeguard", "the model's loss of utility", "noticed", "others warned of"]
-    return markdown_table(head, rows)
-
-
-def _costs(trials: Trials, metrics: Sequence[str], guards: Sequence[str]) -> str:
-    """A row a safeguard: the model's utility, rank correlations with the truth, and how many were warned of."""
-    head = ["safeguard", "utility of the model", *(f"`{metric}`" for metric in metrics), "warned of"]
-    rows = []
-    for guard in guards:
-        honest = {(t.federation, t.seed): t for (_, g), each in trials.items() if g == guard for t in each}.values()
-        ranks = [[t.rank[metric] for t in honest if metric in t.rank] for metric in metrics]
-        cells = [f"{np.mean(each):.2f}" if each else "" for each in ranks]
-        utility = f"{np.mean([t.utility for t in honest]):.3f}" if honest else ""
-        rows.append([guard, utility, *cells, str(sum(t.warned for t in honest))])
-    return markdown_table(head, rows)
-
-
-def _of_each(trials: Trials, metrics: Sequence[str], partners: Sequence[str]) -> str:
-    """Of every client that has cheated the best cheat under each metric, as the run is."""
-    rows = []
-    for client in _cheaters(trials):
-        for metric in metrics:
-            cheat, found = most(_by(trials, client), metric, "none")
-            if found.trials:
-                row = [client_label(client, partners), f"`{metric}`", f"{found.before:.1f}", CHEATS[cheat].title]
-                rows.append([*row, f"{found.after:.1f}", _points(found)])
-    return markdown_table(["partner", "paid by", "honest share, %", "the best cheat", "share, %", "gain"], rows)
-
-
-def best_of_each(trials: Trials, metrics: Sequence[str], partners: Sequence[str]) -> dict[str, str]:
-    """What each client that has cheated could gain at most, in a sentence by its name."""
-    said = {}
-    for client in _cheaters(trials):
-        found = {metric: most(_by(trials, client), metric, "none") for metric in metrics}
-        metric = max(found, key=lambda name: -1e9 if np.isnan(found[name][1].points) else found[name][1].points)
-        cheat, best = found[metric]
-        if best.trials:
-            how = f"{best.before:.1f} % become {best.after:.1f} % by {metric} if it {CHEATS[cheat].title}"
-            said[client_label(client, partners)] = how if best.points > 0 else "nothing is gained by any of these"
-    return said
-
-
-def _cheaters(trials: Trials) -> list[int]:
-    return sorted({trial.client for each in trials.values() for trial in each})
-
-
-def _by(trials: Trials, client: int) -> Trials:
-    return {key: [trial for trial in each if trial.client == client] for key, each in trials.items()}
-
-
-def most(trials: Trials, metric: str, guard: str) -> tuple[str, Gain]:
-    """The cheat of the largest gain under a metric, and the gain; an unknown one counts as none.
-
-    Raises:
-        ValueError: there is no trial under this safeguard.
-    """
-    found = {cheat: gain(each, metric) for (cheat, g), each in trials.items() if g == guard}
-    cheat = max(found, key=lambda name: -1e9 if np.isnan(found[name].points) else found[name].points)
-    return cheat, found[cheat]
-
-
-def by_gain(trials: Trials, metrics: Sequence[str], guard: str) -> list[str]:
-    """Metrics, the most gamed first; those without a value last."""
-    points = {metric: most(trials, metric, guard)[1].points for metric in metrics}
-    return sorted(metrics, key=lambda metric: (np.isnan(points[metric]), -points[metric]))
-
-
-def _points(each: Gain) -> str:
-    if np.isnan(each.points):
-        return ""
-    half = "" if np.isnan(each.interval) else f" ± {each.interval:.1f}"
-    return f"{each.points:+.1f}{half}"
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")

@@ -248,9 +248,9 @@ def identity_of(
     what = {name: each.identity() for name, each in entries.items()}
 
     def of(federation: str, metric: str) -> str | None:
-        if federation not in where or (metric not in what and not metric.startswith("*")):
+        if federation not in where or metric not in what:
             return None
-        return f"{where[federation]}-{what.get(metric, '')}"
+        return f"{where[federation]}-{what[metric]}"
 
     return of
 

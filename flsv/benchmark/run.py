@@ -5,7 +5,6 @@ A run is repeated under other conditions: clients that are absent, noise, anothe
 
 from __future__ import annotations
 
-import copy
 import gc
 import time
 import traceback
@@ -22,7 +21,6 @@ from torchmetrics import Metric
 
 from flsv.aggregation import FedAvg, GeometricMedian
 from flsv.benchmark.federation import Federation, quiet
-from flsv.benchmark.lattice import model_scores
 from flsv.benchmark.registry import Entry, WrongArguments, identity_of
 from flsv.benchmark.scores import Results, Values
 from flsv.benchmark.truth import Truth
@@ -120,7 +118,6 @@ def run(
     seed: int,
     condition: str = "base",
     best: int = 0,
-    options: Mapping[str, Any] | None = None,
 ) -> Values:
     """One fit of a federation with these metrics in it.
 
@@ -134,7 +131,6 @@ def run(
         seed: of the run.
         condition: a name in :data:`flsv.benchmark.run.CONDITIONS`.
         best: the client of the largest true value.
-        options: further arguments of :class:`flsv.FederatedLoop`.
 
     Raises:
         ConfigurationError: the fit fails without any metric, too; a metric takes no such arguments.
@@ -145,18 +141,17 @@ def run(
 
     def apart(companies: Sequence[Sequence[str]]) -> Values:
         each = ({name: entries[name] for name in names} for names in companies)
-        return _joined(result, [run(federation, some, seed, condition, best, options) for some in each])
+        return _joined(result, [run(federation, some, seed, condition, best) for some in each])
 
     companies = _companies(entries, metrics)
     if len(companies) > 1:
         return apart(companies)
-    given = options or {}
     asked = [metric for metric in metrics.values() if isinstance(metric, ContributionMetric) and metric.evaluates]
     where = federation.with_client_validation if asked else federation
     theirs = next((entries[name].options() for name in metrics), {})
     fault: Exception | None = None
     try:
-        result = _joined(result, [_fit(where, metrics, seed, condition, best, {**theirs, **given})])
+        result = _joined(result, [_fit(where, metrics, seed, condition, best, theirs)])
     except Exception as error:
         if not metrics:
             raise
@@ -165,7 +160,7 @@ def run(
         return apart([[name] for name in metrics])
     if fault is not None:
         (name,) = metrics
-        _fit(federation, {}, seed, condition, best, given)  # whose fault is it?
+        _fit(federation, {}, seed, condition, best, {})  # whose fault is it?
         told = result.refused if isinstance(fault, ConfigurationError) else result.failed
         told[name] = why(fault)
     return result
@@ -209,9 +204,7 @@ def _joined(result: Values, parts: Sequence[Values]) -> Values:
     for part in parts:
         for name in ("values", "refused", "failed", "seconds", "evaluations", "intervals"):
             getattr(result, name).update(getattr(part, name))
-    # A fit that failed has neither.
-    first = next((part for part in parts if part.noticed), parts[0])
-    return replace(result, fit=sum(p.fit for p in parts), utility=first.utility, noticed=first.noticed)
+    return replace(result, fit=sum(part.fit for part in parts))
 
 
 def _fit(
@@ -225,10 +218,10 @@ def _fit(
     gc.collect()  # the trainer, module and data of the run before refer to each other, and are large
     # Names of columns are the user's; those of a loop's metrics have no brackets.
     inside = {f"metric_{place}": metric for place, metric in enumerate(metrics.values())}
-    # Copies: filters keep what they found.
-    given = copy.deepcopy({"filters": [], **arguments(condition, federation, best), **options})
+    given = {**arguments(condition, federation, best), **options}
     loop = FederatedLoop(
-        metrics=inside | given.pop("metrics", {}),  # type: ignore[arg-type] # those that an aggregator reads
+        metrics=inside,  # type: ignore[arg-type]
+        filters=[],
         uploads=[*federation.attackers(), *given.pop("uploads", [])],
         local_epochs=federation.local_epochs,
         reporting=Reporting(per_class=False, figures=0, table=False, files=False),
@@ -241,7 +234,6 @@ def _fit(
         start = time.process_time()
         trainer.fit(federation.module(), federation.datamodule())
         seconds = time.process_time() - start
-        utility = float(model_scores(trainer, loop.space, federation, loop.state.model()[None])["utility"])
     values, evaluations, intervals = {}, {}, {}
     for (name, metric), key in zip(metrics.items(), inside):
         values[name] = overall(metric, loop.contributions[key].detach().cpu())
@@ -250,10 +242,7 @@ def _fit(
         if ends is not None:
             intervals[name] = ends
     alone = dict.fromkeys(metrics, clock.seconds) if len(metrics) == 1 else {}
-    noticed = {}
-    for fault, times in loop.noticed.items():
-        noticed[fault] = torch.tensor([times.get(i, 0) for i in range(len(federation.num_samples))])
-    return Values(values, {}, alone, evaluations, seconds, utility, noticed, intervals)
+    return Values(values, {}, alone, evaluations, seconds, intervals)
 
 
 class _Clock:

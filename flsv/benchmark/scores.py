@@ -147,8 +147,6 @@ class Values:
         seconds: of the processor, for each metric's own updates, what it asked for included; only where it rode alone.
         evaluations: coalitions that each metric asked for.
         fit: the same for the whole fit.
-        utility: of the last global model, what the federation measures models by.
-        noticed: fault to int64 ``[n]``, in how many rounds each client was warned of.
         intervals: metric to the ends ``[n]`` of its own 90 % intervals, where it has any.
     """
 
@@ -157,8 +155,6 @@ class Values:
     seconds: dict[str, float]
     evaluations: dict[str, int]
     fit: float
-    utility: float = float("nan")
-    noticed: Mapping[str, Tensor] = field(default_factory=dict)
     intervals: dict[str, Interval] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
 

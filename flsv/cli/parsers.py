@@ -90,44 +90,24 @@ def retrain_parser() -> ArgumentParser:
     return parser
 
 
-def benchmark_parser(
-    name: str, description: str | None, metrics: str, federations: str, out: Path | None, listed: str, where: str = ""
-) -> ArgumentParser:
-    """The options that ``bench`` and ``stress`` have in common.
-
-    Args:
-        name: of the command.
-        description: its module's docstring.
-        metrics: which are tried by default, in words.
-        federations: likewise.
-        out: where values and tables go by default; None: that hangs on other options.
-        listed: what ``--list`` says.
-        where: in words, where that hangs on other options.
-    """
-    parser = command_parser(name, description)
+def bench_parser() -> ArgumentParser:
+    """Of ``flsv bench``."""
+    out = Path("runs/benchmark")
+    parser = command_parser("flsv bench", about("bench"))
     parser.add_argument(
         "--metric",
         action="append",
         help="a name of `flsv bench --list`, or the path of a class, perhaps with arguments: "
-        f"'my_package.MyMetric(momentum=0.5)'; give several. Default: {metrics}",
+        "'my_package.MyMetric(momentum=0.5)'; give several. Default: all of --list",
     )
     parser.add_argument(
         "--federations",
         nargs="+",
-        help=f"names of `flsv bench --list`, sets (tuning, held_out, fresh), or YAML files. Default: {federations}",
+        help="names of `flsv bench --list`, sets (tuning, held_out, fresh), or YAML files. Default: all",
     )
-    parser.add_argument(
-        "--out", type=Path, default=out, help=f"folder of values, tables and pictures. Default: {where or out}"
-    )
+    parser.add_argument("--out", type=Path, default=out, help=f"folder of values, tables and pictures. Default: {out}")
     parser.add_argument("--root", help="folder of the data. Default: $FLSV_DATA_ROOT")
-    parser.add_argument("--list", action="store_true", help=f"say which {listed} there are")
-    return parser
-
-
-def bench_parser() -> ArgumentParser:
-    """Of ``flsv bench``."""
-    listed = "metrics and federations"
-    parser = benchmark_parser("flsv bench", about("bench"), "all of --list", "all", Path("runs/benchmark"), listed)
+    parser.add_argument("--list", action="store_true", help="say which metrics and federations there are")
     parser.add_argument("--seeds", type=positive, default=None, help="runs of every federation. Default: 3")
     parser.add_argument(
         "--quick",
@@ -147,60 +127,9 @@ def bench_parser() -> ArgumentParser:
     return parser
 
 
-def stress_parser() -> ArgumentParser:
-    """Of ``flsv stress``."""
-    from flsv.benchmark.stress import CHEATS, SAFEGUARDS
-    from flsv.cli.stress import FEDERATIONS, METRICS
-
-    cheats, safeguards = tuple(CHEATS), tuple(SAFEGUARDS)
-    metrics, where, listed = ", ".join(METRICS), ", ".join(FEDERATIONS), "ways to cheat"
-    own = "RUN/stress with a run, else runs/stress"
-    parser = benchmark_parser("flsv stress", about("stress"), metrics, where, None, listed, own)
-    parser.add_argument(
-        "run",
-        metavar="RUN",
-        nargs="?",
-        type=existing,
-        help="a run's folder: clients cheat in its own federation, under its own metrics and size",
-    )
-    parser.add_argument(
-        "--partner", nargs="+", metavar="CLIENT", help="with a run: names or numbers of those who cheat in turn"
-    )
-    parser.add_argument(
-        "--attacks",
-        nargs="+",
-        choices=cheats,
-        default=cheats,
-        metavar="ATTACK",
-        help="names of --list. Default: all",
-    )
-    parser.add_argument(
-        "--safeguard",
-        nargs="+",
-        choices=safeguards,
-        metavar="SAFEGUARD",
-        default=["copies"],
-        help="beside none: copies (CopyFilter(): nothing for who is held), claims "
-        "(NormCap(1.25), SampleCap(1.25)), all (these two), uniform (equal weights), both (copies and uniform). "
-        "Their filters stand in the place of a run's own. Default: copies",
-    )
-    parser.add_argument("--seeds", type=positive, default=2, help="runs of every federation")
-    parser.add_argument("--clients", type=positive, default=2, help="clients that cheat in turn, for every seed")
-    parser.add_argument(
-        "--client-val",
-        type=float,
-        default=0.0,
-        metavar="SHARE",
-        help="share of every client's samples that it keeps to judge models by, for metrics that ask it to, such as "
-        "flsv.metrics.EverybodyElse; the federation's results are kept under its name with +val",
-    )
-    return parser
-
-
 PARSERS: dict[str, Callable[[], ArgumentParser]] = {
     "compare": compare_parser,
     "repeat": repeat_parser,
     "retrain": retrain_parser,
     "bench": bench_parser,
-    "stress": stress_parser,
 }

@@ -18,7 +18,6 @@ is said. Data that are not the run's are refused. A training that is done is kep
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -27,14 +26,13 @@ from typing import Any
 
 import lightning as L
 import torch
-import yaml
 from torch import Tensor
 
 from flsv._lightning.evaluation import all_on_device
 from flsv.cli.command import printer, shown, write_rows
-from flsv.cli.own_federation import OF_THE_RUN, QUIET, check_data, configuration_of, performance_by
-from flsv.cli.parser import FederatedCLI, loop_of, make_cli
+from flsv.cli.parser import FederatedCLI, loop_of
 from flsv.cli.parsers import retrain_parser
+from flsv.cli.saved_run import OF_THE_RUN, check_data, performance_by, saved_run
 from flsv.engines.ranks import ranks_of_environment
 from flsv.errors import ConfigurationError
 from flsv.functional.shapley.few_coalitions import Which, few_coalitions, retrained_shapley
@@ -99,7 +97,6 @@ def retrain(
         ConfigurationError: the folder holds no configuration, the data are not those of the run, the federation has
             parts that stay at the clients, or the folder holds trainings of other settings or data.
     """
-    config = configuration_of(run)
     if seeds < 1:
         raise ConfigurationError(f"seeds={seeds}: expected 1 or more.")
     if hint is not None and which != "singles":
@@ -113,19 +110,10 @@ def retrain(
         raise ConfigurationError(
             f"metric={metric!r} is a number per class: say balanced_accuracy, which is their mean."
         )
-    record = read_record(run / RECORD)
     ranks = ranks_of_environment()
-    with tempfile.TemporaryDirectory() as folder:
-        federation = Path(folder, "federation.yaml")
-        federation.write_text(yaml.safe_dump(config))
-        told_rounds = [] if rounds is None else [f"--trainer.max_epochs={rounds}"]
-        place = f"--trainer.default_root_dir={folder}"
-        arguments = ["--config", str(federation), *overrides, *told_rounds, *QUIET, place]
-
-        def make(seed: int) -> FederatedCLI:
-            return make_cli([*arguments, f"--seed_everything={seed}"], run=False, quiet=True)
-
-        first = int(config.get("seed_everything") or 0)
+    told_rounds = [] if rounds is None else [f"--trainer.max_epochs={rounds}"]
+    with saved_run(run, [*overrides, *told_rounds]) as (make, first):
+        record = read_record(run / RECORD)
         utilities, play = [], _Plays(which, ranks, told, say)
         for seed in range(first, first + seeds):
             cli = make(seed)

@@ -17,6 +17,7 @@ from flsv.data.partition.base import (
     partition_counts,
     plot_partition,
 )
+from flsv.data.partition.long_tail import LongTail
 from flsv.data.partition.skew import (
     DirichletPartitioner,
     PathologicalPartitioner,
@@ -24,7 +25,6 @@ from flsv.data.partition.skew import (
     ShardPartitioner,
     SizePartitioner,
 )
-from flsv.data.partition.wrappers import Colluding, Duplicated, Framing, LongTail, Sybils
 from flsv.data.sources.base import Files, ImageData, Reading, SourceData
 from flsv.data.sources.columns import Columns
 from flsv.data.sources.csv_data import CharacterData, CSVData, TextData
@@ -39,14 +39,11 @@ __all__ = [
     "CharacterData",
     "ClientChoice",
     "ClosedSetLabelNoise",
-    "Colluding",
     "Columns",
     "Corruption",
     "DirichletPartitioner",
-    "Duplicated",
     "FederatedDataModule",
     "Files",
-    "Framing",
     "GaussianNoise",
     "GroupPartitioner",
     "IIDPartitioner",
@@ -64,7 +61,6 @@ __all__ = [
     "Source",
     "SourceData",
     "Splits",
-    "Sybils",
     "TableData",
     "TensorBatches",
     "TextData",

@@ -16,7 +16,6 @@ COMMANDS = {
     "repeat": ["repeat", "2", "--config", "quickstart", "--out", "{}"],
     "compare": ["compare", "--config", "quickstart", "--out", "{}"],
     "bench": ["bench", "--metric", "size", "--federations", "digits_sizes", "--out", "{}"],
-    "stress": ["stress", "--metric", "size", "--out", "{}"],
     "value": ["value", "--config", "quickstart", "--out", "{}"],
     "retrain": ["retrain", "{}"],
     "report": ["report", "{}"],

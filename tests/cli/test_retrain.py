@@ -13,8 +13,8 @@ import yaml
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
 from flsv.cli import main
-from flsv.cli.own_federation import performance_by
 from flsv.cli.retrain import _Plays, retrain
+from flsv.cli.saved_run import performance_by
 from flsv.data import SizePartitioner, Splits
 from flsv.errors import ConfigurationError
 from flsv.functional import exact_shapley

@@ -23,7 +23,7 @@ WRITTEN = sorted(path for path in (ROOT / "docs").rglob("*.md") if path.parent.n
 WRITTEN = [path for path in WRITTEN if path.name not in docs_site.MEASURED]
 #: Pages whose commands start servers. What the first block of it does, tests/engines/flower/test_deployment.py runs.
 SERVERS = ROOT / "docs" / "deployment.md"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "docs" / "results" / "stress.md", *WRITTEN]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *WRITTEN]
 
 
 @pytest.fixture(autouse=True)

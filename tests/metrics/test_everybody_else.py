@@ -13,7 +13,6 @@ from toys import Plain, fit, network, toy_data
 
 from flsv import Reporting
 from flsv.aggregation import FedAvg
-from flsv.attacks import FalseReports
 from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
@@ -193,23 +192,6 @@ def test_what_no_value_can_be_made_of() -> None:
     round.clients[1].ask(lambda local: local._evaluators.update({("val", None): broken}))
     with pytest.raises(ValueError, match=r"not finite on the validation samples of clients \[1\]"):
         EverybodyElse(2).update(given[0], torch.ones(2), *given[1:])
-
-
-def test_trimmed_in_a_federation_and_refused_where_nobody_is_left(tmp_path: Path) -> None:
-    def run(name: str, attacks: list[FalseReports], trim: int) -> torch.Tensor:
-        loop = FederatedLoop(
-            metrics={"ee": EverybodyElse(trim=trim)}, uploads=attacks, seed=1, reporting=Reporting(table=False)
-        )
-        fit(loop, tmp_path / name, Plain(network(batch_norm=False)), data(proportions=(4, 3, 4, 3, 4)), rounds=2)
-        return loop.contributions["ee"]
-
-    lie = [FalseReports(gain=-1.0, clients=[1])]
-    assert (run("plain", lie, 0)[[0, 2, 3, 4]] < 0).all()
-    assert (run("trimmed", lie, 1) - run("honest", [], 1)).abs().max() < 0.3
-    with pytest.raises(ConfigurationError, match="trim"):
-        EverybodyElse(trim=-1)
-    with pytest.raises(ConfigurationError, match="at least 4 clients in every round"):
-        fit(FederatedLoop(metrics={"ee": EverybodyElse(trim=1)}), tmp_path / "few", data=data(), rounds=1)
 
 
 class Silent(Client):

@@ -51,9 +51,6 @@ class Partitioner(ABC):
     first_client: int = 0
     """The number, in the federation, of the first client that is dealt to."""
 
-    deals_copies: bool = False
-    """Whether a sample may be dealt more than once, as only cheating clients have it."""
-
     def __init__(self, num_clients: int, seed: int = 0) -> None:
         check_number(
             self, "num_clients", num_clients, least=2, whole=True, hint="A federation needs at least 2 clients."
@@ -83,8 +80,7 @@ class Partitioner(ABC):
             groups: natural group of every sample, integer ``[N]``; needed by some partitioners, ignored by the rest.
 
         Returns:
-            One sorted int64 tensor of sample indices per client, none of them empty; pairwise disjoint but for
-            partitioners that deal copies.
+            One sorted int64 tensor of sample indices per client, none of them empty, pairwise disjoint.
         """
         labels = _checked_labels(torch.as_tensor(labels), num_classes)
         if self.num_clients is not None and len(labels) < self.num_clients:
@@ -104,7 +100,7 @@ class Partitioner(ABC):
                 f"{self!r} leaves {_some('client', empty)} without samples (the data set has {len(labels)}). Every "
                 f"client needs at least one: use fewer clients, more data or a less extreme split."
             )
-        if not self.deals_copies and torch.bincount(torch.cat(parts), minlength=len(labels)).max() > 1:
+        if torch.bincount(torch.cat(parts), minlength=len(labels)).max() > 1:
             raise ConfigurationError(f"{self!r} deals a sample twice: clients' samples must be disjoint.")
         return parts
 

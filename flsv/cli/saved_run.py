@@ -1,0 +1,105 @@
+"""A run of ``flsv fit``, made anew from its folder."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, LearningRateMonitor
+
+from flsv.cli.command import NO_BARS
+from flsv.cli.parser import FederatedCLI, make_cli
+from flsv.errors import ConfigurationError
+from flsv.loop import FederatedLoop
+from flsv.report.folder import RECORD
+from flsv.server.identity import Identity
+
+#: Sections of a saved configuration that say what a federation is.
+SECTIONS = ("seed_everything", "trainer", "model", "data", "federation")
+#: Every training says, saves, validates and draws nothing.
+QUIET = (
+    *NO_BARS,
+    "--trainer.logger=false",
+    "--trainer.enable_checkpointing=false",
+    "--trainer.num_sanity_val_steps=0",
+    "--trainer.limit_val_batches=0",
+    "--federation.reporting.figures=0",
+    "--federation.reporting.table=false",
+    "--federation.evaluation.every=0",
+)
+#: Callbacks that watch a run for its own sake, or end it.
+OF_THE_RUN = (Checkpoint, EarlyStopping, LearningRateMonitor)
+
+
+@contextmanager
+def saved_run(run: Path, arguments: Sequence[str] = ()) -> Iterator[tuple[Callable[[int], FederatedCLI], int]]:
+    """What makes a run's trainer, module and data anew with a seed, and the run's own seed.
+
+    Args:
+        run: its folder.
+        arguments: of ``flsv fit``, which override the run's.
+
+    Raises:
+        ConfigurationError: the folder holds no configuration.
+    """
+    saved = run / "config.yaml"
+    if not saved.is_file():
+        raise ConfigurationError(f"{run} holds no config.yaml: name the folder of a run of flsv fit.")
+    config = {name: value for name, value in yaml.safe_load(saved.read_text()).items() if name in SECTIONS}
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "federation.yaml")
+        file.write_text(yaml.safe_dump(config))
+        given = ["--config", str(file), *arguments, *QUIET, f"--trainer.default_root_dir={folder}"]
+
+        def make(seed: int) -> FederatedCLI:
+            return make_cli([*given, f"--seed_everything={seed}"], run=False, quiet=True)
+
+        yield make, int(config.get("seed_everything") or 0)
+
+
+def check_data(run: Path, record: Mapping[str, Any], identity: Identity, names: Sequence[str]) -> None:
+    """Whether the clients and their samples are those of the run.
+
+    Raises:
+        ConfigurationError: by name, who took no part in the run, who is missing, and whose samples are others.
+    """
+    before = record.get("clients", [])
+    strangers = [name for name in names if name not in before]
+    gone = [name for name in before if name not in names]
+    found = [f"no part in the run was taken by {', '.join(strangers)}"] if strangers else []
+    found += [f"there are no data of {', '.join(gone)}"] if gone else []
+    if not found:
+        found = identity.differences(Identity(identity.settings, record.get("hashes", {})))
+    if found:
+        raise ConfigurationError(
+            f"the data are not those of {run}, as its {RECORD} tells: {'; '.join(found)}. Give it the data that it was "
+            "run on."
+        )
+
+
+def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:
+    """The one by which a run's metrics valued, and its mode; accuracy where none has any. Of values per class, which
+    are of the classes' accuracies, it is their mean.
+
+    Raises:
+        ConfigurationError: they valued by several, or by an object that the command line cannot name.
+    """
+    found: dict[str, Any] = {
+        name: metric.performance for name, metric in loop.metrics.items() if hasattr(metric, "performance")
+    }
+    found |= loop.board.performances
+    told = ["balanced_accuracy" if by == "per_class_accuracy" else by for by in found.values()]
+    named = list(
+        dict.fromkeys(
+            (by, None) if isinstance(by, str) else (by.called, None) if by.called else (by.of, by.mode) for by in told
+        )
+    )
+    if len(named) > 1 or not all(isinstance(of, str) for of, _ in named):
+        raise ConfigurationError(
+            f"the run's metrics value by {', '.join(str(of) for of, _ in named)}: say which one by --metric."
+        )
+    return next(iter(named), ("accuracy", None))
