@@ -2,7 +2,7 @@
 PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,python)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install check lint workflows format types layers size test slow coverage docs tables readme lowest conformance wheel-test test-map mutants release constraints flower cuda ci
+.PHONY: help install check lint workflows format types layers size test slow coverage docs tables readme lowest conformance wheel-test release constraints flower cuda ci
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -91,15 +91,6 @@ conformance: ## values and errors against shapiq, pyDVL, dp-accounting and POT, 
 # Not part of ci: installing torch into one more environment takes minutes.
 wheel-test: .venv-release/made ## the wheel, installed elsewhere with hard dependencies alone: fit, report, retrain, value
 	.venv-release/bin/python tools/wheel_test.py $(WHEEL_TEST)
-
-test-map: ## tests/map.txt, which tests reach which module: half an hour on two cores
-	$(PYTHON) tools/test_map.py
-
-runs/coverage/coverage.db:
-	$(PYTHON) tools/test_map.py
-
-mutants: runs/coverage/coverage.db ## which of 200 small changes of flsv no test sees; MUTANTS="--count 50 --seed 1"
-	$(PYTHON) tools/mutants.py $(MUTANTS)
 
 release: .venv-release/made ## all of a release up to the upload, into dist/: RELEASING.md
 	$(PYTHON) tools/release.py $(TAG)

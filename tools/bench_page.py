@@ -1,47 +1,50 @@
-"""The page on contribution metrics, docs/benchmark.md, and its picture, from what ``flsv bench`` has kept.
+"""The tables of docs/benchmark.md and docs/benchmark_many.md and their pictures, from what ``flsv bench`` has written.
 
     flsv bench --out runs/benchmark
-    python tools/bench_page.py --runs runs/benchmark [--docs docs]
+    python tools/bench_page.py --runs runs/benchmark
 
-Every number on the page is taken from the values; what was tried is written by hand, in docs/lab/benchmark.md. Where a
-sentence says more than a number, what it says is checked first (``bench_page_text.py``): nothing is written that
-is not so.
+A section of a page whose heading is also in ``benchmark.md`` (of many clients ``benchmark_many.md``) of the runs is
+replaced by it. All else is written by hand; tests/docs/test_results.py looks whether the openings' numbers are those of
+the tables.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
+import shutil
 from pathlib import Path
 
-from bench_page_text import page
+NAMES = ("benchmark", "benchmark_many")
 
-from flsv.benchmark import federation, names, truth_table
-from flsv.benchmark.page import markdown, write
-from flsv.benchmark.registry import METRICS
-from flsv.benchmark.scores import Results
-from flsv.benchmark.summary import Known, kept_costs, summarise
+
+def sections(page: str) -> list[str]:
+    """What stands before the first heading of level 2, and each such section."""
+    return re.split(r"^(?=## )", page, flags=re.MULTILINE)
+
+
+def renewed(page: str, tables: str) -> str:
+    """The page with the sections of the tables in the place of its own.
+
+    Example:
+        >>> renewed("# A\\n\\n## B\\n\\nold\\n\\n## C\\n\\nkept\\n", "## B\\n\\nnew\\n\\n## D\\n\\nmore\\n")
+        '# A\\n\\n## B\\n\\nnew\\n\\n## C\\n\\nkept\\n'
+    """
+    new = {each.split("\n", 1)[0]: each.rstrip() for each in sections(tables) if each}
+    return "\n\n".join(new.get(each.split("\n", 1)[0], each.rstrip()) for each in sections(page)) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=Path, default=Path("runs/benchmark"), help="the folder of flsv bench's --out")
+    parser.add_argument("--runs", type=Path, default=Path("runs/benchmark"), help="folder of flsv bench")
     parser.add_argument("--docs", type=Path, default=Path("docs"))
-    parser.add_argument("--root", default=None, help="folder of the data. Default: $FLSV_DATA_ROOT")
     options = parser.parse_args()
-    results = Results(options.runs)
-    ran = {key[0] for key in results.values}
-    known: Known = {
-        each.name: (each, truth_table(each))
-        for each in (federation(name, options.root) for name in names())
-        if each.name in ran and not each.circles
-    }
-    entries = {name: each for name, each in METRICS.items() if any(key[3] == name for key in results.values)}
-    summaries = {name: summarise(results, known, name) for name in entries}
-    costs = {name: cost for name, (cost, _) in kept_costs(options.runs / "costs.csv").items()}
-    path = options.docs / "benchmark.md"
-    text = page(summaries, known, costs, results, path.read_text(encoding="utf-8"))
-    path.write_text(f"{text}\n{markdown(summaries, entries, known, costs)}", encoding="utf-8")
-    write(options.docs / "images", summaries, costs, known)
+    for name in NAMES:
+        tables, page = options.runs / f"{name}.md", options.docs / f"{name}.md"
+        if tables.is_file():
+            page.write_text(renewed(page.read_text(encoding="utf-8"), tables.read_text(encoding="utf-8")))
+            shutil.copy(options.runs / f"{name}.png", options.docs / "images" / f"{name}.png")
+            print(f"{page} has the tables of {tables}")
 
 
 if __name__ == "__main__":

@@ -289,7 +289,6 @@ def on_config(config: Any) -> Any:
     picture = {"name": "mermaid", "class": "mermaid", "format": fence_code_format}
     config.mdx_configs.setdefault("pymdownx.superfences", {})["custom_fences"] = [picture]
     results = sorted((ROOT / "docs" / "results").glob("*.md"), key=lambda path: _title(path.stem).casefold())
-    logs = [f"lab/{path.name}" for path in sorted((ROOT / "docs" / "lab").glob("*.md"))]
     first = [page for page in MEASURED if (ROOT / "docs" / page).is_file()]
     for section in config.nav:
         if "Algorithms" in section:
@@ -297,7 +296,7 @@ def on_config(config: Any) -> Any:
         if "Notebooks" in section:
             section["Notebooks"] = [f"notebooks/{path.stem}.md" for path in docs_notebooks.LESSONS]
         if "Results" in section:
-            section["Results"] = [*first, *(f"results/{path.name}" for path in results), {"Logs": logs}]
+            section["Results"] = [*first, *(f"results/{path.name}" for path in results)]
         if "Reference" in section:
             section["Reference"] += [{package: f"reference/{package}.md"} for package in PACKAGES]
             section["Reference"].append({"Metrics": [{name: docs_metrics.page_of(name)} for name in sorted(metrics())]})
@@ -324,7 +323,7 @@ def on_files(files: Any, config: Any) -> Any:
 #: long tables of results, in which every word is.
 BOOSTS = {
     **{"tutorials/": 8.0, "howto/": 4.0, "notebooks/": 3.0, "deployment": 4.0, "explanation/": 2.0},
-    **{"results/": 0.5, "lab/": 0.1, "benchmark": 0.1},
+    **{"results/": 0.5, "benchmark": 0.1},
 }
 
 
@@ -339,12 +338,12 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def words() -> dict[str, int]:
-    """How many words the pages have: guides, results, logs, the reference.
+    """How many words the pages have: guides, results, the reference.
 
-    Guides are the README and all pages that are neither results nor logs nor there to look things up in, as tables and
-    the records of decisions are.
+    Guides are the README and all pages that are neither results nor there to look things up in, as tables and the
+    records of decisions are.
     """
-    found = {"guides": len((ROOT / "README.md").read_text().split()), "results": 0, "lab": 0, "reference": 0}
+    found = {"guides": len((ROOT / "README.md").read_text().split()), "results": 0, "reference": 0}
     for path in (ROOT / "docs").rglob("*.md"):
         room = "results" if path.name in MEASURED else path.parent.name
         room = "reference" if room == "decisions" else room

@@ -117,7 +117,7 @@ def run(source: str, root: str, sizes: Sequence[int], ratios: Sequence[float], s
             support = max(1, round(ratio * samples))
             found = [attack(x, y, samples, support, seed) for seed in range(seeds)]
             shares = [[100 * sum(each[k][part] for each in found) / seeds for k in ITERATIONS] for part in range(3)]
-            cells = [" / ".join(f"{share:.0f}" for share in part) for part in shares]
+            cells = ["/".join(f"{share:.0f}" for share in part) for part in shares]
             rows.append([str(samples), f"{ratio:.2f}", str(support), *cells])
     return f"## {source}\n\n{grid(rows)}"
 

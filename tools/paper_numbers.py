@@ -1,6 +1,6 @@
 """The papers' own numbers, in brackets beside ours.
 
-    python tools/paper_numbers.py docs/results/*.md docs/lab/*.md
+    python tools/paper_numbers.py docs/results/*.md
 
 They stand in ``paper_numbers.yaml``. ``run_table.py`` puts them into its reports; this writes them into pages that are
 there already. A page that has them is left as it is.

@@ -155,7 +155,7 @@ ECHO = 0.9
 means stay below 0.6, and those of an echo are 1."""
 SPEAKING = 0.4
 """Similarity from which on a round speaks for a pair; chosen on digits_sizes, digits_dirichlet and digits_label_noise.
-``docs/results/stress.md`` has how often honest, copying and framed clients are named on others."""
+``docs/results/cheating.md`` has how often honest, copying and framed clients are named on others."""
 
 
 def products_without_mean(gram: Tensor) -> Tensor:

@@ -241,7 +241,7 @@ class EverybodyElse(ContributionMetric):
     and with k clients all values lie within a range of 1/(k-1) of the largest gain. A client gains little, and so is
     worth much, where its data are unlike all others': because they are rare, or because they are wrong. A client cannot
     raise its own value by its report; a low report lowers the others', and so raises its share of what is paid: one of
-    six that says it has lost everything takes nearly all of it (``docs/results/stress.md``). ``trim=1`` leaves the
+    six that says it has lost everything takes nearly all of it. ``trim=1`` leaves the
     largest and the smallest report out of every mean, at the cost of values that no longer sum to the gains. Measured
     on the digits (FedAvg, 6 equal clients, 8 rounds, one run each): by the loss a free rider has 0.750 and the honest
     clients 0.757 to 0.781, a client with wrong labels 0.699 and the others 0.722 to 0.742: last, and paid nearly as

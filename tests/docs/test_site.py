@@ -136,9 +136,7 @@ def test_every_page_has_its_place() -> None:
         page for section in nav for pages in section.values() for page in ([pages] if pages == "index.md" else pages)
     ]
     written = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
-    assert set(listed) == {
-        page for page in written - set(docs_site.MEASURED) if not page.startswith(("results/", "lab/"))
-    }
+    assert set(listed) == {page for page in written - set(docs_site.MEASURED) if not page.startswith("results/")}
 
 
 def test_docstrings_become_markdown() -> None:

@@ -46,5 +46,5 @@ def test_what_follows_from_means_for_somebody_who_knows_their_members(tool: Modu
 def test_the_table(tool: ModuleType) -> None:
     lines = tool.run("digits", "", (20,), (0.25, 1.0), seeds=1).splitlines()
     assert lines[0] == "## digits"
-    assert lines[4].startswith("| 20 | 0.25 | 5 | 0 / 0 | 0 / 0 |")
-    assert lines[5] == "| 20 | 1.00 | 20 | 100 / 100 | 100 / 100 | 100 / 100 |"
+    assert lines[4].startswith("| 20 | 0.25 | 5 | 0/0 | 0/0 |")
+    assert lines[5] == "| 20 | 1.00 | 20 | 100/100 | 100/100 | 100/100 |"
