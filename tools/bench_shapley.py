@@ -1,11 +1,10 @@
 """The Shapley estimators: what they cost, and what they give for it.
 
-    python tools/bench_shapley.py [overhead | coalitions | accuracy] [--seeds 20] [--png docs/images/shapley_error.png]
+    python tools/bench_shapley.py [coalitions | accuracy] [--seeds 20] [--png docs/images/shapley_error.png]
     python tools/bench_shapley.py accuracy --only surrogate leverage
 
-Without a section, all three, one after the other:
+Without a section, both, one after the other:
 
-- ``overhead``: the framework's own time per coalition (``bench_shapley_overhead.py``);
 - ``coalitions``: 1,024 coalition models of LeNet5 against the naive way (``bench_coalitions.py``);
 - ``accuracy``: mean squared error of the normalised Shapley values (NSV) against the number of distinct coalitions
   evaluated, as in table 3 of ShapleyFL (Sun et al., KDD 2023). The games are real: rounds of 10 Fashion-MNIST clients
@@ -195,7 +194,7 @@ def accuracy(seeds: int, png: Path | None, workers: int, only: list[str] | None 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sections", nargs="*", help="overhead, coalitions, accuracy; default: all")
+    parser.add_argument("sections", nargs="*", help="coalitions, accuracy; default: both")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument(
         "--only", nargs="+", choices=ESTIMATORS, help="estimators of the accuracy section; default: all"
@@ -205,15 +204,14 @@ def main() -> None:
     arguments = parser.parse_args()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore")
-    here = Path(__file__).parent
-    for section in arguments.sections or ["overhead", "coalitions", "accuracy"]:
+    for section in arguments.sections or ["coalitions", "accuracy"]:
         print(f"\n== {section}")
         if section == "accuracy":
             accuracy(arguments.seeds, arguments.png, arguments.workers, arguments.only)
             continue
-        script = here / {"overhead": "bench_shapley_overhead.py", "coalitions": "bench_coalitions.py"}[section]
-        sys.argv = [str(script)]
-        runpy.run_path(str(script), run_name="__main__")
+        script = str(Path(__file__).with_name("bench_coalitions.py"))
+        sys.argv = [script]
+        runpy.run_path(script, run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -46,10 +46,9 @@ class FalseReports(Attack):
     ) -> None:
         super().__init__(clients, fraction, seed)
         self.loss, self.score = loss, score
-        said = {"loss": loss, "score": score}
-        if all(number is None for number in said.values()):
+        if loss is None and score is None:
             raise ConfigurationError(f"{self!r} says nothing false: give loss or score.")
-        for name, number in said.items():
+        for name, number in (("loss", loss), ("score", score)):
             if number is not None:
                 check_number(self, name, number)
 

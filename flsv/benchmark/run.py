@@ -113,11 +113,7 @@ def arguments(condition: str, federation: Federation, best: int) -> dict[str, An
 
 
 def run(
-    federation: Federation,
-    entries: Mapping[str, Entry],
-    seed: int,
-    condition: str = "base",
-    best: int = 0,
+    federation: Federation, entries: Mapping[str, Entry], seed: int, condition: str = "base", best: int = 0
 ) -> Values:
     """One fit of a federation with these metrics in it.
 

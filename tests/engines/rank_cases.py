@@ -16,18 +16,16 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-import yaml
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import TensorBoardLogger
-from rank_federations import BY_A_LOGGED_VALUE, CASES, Case, Validating, fedfomo, five, shapfed_wa
+from rank_federations import CASES, Case, five, shapfed_wa
 from torch import nn
 from torch.utils.data import TensorDataset
-from toys import CLASSES, Plain, toy_data, toy_sets
+from toys import CLASSES, Plain, toy_sets
 
 from flsv import Reporting
 from flsv.aggregation import FedAvg
-from flsv.cli import main
 from flsv.data import FederatedDataModule, SizePartitioner
 from flsv.engines.ranks import FederatedStrategy, Gone, group, ranks_of, ranks_of_environment, rendezvous
 from flsv.engines.ranks.group import told_to_children
@@ -142,28 +140,6 @@ def run_and_die(folder: str, name: str, rank: int, how: str) -> None:
         (Path(folder) / "metrics.txt").write_text(repr(metrics))
 
 
-def from_config(path: str, folder: str) -> None:
-    """A configuration file on top of the quickstart's."""
-    quickstart = Path(path).parent / "quickstart.yaml"
-    size = int(os.environ["RANKS"])
-    own = yaml.safe_load(Path(path).read_text()) or {}
-    given = ["fit", f"--config={quickstart}"]
-    given += [] if "data" in own and "source" in own["data"] else ["--data.splits.client_val=0.2"]
-    given += [f"--config={path}", "--trainer.max_epochs=3", f"--trainer.default_root_dir={folder}"]
-    given += ["--trainer.logger=false", "--trainer.accelerator=cpu", f"--trainer.devices={size}"]
-    given += [
-        "--trainer.strategy=federated",
-        "--trainer.enable_progress_bar=false",
-        "--federation.reporting.table=false",
-    ]
-    warnings.filterwarnings("ignore")
-    torch.set_num_threads(1)
-    if main(given):
-        raise SystemExit(1)
-    if int(os.environ["LOCAL_RANK"]) == 0:
-        (Path(folder) / "checkpoints/last.ckpt").rename(Path(folder) / "last.ckpt")
-
-
 def other_data(folder: str, how: str) -> None:
     """Rank 1 has another federation."""
     loop, module, data, options = shapfed_wa()
@@ -265,15 +241,6 @@ def run_all(folder: str, names: list[str]) -> None:
         if done.is_global_zero:
             metrics = {key: float(value) for key, value in sorted(done.callback_metrics.items())}
             (Path(folder) / name / "metrics.txt").write_text(repr(metrics))
-
-
-def run_questions(folder: str, clients: int) -> None:
-    """Every question by a logged value in a federation of its own."""
-    loops = {name: FederatedLoop(metrics={name: make()}, seed=3) for name, make in BY_A_LOGGED_VALUE.items()}
-    loops["fedfomo"] = FederatedLoop(personalizer=fedfomo(), seed=3)
-    for name, loop in loops.items():
-        data = toy_data((4, 2, 3, 3, 2)[:clients], client_val=0.2)
-        fit(Path(folder) / name, (loop, Validating(), data, {"rounds": 2}))
 
 
 def retrain(folder: str) -> None:

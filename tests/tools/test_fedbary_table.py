@@ -10,9 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import table_presets
 import torch
-from run_table import TABLES, cells, main
 
 pytestmark = pytest.mark.slow
 
@@ -106,71 +104,10 @@ def test_all_five_potentials_are_in_the_order_of_the_clients_samples(tool: Modul
     assert tool.PARTS["variants"].potentials(clean, other, 12, 0)[1][-1] < distances[-1]
 
 
-def test_variants_report(tool: ModuleType) -> None:
-    part = tool.PARTS["variants"]
-
-    def result(seed: int, step: float) -> dict:
-        numbers = {name: {"auroc": 0.5 + seed / 10, "positive": 4, "ratio": 0.25} for name in part.POTENTIALS}
-        keys = [(part.key(noise, rate), rate) for noise in part.NOISES for rate in part.RATES]
-        return {name: {"distances": [1 + seed + step * rate] * 10, **numbers} for name, rate in keys}
-
-    results = {("variants", "mnist", seed): result(seed, 1.0 + seed) for seed in (0, 1)}
-    text = tool.of_part("variants", results, tool.Setting())
-    assert "| mnist | 15 % (30) | 0.55 ± 0.07 (4, 0.25) |" in text
-    assert "- met: feature noise, mnist: the distance grows" in text
-    worse = {job: result(job[-1], -1.0) for job in results}
-    assert "**not met**: feature noise, mnist: the distance grows" in tool.of_part("variants", worse, tool.Setting())
-
-
 def test_scores(tool: ModuleType) -> None:
     bad = torch.tensor([True, False, False, False])
     found = tool.PARTS["detection"].scores(bad, torch.tensor([5.0, 1.0, -2.0, -2.0]))
     assert (found["auroc"], found["positive precision"], found["positive recall"]) == (1.0, 0.5, 1.0)
-
-
-def test_detection_report(tool: ModuleType) -> None:
-    part = tool.PARTS["detection"]
-    numbers = {"auroc": 0.96}
-    numbers |= {f"{rule} {what}": 0.5 for rule in ("positive", "outlier") for what in ("precision", "recall")}
-    keys = [
-        part.key(noise, name, rate) for noise, names in part.FEATURES.items() for name in names for rate in part.RATES
-    ]
-
-    def result(lava: float) -> dict:
-        return {key: dict.fromkeys(part.METHODS, numbers) | {"LAVA": {**numbers, "auroc": lava}} for key in keys}
-
-    results = {("detection", "mnist", seed): result(0.9 - 0.01 * seed) for seed in (0, 1, 2)}
-    text = tool.of_part("detection", results, tool.Setting())
-    assert "**not met**: feature noise, mnist, pixels: AUROC at least 0.98" in text
-    assert "- met: label flips, mnist, learned: AUROC at least 0.95" in text
-    assert "| feature noise | mnist | pixels | +0.00 [+0.00, +0.00] | **+7.00 [+4.52, +9.48]** |" in text
-
-
-def test_contributions_report(tool: ModuleType) -> None:
-    def result(values: list[float]) -> dict:
-        return {"distances": [1.0, 1, 1, 1, 2], "values": {"FedBary": values}, "seconds": {"FedBary": 1.0}}
-
-    shares = [0.3, 0.25, 0.2, 0.15, 0.1]
-    cases = ("1 same", "4 label noise", "no validation")
-    results = {("contributions", case, "cifar10", 0): result(shares) for case in cases}
-    text = tool.of_part("contributions", results, tool.Setting())
-    assert "**not met**: cifar10, case 1 same" in text
-    assert "- met: cifar10, case 4 label noise" in text
-    assert "- met: cifar10, no validation" in text
-
-
-def test_removal_report(tool: ModuleType) -> None:
-    copies = {"once": 2.0, "three times": 2.0, "+1": 2.1, "+50": 2.2, "+200": 2.15}
-    results: dict[tuple, Any] = {("removal", "duplicates", "cifar10", 0): copies}
-    what = next(iter(tool.PARTS["removal"].FILTERED))
-    for seed, gain in enumerate((0.01, 0.02, 0.06)):
-        counts = {f"{name}, {of}": 10.0 for name in ("before", "after", "clean") for of in ("samples", "bad")}
-        results["removal", "filter", what, seed] = {"before": 0.5, "after": 0.5 + gain, "clean": 0.6, **counts}
-    text = tool.of_part("removal", results, tool.Setting())
-    assert "- met: duplication: three times the set" in text
-    assert "**not met**: duplication: copies of one sample" in text
-    # Better on average, but the interval of three seeds holds 0.
-    assert f"**not met**: filter, {what}: better after than before: +3.00 [" in text
 
 
 @needs_data
@@ -183,58 +120,3 @@ def test_detection_and_removal(tool: ModuleType) -> None:
     assert found["feature noise, pixels, 30 %"].keys() == set(tool.PARTS["detection"].METHODS)
     assert len(curves) == 7
     assert all(len(curve) == 7 for curve in curves.values())
-
-
-TABLE = str(TABLES / "fedbary.yaml")
-
-
-def test_a_killed_table_goes_on_and_says_what_is_finished(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kept = ["--workers", "1", "--kept", str(tmp_path / "kept.jsonl")]
-    words = [TABLE, "--columns", "protocol", "--rows", "normal", *kept, "--seeds"]
-    main([*words, "1"])
-    assert "0 of 1 cells are kept" in capsys.readouterr().out
-    main([*words, "2", "--finished"])
-    assert "1 of 2 cells are finished." in capsys.readouterr().out
-    main([*words, "2", "--out", str(tmp_path / "page.md"), "--images", str(tmp_path)])
-    assert "1 of 2 cells are kept" in capsys.readouterr().out
-    assert "2 jobs, seeds 10 to 11" in (tmp_path / "page.md").read_text()
-
-
-@pytest.mark.parametrize(("words", "times"), [([], False), (["--full"], True), (["--columns", "time"], True)])
-def test_times_are_asked_for(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    words: list[str],
-    times: bool,
-) -> None:
-    asked: list[str] = []
-
-    def finish(jobs: list[Any], *_: Any, **__: Any) -> dict:
-        asked.extend(job.column for job in jobs)
-        return {}
-
-    monkeypatch.setattr(table_presets, "finish", finish)
-    main([TABLE, *words, "--kept", str(tmp_path / "kept.jsonl")])
-    assert ("time" in asked) == times
-    assert ("detection" in asked) == (words != ["--columns", "time"])
-    assert ("Left out, until --columns names them or --all is said: time." in capsys.readouterr().out) == (not times)
-    main([TABLE, "--finished", "--seeds", "1", "--kept", str(tmp_path / "kept.jsonl")])
-    assert f"0 of {len(cells('fedbary', False, [10]))} cells are finished." in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        main([TABLE, "--rows", "S = 100, 5"])
-    assert "has these rows and columns. Left out, until --columns names them" in capsys.readouterr().err
-
-
-def test_what_the_papers_sizes_would_take(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kept = ["--kept", str(tmp_path / "kept.jsonl")]
-    main([TABLE, "--full", "--short", "--columns", "protocol", "--rows", "normal", "barycentre", *kept])
-    text = capsys.readouterr().out
-    assert "2/2 protocol, barycentre" in text
-    assert "hours on one GPU" in text
-    jobs = importlib.import_module("fedbary_jobs")
-    assert jobs.gpu_seconds(100, 1, 8.0, training=True) == pytest.approx(8e-3)
-    assert jobs.gpu_seconds(100, 1, 8.0, training=False) == pytest.approx(1e-3)
-    assert jobs.gpu_seconds(1, 10**12, 8.0, training=False) == pytest.approx(0.2)
-    assert jobs.trains(("removal", "filter", "x", 0))
-    assert not jobs.trains(("time", "S = 100", 5, 0))

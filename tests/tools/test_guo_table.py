@@ -10,10 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from run_table import TABLES, cells, preset_of
-
-from flsv.functional import label_divergence
-from flsv.functional.divergences import divergence_weights
+from run_table import cells
 
 pytestmark = pytest.mark.slow
 
@@ -164,73 +161,6 @@ def test_class_ordered_batches(tool: SimpleNamespace) -> None:
         assert torch.equal(torch.bincount(torch.cat(first), minlength=10), data.class_counts[2])
 
 
-def test_the_claim(tool: SimpleNamespace) -> None:
-    column, results = "claim: softmax, biased", {}
-    for row in ("FedAvg", "DivergenceWeighted"):
-        for batches, rate in (("class-ordered", 1), ("class-ordered", 1.5), ("shuffled", 1)):
-            cell = cell_of(tool, f"{batches}, server_lr {rate}, {row}", column)
-            results[cell.key] = tool.measure(cell, "data")
-    assert len({found["accuracy"] for found in results.values()}) > 3
-    text = tool.report_claim(results)
-    assert text.count("| class-ordered, server_lr 1 |") == 3
-    assert "softmax, biased" in text
-
-
-def test_the_sweep(tool: SimpleNamespace) -> None:
-    """As they are, the formula's weights make a step of their sum: x + s (a mean of updates) is x + sum_i D_i d_i."""
-    column = "sweep: mnist"
-    names = ["FedAvg", *(f"{a:g}, 0.4, {kind}" for a in (0.2, 0.6) for kind in ("normalised", "as they are"))]
-    mine = [cell_of(tool, row, column) for row in names]
-    results = {cell.key: tool.measure(cell, "data") for cell in mine}
-    assert [cell.overrides[tool.RATE] for cell in mine[1:]] == pytest.approx([1.0, 2.8, 1.0, 2.4])
-    text = tool.report_sweep(results, "mnist")
-    best = max(
-        results["0.2, 0.4, as they are", column, 0]["accuracy"], results["0.6, 0.4, as they are", column, 0]["accuracy"]
-    )
-    assert f"{best - results['FedAvg', column, 0]['accuracy']:+.2f}" in text.partition("as the formula gives them")[2]
-
-
-def test_no_weight_of_the_sweep_is_clipped(tool: SimpleNamespace) -> None:
-    """What the formula's weights sum to is 1 - a + 5 b only as long as none is negative."""
-    mixtures = torch.full((5, 10), 25)
-    for client, (one, other) in enumerate([(1, 2), (3, 4), (5, 6), (0, 7)]):
-        mixtures[client, [one, other]] = 400
-    mixtures[4] = torch.tensor([0] * 8 + [500, 500])
-    divergence = torch.tensor([float(label_divergence(counts)) for counts in mixtures], dtype=torch.float64)
-    divergence /= divergence.sum()
-    for a in PAPER_A:
-        for b in PAPER_B:
-            weights = 0.2 - a * divergence + b
-            assert weights.min() > 0
-            assert float(weights.sum()) == pytest.approx(tool.raw_sum(a, b))
-            torch.testing.assert_close(
-                divergence_weights(mixtures.sum(1), divergence, a, b) * tool.raw_sum(a, b), weights
-            )
-
-
-def test_figure_2(tool: SimpleNamespace) -> None:
-    cell = cell_of(tool, "Individual", "figure 2: mnist")
-    found = tool.measure(cell, "data")
-    assert found["divergence"][0] == pytest.approx(0.0, abs=0.01)
-    assert found["divergence"] == sorted(found["divergence"])
-    assert found["divergence"][-1] == pytest.approx(1.609, abs=0.01)  # log 5: two of ten classes
-    assert found["accuracy"][0] > found["accuracy"][-1]
-    assert "| mnist |" in tool.report_figure_2({cell.key: found})
-
-
-def test_cells(tool: SimpleNamespace) -> None:
-    made = cells("guo", False, [0, 1])
-    assert [cell.seed for cell in made] == sorted(cell.seed for cell in made)
-    assert len({cell.key for cell in made}) == len(made)
-    assert not [cell for cell in made if cell.row == "retrained" and "lenet5" in cell.column]
-    assert [cell for cell in cells("guo", True, [0]) if cell.row == "retrained" and "lenet5" in cell.column]
-    files = {path.stem.removeprefix("guo_") for path in tool.CONFIGS.glob("scenarios/guo_*.yaml")}
-    assert files == {*tool.SCENARIOS, "divergence"}
-    sweep = [cell for cell in cells("guo", True, [0]) if cell.column == "sweep: mnist"]
-    assert len(sweep) == 1 + 2 * len(PAPER_A) * len(PAPER_B)
-    assert all(cell.overrides[ROUNDS] == 20 and TOTAL not in cell.overrides for cell in cells("guo", True, [0]))
-
-
 @pytest.mark.filterwarnings("ignore:LightningCLI")
 def test_scenarios_are_those_of_the_files(tool: SimpleNamespace) -> None:
     for scenario in ("sizes", "noisy"):
@@ -240,22 +170,6 @@ def test_scenarios_are_those_of_the_files(tool: SimpleNamespace) -> None:
                 assert cli.datamodule.num_samples.tolist() == [50, 75, 100, 125, 150]
             else:
                 assert cli.datamodule.malicious == [1, 2, 3, 4]
-
-
-def test_full_and_short(
-    tool: SimpleNamespace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Cells of the full preset start and end, and it says what all of them would take."""
-    monkeypatch.setattr(importlib.import_module("guo_report"), "SOURCES", ("digits",))
-    path = tmp_path / "guo.yaml"
-    path.write_text((TABLES / "guo.yaml").read_text().replace("[mnist, fashion_mnist]", "[digits]"))
-    preset = preset_of(path)
-    preset = replace(preset, short={**preset.short, TOTAL: 150, VALIDATION: 0.1})
-    tool.main(preset, None, ["--full", "--short", "--columns", "digits, softmax, biased", "figure 2"])
-    text = capsys.readouterr().out
-    assert "| exact |" in text
-    assert "## Figure 2" in text
-    assert "hours on one GPU" in text
 
 
 def test_retrained_coalitions_are_counted(tool: SimpleNamespace) -> None:

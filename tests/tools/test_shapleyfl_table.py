@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 import shapleyfl_estimators
-import shapleyfl_report
 import torch
 from run_table import cells
-from shapleyfl_report import METHODS, measured
-from table_runs import CONFIGS, Cell, built, federated_loop
+from shapleyfl_report import METHODS
+from table_runs import Cell, built, federated_loop
 from torch import Tensor, nn
 
 from flsv.functional.shapley import exact_shapley
@@ -18,7 +17,6 @@ from flsv.parameters import ParameterSpace
 
 pytestmark = pytest.mark.slow
 
-SCENARIOS = {"long tail", "open-set noise", "closed-set noise", "data noise", "gradient poisoning"}
 DIGITS = {"data.source": "digits", "data.splits.max_samples": None, "model.init_args.network": "softmax"}
 
 
@@ -37,27 +35,6 @@ def small(row: str, scenario: str):  # type: ignore[no-untyped-def]
     return replace(cell, overrides={**cell.overrides, **DIGITS, "trainer.max_epochs": 2})
 
 
-@pytest.mark.parametrize("full", [False, True])
-def test_every_cell_has_its_files(full: bool) -> None:
-    made = cells("shapleyfl", full, [0, 1])
-    assert len({cell.key for cell in made}) == len(made)
-    assert {cell.column.partition(", ")[2] for cell in made if cell.row == "AFedSV+"} >= SCENARIOS
-    assert {cell.row for cell in made} >= set(METHODS)
-    for file in {file for cell in made for file in cell.files}:
-        assert (CONFIGS / file).is_file()
-
-
-@pytest.mark.parametrize(
-    ("row", "scenario", "ranked"),
-    [("AFedSV+", "closed-set noise", True), ("AFedSV", "gradient poisoning", True), ("S-FedAvg", "long tail", False)],
-)
-def test_a_cell(row: str, scenario: str, ranked: bool) -> None:
-    result = measured(small(row, scenario), "data")
-    assert 0 < result["accuracy"] <= 100
-    assert 0 <= result["auroc"] <= 1 if ranked else result["auroc"] != result["auroc"]
-    assert result["cpu"] > 0
-
-
 def test_rows_differ_in_what_they_say_they_do() -> None:
     """One cohort size and one partition for all; FedSV's softmax and its sum; S-FedAvg's two temperatures."""
     loops, partitions = {}, set()
@@ -74,15 +51,6 @@ def test_rows_differ_in_what_they_say_they_do() -> None:
     assert (kinds["FedSV"], kinds["FedSV, by the sum"]) == ("ShapleySoftmax", "ShapleyWeighted")
     temperatures = [loops[row].sampler.temperature for row in ("S-FedAvg", "S-FedAvg, temperature 0.1")]
     assert temperatures == [1.0, 0.1]
-
-
-def test_beta_and_clinics() -> None:
-    for cell in of("beta", [0])[:2]:
-        with built(replace(cell, overrides={**cell.overrides, **DIGITS}), "data") as cli:
-            assert federated_loop(cli.trainer).metrics["ssv"].fold.momentum == float(cell.row.split()[1])
-    for cell in of("clinics", [0]):
-        assert "flsv.sampling.FullParticipation" in cell.command
-        assert cell.row != "AFedSV+"
 
 
 # ---- table 3
@@ -157,18 +125,3 @@ def test_errors_of_estimators(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "| 8 permutations | 64 permutations |" in text
     assert text.count("| DMC, algorithm 3 |") == 7
     assert "the paper's reference" in text
-
-
-def test_report() -> None:
-    results = {}
-    for cell in of("Fashion-MNIST", [0, 1, 2]) + of("beta", [0, 1]) + of("clinics", [0, 1]):
-        value = 50 + cell.seed + (5 + 0.1 * cell.seed if cell.row == "AFedSV" else 0)
-        results[cell.key] = {"accuracy": value, "balanced_accuracy": value, "cpu": 1.0, "auroc": 0.5}
-    text = shapleyfl_report.report(results, [])
-    assert "## Figure 2: Fashion-MNIST" in text
-    assert "Figure 1" not in text
-    assert text.count("| AFedSV | **+5.10 [") == 1  # figure 2, three seeds
-    assert text.count("| AFedSV | **+5.05 [") == 1  # figure 3, two
-    assert "| AFedSV+, cohorts of one size minus | Fashion-MNIST, long tail |" in text  # against AFedSV and AFedSV+
-    assert text.count("| beta 0.7 |") == 2
-    assert text.count("## ") == 3
