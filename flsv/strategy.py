@@ -113,11 +113,6 @@ class Strategy(Component):
         sends: names of the tensors that :meth:`send` gives.
         reports: names of what :meth:`report` gives.
         needs_classes: whether it is of use only where the training samples have classes.
-        sums_only: whether it does with what a server knows that sees sums over clients and no client's update; then
-            every row of ``round.client_vectors`` is the average.
-        row_sums: names of rows ``[K, Q]`` that all clients are sent, and of the report ``[m, 1 + Q]`` of what a client
-            has made of its m rows (see :meth:`row_members`), a 1 before each, or a 0 where it is not finite. Where a
-            server sees sums only, a round's ``row_averages`` are in place of the reports.
         private: patterns (``fnmatch``) of the names of parameters and buffers that stay at their client.
     """
 
@@ -131,12 +126,6 @@ class Strategy(Component):
     reports: Sequence[str] = ()
     private: Sequence[str] = ()
     needs_classes: bool = False
-    sums_only: bool = False
-    row_sums: ClassVar[tuple[str, str] | None] = None
-
-    def row_members(self) -> Tensor | None:
-        """Bool ``[K, n]``, who trains which of the :attr:`row_sums`; None where sums over them are not to be had."""
-        return None
 
     @property
     def needs_class_counts(self) -> bool:

@@ -53,14 +53,13 @@ def site(
     make: Make,
     make_module: Any = module,
     policy: SitePolicy | None = None,
-    secure: Any = False,
     names: Sequence[str] = NAMES,
     **data: Any,
 ) -> Site:
     own: Any = partial(SiteData, client, len(names))
     if data:
         own = partial(_as_federated, own, data)
-    return Site(names[client], make_module, own, make, tmp / "sites", upload_seed=SEED, policy=policy, secure=secure)
+    return Site(make_module, own, make, tmp / "sites" / names[client], upload_seed=SEED, policy=policy)
 
 
 def _as_federated(own: Any, options: dict[str, Any]) -> FederatedDataModule:
@@ -79,26 +78,22 @@ class ServerData(L.LightningDataModule):
 class Remotely:
     """The same federation with a wire in it."""
 
-    def __init__(
-        self, tmp: Path, make: Make, make_module: Any = module, secure: Any = False, names: Any = NAMES, **data: Any
-    ) -> None:
-        self.tmp, self.make, self.make_module, self.secure, self.names = tmp, make, make_module, secure, names
-        self.sites = {
-            100 + i: site(tmp, i, make, make_module, secure=secure, names=names, **data) for i in range(len(names))
-        }
-        self.transport = SiteTransport(self.sites)
+    def __init__(self, tmp: Path, make: Make, make_module: Any = module, names: Any = NAMES, **data: Any) -> None:
+        self.tmp, self.make, self.make_module, self.names = tmp, make, make_module, names
+        self.sites = {100 + i: site(tmp, i, make, make_module, names=names, **data) for i in range(len(names))}
+        self.transport = SiteTransport(self.sites, names)
 
     def connect(self, sites: Any) -> None:
         """To other sites than those of this process."""
-        self.sites, self.transport = sites, SiteTransport(sites)
+        self.sites, self.transport = sites, SiteTransport(sites, self.names)
 
-    def fit(self, rounds: int = ROUNDS, own: Any = None, waiting: Any = None, **options: Any) -> FederatedLoop:
-        ours = agreement(self.make_module(), self.make(), self.secure)
-        directory = Directory(self.transport, self.names, ours, self.tmp / "book.json", 1, 0.2, waiting)
+    def fit(self, rounds: int = ROUNDS, own: Any = None, **options: Any) -> FederatedLoop:
+        ours = agreement(self.make_module(), self.make())
+        directory = Directory(self.transport, self.names, ours, self.tmp / "book.json", 1, 0.2)
         directory.gather()
         sizes = [directory.sizes[i] for i in range(len(self.names))]
-        data = RemoteData(self.names, sizes, 10, own=own, counted=not self.secure)
-        loop = self.make().replace(engine=partial(RemoteFederation, directory, secure=self.secure))
+        data = RemoteData(self.names, sizes, 10, own=own)
+        loop = self.make().replace(engine=partial(RemoteFederation, directory))
         self.loop, self.module = loop, self.make_module()
         options = {"enable_checkpointing": False, "num_sanity_val_steps": 0, **QUIET, **options}
         ckpt = options.pop("ckpt_path", None)

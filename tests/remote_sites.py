@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Subset
 
 from flsv import ClassifierClient, FederatedDataModule
 from flsv.data import GroupPartitioner, load_image_data
-from flsv.engines.remote import Packet, Site, Wait
+from flsv.engines.remote import Packet, Site
 
 NAMES = ["Boston", "Lyon", "Osaka"]
 SEED = 7
@@ -65,10 +65,10 @@ class Replay:
     def __init__(self) -> None:
         self.says: dict[str, dict[int, Any]] = {}
 
-    def present(self) -> list[int]:
-        return [100, 101, 102]
+    def present(self) -> dict[int, str]:
+        return dict(zip([100, 101, 102], NAMES))
 
-    def exchange(self, packets: Mapping[int, Packet], wait: Wait) -> dict[int, Any]:
+    def exchange(self, packets: Mapping[int, Packet], seconds: float, start: float = 0.0) -> dict[int, Any]:
         return {address: self.says[packet.kind][address] for address, packet in packets.items()}
 
 
@@ -76,17 +76,21 @@ class SiteTransport:
     """Sites behind a wire.
 
     Args:
-        sites: by address.
+        sites: by address, from 100 on in the order of their names.
+        names: of all.
+
+    Attributes:
+        names: by address.
     """
 
-    def __init__(self, sites: Mapping[int, Site]) -> None:
-        self.sites = dict(sites)
+    def __init__(self, sites: Mapping[int, Site], names: Sequence[str] = NAMES) -> None:
+        self.sites, self.names = dict(sites), dict(enumerate(names, 100))
         self.spoil: Callable[[int, Packet, Packet], Packet | str | None] = lambda address, packet, reply: reply
 
-    def present(self) -> Sequence[int]:
-        return list(self.sites)
+    def present(self) -> dict[int, str]:
+        return {address: self.names[address] for address in self.sites}
 
-    def exchange(self, packets: Mapping[int, Packet], wait: Wait) -> dict[int, Any]:
+    def exchange(self, packets: Mapping[int, Packet], seconds: float, start: float = 0.0) -> dict[int, Any]:
         replies: dict[int, Any] = {}
         for address, packet in packets.items():
             if address not in self.sites:

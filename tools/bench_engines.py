@@ -73,10 +73,10 @@ class Wire:
     def __init__(self, sites: list[Site]) -> None:
         self.sites = sites
 
-    def present(self) -> list[int]:
-        return list(range(len(self.sites)))
+    def present(self) -> dict[int, str]:
+        return {i: f"site {i}" for i in range(len(self.sites))}
 
-    def exchange(self, packets: Any, wait: Any) -> dict[int, Any]:
+    def exchange(self, packets: Any, seconds: float, start: float = 0.0) -> dict[int, Any]:
         return {address: self.sites[address].answer(packet) for address, packet in packets.items()}
 
 
@@ -111,7 +111,7 @@ def run(engine: str, clients: int, rounds: int, out: Path) -> None:
     if engine == "remote":
         names = [f"site {i}" for i in range(clients)]
         folder = out.parent / "sites"
-        sites = [Site(n, make_module, partial(SiteData, clients, i), make_loop, folder) for i, n in enumerate(names)]
+        sites = [Site(make_module, partial(SiteData, clients, i), make_loop, folder / n) for i, n in enumerate(names)]
         directory = Directory(Wire(sites), names, agreement(module, loop), folder / "book.json")
         directory.gather()
         data = RemoteData(names, [directory.sizes[i] for i in range(clients)], 10)

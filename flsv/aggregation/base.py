@@ -26,8 +26,6 @@ class Aggregator(Strategy):
     server_lr: float = 1.0
     #: Whether it asks who the clients are or how they trained, beside their models and samples.
     of_clients: ClassVar[bool] = False
-    #: Whether an update may be one that was asked for in an earlier round, see :attr:`flsv.round.Round.late`.
-    takes_late: ClassVar[bool] = False
     unsaid: ClassVar = {"server_lr": 1.0}
 
     def __init__(self, *, server_lr: float = 1.0) -> None:

@@ -28,8 +28,6 @@ class FedAvg(Aggregator):
         FedAvg(weighting='uniform')
     """
 
-    sums_only = True
-
     def __init__(
         self,
         weighting: Literal["samples", "uniform"] = "samples",

@@ -5,8 +5,7 @@ staleness weights of its experiments.
 
 A simulation of it in rounds. A round is a full buffer: its cohort are the K clients whose updates have arrived, drawn
 by the sampler. Each of them has trained from the model that it downloaded when its update before this one arrived; in
-between, the server has made tau steps. On sites, an update that comes late is of the cohort in which its client is
-drawn next. Where the paper draws the durations of training, here the sampler decides: a
+between, the server has made tau steps. Where the paper draws the durations of training, here the sampler decides: a
 client that is drawn rarely is a slow one. Training itself happens in the round of arrival, which changes nothing but
 the clock; everybody's first update starts from the current model.
 """
@@ -47,7 +46,6 @@ class FedBuff(Aggregator):
     """
 
     of_clients = True
-    takes_late = True
 
     def __init__(
         self,
@@ -74,9 +72,8 @@ class FedBuff(Aggregator):
     def staleness(self, round: Round) -> Tensor:
         """int64 ``[k]``: how many steps the server has made since each client downloaded its model."""
         now, ids = round.round_index, round.client_ids.tolist()
-        # Who has sent nothing yet started from the model of the round in which it was asked.
-        late = [0] * len(ids) if round.late is None else round.late.tolist()
-        steps = [now - self._versions.get(client, now - rounds) for client, rounds in zip(ids, late)]
+        # Who has sent nothing yet started from the current model.
+        steps = [now - self._versions.get(client, now) for client in ids]
         return torch.tensor(steps, device=round.client_ids.device)
 
     def weights(self, round: Round, contributions: Contributions) -> Tensor:

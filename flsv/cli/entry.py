@@ -37,7 +37,6 @@ OWN = {
     "retrain": "what each client is worth by training without it, after the fact",
     "bench": "which contribution metric to trust: all of them against retrained Shapley values",
     "report": "a run's results as a page to hand out, for all or for one client, with shares of a budget",
-    "audit": "whether a site's audit log is whole: what it was asked, and what it has answered",
     "init": "a project to start from",
     "new": "a metric of one's own, as a package to start from",
 }

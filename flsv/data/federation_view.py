@@ -77,11 +77,6 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         return self._data.class_counts
 
     @property
-    def known_num_samples(self) -> Tensor | None:
-        """:attr:`num_samples` if the server may know them; else None."""
-        return self.num_samples
-
-    @property
     def num_classes(self) -> int:
         """Number of classes.
 

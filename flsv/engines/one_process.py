@@ -122,7 +122,7 @@ class OneProcess:
         self.manager = self._make_manager()
         self.manager.chunk = state.chunk
         known = board, config.aggregator, config.personalizer, list(self._strategies.values()), self.space
-        self.server = self._make_server(*known, self.manager.channel, filters=config.filters)
+        self.server = RoundServer(*known, self.manager.channel, filters=config.filters)
         self.training: CohortTraining | None = None
         self.evaluated = False
         self._loader: CohortLoader | None = None
@@ -157,9 +157,6 @@ class OneProcess:
 
     def _make_manager(self) -> ClientManager:
         return ClientManager(self._trainer, self._data, self.space, self._states)
-
-    def _make_server(self, *options: Any, **more: Any) -> RoundServer:
-        return RoundServer(*options, **more)
 
     def _make_training(self, local: LocalTraining) -> CohortTraining:
         return CohortTraining(local, self.manager)

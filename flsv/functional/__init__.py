@@ -16,7 +16,6 @@ from flsv.functional.over_rounds import MULTI_ROUND_INDICES, DecayedValues, deca
 from flsv.functional.peers import (
     contribution_estimates,
     discovery_bound,
-    everybody_else,
     label_overlap,
     leave_one_out_cosines,
     personalised_weights,
@@ -60,7 +59,6 @@ __all__ = [
     "discovery_bound",
     "divergence_weights",
     "download_schedule",
-    "everybody_else",
     "exact_shapley",
     "federated_wasserstein",
     "few_coalitions",

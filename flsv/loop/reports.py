@@ -169,7 +169,7 @@ class RunReports:
         learned = {**self._paid_in(values), **self._undecided()}
         if self.reporter.csv is not None:
             write_record(self.reporter.folder, {**self._record, **ended(trainer, loop.round_index), **learned})
-        known = self._run.data.known_num_samples, loop.participations, values, loop.weights, loop.client_scores
+        known = self._run.data.num_samples, loop.participations, values, loop.weights, loop.client_scores
         self.reporter.finish(*known, last_round=max(loop.round_index - 1, 0))
         if loop.reporting.table and trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             logged = ended(trainer, loop.round_index)["logged"]

@@ -6,7 +6,7 @@
 - What retraining without clients would come to, trained with the run (coalitions): ShadowShapley.
 - Who lowers the validation loss (gradients): GradientShapley, InRunShapley, GradientAgreement, GradientAgreementGame.
 - Whose data are like those that the model is for (data): WassersteinContribution, CalibratedOTGradient.
-- Who is of use to the others (peers): ContributionEstimation, EverybodyElse, DomainRelevance.
+- Who is of use to the others (peers): ContributionEstimation, DomainRelevance.
 - What taking part has cost (cost): CommunicationCost, PrivacyLoss.
 - Who is served how well (fairness): MeanTestAccuracy, CollaborativeFairness.
 """
@@ -29,7 +29,7 @@ from flsv.metrics.domain_relevance import DomainRelevance
 from flsv.metrics.fairness import CollaborativeFairness, MeanTestAccuracy
 from flsv.metrics.gradient_agreement import GradientAgreement, GradientAgreementGame
 from flsv.metrics.gradients import GradientShapley, InRunShapley
-from flsv.metrics.peers import ContributionEstimation, EverybodyElse
+from flsv.metrics.peers import ContributionEstimation
 from flsv.metrics.shadow import ShadowShapley
 
 __all__ = [
@@ -44,7 +44,6 @@ __all__ = [
     "CumulativeShapley",
     "DecayedShapley",
     "DomainRelevance",
-    "EverybodyElse",
     "GradientAgreement",
     "GradientAgreementGame",
     "GradientShapley",

@@ -36,19 +36,16 @@ class Guide:
         sign: what more, less and 0 mean.
         needs: what the server has to have or to be told.
         cost: of a round.
-        values_of: whose the values are, where they are not each client's own.
     """
 
     unit: str
     sign: str
     needs: str
     cost: str
-    values_of: str = ""
 
     def lines(self) -> dict[str, str]:
         """By the words that people look for."""
-        lines = {"unit": self.unit, "sign": self.sign, "needs": self.needs, "cost": self.cost}
-        return {**lines, "values of": self.values_of} if self.values_of else lines
+        return {"unit": self.unit, "sign": self.sign, "needs": self.needs, "cost": self.cost}
 
 
 def what_it_is(metric: object) -> str:

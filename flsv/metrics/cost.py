@@ -24,10 +24,9 @@ from flsv.arguments import check_number
 from flsv.data.groups import client_called
 from flsv.metrics.base import ContributionMetric, Guide
 from flsv.privacy.gaussian import GaussianPrivacy
-from flsv.round import Round, of_sums
+from flsv.round import Round
 
 
-@of_sums
 def _crossed(round: Round, way: Literal["up", "down"], bytes: bool = False) -> Tensor:
     """``[r]``, with everybody who was reached."""
     assert round.channel is not None

@@ -43,9 +43,9 @@ def needs_of(metric: Metric) -> tuple[str, ...]:
         metric: of flsv, one's own, or another torchmetrics metric.
 
     Example:
-        >>> from flsv.metrics import ClassSpecificShapley, CumulativeShapley, EverybodyElse
-        >>> needs_of(ClassSpecificShapley()), needs_of(CumulativeShapley()), needs_of(EverybodyElse())
-        (('updates', 'head', 'classes'), ('validation', 'updates'), ('client validation',))
+        >>> from flsv.metrics import ClassSpecificShapley, CommunicationCost, CumulativeShapley
+        >>> needs_of(ClassSpecificShapley()), needs_of(CumulativeShapley()), needs_of(CommunicationCost())
+        (('updates', 'head', 'classes'), ('validation', 'updates'), ())
     """
     names = inspect.signature(type(metric).update).parameters
     found = {need for name in names for need in OF_A_NAME.get(name, ())}

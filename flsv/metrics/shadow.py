@@ -22,38 +22,26 @@ from flsv.functional.shapley.game import t_quantile
 from flsv.games.performance import Mode, performance_of
 from flsv.metrics.base import ContributionMetric, Guide, latest
 from flsv.metrics.intervals import LEVEL
-from flsv.round import Round, of_sums
+from flsv.round import Round
 
 Coalitions = Which | Sequence[Sequence[int]]
 Part = Literal["all", "head"] | Sequence[str]
-Groups = Sequence[Sequence[int]]
 
 
-def coalition_masks(coalitions: Coalitions, num_clients: int, groups: Groups | None = None) -> Tensor:
+def coalition_masks(coalitions: Coalitions, num_clients: int) -> Tensor:
     """Bool ``[K, n]``: nobody, everybody, and the coalitions that are asked for.
 
     Args:
         coalitions: a name of :func:`flsv.functional.few_coalitions`, or the members of each.
         num_clients: n.
-        groups: the members of each group; coalitions are then of groups, by their numbers here.
 
     Raises:
-        ConfigurationError: an unknown name, a client that there is not, a client in no group.
+        ConfigurationError: an unknown name, a client that there is not.
 
     Example:
         >>> coalition_masks([[0], [2, 0]], 3).int().tolist()
         [[0, 0, 0], [1, 1, 1], [1, 0, 0], [1, 0, 1]]
-        >>> coalition_masks("singles", 3, [[0, 2], [1]]).int().tolist()
-        [[0, 0, 0], [1, 1, 1], [1, 0, 1], [0, 1, 0]]
     """
-    if groups is not None:
-        group_of = {client: place for place, members in enumerate(groups) for client in members}
-        if sorted(group_of) != list(range(num_clients)):
-            raise ConfigurationError(
-                f"ShadowShapley(groups={[list(members) for members in groups]}): expected each of the clients 0 to "
-                f"{num_clients - 1} in one group."
-            )
-        return coalition_masks(coalitions, len(groups))[:, [group_of[client] for client in range(num_clients)]]
     if isinstance(coalitions, str):
         return few_coalitions(num_clients, coalitions)
     masks = [[False] * num_clients, [True] * num_clients]
@@ -99,21 +87,13 @@ class ShadowShapley(ContributionMetric):
     What crosses grows by these models, both ways; it is counted. The server sees what each client makes of the models
     of its coalitions, which says more of its data than its update alone.
 
-    **Groups.** With ``groups`` the players are groups of clients, and each client is given an equal part of its group's
-    value, so that values still sum to what all have gained (Ma, Cao and Xiong, "Transparent Contribution Evaluation for
-    Secure Federated Learning on Blockchain", ICDEW 2021; there groups are drawn anew in each round, of whose models
-    games are made; here a group trains its own models through all rounds). A coalition's model is a sum over its
-    members, and nobody needs more of them: under secure sums (:class:`flsv.engines.remote.SecureSums`) groups of three
-    or more have the values of the run without them, to rounding.
-
     As input to ``update``: ``client_ids [k]``, ``coalitions`` bool ``[K, n]``, nobody and everybody among them, and
     their ``utility(masks: bool [K, n]) -> [K]`` (or ``[K, M]``). ``compute`` gives the last round's values
     ``[num_clients]``, in the performance's unit, or ``[num_clients, num_classes]``; a client never seen is NaN.
 
     When not to use it:
         With large models or slow sites: clients train and send several models. Where sites must not tell more than one
-        update: coalitions' models say more, but for those of groups under secure sums. Groups tell nobody in them
-        apart. Once, after the run, ``flsv retrain`` gives the same values.
+        update: coalitions' models say more. Once, after the run, ``flsv retrain`` gives the same values.
 
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
@@ -129,13 +109,11 @@ class ShadowShapley(ContributionMetric):
             a training.
         every: value the clients after so many rounds, and after the last; in between they keep their values. Training
             goes on in every round.
-        groups: the members of each group, all clients among them; ``coalitions`` are of groups then. None: each client
-            by itself.
         kwargs: see ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: an unknown name, a part with ``one_by_one``, values per class of another performance than
-            accuracy, a client in two groups or in none; in a loop, before training, whatever the coalitions cannot be
+            accuracy; in a loop, before training, whatever the coalitions cannot be
             trained with.
 
     Example:
@@ -144,12 +122,6 @@ class ShadowShapley(ContributionMetric):
         >>> metric.update(torch.arange(3), masks, lambda masks: masks.double() @ torch.tensor([1.0, 2.0, 4.0]).double())
         >>> metric.compute()
         tensor([1., 2., 4.])
-
-        >>> metric = ShadowShapley(num_clients=3, coalitions="all", groups=[[0, 1], [2]])
-        >>> masks = coalition_masks("all", 3, metric.groups)
-        >>> metric.update(torch.arange(3), masks, lambda masks: masks.double() @ torch.tensor([1.0, 2.0, 4.0]).double())
-        >>> metric.compute()
-        tensor([1.5000, 1.5000, 4.0000])
     """
 
     values: Tensor
@@ -168,7 +140,6 @@ class ShadowShapley(ContributionMetric):
         mode: Mode | None = None,
         one_by_one: bool = False,
         every: int = 1,
-        groups: Groups | None = None,
         **kwargs: Any,
     ) -> None:
         known = get_args(Which)
@@ -188,7 +159,6 @@ class ShadowShapley(ContributionMetric):
             )
         self.coalitions = coalitions if isinstance(coalitions, str) else [list(members) for members in coalitions]
         self.part = part if isinstance(part, str) else list(part)
-        self.groups = None if groups is None else _checked(groups)
         check_number(self, "every", every, least=1, whole=True)
         self.one_by_one, self.every = one_by_one, every
         self._last: int | None = None
@@ -209,7 +179,7 @@ class ShadowShapley(ContributionMetric):
     @property
     def round_fields(self) -> dict[str, Any]:
         """Where a ``FederatedLoop`` finds the arguments of ``update``."""
-        return {"utility": self._game if self.groups is None else self._game_of_groups}
+        return {"utility": self._game}
 
     def check_rounds(self, rounds: int) -> None:
         self._last = rounds - 1
@@ -218,10 +188,6 @@ class ShadowShapley(ContributionMetric):
         if round.trained is None or round.games is None:
             raise RuntimeError("no coalitions are trained in this round: ShadowShapley needs a FederatedLoop.")
         return partial(round.trained.play, round.games, self.measured_by)
-
-    @of_sums
-    def _game_of_groups(self, round: Round) -> Callable[[Tensor], Tensor]:
-        return self._game(round)
 
     def guide(self) -> Guide:
         of = self.performance if isinstance(self.performance, str) else getattr(self.performance, "of", "performance")
@@ -234,7 +200,6 @@ class ShadowShapley(ContributionMetric):
             sign="positive: federations do better with the client; negative: worse; 0: no difference.",
             needs="the server's validation set, and clients that train the models of their coalitions.",
             cost="training and a validation of every coalition's model.",
-            values_of=_in_words(self.groups),
         )
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
@@ -255,17 +220,11 @@ class ShadowShapley(ContributionMetric):
         self.seen[client_ids] += 1
         if (round_index + 1) % self.every and round_index != self._last:
             return
-        groups = self.groups or [[client] for client in range(masks.shape[1])]
-        estimate = few_coalitions_shapley(masks[:, [members[0] for members in groups]], utility(masks))
-        self.values, self.stderr = (self._dealt(groups, each) for each in (estimate.values, estimate.stderr))
+        estimate = few_coalitions_shapley(masks, utility(masks))
+        self.values, self.stderr = (
+            each.to(self.values).reshape(self.values.shape) for each in (estimate.values, estimate.stderr)
+        )
         self.evaluations = self.evaluations + len(masks)
-
-    def _dealt(self, groups: Groups, values: Tensor) -> Tensor:
-        """Groups' values, in equal parts to their clients."""
-        dealt = torch.empty_like(self.values)
-        for members, value in zip(groups, values.to(dealt)):
-            dealt[list(members)] = value / len(members)
-        return dealt
 
     def compute(self) -> Tensor:
         """``[num_clients]`` or ``[num_clients, num_classes]``, NaN for clients never seen."""
@@ -289,21 +248,3 @@ class ShadowShapley(ContributionMetric):
         value = self.compute() if value is None else value
         half = t_quantile(level).to(value) * self.stderr.squeeze(-1).to(value)
         return value - half, value + half
-
-
-def _checked(groups: Groups) -> list[list[int]]:
-    found = [list(members) for members in groups]
-    clients = [client for members in found for client in members]
-    if not all(found) or len(set(clients)) < len(clients):
-        raise ConfigurationError(
-            f"ShadowShapley(groups={found}): expected the members of each group, each client in one."
-        )
-    return found
-
-
-def _in_words(groups: Groups | None) -> str:
-    """Without clients' names: it stands on pages for one of them, too."""
-    if groups is None:
-        return ""
-    sizes = ", ".join(str(len(members)) for members in groups)
-    return f"{len(groups)} groups of {sizes} clients; a group's value is dealt out equally to its clients."

@@ -192,10 +192,6 @@ class Client:
         self._count(question, (args, kwargs), answer)
         return answer  # type: ignore[return-value]
 
-    def map(self, conversation: Callable[[Client], T], clients: Sequence[Client]) -> Iterable[T]:
-        """How conversations with it and with others of its federation are had; see :func:`run_protocol`."""
-        return map(conversation, clients)
-
     def take_back(self) -> None:
         """Undo what the last question changed in the client's state, because its answer is discarded.
 
@@ -220,19 +216,18 @@ def _name(question: Callable[..., Any]) -> str:
 def run_protocol(
     clients: Sequence[Client],
     conversation: Callable[[Client], T],
-    map: Callable[[Callable[[Client], T], Sequence[Client]], Iterable[T]] | None = None,
+    map: Callable[[Callable[[Client], T], Sequence[Client]], Iterable[T]] = map,
 ) -> list[T]:
     """``[conversation(client) for client in clients]``: what the server finds out of clients, one by one.
 
     With clients in several processes, each of these has the conversations with its own clients and tells the others
-    what has come of them, so that they cost as much time as the longest share. Clients at sites of their own are asked
-    at the same time.
+    what has come of them, so that they cost as much time as the longest share.
 
     Args:
         clients: all of one federation.
         conversation: asks the client that it is given, and no other; it changes nothing at the server, and its result
             can be pickled.
-        map: how the conversations are had; a thread pool's will do. Default: the clients' own.
+        map: how the conversations are had; a thread pool's will do. Default: one after the other.
 
     Example:
         >>> import torch
@@ -243,7 +238,7 @@ def run_protocol(
     """
     if not clients:
         return []
-    map, owners, channel = map or clients[0].map, clients[0]._owners, clients[0]._channel
+    owners, channel = clients[0]._owners, clients[0]._channel
     before = 0 if channel is None else len(channel.messages)
     place = {client.id: i for i, client in enumerate(clients)}
 

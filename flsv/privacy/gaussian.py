@@ -69,8 +69,6 @@ class GaussianPrivacy(Upload):
         tensor([0.6000, 0.8000])
     """
 
-    sums_only = True
-
     def __init__(
         self,
         clip: float,

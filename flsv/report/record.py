@@ -68,7 +68,7 @@ def record_of(
         "rounds": trainer.max_epochs,
         "clients": list(data.client_names),
         "classes": None if data.no_classes is not None else _class_names(data),
-        "samples": None if data.known_num_samples is None else data.known_num_samples.tolist(),
+        "samples": data.num_samples.tolist(),
         "class_counts": None if counts is None or data.no_classes is not None else counts.tolist(),
         "validation": data.validation(),
         "metrics": {name: _described(metric) for name, metric in metrics.items()},

@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 from torchmetrics import Metric
 
-from flsv.metrics import ContributionMetric
 from flsv.report.folder import CONTRIBUTIONS, Reporting, run_folder
 from flsv.report.measured import (
     client_score,
@@ -152,7 +151,7 @@ class Reporter:
 
     def finish(
         self,
-        num_samples: Tensor | None,
+        num_samples: Tensor,
         rounds: Tensor,
         contributions: Mapping[str, Tensor],
         weights: Tensor | None,
@@ -162,7 +161,7 @@ class Reporter:
         """After the last round: what everybody was worth, as a text in TensorBoard.
 
         Args:
-            num_samples: ``[n]`` training samples; None: nobody but the clients knows.
+            num_samples: ``[n]`` training samples.
             rounds: ``[n]``, how many rounds each client took part in.
             contributions: the metrics' last values, by name.
             weights: ``[n]`` of the last aggregation.
@@ -192,10 +191,6 @@ class Reporter:
         classes; what of it all the model has, as the run's record says; what the model has logged last; and where the
         results are."""
         print_contributions(self._last, self._columns, self._client_names, learned or {})
-        for name in self._columns:
-            metric = self._metrics[name]
-            if isinstance(metric, ContributionMetric) and (of := metric.guide().values_of):
-                print(f"{name}: values of {of}")
         if logged:
             print(f"Model:   {', '.join(f'{name} {value:.4g}' for name, value in logged.items())}")
         for line in where:

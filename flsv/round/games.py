@@ -29,20 +29,6 @@ class Games(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class RowAverages:
-    """What a server that sees sums only knows of rows that its clients have trained, such as coalitions' models.
-
-    Args:
-        rows: ``[K, Q]``, each the weighted average over those of its clients that took part; where none has, what they
-            were sent.
-        weights: float64 ``[K]``, the sum of their weights.
-    """
-
-    rows: Tensor
-    weights: Tensor
-
-
-@dataclass(frozen=True, eq=False)
 class TrainedCoalitions:
     """Coalitions of clients, and the model that each has come to by the end of a round.
 

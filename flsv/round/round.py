@@ -20,7 +20,7 @@ from flsv.functional.agreement import common_entries
 from flsv.parameters import Head, ParameterSpace
 from flsv.participants import Channel, Client, LocalData, run_protocol
 from flsv.round.fields import after, derived, known_after
-from flsv.round.games import Games, RowAverages, TrainedCoalitions
+from flsv.round.games import Games, TrainedCoalitions
 from flsv.round.matrix import BLOCK_BYTES, CPU_BLOCK_BYTES, ClientMatrix
 from flsv.seeding import generator_for
 
@@ -51,7 +51,6 @@ class Round:
             model.
         losses: ``[k]`` mean training losses.
         num_steps: ``[k]`` integers, optimizer steps of each.
-        late: ``[k]`` integers, how many rounds ago each was asked for its update; None: all in this one.
         reports: name to ``[k, ...]``, what strategies let the clients report.
         clients: the cohort, to be asked for what follows from their data; None outside of a fit.
         server_data: the server's validation set; None where there is none.
@@ -60,11 +59,7 @@ class Round:
         games: the round's coalition games on the server's validation set, or None.
         channel: counts what crosses; None outside of a fit.
         server_vector: ``[P]``, the next global model; None before aggregation.
-        aggregation_weights: ``[k]``, the clients' weights in it; None before aggregation; NaN where nobody but the
-            client itself knows its weight.
-        sum_weight: where the server sees sums only, and clients weigh what they do not tell: the sum of their weights.
-            Then every row of ``client_vectors`` is the cohort's average.
-        row_averages: where the server sees sums only, what it knows of rows that clients have trained beside.
+        aggregation_weights: ``[k]``, the clients' weights in it; None before aggregation.
         left_out: ids of the clients that have sent an update, too, and were excluded.
         unmeasured: ids of clients of the cohort whose updates are far too large: they are aggregated, and not measured.
         peer_values: ``[k, n]``, what every client of the cohort found every client's model to be worth to it, NaN for
@@ -82,7 +77,6 @@ class Round:
     starts: Sequence[Start] | None = None
     losses: Tensor | None = None
     num_steps: Tensor | None = None
-    late: Tensor | None = None
     reports: Mapping[str, Tensor] = field(default_factory=dict)
     clients: Sequence[Client] | None = None
     server_data: LocalData | None = None
@@ -92,8 +86,6 @@ class Round:
     channel: Channel | None = None
     server_vector: Tensor | None = None
     aggregation_weights: Tensor | None = None
-    sum_weight: float | None = None
-    row_averages: RowAverages | None = None
     peer_values: Tensor | None = None
     trained: TrainedCoalitions | None = None
     left_out: Sequence[int] = ()
@@ -228,8 +220,6 @@ class Round:
 
     def aggregated(self, server_vector: Tensor, weights: Tensor) -> Round:
         """This round after aggregation. What has been derived so far is kept."""
-        if self.sum_weight is not None:
-            weights = torch.full_like(weights, float("nan"))
         return self._with(server_vector=server_vector, aggregation_weights=weights)
 
     def personalized(self, peer_values: Tensor | None) -> Round:
@@ -350,14 +340,12 @@ _PER_CLIENT = (
     "client_ids",
     "num_samples",
     "client_vectors",
-    "late",
     "losses",
     "num_steps",
     "aggregation_weights",
     "peer_values",
 )
 _INTERNAL = {"space", "seed", "chances", "games", "channel", "starts", "reports", "left_out", "unmeasured", "trained"}
-_INTERNAL |= {"late", "row_averages"}
 #: What a metric's ``update`` may name.
 VOCABULARY = _DERIVED | (set(Round.__dataclass_fields__) - _INTERNAL)
 HEAD_FIELDS = {name for name in _DERIVED if "_head" in name}

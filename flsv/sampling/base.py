@@ -17,8 +17,6 @@ from flsv.strategy import Contributions, Strategy
 class ClientSampler(Strategy):
     """Base class: draws a cohort and knows each client's probability to be in it."""
 
-    sums_only = True  # it is given the metrics' values
-
     @abstractmethod
     def sample(
         self, num_clients: int, contributions: Contributions, generator: torch.Generator, round_index: int = 0

@@ -46,7 +46,6 @@ class PowerOfChoice(ClientSampler):
     """
 
     evaluates = True
-    sums_only = False  # a client's loss, by itself
 
     def __init__(self, cohort_size: int, candidates: int) -> None:
         check_number(self, "cohort_size", cohort_size, least=1, whole=True)

@@ -16,7 +16,7 @@ from flsv.errors import ConfigurationError
 from flsv.metrics import ContributionMetric
 from flsv.models.imbalance import OWN_SCORES
 from flsv.report.measured import client_score
-from flsv.round import HEAD_FIELDS, VOCABULARY, Round, Stage, needs_sums_only, stage_of
+from flsv.round import HEAD_FIELDS, VOCABULARY, Round, Stage, stage_of
 
 RESERVED = (
     *("weight", *OWN_SCORES, "update_norm", "train_loss", *map(client_score, OWN_SCORES)),
@@ -106,12 +106,6 @@ class ContributionMetrics:
             for name, fields in self.fields.items()
             if {argument if callable(field) else field for argument, field in fields.items()} - apart
         ]
-
-    @property
-    def single_metrics(self) -> dict[str, list[str]]:
-        """The metrics that look at single updates, and what of a round: a server that sees sums only has none of it."""
-        single = {n: [a for a, f in fields.items() if not needs_sums_only(f)] for n, fields in self.fields.items()}
-        return {name: arguments for name, arguments in single.items() if arguments}
 
     @property
     def peer_metrics(self) -> list[str]:

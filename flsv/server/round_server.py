@@ -142,7 +142,6 @@ class RoundServer:
             num_samples=cohort.num_samples,
             losses=numbers([update.loss for update in updates]),
             num_steps=numbers([update.num_steps for update in updates]),
-            late=numbers([state.round_index - instructions[update.client_id].round_index for update in updates]),
             global_vector=model,
             client_vectors=cohort.matrix,
             starts=self._starts(updates, instructions, clients),

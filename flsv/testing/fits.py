@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from flsv.data import FederatedDataModule, OneClient, Splits
-from flsv.engines.remote import Directory, Packet, RemoteData, RemoteFederation, Site, Wait, agreement
+from flsv.engines.remote import Directory, Packet, RemoteData, RemoteFederation, Site, agreement
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.metrics import ContributionMetric
@@ -344,10 +344,10 @@ class _Wire:
     def __init__(self, sites: Mapping[int, Site]) -> None:
         self._sites = sites
 
-    def present(self) -> list[int]:
-        return list(self._sites)
+    def present(self) -> dict[int, str]:
+        return {address: f"site {address}" for address in self._sites}
 
-    def exchange(self, packets: Mapping[int, Packet], wait: Wait) -> dict[int, Packet]:
+    def exchange(self, packets: Mapping[int, Packet], seconds: float, start: float = 0.0) -> dict[int, Packet]:
         return {address: _through(self._sites[address].answer(_through(each))) for address, each in packets.items()}
 
 
@@ -373,12 +373,11 @@ def _remotely(case: FitCase, loop: FederatedLoop) -> Fit:
     names = [f"site {client}" for client in range(NUM_CLIENTS)]
     with tempfile.TemporaryDirectory() as folder:
         sites = {
-            100 + client: Site(
-                name,
+            client: Site(
                 case.module,
                 partial(_site_data, client),
                 case.make,
-                Path(folder) / "sites",
+                Path(folder) / name,
                 trainer={"accelerator": "cpu"},
                 questions=case.questions,
                 upload_seed=SEED,

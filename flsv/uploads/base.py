@@ -60,8 +60,6 @@ class Upload(ABC):
     #: Where it stands in a list: attacks (0), which keep to the clipping; privacy (1), whose noise is in whatever is
     #: compressed; all else (2); colluders (3), who look at what all the others are about to send.
     place: ClassVar[int] = 2
-    #: Whether it is of use where the server sees sums of updates only.
-    sums_only: ClassVar[bool] = False
 
     @abstractmethod
     def apply(self, update: Tensor, context: UploadContext) -> Tensor:

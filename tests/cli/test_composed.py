@@ -13,7 +13,7 @@ from flsv.cli.configs import FOLDER, overridden
 from flsv.cli.parser import make_cli
 
 ABOUT_ELSE = (
-    *("topk", "quantized", "lora", "beta_shapley", "everybody_else", "fedbary", "gradient_agreement"),
+    *("topk", "quantized", "lora", "beta_shapley", "fedbary", "gradient_agreement"),
     *("gradient_agreement_game", "in_run_shapley", "lower_bound"),
 )
 

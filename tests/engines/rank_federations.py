@@ -30,7 +30,6 @@ from flsv.metrics import (
     CumulativeShapley,
     DecayedShapley,
     DomainRelevance,
-    EverybodyElse,
     GradientAgreement,
     GradientAgreementGame,
     InRunShapley,
@@ -166,7 +165,6 @@ def pfedsv() -> Case:
             "relevance": DomainRelevance(),
             "cost": CommunicationCost(),
             "fedce": ContributionEstimation(),
-            "else": EverybodyElse(),
         },
         sampler=UniformSampler(4),
         evaluation=ClientEvaluation(every=2),
@@ -290,7 +288,6 @@ BY_A_LOGGED_VALUE: dict[str, Callable[[], Any]] = {
     "game": lambda: GradientAgreementGame(performance="val_loss", mode="min"),
     "agreement": lambda: GradientAgreement(loss="val_loss"),
     "fedce": lambda: ContributionEstimation(performance="val_hits", mode="max"),
-    "else": lambda: EverybodyElse(performance="val_loss", mode="min"),
 }
 
 

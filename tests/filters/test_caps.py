@@ -16,7 +16,7 @@ from flsv.attacks import Scaling
 from flsv.errors import ConfigurationError
 from flsv.filters import CopyFilter, NormCap, OutlierFilter, SampleCap
 from flsv.loop import FederatedLoop
-from flsv.metrics import EverybodyElse
+from flsv.metrics import ContributionEstimation
 from flsv.personalization import Standalone
 from flsv.round import Round
 
@@ -116,7 +116,7 @@ def test_many_at_once_are_bounded_alike(tmp_path: Path) -> None:
     [
         ({"filters": [NormCap(1.0)], "personalizer": Standalone()}, "everybody starts from the global model"),
         (
-            {"filters": [NormCap(1.0)], "metrics": {"others": EverybodyElse()}},
+            {"filters": [NormCap(1.0)], "metrics": {"others": ContributionEstimation()}},
             r"\['others'\] let clients take their own updates",
         ),
         ({"filters": [SampleCap(1.0), SampleCap(2.0)]}, "one of a kind"),

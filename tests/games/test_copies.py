@@ -22,7 +22,7 @@ from flsv.errors import ConfigurationError
 from flsv.games import ModelEvaluator
 from flsv.games.copies import bound_to, copied
 from flsv.loop import FederatedLoop
-from flsv.metrics import EverybodyElse, LeaveOneOut, PartialFederatedShapley
+from flsv.metrics import ContributionEstimation, LeaveOneOut, PartialFederatedShapley
 from flsv.parameters import ParameterSpace
 from flsv.personalization import FedFomo
 
@@ -295,8 +295,8 @@ def test_outputs_that_are_kept_with_their_graphs_do_not_hinder_copies(tmp_path: 
         metrics: dict[str, Any] = {
             "server": LeaveOneOut(),
             "logged": LeaveOneOut(performance="val_acc", mode="max"),
-            "clients": EverybodyElse(),
-            "asked": EverybodyElse(performance="val_acc", mode="max"),
+            "clients": ContributionEstimation(),
+            "asked": ContributionEstimation(performance="val_acc", mode="max"),
         }
         loop = FederatedLoop(metrics=metrics, seed=0, reporting=Reporting(table=False))
         data = toy_data(server_val=0.2, client_val=0.2)

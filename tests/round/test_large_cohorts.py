@@ -19,7 +19,7 @@ from flsv.aggregation import FedAdam
 from flsv.attacks import ALittleIsEnough, Scaling
 from flsv.data import FederatedDataModule, IIDPartitioner, Splits
 from flsv.filters import MultiKrum, OutlierFilter
-from flsv.metrics import ClassSpecificShapley, CumulativeShapley, EverybodyElse
+from flsv.metrics import ClassSpecificShapley, ContributionEstimation, CumulativeShapley
 from flsv.round import matrix
 from flsv.round.matrix import copied_rows, empty_rows
 
@@ -49,7 +49,7 @@ def fit(tmp_path: Path, **options: Any) -> tuple[list[Tensor], dict[str, Tensor]
     data = FederatedDataModule(
         TensorDataset(x, y), IIDPartitioner(6), batch_size=10, splits=Splits(server_val=0.2, client_val=0.2)
     )
-    metrics = {"cssv": Seen(), "sums": CumulativeShapley(), "else": EverybodyElse()}
+    metrics = {"cssv": Seen(), "sums": CumulativeShapley(), "else": ContributionEstimation()}
     loop = FederatedLoop(metrics=metrics, reporting=Reporting(table=False), seed=0, **options)
     torch.manual_seed(0)
     module = ClassifierClient(torch.nn.Linear(6, 3), num_classes=3, input_shape=(6,))

@@ -21,9 +21,9 @@ from flsv.data import FederatedDataModule, Files, IIDPartitioner
 from flsv.loop import FederatedLoop
 from flsv.metrics import (
     ClassSpecificShapley,
+    ContributionEstimation,
     CosineGradientShapley,
     DomainRelevance,
-    EverybodyElse,
     PartialFederatedShapley,
 )
 from flsv.personalization import FedFomo, PFedSV, ShapFedPersonalizer, SparsifiedReward
@@ -169,10 +169,10 @@ LOGGED: dict[str, Any] = {"performance": "val_loss", "mode": "min"}
             PartialFederatedShapley(),
             r"forward\(x\), which is not defined\. Let it return the logits \[B, M\]\. C",
         ),
-        (Bare, EverybodyElse(), r"metrics \['mine'\] call Bare\.forward"),
+        (Bare, ContributionEstimation(), r"metrics \['mine'\] call Bare\.forward"),
         (
             Calls,
-            EverybodyElse(**LOGGED),
+            ContributionEstimation(performance="val_acc", mode="max"),
             r"metrics \['mine'\] ask .* Define it, or measure by forward\(x\): .*need neither",
         ),
     ],

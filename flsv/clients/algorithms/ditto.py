@@ -48,8 +48,6 @@ class Ditto(ClientAlgorithm):
 
     uses = PERSONAL
 
-    sums_only = True
-
     def __init__(self, lamda: float = 0.1, lr: float = 0.01) -> None:
         check_number(self, "lamda", lamda, least=0)
         check_number(self, "lr", lr, above=0)

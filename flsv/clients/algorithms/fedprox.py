@@ -34,8 +34,6 @@ class FedProx(ClientAlgorithm):
 
     sends = ("anchor",)
 
-    sums_only = True
-
     def __init__(self, mu: float = 0.01, anchor: Literal["global", "start"] = "global") -> None:
         check_number(self, "mu", mu, least=0)
         if anchor not in ("global", "start"):

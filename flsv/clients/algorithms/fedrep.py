@@ -38,8 +38,6 @@ class FedRep(ClientAlgorithm):
         FedRep(head_epochs=4)
     """
 
-    sums_only = True
-
     def __init__(self, head_epochs: int = 1) -> None:
         check_number(self, "head_epochs", head_epochs, least=1, whole=True)
         self.head_epochs = head_epochs

@@ -42,8 +42,6 @@ class PerFedAvg(ClientAlgorithm):
         PerFedAvg(alpha=0.01, hessian='first_order', delta=0.001)
     """
 
-    sums_only = True
-
     def __init__(
         self, alpha: float = 0.01, hessian: Literal["first_order", "free"] = "first_order", delta: float = 1e-3
     ) -> None:

@@ -32,7 +32,7 @@ from flsv.clients.batched_checks import not_batched
 from flsv.errors import ConfigurationError
 from flsv.filters import OutlierFilter
 from flsv.metrics import ShadowShapley
-from flsv.metrics.shadow import Coalitions, Groups, Part, coalition_masks
+from flsv.metrics.shadow import Coalitions, Part, coalition_masks
 from flsv.participants.sharing import sharing
 from flsv.round import FederationState, Round, TrainedCoalitions
 from flsv.strategy import Federation
@@ -52,8 +52,6 @@ class ShadowTraining(ClientAlgorithm):
         coalitions: see the metric, as all of these.
         part: likewise.
         one_by_one: likewise.
-        groups: likewise. With groups all clients are sent all coalitions' models, so that secure sums can check that
-            all were sent the same.
 
     Raises:
         ConfigurationError: before training, whatever would make a coalition's model another than that of a run of the
@@ -64,18 +62,10 @@ class ShadowTraining(ClientAlgorithm):
     sends = (ROWS,)
     reports = (TRAINED,)
     saved = ("_rows", "_initial")
-    unsaid: ClassVar = {"one_by_one": False, "groups": None}
-    row_sums = (ROWS, TRAINED)
+    unsaid: ClassVar = {"one_by_one": False}
 
-    def __init__(
-        self,
-        coalitions: Coalitions = "pairs",
-        part: Part = "all",
-        one_by_one: bool = False,
-        groups: Groups | None = None,
-    ) -> None:
-        self.coalitions, self.part, self.one_by_one, self.groups = coalitions, part, one_by_one, groups
-        self.sums_only = groups is not None
+    def __init__(self, coalitions: Coalitions = "pairs", part: Part = "all", one_by_one: bool = False) -> None:
+        self.coalitions, self.part, self.one_by_one = coalitions, part, one_by_one
         self._visit: OneByOne | Batched | None = None
         self._tried = False  # in this process
 
@@ -94,7 +84,7 @@ class ShadowTraining(ClientAlgorithm):
         self._visit = None
         self._aggregator: Any = federation.strategies["aggregator"]
         self._entries = Entries(federation.space, self.part)
-        self._masks = coalition_masks(self.coalitions, federation.num_clients, self.groups)
+        self._masks = coalition_masks(self.coalitions, federation.num_clients)
         self._members = _trained(self._masks)
         self._places = [mine.nonzero().flatten() for mine in self._members.T]
         self._most = max(len(places) for places in self._places)
@@ -156,18 +146,11 @@ class ShadowTraining(ClientAlgorithm):
 
     def send(self, client: int, start: Tensor | None, state: FederationState) -> dict[str, Tensor]:
         self._rows = self._rows.to(state.model())
-        if self.groups is not None:
-            return {ROWS: self._rows}
         return {ROWS: self._rows[self._places[client].to(self._rows.device)]}
-
-    def row_members(self) -> Tensor | None:
-        clients = [client for members in self.groups or () for client in members]
-        return _trained(coalition_masks(self.coalitions, len(clients), self.groups)) if clients else None
 
     def end_round(self, round: Round) -> None:
         rows = self._rows.to(round.client_vectors)
-        known = round.row_averages
-        after, total = self._averages(round, rows) if known is None else (known.rows.to(rows), known.weights)
+        after, total = self._averages(round, rows)
         if self._aggregator.server_lr != 1:
             cut = self._entries.num_parameters
             after[:, :cut] = torch.lerp(rows[:, :cut], after[:, :cut], self._aggregator.server_lr)
@@ -209,7 +192,7 @@ class ShadowTraining(ClientAlgorithm):
 
     def begin_client(self, context: ClientContext) -> None:
         self.leave_client(context)
-        rows, entries = self._own(context), Entries(context.space, self.part)
+        rows, entries = context.received(ROWS), Entries(context.space, self.part)
         self._visit = OneByOne(context, rows) if self.one_by_one else Batched(context, rows, entries, not self._tried)
 
     def begin_batch(self, context: ClientContext, batch: Any) -> None:
@@ -226,18 +209,13 @@ class ShadowTraining(ClientAlgorithm):
 
     def end_client(self, context: ClientContext) -> Mapping[str, Tensor | float]:
         assert self._visit is not None
-        rows, sent = self._visit.trained().clone(), self._own(context)
+        rows, sent = self._visit.trained().clone(), context.received(ROWS)
         if self.part == "all":
             for place, start in enumerate(sent):
                 rows[place] = context.upload(rows[place], start, f"coalition {place} ")
         self._visit, self._tried = None, True
         finite = rows.isfinite().all(1, keepdim=True)
         return {TRAINED: torch.cat([finite.to(rows), torch.where(finite, rows, sent)], 1)}
-
-    def _own(self, context: ClientContext) -> Tensor:
-        """Of what it was sent, the models of this client's coalitions."""
-        sent, members = context.received(ROWS), self.row_members()
-        return sent if members is None else sent[members[:, context.instruction.client_id].to(sent.device)]
 
 
 def _trained(masks: Tensor) -> Tensor:
@@ -253,9 +231,9 @@ def shadow_training(metrics: Mapping[str, Any], given: ClientAlgorithm | None) -
         ConfigurationError: both; or several metrics of different coalitions.
     """
     asking = {name: metric for name, metric in metrics.items() if isinstance(metric, ShadowShapley)}
-    wanted = [(metric.coalitions, metric.part, metric.one_by_one, metric.groups) for metric in asking.values()]
+    wanted = [(metric.coalitions, metric.part, metric.one_by_one) for metric in asking.values()]
     if isinstance(given, ShadowTraining):  # of a loop that this one replaces
-        known = (given.coalitions, given.part, given.one_by_one, given.groups)
+        known = (given.coalitions, given.part, given.one_by_one)
         given = given if known in wanted else None
         if given is not None and all(each == known for each in wanted):
             return given
@@ -269,7 +247,7 @@ def shadow_training(metrics: Mapping[str, Any], given: ClientAlgorithm | None) -
         )
     if any(each != wanted[0] for each in wanted):
         raise ConfigurationError(
-            f"metrics {list(asking)} are of different coalitions, groups or parts, and one set is trained "
-            "in a run. Give them the same, or leave all but one out."
+            f"metrics {list(asking)} are of different coalitions or parts, and one set is trained in a "
+            "run. Give them the same, or leave all but one out."
         )
     return ShadowTraining(*wanted[0])

@@ -5,15 +5,12 @@ from __future__ import annotations
 import secrets
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
-from torch import Tensor
 
-from flsv.engines.remote.conversations import Conversations
 from flsv.engines.remote.messages import (
     BadReply,
     OtherData,
@@ -21,7 +18,6 @@ from flsv.engines.remote.messages import (
     check_done,
     instruction_packet,
     pack,
-    read_instruction,
     read_update,
     unpack,
 )
@@ -31,7 +27,6 @@ from flsv.models.imbalance import OWN_SCORES
 from flsv.parameters import ParameterSpace
 from flsv.participants import Channel, Client, LocalData, NoAnswer
 from flsv.round import ClientUpdate, FederationState, Instruction
-from flsv.round.matrix import empty_rows
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -65,7 +60,6 @@ class Remote:
         self.directory, self._state, self._rounds = directory, state, rounds
         self._steps_per_sample, self._num_classes, self._reports = steps_per_sample, num_classes, frozenset(reports)
         self._usual: str | None = None
-        self.conversations = Conversations(directory.exchange)
         self._trained: dict[int, str] = {}
         self._answered: dict[int, tuple[dict[int, str], str | None]] = {}
         self.discard()
@@ -84,12 +78,11 @@ class Remote:
         self._stands, self._trained = dict(self._state.counted), {}
 
     def train(
-        self, instructions: dict[int, Instruction], device: torch.device, space: ParameterSpace
+        self, instructions: Mapping[int, Instruction], device: torch.device, space: ParameterSpace
     ) -> tuple[list[ClientUpdate], list[int]]:
         """The updates of those who sent one, in the order of ``instructions``, and whose models were not finite.
 
         Who is away, is late or sends something else is named in a warning and left out: as if it had not been drawn.
-        Where a late update is of use, the instruction that it follows takes the place of its site's.
         """
         packets = {}
         visits = {site: secrets.token_hex(8) for site in instructions}
@@ -100,10 +93,6 @@ class Remote:
         broken = []
         wrong: dict[int, str] = {}
         for site, reply in replies.items():
-            if isinstance(reply, Packet) and reply.asked is not None:
-                earlier = read_instruction(reply.asked)
-                start = None if earlier.start is None else earlier.start.to(device)
-                visits[site], instructions[site] = reply.asked.plain["visit"], replace(earlier, start=start)
             try:
                 samples = self.directory.sizes[site]["train"]
                 most = samples * self._steps_per_sample
@@ -143,17 +132,6 @@ class Remote:
             }
         return {s: f"it reports {words}, and as many {' or '.join({*most} - {words})}" for s, words in found.items()}
 
-    def steps_of(self, updates: Sequence[ClientUpdate]) -> int:
-        """The optimizer steps of a round's updates."""
-        return sum(update.num_steps for update in updates)
-
-    def rows(self, updates: Sequence[ClientUpdate], like: Tensor, folder: str) -> Tensor:
-        """``[k, P]``: their models, see :func:`flsv.round.matrix.empty_rows`."""
-        rows = empty_rows(len(updates), like, folder)
-        for row, update in zip(rows, updates):
-            row.copy_(update.vector)
-        return rows
-
     def ask(self, site: int, round_index: int, question: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A question's answer.
 
@@ -175,7 +153,7 @@ class Remote:
         packet = Packet("ask", told, {key: tensor.cpu() for key, tensor in tensors.items()})
         self._answered.pop(site, None)
         try:
-            reply = check_done(self.conversations.exchange(site, packet))
+            reply = check_done(self.directory.exchange({site: packet})[site])
         except BadReply as why:
             raise NoAnswer(self._told(site, f"did not answer {name}", why)) from why
         try:
@@ -259,9 +237,6 @@ class RemoteClient(Client):
         answer = self._remote.ask(self.id, self._round_index(), question, args, kwargs)
         self._count(question, (args, kwargs), answer)
         return answer
-
-    def map(self, conversation: Callable[[Client], T], clients: Sequence[Client]) -> list[T]:
-        return self._remote.conversations.map(conversation, clients)
 
     def take_back(self) -> None:
         self._remote.take_back(self.id)

@@ -24,7 +24,6 @@ class RemoteData(FederatedDataModule):
         num_classes: M; None where the data have no classes.
         class_names: their names.
         own: the server's own data, of which the validation and test loaders are used; None: it has none.
-        counted: whether ``sizes`` are numbers of samples. Else they say whether there are any, 1 or 0.
     """
 
     def __init__(
@@ -34,10 +33,8 @@ class RemoteData(FederatedDataModule):
         num_classes: int | None = None,
         class_names: Sequence[str] | None = None,
         own: L.LightningDataModule | None = None,
-        counted: bool = True,
     ) -> None:
         super().__init__()
-        self._counted = counted
         self.names, self._sizes, self._own = tuple(names), list(sizes), own
         self._classes = num_classes
         self._class_names = tuple(class_names or map(str, range(num_classes or 0))) or ("samples",)
@@ -88,10 +85,6 @@ class RemoteData(FederatedDataModule):
         return torch.tensor([[sizes["train"]] for sizes in self._sizes])
 
     @property
-    def known_num_samples(self) -> Tensor | None:
-        return self.num_samples if self._counted else None
-
-    @property
     def known_class_counts(self) -> None:
         return None
 
@@ -132,7 +125,7 @@ class RemoteData(FederatedDataModule):
             "source": f"sites {', '.join(self.names)}",
             "num_clients": self.num_clients,
             "num_classes": self.num_classes,
-            **({"train_samples": int(self.num_samples.sum())} if self._counted else {}),
+            "train_samples": int(self.num_samples.sum()),
         }
 
     def __str__(self) -> str:

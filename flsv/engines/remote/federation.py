@@ -29,20 +29,16 @@ from flsv.data import FederatedDataModule
 from flsv.engines.one_process import IdleProcess
 from flsv.engines.remote.clients import Remote, RemoteClient
 from flsv.engines.remote.data import RemoteData
-from flsv.engines.remote.secure.at_server import SecureRemote
-from flsv.engines.remote.secure.checks import by_samples, check_sums_only
-from flsv.engines.remote.secure.payload import groups_of
-from flsv.engines.remote.secure.settings import SecureSums
 from flsv.engines.remote.transport import Directory
 from flsv.errors import ConfigurationError
 from flsv.models.imbalance import OWN_SCORES
 from flsv.participants import LocalData
 from flsv.report.folder import FolderLock
 from flsv.round import Instruction, Round
-from flsv.server import ContributionMetrics, RoundServer
+from flsv.round.matrix import empty_rows
+from flsv.server import ContributionMetrics
 from flsv.server.checks import check_names
 from flsv.server.config import FederationConfig
-from flsv.server.sum_server import SumServer
 from flsv.strategy import Strategy
 
 #: How often a module without automatic optimization may step for one sample, before its site is not believed.
@@ -87,11 +83,12 @@ class RemoteCohort(CohortTraining):
                 "checkpoint."
             )
         if self.updates:
-            root = self._trainer.default_root_dir
-            self._matrix = self._remote.rows(self.updates, self.local.global_vector, root)
+            self._matrix = empty_rows(len(self.updates), self.local.global_vector, self._trainer.default_root_dir)
+            for row, update in zip(self._matrix, self.updates):
+                row.copy_(update.vector)
             # One in memory.
             self.updates = [replace(update, vector=row) for update, row in zip(self.updates, self._matrix)]
-        add(self._trainer, Counted(steps=self._remote.steps_of(self.updates)))
+        add(self._trainer, Counted(steps=sum(update.num_steps for update in self.updates)))
         return True
 
     def end_batch(self, loss: Tensor | None) -> bool:
@@ -147,27 +144,17 @@ class RemoteFederation(IdleProcess):
     Args:
         directory: the sites.
         options: what :class:`OneProcess` takes.
-        secure: let sites send sums only; True, or :class:`flsv.engines.remote.secure.SecureSums`. The sites have to
-            have the same.
     """
 
-    def __init__(self, directory: Directory, *options: Any, secure: SecureSums | bool = False) -> None:
-        trainer, data, state, _, board, config, *_ = options
-        if (sums := SecureSums.of(secure)) is not None:
-            sums.threshold_of(len(directory.names))
-            check_sums_only(config, board)
-            members = None if config.client_algorithm is None else config.client_algorithm.row_members()
-            groups = [] if members is None else groups_of(members)
-            directory.waiting.check_sums(sums, len(directory.names), groups)
+    def __init__(self, directory: Directory, *options: Any) -> None:
+        trainer, data, state, _, _, config, *_ = options
         _check_parts(config)
-        directory.keep_late = config.strategies["aggregator"].takes_late
         state.run = state.run or secrets.token_hex(8)
         # A batch has a sample at least; who steps by hand may do so several times a batch.
         steps = config.local_epochs * (1 if trainer.lightning_module.automatic_optimization else STEPS_BY_HAND)
         num_classes = data.num_classes if data.no_classes is None else None
-        known = directory, state, trainer.max_epochs or 1, steps, check_names(config.strategies), num_classes
-        more = by_samples(config), config.client_algorithm
-        self._remote = Remote(*known) if sums is None else SecureRemote(sums, *more, *known)
+        reports = check_names(config.strategies)
+        self._remote = Remote(directory, state, trainer.max_epochs or 1, steps, reports, num_classes)
         super().__init__(*options)
         _check_questions(self._strategies, self.server.board)
 
@@ -198,12 +185,6 @@ class RemoteFederation(IdleProcess):
     def _make_manager(self) -> ClientManager:
         options = (self._trainer, self._data, self.space, self._states)
         return RemoteClientManager(self._remote, lambda: self._state.round_index, *options)
-
-    def _make_server(self, *options: Any, **more: Any) -> RoundServer:
-        remote = self._remote
-        if isinstance(remote, SecureRemote):
-            return SumServer(lambda: (remote.sum_weight, remote.row_averages), *options, **more)
-        return super()._make_server(*options, **more)
 
     def _make_training(self, local: LocalTraining) -> CohortTraining:
         return RemoteCohort(local, self.manager, self._remote, self._sent)
@@ -259,7 +240,6 @@ def rehearse(
     directory: Directory,
     data: RemoteData,
     trainer: Mapping[str, Any],
-    secure: SecureSums | bool = False,
 ) -> None:
     """Begin the fit as it will begin, with sites that have enough of everything, up to the first round.
 
@@ -269,12 +249,11 @@ def rehearse(
         directory: of the sites; none is asked.
         data: whose sites have :data:`PLENTY`.
         trainer: arguments of the Trainer.
-        secure: see :class:`RemoteFederation`.
 
     Raises:
         ConfigurationError: what is wrong.
     """
-    acting = loop.without_files().replace(engine=partial(RemoteFederation, directory, secure=secure))
+    acting = loop.without_files().replace(engine=partial(RemoteFederation, directory))
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "num_sanity_val_steps": 0}
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they come again

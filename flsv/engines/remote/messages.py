@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import traceback
 from collections.abc import Mapping, Sequence
@@ -29,16 +30,7 @@ class OtherData(BadReply):
 
 
 class Unwilling(BadReply):
-    """A site is set up, or its policy is, so that it cannot take part; to ask it again is of no use.
-
-    Args:
-        why: in words.
-        site: its name.
-    """
-
-    def __init__(self, why: str, site: str) -> None:
-        super().__init__(why)
-        self.site = site
+    """A site is set up, or its policy is, so that it cannot take part; to ask it again is of no use."""
 
 
 def instruction_packet(instruction: Instruction, facts: dict[str, Any]) -> Packet:
@@ -82,21 +74,16 @@ def update_packet(update: ClientUpdate, lost: bool = False) -> Packet:
     return Packet("update", plain, {name: t.detach().cpu() for name, t in {**tensors, "vector": update.vector}.items()})
 
 
-def failure_packet(error: BaseException, site: str) -> Packet:
-    """An error, by its kind and the line that it comes from, without its text, which may quote samples.
-
-    Args:
-        error: of whatever kind.
-        site: the name of the site where it happened.
-    """
+def failure_packet(error: BaseException) -> Packet:
+    """An error, by its kind and the line that it comes from, without its text, which may quote samples."""
     places = traceback.extract_tb(error.__traceback__)
     where = f" at {Path(places[-1].filename).name}:{places[-1].lineno}" if places else ""
-    return failed_packet(f"{type(error).__name__}{where}", site, isinstance(error, ConfigurationError))
+    return failed_packet(f"{type(error).__name__}{where}", isinstance(error, ConfigurationError))
 
 
-def failed_packet(what: str, site: str, unwilling: bool) -> Packet:
+def failed_packet(what: str, unwilling: bool) -> Packet:
     """What went wrong at a site in words that may leave it; ``unwilling``: and would again."""
-    return Packet("failed", {"error": what, "site": site, "unwilling": unwilling})
+    return Packet("failed", {"error": what, "unwilling": unwilling})
 
 
 def check_done(reply: Packet | str) -> Packet:
@@ -109,7 +96,7 @@ def check_done(reply: Packet | str) -> Packet:
         raise BadReply(reply)
     if reply.kind == "failed":
         why = f"it failed with {reply.plain.get('error')!s:.200}, its own log says more"
-        raise Unwilling(why, str(reply.plain.get("site"))) if reply.plain.get("unwilling") is True else BadReply(why)
+        raise Unwilling(why) if reply.plain.get("unwilling") is True else BadReply(why)
     if reply.kind == "late":
         raise BadReply(f"it has stopped, not ready after {reply.plain.get('seconds')!s:.10} s")
     if reply.kind == "busy":
@@ -196,8 +183,6 @@ class Packet:
         kind: what it is about.
         plain: what JSON can say.
         tensors: by name; dense ones, of numbers.
-        took: of a reply, what the seconds until it was there went for, where the transport knows; it does not cross.
-        asked: of a reply that comes late, the earlier packet that it answers; nor does this.
 
     Raises:
         ValueError: it is none, whatever was said to be one.
@@ -206,8 +191,6 @@ class Packet:
     kind: str
     plain: Mapping[str, Any] = field(default_factory=dict)
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
-    took: Mapping[str, float] = field(default_factory=dict, compare=False)
-    asked: Packet | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.kind, str) or not isinstance(self.plain, Mapping):
@@ -218,6 +201,21 @@ class Packet:
             dense = isinstance(tensor, Tensor) and tensor.layout == torch.strided and not tensor.is_meta
             if not isinstance(name, str) or not dense or tensor.dtype not in _NUMBERS:
                 raise ValueError(f"{name!r:.40} is no dense tensor of numbers.")
+
+
+def digest(plain: Any, tensors: Mapping[str, Tensor]) -> bytes:
+    """SHA-256 of values and tensors.
+
+    Example:
+        >>> one, other = (digest(["train", i], {"start": torch.zeros(2)}) for i in (1, 2))
+        >>> one == other
+        False
+    """
+    found = hashlib.sha256(repr(plain).encode())
+    for name, tensor in sorted(tensors.items()):
+        found.update(name.encode())
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.digest()
 
 
 def pack(value: Any) -> tuple[Any, dict[str, Tensor]]:

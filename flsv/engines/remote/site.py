@@ -12,15 +12,16 @@ from typing import Any, Protocol
 
 import lightning as L
 from lightning.fabric.utilities.apply_func import move_data_to_device
+from lightning.pytorch.utilities import rank_zero_info
 
 from flsv._lightning.evaluation import count_answers
 from flsv.clients.algorithms.base import used_model
 from flsv.clients.client_manager import ClientManager
 from flsv.data import FederatedDataModule, OneClient, Splits
 from flsv.engines.one_process import shared_space
-from flsv.engines.remote.audit import AuditLog
 from flsv.engines.remote.messages import (
     Packet,
+    digest,
     failed_packet,
     failure_packet,
     pack,
@@ -29,20 +30,8 @@ from flsv.engines.remote.messages import (
     update_packet,
 )
 from flsv.engines.remote.policy import Refused, SitePolicy
-from flsv.engines.remote.secure.at_site import SumsAtSite, flags
-from flsv.engines.remote.secure.checks import by_samples, check_sums_only
-from flsv.engines.remote.secure.settings import SecureSums
 from flsv.engines.remote.transport import agreement
-from flsv.engines.remote.visit import (
-    Kept,
-    OutOfTime,
-    SiteMemory,
-    SiteVisit,
-    StillBusy,
-    noise_seed,
-    own_secret,
-    site_key,
-)
+from flsv.engines.remote.visit import Kept, OutOfTime, SiteMemory, SiteVisit, StillBusy, noise_seed, own_secret
 from flsv.errors import ConfigurationError
 from flsv.models.imbalance import ClassScores, plain_scores
 from flsv.parameters import ParameterSpace
@@ -84,27 +73,23 @@ class Site:
     """A participant.
 
     Args:
-        name: by which the server knows it, in every round and after a restart.
         module: makes the LightningModule, the same as the server's.
         data: makes the site's own data: a LightningDataModule, or a FederatedDataModule of one client (which can hold
             back test and validation samples of its own).
         settings: makes the federation's loop, the same as the server's.
-        folder: where the site keeps what it needs between rounds.
+        folder: the site's own, where it keeps what it needs between rounds.
         trainer: arguments of the Trainer that trains here, such as ``{"accelerator": "gpu"}``.
         questions: functions that the server may ask for beside flsv's own, as ``"package.module:function"``.
         upload_seed: what uploads draw from, such as the noise of a private update. Default: a secret of this site's
             own, so that the server cannot take the noise off again.
         policy: what the site's owner allows. None: whatever the app asks for.
-        secure: send sums only: True, or :class:`flsv.engines.remote.secure.SecureSums`, the same as the server.
 
     Raises:
-        ConfigurationError: the data are those of several clients; with ``secure``, settings in which sites would tell
-            more than sums.
+        ConfigurationError: the data are those of several clients.
     """
 
     def __init__(
         self,
-        name: str,
         module: Callable[[], L.LightningModule],
         data: Callable[[], L.LightningDataModule],
         settings: Callable[[], Settings],
@@ -113,22 +98,12 @@ class Site:
         questions: Sequence[str] = (),
         upload_seed: int | None = None,
         policy: SitePolicy | None = None,
-        secure: SecureSums | bool = False,
     ) -> None:
         self._policy = policy or SitePolicy()
-        audit, key = self._policy.audit, self._policy.audit_key
-        self._audit = None if audit is None else AuditLog(folder / name / audit, None if key is None else Path(key))
-        self.name, self._make_module, self._folder = name, module, folder
+        self._make_module, self._folder = module, folder
         self._trainer_options, self._questions = dict(trainer or {}), {*QUESTIONS, *questions}
         self._settings, made = settings(), data()
-        self._upload_seed, self._secret = upload_seed, own_secret(folder / name)
-        self._secure, self._sums = SecureSums.of(secure), None
-        if self._secure is not None:
-            config = self._settings.config
-            check_sums_only(config)
-            self._sums = SumsAtSite(
-                self._secure, name, self._secret, self._policy, by_samples(config), config.client_algorithm
-            )
+        self._upload_seed, self._secret = upload_seed, own_secret(folder)
         if not isinstance(made, FederatedDataModule):
             made = FederatedDataModule(made, OneClient(), splits=Splits(server_val=0.0))
         self._data = made
@@ -137,38 +112,23 @@ class Site:
         made.setup("fit")
         if made.num_clients != 1:
             raise ConfigurationError(
-                f"site {name!r} has data of {made.num_clients} clients: a site is one. Use OneClient()."
+                f"this site has data of {made.num_clients} clients: a site is one. Use OneClient()."
             )
 
-    def answer(self, packet: Packet, who: str = "") -> Packet:
+    def answer(self, packet: Packet, who: str = "server") -> Packet:
         """Reply to a message of the server. Errors are reported by kind and place only, because their text may quote
         samples; this site's log has them in full. What the site's policy forbids is said in words.
 
         Args:
-            packet: the message.
-            who: has sent it, for the site's audit log.
+            packet: the message; the log has a line of it.
+            who: has sent it.
         """
-        reply = self._answer(packet)
-        if self._audit is None:
-            return reply
-        try:
-            self._audit.add(who, packet, reply)
-        except OSError:
-            _log.exception("site %r could not write its audit log, and answers nothing", self.name)
-            return failed_packet(f"site {self.name!r}: its audit log cannot be written", self.name, unwilling=True)
-        return reply
-
-    def _answer(self, packet: Packet) -> Packet:
         replies = {"hello": self._hello, "train": self._train, "ask": self._ask, "test": self._test}
-        if self._sums is not None:
-            answers = {"keys": self._sums.keys, "shares": self._sums.shares, "unmask": self._sums.unmask}
-            replies |= {kind: partial(self._summing, answer) for kind, answer in answers.items()}
-            replies.pop("test")  # it would tell how good a model is on one site's samples
         try:
-            self._policy.check(packet.plain)
-            self._policy.check_secure(self._sums is not None)
-            number = self._number(packet)
-            if number is not None:
+            about = {name: packet.plain[name] for name in ("run", "round", "question") if name in packet.plain}
+            sent = digest([packet.kind, packet.plain], packet.tensors).hex()
+            rank_zero_info(f"flsv: {who} asks {packet.kind!r:.20} {about!r:.200}, sha256 {sent}")
+            if (number := packet.plain.get("client")) is not None:  # which client this is, in the server's count
                 self._data.deal_from(number)
             return replies[packet.kind](packet)
         except StillBusy as error:
@@ -176,36 +136,22 @@ class Site:
         except OutOfTime:
             return Packet("late", {"seconds": packet.plain["seconds"]})
         except Refused as error:
-            _log.warning("site %r refused %r: %s", self.name, packet.kind, error)
-            return failed_packet(f"site {self.name!r}: {error}", self.name, unwilling=True)
+            _log.warning("%r was refused: %s", packet.kind, error)
+            return failed_packet(str(error), unwilling=True)
         except Exception as error:
-            _log.exception("site %r could not answer %r", self.name, packet.kind)
-            return failure_packet(error, self.name)
-
-    def _number(self, packet: Packet) -> int | None:
-        """Which client this is, in the server's count; None where the server does not know it."""
-        sites = packet.plain.get("sites", [])
-        return packet.plain.get("client", sites.index(self.name) if self.name in sites else None)
+            _log.exception("%r could not be answered", packet.kind)
+            return failure_packet(error)
 
     def _hello(self, packet: Packet) -> Packet:
-        self._policy.check_uploads(self._settings.config.uploads)
+        self._policy.noise(self._settings.config.uploads)
         module, data = self._make_module(), self._data
         sizes = {split: len(data.client_indices(0, split)) for split in ("train", "val", "test")}  # type: ignore[arg-type]
-        if self._sums is not None:
-            self._sums.check_groups()
-            sizes = flags(sizes)
-        agreed = agreement(module, self._settings, self._secure or False)
-        return Packet("hello", {"name": self.name, "key": site_key(self._secret), "sizes": sizes, **agreed})
-
-    def _summing(self, answer: Callable[[SiteMemory, Packet], Packet], packet: Packet) -> Packet:
-        with self._memory(packet) as memory:
-            return answer(memory, packet)
+        agreed = agreement(module, self._settings)
+        return Packet("hello", {"sizes": sizes, **agreed})
 
     def _train(self, packet: Packet) -> Packet:
         instruction, plain = read_instruction(packet), packet.plain
         with self._memory(packet) as memory:
-            if self._sums is not None:
-                self._sums.begin(memory, packet)
             kept = memory.after(plain["counted"])
             visit = SiteVisit(
                 instruction,
@@ -218,14 +164,12 @@ class Site:
                 self._limit,
                 plain.get("seconds"),
             )
-            self._policy.spend(self._settings.config.uploads, self._folder / self.name / LEDGER)
+            self._policy.spend(self._settings.config.uploads, self._folder / LEDGER)
             trainer = self._trainer(instruction.round_index, plain["rounds"], visit)
             trainer.fit(self._make_module(), visit.loader())
             if visit.update is None:
                 return Packet("broken")
             memory.keep(plain["visit"], visit.kept, plain["counted"])
-            if self._sums is not None:
-                return self._sums.masked(memory, packet, visit.update, lost=kept is None)
         return update_packet(visit.update, lost=kept is None)
 
     def _test(self, packet: Packet) -> Packet:
@@ -253,13 +197,11 @@ class Site:
         plain = packet.plain
         self._policy.check_question(plain["question"])
         if plain["question"] not in self._questions:
-            raise PermissionError(f"site {self.name!r} does not answer {plain['question']!r}.")
+            raise PermissionError(f"{plain['question']!r} is no question that this site answers.")
         module_name, _, function = plain["question"].partition(":")
         question = getattr(importlib.import_module(module_name), function)
         args, kwargs = unpack(plain["arguments"], packet.tensors)
         with self._memory(packet) as memory:
-            if self._sums is not None:
-                self._sums.check_question(memory, packet)
             kept = self._kept(memory, packet)
             asked = _Asked(partial(self._reply, question, args, kwargs, kept, plain["classes"]))
             self._trainer(plain["round"], 0, asked).fit(self._make_module(), self._data.client_loader(0))
@@ -316,7 +258,7 @@ class Site:
 
     @contextmanager
     def _memory(self, packet: Packet) -> Iterator[SiteMemory]:
-        memory = SiteMemory(self._folder / self.name, packet.plain["run"])
+        memory = SiteMemory(self._folder, packet.plain["run"])
         with memory.busy(packet.plain["round"]):
             yield memory
 
@@ -324,7 +266,7 @@ class Site:
         """What this site stands at, to be asked about."""
         kept = memory.after(packet.plain["counted"])
         if kept is None:
-            raise LookupError(f"site {self.name!r} no longer holds what it kept of the round that it is asked about.")
+            raise LookupError("this site no longer holds what it kept of the round that it is asked about.")
         return dict(kept)
 
 

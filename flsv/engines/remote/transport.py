@@ -1,4 +1,4 @@
-"""Transports: who is connected, and the exchange of packets."""
+"""Transports: which sites are there, and the exchange of packets."""
 
 from __future__ import annotations
 
@@ -12,14 +12,22 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import lightning as L
+from lightning.pytorch.utilities import rank_zero_info
 
 from flsv._lightning.durable import replacing
 from flsv.engines.one_process import shared_space
 from flsv.engines.remote.messages import BadReply, Packet, Unwilling, check_done, whole
-from flsv.engines.remote.secure.checks import by_samples
-from flsv.engines.remote.secure.settings import SecureSums
-from flsv.engines.remote.waiting import Address, Reply, Wait, Waiting
 from flsv.errors import ConfigurationError
+
+Address = int
+Reply = Packet | str
+"""A packet, or in words why there is none."""
+
+#: An exchange that took fewer seconds is not logged.
+QUICK = 1.0
+#: What a site can have of a split: the server counts them one by one.
+MOST_SAMPLES = 10**8
+_SPLITS = {"train": 1, "val": 0, "test": 0}
 
 
 class Transport(Protocol):
@@ -31,39 +39,39 @@ class Transport(Protocol):
     and waits for the replies. A packet fits into a ``Shareable``.
     """
 
-    def present(self) -> Sequence[Address]:
-        """Addresses of the sites that can be reached now."""
+    def present(self) -> Mapping[Address, str]:
+        """Addresses of the nodes that can be reached now, and the names under which they are registered."""
 
-    def exchange(self, packets: Mapping[Address, Packet], wait: Wait) -> Mapping[Address, Reply]:
-        """Replies to packets; who has not replied when the wait is over is missing."""
+    def exchange(
+        self, packets: Mapping[Address, Packet], seconds: float, start: float = 0.0
+    ) -> Mapping[Address, Reply]:
+        """Replies to packets; who has not replied when the time is over is missing.
 
-
-#: What a site can have of a split: the server counts them one by one.
-MOST_SAMPLES = 10**8
-_SPLITS = {"train": 1, "val": 0, "test": 0}
+        Args:
+            packets: by address.
+            seconds: that a site has for its work.
+            start: that the start of its process may take besides.
+        """
 
 
 class Directory:
     """The sites of a federation by name, with their current addresses.
 
-    A site is known by its name, not by its address, so one that was restarted is the same site. The name is that of
-    whoever says it first in a run: another one that says it is left alone, be the first one there or away. It is told
-    from the first one by its address (on Flower that of the SuperNode's key, if it has one), and by a key that follows
-    from what lies in the site's folder.
+    A site is known by the name under which whoever runs the transport has registered it, not by what it says, nor by
+    its address: one that was restarted, or has another key, is the same site.
 
     Args:
         transport: carries the packets.
         names: of all sites; a site's number is its place here.
         ours: what the server has, see :func:`flsv.engines.remote.transport.agreement`.
-        book: the file in which it is kept how many samples the sites have and who they are, so that a server goes on
-            while some are away.
+        book: the file in which it is kept how many samples the sites have, so that a server goes on while some are
+            away.
         timeout: seconds that a site has for its work; what its first contact took comes on top, for the start of its
             process.
         wait: seconds to wait for all sites before the first round, and for any site within a run.
-        waiting: with whose answers a round ends.
 
     Attributes:
-        keep_late: whether an update that comes late is of use to the round that its site is drawn for next.
+        sizes: number of a site to its samples by split.
     """
 
     def __init__(
@@ -74,9 +82,7 @@ class Directory:
         book: Path,
         timeout: float = 600.0,
         wait: float = 600.0,
-        waiting: Waiting | None = None,
     ) -> None:
-        self.waiting, self.keep_late, self._starts = waiting or Waiting(), False, dict[int, float]()
         if len(set(names)) < len(names) or not names:
             raise ConfigurationError(f"sites={list(names)}: expected names, each once.")
         self.names, self.timeout, self.wait = list(names), timeout, wait
@@ -84,18 +90,15 @@ class Directory:
         book.parent.mkdir(parents=True, exist_ok=True)
         try:
             known = json.loads(book.read_bytes()) if book.is_file() else {}
-            self._entries = {i: _entry(known[n], int(known[n]["address"])) for i, n in enumerate(names) if n in known}
+            self.sizes = {i: _sizes(known[name]) for i, name in enumerate(names) if name in known}
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigurationError(
                 f"{book} cannot be read: it lacks or garbles {error}. Delete it and start again with all sites."
             ) from error
-        self._known: dict[Address, int | None] = {}
-        self._silent: dict[Address, str] = {}
-
-    @property
-    def sizes(self) -> dict[int, dict[str, int]]:
-        """Number of a site to its samples by split."""
-        return {site: entry["sizes"] for site, entry in self._entries.items()}
+        self._greeted: dict[Address, bool] = {}  # whether it takes part, or is left alone
+        self._here: dict[int, Address] = {}
+        self._silent: dict[int, str] = {}
+        self._start = 0.0
 
     def gather(self) -> None:
         """Wait until every site has said how many samples it has, now or in an earlier run.
@@ -107,14 +110,16 @@ class Directory:
         deadline = time.monotonic() + self.wait
         while True:
             here = self.refresh(strict=True)
-            missing = [name for i, name in enumerate(self.names) if i not in self._entries]
+            missing = [name for i, name in enumerate(self.names) if i not in self.sizes]
             if not missing and here:
                 return
             if time.monotonic() > deadline:
-                said = "".join(f" A node is there and has not said who it is: {why}." for why in self._silent.values())
+                said = [f" {self.names[site]!r} is there and says: {why}." for site, why in self._silent.items()]
+                others = sorted({*self._transport.present().values()} - {*self.names})
+                said += [f" Nodes registered as {others} are there."] if others else []
                 raise RuntimeError(
-                    f"sites {missing or self.names} have not come within {self.wait:g} s.{said} Start them, or leave "
-                    "them out of sites=[...]."
+                    f"sites {missing or self.names} have not come within {self.wait:g} s.{''.join(said)} Start them, "
+                    "or leave them out of sites=[...]."
                 )
             time.sleep(min(0.5, self.wait))
 
@@ -124,35 +129,23 @@ class Directory:
         Args:
             strict: whether a site with other settings is an error. Else it is left alone: a run goes on without it.
         """
-        present = list(self._transport.present())
+        nodes = self._transport.present()
         # Who was left alone may come back as it should be.
-        self._known = {a: site for a, site in self._known.items() if a in present or site is not None}
-        new = [address for address in present if address not in self._known]
-        hello = Packet("hello", {"sites": self.names})
-        # The first contact starts a process and reads the data: it has the time that there is before the first round.
-        first = Wait(max(self.timeout, self.wait) if strict else self.timeout, what="who is there")
-        replies = self._transport.exchange(dict.fromkeys(new, hello), first) if new else {}
-        first.tell(replies)
-        for address, reply in replies.items():
-            try:
-                site = self._greeted(address, check_done(reply), present, strict)
-            except BadReply as why:  # perhaps it will: it is greeted again when somebody is asked for next
-                expected = set(self.names) - {self.names[site] for site in self._known.values() if site is not None}
-                if strict and isinstance(why, Unwilling) and why.site in expected:
-                    raise ConfigurationError(
-                        f"site {why.site!r} cannot take part: {why}. Mend it there, and start this server again."
-                    ) from why
-                if self._silent.get(address) != str(why):
-                    warnings.warn(f"a node has not said who it is: {why}.", stacklevel=2)
-                self._silent[address] = str(why)
-                continue
-            self._silent.pop(address, None)
-            # In the place of where the site was before.
-            self._known = {a: known for a, known in self._known.items() if known is None or known != site}
-            self._known[address] = site
-            if site is not None and isinstance(reply, Packet):
-                self._starts[site] = sum(reply.took.values())
-        return {site: a for a, site in self._known.items() if site is not None and a in present}
+        self._greeted = {a: taking_part for a, taking_part in self._greeted.items() if taking_part or a in nodes}
+        self._here = self._sites_at(nodes)
+        new = {site: address for site, address in self._here.items() if address not in self._greeted}
+        if new:
+            packets = {address: Packet("hello", {"client": site}) for site, address in new.items()}
+            began = time.monotonic()
+            # The first contact starts a process and reads the data: it has the time that there is before the first
+            # round.
+            replies = self._transport.exchange(packets, max(self.timeout, self.wait) if strict else self.timeout)
+            if len(replies) == len(packets):
+                self._start = time.monotonic() - began
+            for site, address in new.items():
+                if address in replies:
+                    self._greet(site, address, replies[address], strict)
+        return {site: address for site, address in self._here.items() if self._greeted.get(address)}
 
     def exchange(self, packets: Mapping[int, Packet]) -> dict[int, Reply]:
         """Replies of sites, by their numbers; who is away, late or fails replies with words. If none is there at all,
@@ -163,69 +156,65 @@ class Directory:
         sent = {here[site]: packet for site, packet in packets.items() if site in here}
         if not sent:
             return dict.fromkeys(packets, "it is away")
-        start = max(self._starts.get(site, 0.0) for site in packets if site in here)
-        names = {address: self.names[site] for site, address in here.items()}
-        wait = Wait(self.timeout, start, _about(packets), names, len(packets), self.waiting, self.keep_late)
-        replies = self._transport.exchange(sent, wait)
-        wait.tell(replies)
-        late = wait.why_missing()
+        began = time.monotonic()
+        replies = self._transport.exchange(sent, self.timeout, self._start)
+        if (seconds := time.monotonic() - began) > QUICK:
+            came = sum(isinstance(reply, Packet) for reply in replies.values())
+            rank_zero_info(f"flsv: {_about(packets)}: {came} of {len(packets)} sites in {seconds:.1f} s.")
+        late = f"no reply within {self.timeout:g} s"
         return {s: replies.get(here[s], late) if s in here else "it is away" for s in packets}
 
     def greet_again(self, site: int) -> None:
-        """Ask a site who it is before it is asked for anything else."""
-        self._known = {address: known for address, known in self._known.items() if known != site}
+        """Ask a site what it has before it is asked for anything else."""
+        self._greeted.pop(self._here[site], None)
 
-    def _greeted(self, address: Address, reply: Packet, present: Sequence[Address], strict: bool) -> int | None:
-        """The number of the site that has said who it is; None where it is to be left alone.
-
-        Raises:
-            BadReply: it has not.
-        """
-        said = reply.plain
-        try:
-            name, entry = said["name"], _entry(said, address)
-        except (KeyError, TypeError, ValueError) as error:
-            raise BadReply(f"its {reply.kind!r:.40} lacks or garbles {error!s:.200}") from error
-        why = f"a node is no site of this federation: its name is {name!r:.80}."
-        if name in self.names:
+    def _sites_at(self, nodes: Mapping[Address, str]) -> dict[int, Address]:
+        found: dict[int, Address] = {}
+        for address, name in nodes.items():
+            if name not in self.names:
+                continue
             site = self.names.index(name)
-            why = self._stranger(site, entry, present) or self._disagrees(name, said, strict)
-        if why:
-            warnings.warn(f"{why} It is left alone.", stacklevel=3)
-            return None
-        before = self._entries.get(site, entry)
-        if before["sizes"] != entry["sizes"]:
-            warnings.warn(
-                f"site {name!r} has {entry['sizes']} samples now and had {before['sizes']}: values from here on are of "
-                "its new data.",
-                stacklevel=3,
-            )
-        self._entries[site] = entry
-        with replacing(self._book) as file:
-            file.write(json.dumps({self.names[i]: e for i, e in sorted(self._entries.items())}, indent=1).encode())
-        return site
+            if site in found:
+                warnings.warn(f"two nodes are registered as {name!r}: one of them is left alone.", stacklevel=3)
+            if site not in found or address == self._here.get(site):
+                found[site] = address
+        return found
 
-    def _stranger(self, site: int, entry: Mapping[str, Any], present: Sequence[Address]) -> str:
-        """Why a node is not the site that it says it is, in words; empty where it is."""
-        name, first = self.names[site], self._entries.get(site, entry)
-        if any(known == site and other in present for other, known in self._known.items()):
-            return f"a second node calls itself site {name!r}."
-        if entry["address"] != first["address"] and entry["key"] != first["key"]:
-            return (
-                f"a node calls itself site {name!r} and is not the one that did so first in this run. (If it is, and "
-                f"has lost its folder: take {name!r} out of {self._book} and start this server again.)"
-            )
-        return ""
-
-    def _disagrees(self, name: str, said: Mapping[str, Any], strict: bool) -> str:
-        """What a site has otherwise than the server, in words; empty if it is nothing."""
+    def _greet(self, site: int, address: Address, reply: Reply, strict: bool) -> None:
+        """Take in what a site has said of itself."""
+        name = self.names[site]
+        try:
+            said = check_done(reply).plain
+            sizes = _sizes(said["sizes"])
+        except (BadReply, KeyError, TypeError, ValueError) as why:  # perhaps it will: it is greeted again
+            if strict and isinstance(why, Unwilling):
+                raise ConfigurationError(
+                    f"site {name!r} cannot take part: {why}. Mend it there, and start this server again."
+                ) from why
+            words = str(why) if isinstance(why, BadReply) else f"its reply lacks or garbles {why!s:.200}"
+            if self._silent.get(site) != words:
+                warnings.warn(f"site {name!r} has not said what it has: {words}.", stacklevel=3)
+            self._silent[site] = words
+            return
+        self._silent.pop(site, None)
         try:
             check_agreement(name, said, self._ours)
         except ConfigurationError as error:
             if strict:
                 raise
-            return str(error)
-        return ""
+            warnings.warn(f"{error} It is left alone.", stacklevel=3)
+            self._greeted[address] = False
+            return
+        self._greeted[address] = True
+        before, self.sizes[site] = self.sizes.get(site, sizes), sizes
+        if before != sizes:
+            warnings.warn(
+                f"site {name!r} has {sizes} samples now and had {before}: values from here on are of its new data.",
+                stacklevel=3,
+            )
+        with replacing(self._book) as file:
+            known = {self.names[i]: each for i, each in sorted(self.sizes.items())}
+            file.write(json.dumps(known, indent=1).encode())
 
 
 def _about(packets: Mapping[int, Packet]) -> str:
@@ -234,19 +223,17 @@ def _about(packets: Mapping[int, Packet]) -> str:
     return f"round {packet.plain['round']}, {packet.kind}" if "round" in packet.plain else packet.kind
 
 
-def _entry(said: Mapping[str, Any], address: Address) -> dict[str, Any]:
-    """What the book holds of a site.
+def _sizes(said: Mapping[str, Any]) -> dict[str, int]:
+    """What a site has of each split.
 
     Raises:
         KeyError, TypeError, ValueError: the site, or the book, does not say it.
     """
-    sizes = {split: whole(said["sizes"], split, MOST_SAMPLES, least) for split, least in _SPLITS.items()}
-    return {"sizes": sizes, "key": str(said["key"])[:64], "address": address}
+    return {split: whole(said, split, MOST_SAMPLES, least) for split, least in _SPLITS.items()}
 
 
-def agreement(module: L.LightningModule, settings: Any, secure: Any = False) -> dict[str, str]:
-    """What one side has, in words: the version, the module's state, what happens at clients, and whether they send
-    sums only (True, or a :class:`flsv.engines.remote.secure.SecureSums`)."""
+def agreement(module: L.LightningModule, settings: Any) -> dict[str, str]:
+    """What one side has, in words: the version, the module's state, and what happens at clients."""
     config, strategies = settings.config, settings.config.strategies
     space, _ = shared_space(module, config)
     layout = hashlib.sha256(repr(list(zip(space.names, map(tuple, space.shapes)))).encode()).hexdigest()[:16]
@@ -255,13 +242,8 @@ def agreement(module: L.LightningModule, settings: Any, secure: Any = False) -> 
         "flsv": version("flsv"),
         "module": f"{type(module).__name__}, {space.size} numbers, {layout}",
         "at clients": ", ".join([*at_clients, *map(repr, config.uploads)]) or "nothing",
-        "secure sums": _described(SecureSums.of(secure), config),
         "training": ", ".join(f"{n}={getattr(config, n)!r}" for n in ("local_epochs", "client_optimizer", "head")),
     }
-
-
-def _described(sums: SecureSums | None, config: Any) -> str:
-    return "none" if sums is None else f"{sums!r}, by {'samples' if by_samples(config) else 'site'}"
 
 
 def check_agreement(site: str, theirs: Mapping[str, Any], ours: Mapping[str, str]) -> None:

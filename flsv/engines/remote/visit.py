@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import secrets
@@ -27,7 +26,7 @@ from flsv.clients.cohort import CohortLoader
 from flsv.clients.schedules import LocalSteps
 from flsv.data import FederatedDataModule
 from flsv.engines.one_process import local_training, shared_space
-from flsv.engines.remote.messages import Packet
+from flsv.engines.remote.messages import Packet, digest
 from flsv.errors import ConfigurationError
 from flsv.participants import ClientStates, at
 from flsv.report.folder import FolderLock
@@ -56,11 +55,6 @@ def own_secret(folder: Path) -> str:
     return path.read_text()
 
 
-def site_key(secret: str) -> str:
-    """By which a server knows this site again; it does not tell the secret."""
-    return hashlib.sha256(f"{secret} key".encode()).hexdigest()
-
-
 def noise_seed(secret: str, packet: Packet) -> int:
     """The seed of a round's uploads: 63 bits that only the site knows.
 
@@ -68,11 +62,7 @@ def noise_seed(secret: str, packet: Packet) -> int:
     in another, has other noise, or the difference would.
     """
     told = [packet.plain[name] for name in ("run", "round", "client", "seed", "counted")]
-    digest = hashlib.sha256(repr([secret, told]).encode())
-    for name, tensor in sorted(packet.tensors.items()):
-        digest.update(name.encode())
-        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return int.from_bytes(digest.digest()[:8], "little") >> 1
+    return int.from_bytes(digest([secret, told], packet.tensors)[:8], "little") >> 1
 
 
 class SiteMemory:

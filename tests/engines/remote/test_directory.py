@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from remote_federation import CASES, Remotely, assert_same, momentum, shapfed, site
 from remote_sites import NAMES, Replay, module
 
-from flsv.engines.remote import Directory, Packet, Waiting, agreement
+from flsv.engines.remote import Directory, Packet, agreement
 from flsv.engines.remote.messages import failure_packet
 from flsv.errors import ConfigurationError
 from flsv.uploads import TopK
@@ -28,16 +28,16 @@ class Slow:
     def __init__(self, absent: int, mute: int) -> None:
         self.absent, self.mute = absent, mute
 
-    def present(self) -> list[int]:
+    def present(self) -> dict[int, str]:
         self.absent -= 1
-        return [] if self.absent >= 0 else [100]
+        return {} if self.absent >= 0 else {100: NAMES[0]}
 
-    def exchange(self, packets: Any, wait: Any) -> dict[int, Any]:
+    def exchange(self, packets: Any, seconds: float, start: float = 0.0) -> dict[int, Any]:
         if any(packet.kind == "hello" for packet in packets.values()):
             self.mute -= 1
             if self.mute >= 0:
                 return dict.fromkeys(packets, "the node is not available")
-            said = {**agreement(module(), shapfed()), "name": NAMES[0], "key": "", "sizes": SIZES}
+            said = {**agreement(module(), shapfed()), "sizes": SIZES}
             return {address: Packet("here", said) for address in packets}
         return {address: Packet("answer", {"of": address}) for address in packets}
 
@@ -51,7 +51,7 @@ def test_the_first_site_is_waited_for(tmp_path: Path, absent: int, mute: int) ->
         replies = directory.exchange({0: Packet("ask"), 1: Packet("ask")})
     assert replies[0].plain == {"of": 100}  # type: ignore[union-attr]
     assert replies[1] == "it is away"
-    assert len([each for each in told if "has not said who it is" in str(each.message)]) == min(mute, 1)
+    assert len([each for each in told if "'Boston' has not said what it has" in str(each.message)]) == min(mute, 1)
 
 
 def test_a_site_that_is_away_is_not_waited_for_while_others_are_there(
@@ -77,30 +77,30 @@ def test_a_site_that_is_set_up_wrongly_ends_the_start(tmp_path: Path) -> None:
     """At once and by name; what its error says, which may be of its samples, stays there."""
     error = ConfigurationError("class 'of Jane Doe' has 1 sample")
     ours = agreement(module(), shapfed())
-    said: dict[str, Any] = {name: {**ours, "name": name, "key": name, "sizes": SIZES} for name in NAMES}
     nodes = Replay()
-    nodes.says["hello"] = {100 + i: Packet("here", said[name]) for i, name in enumerate(NAMES)}
-    nodes.says["hello"][102] = failure_packet(error, "Osaka")
+    nodes.says["hello"] = {100 + i: Packet("here", {**ours, "sizes": SIZES}) for i in range(3)}
+    nodes.says["hello"][102] = failure_packet(error)
     directory = Directory(nodes, NAMES, ours, tmp_path / "book", wait=60)
     with pytest.raises(ConfigurationError, match="site 'Osaka' cannot take part: it failed with Config") as told:
         directory.gather()
     assert "Jane" not in str(told.value)
-    # Of a node that says another's name, or is another federation's, or may mend itself, no start ends.
-    for reply in (
-        failure_packet(error, "Lyon"),
-        failure_packet(error, "Perth"),
-        failure_packet(error, ""),
-        failure_packet(OSError("no disk"), "Osaka"),
+    # One that may mend itself ends no start.
+    nodes.says["hello"][102] = failure_packet(OSError("no disk"))
+    directory = Directory(nodes, NAMES, ours, tmp_path / "other", wait=0)
+    with (
+        pytest.warns(UserWarning, match="site 'Osaka' has not said what it has"),
+        pytest.raises(
+            RuntimeError, match=r"\['Osaka'\] have not come within 0 s. 'Osaka' is there.*OSError"
+        ),
     ):
-        nodes.says["hello"][102] = reply
-        directory = Directory(nodes, NAMES, ours, tmp_path / "other", wait=0)
-        with (
-            pytest.warns(UserWarning, match="has not said who it is"),
-            pytest.raises(
-                RuntimeError, match=rf"\['Osaka'\] have not come within 0 s. A node is there.*{reply.plain['error']}"
-            ),
-        ):
-            directory.gather()
+        directory.gather()
+
+
+def test_a_node_of_another_name_is_told_of_where_a_site_is_missing(tmp_path: Path) -> None:
+    remote = Remotely(tmp_path, shapfed)
+    remote.transport.names[101] = ""  # registered without one
+    with pytest.raises(RuntimeError, match=r"sites \['Lyon'\] have not come .* Nodes registered as \[''\] are there"):
+        remote.fit()
 
 
 def test_a_killed_server_goes_on_and_sites_begin_where_they_stood(tmp_path: Path) -> None:
@@ -129,47 +129,25 @@ def _die() -> Packet:
 
 def test_a_second_node_of_one_name_is_left_alone(tmp_path: Path) -> None:
     remote = Remotely(tmp_path, shapfed)
-    remote.transport.sites[200] = remote.transport.sites[101]
     asked: list[int] = []
-    remote.transport.spoil = lambda address, packet, reply: asked.append(address) or reply
-    with pytest.warns(UserWarning, match="a second node calls itself site 'Lyon'"):
+
+    def come(address: int, packet: Packet, reply: Packet) -> Packet:
+        remote.transport.sites[99], remote.transport.names[99] = remote.sites[101], "Lyon"
+        asked.append(address)
+        return reply
+
+    remote.transport.spoil = come
+    with pytest.warns(UserWarning, match="two nodes are registered as 'Lyon': one of them is left alone"):
         loop = remote.fit(2)
-    assert asked.count(200) == 1  # it was greeted
+    assert 99 not in asked
     assert loop.participations.tolist() == [2, 2, 2]
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]]", "3", '{"Lyon": 3}', '{"Lyon": {"sizes": {}, "key": "", "address": 1}}', "\xff"]
-)
+@pytest.mark.parametrize("text", ["", "[]]", "3", '{"Lyon": 3}', '{"Lyon": {"train": 1}}', "\xff"])
 def test_a_book_that_cannot_be_read_says_so(tmp_path: Path, text: str) -> None:
     (tmp_path / "sites.json").write_bytes(text.encode("latin1"))
     with pytest.raises(ConfigurationError, match="sites.json cannot be read: it lacks or garbles .* Delete it"):
         Directory(Slow(0, 0), NAMES, {}, tmp_path / "sites.json")
-
-
-def test_nobody_takes_the_name_of_a_site_that_is_away(tmp_path: Path) -> None:
-    """A participant of its own, with its own key, calls itself as another who has gone; that one comes back later, at
-    another address."""
-    remote = Remotely(tmp_path, shapfed)
-    own = remote.transport.sites[101]
-    asked: list[int] = []
-
-    def come_and_go(address: int, packet: Packet, reply: Packet) -> Packet:
-        asked.append(address)
-        if packet.plain.get("round") == 0 and address == 102:
-            del remote.transport.sites[101]
-            remote.transport.sites[200] = site(tmp_path / "elsewhere", 1, shapfed)
-        if packet.plain.get("round") == 1 and address == 102:
-            remote.transport.sites[300] = own
-        return reply
-
-    remote.transport.spoil = come_and_go
-    with pytest.warns(
-        UserWarning, match="a node calls itself site 'Lyon' and is not the one that did so first in this"
-    ):
-        loop = remote.fit(3)
-    assert (asked.count(200), asked.count(300)) == (1, 2)  # greeted; greeted and asked to train
-    assert loop.participations.tolist() == [3, 2, 3]
 
 
 def test_other_settings_within_a_run_leave_the_site_out(tmp_path: Path) -> None:
@@ -181,6 +159,7 @@ def test_other_settings_within_a_run_leave_the_site_out(tmp_path: Path) -> None:
         if packet.plain.get("round") == 0 and address == 102:
             del remote.transport.sites[101]
             remote.transport.sites[300] = site(tmp_path, 1, partial(shapfed, local_epochs=2))
+            remote.transport.names[300] = "Lyon"
         if packet.plain.get("round") == 1 and address == 102:
             del remote.transport.sites[300]
             remote.transport.sites[101] = own
@@ -211,7 +190,7 @@ def test_a_site_answers_no_other_question(tmp_path: Path, caplog: pytest.LogCapt
     packet = Packet("ask", {"question": "os:getcwd", "arguments": {"tuple": []}, "round": 0, "rounds": 1})
     reply = answering.answer(packet)
     assert (reply.kind, reply.plain["error"][:27]) == ("failed", "PermissionError at site.py:")
-    assert "site 'Boston' does not answer 'os:getcwd'" in caplog.text
+    assert "'os:getcwd' is no question that this site answers" in caplog.text
 
 
 def test_who_never_comes_is_named(tmp_path: Path) -> None:
@@ -235,34 +214,28 @@ def test_nobody_replies(tmp_path: Path) -> None:
 class Starting:
     """Sites whose first contact takes as long as their processes take to start."""
 
-    def __init__(self, seconds: list[float]) -> None:
-        self.seconds, self.waits = seconds, list[Any]()
+    def __init__(self, clock: list[float]) -> None:
+        self.clock, self.waits = clock, list[tuple[float, float]]()
 
-    def present(self) -> list[int]:
-        return [100 + site for site in range(len(self.seconds))]
+    def present(self) -> dict[int, str]:
+        return {100: NAMES[0]}
 
-    def exchange(self, packets: Any, wait: Any) -> dict[int, Any]:
-        self.waits.append(wait)
-        ours = agreement(module(), shapfed())
-        return {
-            a: Packet(
-                "here",
-                {**ours, "name": NAMES[a - 100], "key": str(a), "sizes": SIZES},
-                took={"start": self.seconds[a - 100], "wire": 1.0},
-            )
-            for a in packets
-        }
+    def exchange(self, packets: Any, seconds: float, start: float = 0.0) -> dict[int, Any]:
+        self.waits.append((seconds, start))
+        self.clock[0] += 9.0
+        return dict.fromkeys(packets, Packet("here", {**agreement(module(), shapfed()), "sizes": SIZES}))
 
 
-def test_a_reply_may_take_what_the_start_of_a_process_takes_besides(tmp_path: Path) -> None:
-    transport = Starting([9.0, 2.0, 4.0])
+def test_a_reply_may_take_what_the_start_of_a_process_takes_besides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    transport = Starting(clock)
     told = (agreement(module(), shapfed()), tmp_path / "book")
-    directory = Directory(transport, NAMES, *told, timeout=60, wait=500, waiting=Waiting(0.5, 30))
+    directory = Directory(transport, NAMES[:1], *told, timeout=60, wait=500)
     directory.gather()
-    directory.exchange({1: Packet("ask"), 2: Packet("ask")})
-    directory.exchange({0: Packet("ask"), 1: Packet("ask")})
-    first, *later = transport.waits
-    assert first.limit == 500  # nobody knows yet what a start takes
-    assert [(wait.seconds, wait.limit) for wait in later] == [(60, 65), (60, 70)]
-    assert [wait.why_missing() for wait in later] == ["no reply within 65 s", "no reply within 70 s"]
-    assert later[0].over({101: Packet("answer")}, [102]) is False  # a quorum, before the deadline
+    with caplog.at_level("INFO"):
+        directory.exchange({0: Packet("train", {"round": 3})})
+    assert transport.waits == [(500, 0), (60, 9)]  # nobody knows at first what a start takes
+    assert "flsv: round 3, train: 1 of 1 sites in 9.0 s." in caplog.text

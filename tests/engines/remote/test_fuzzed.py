@@ -108,7 +108,7 @@ def good_update(client: int) -> Packet:
 def remote(tmp_path: Path, transport: Replay) -> Remote:
     (tmp_path / "book.json").unlink(missing_ok=True)
     sizes = {"train": SAMPLES, "val": 10, "test": 0}
-    said = {100 + i: {"name": name, "key": name, "sizes": sizes, **OURS} for i, name in enumerate(NAMES)}
+    said = {100 + i: {"sizes": sizes, **OURS} for i in range(len(NAMES))}
     transport.says["hello"] = {address: Packet("hello", each) for address, each in said.items()}
     directory = Directory(transport, NAMES, OURS, tmp_path / "book.json", timeout=1, wait=0.2)
     return Remote(directory, FederationState(run="0" * 16, num_clients=3), 1, 1, ["change"])

@@ -30,7 +30,7 @@ from flsv.aggregation import FedAvg
 from flsv.clients.algorithms import InRunValues
 from flsv.data import load_image_data
 from flsv.engines.remote import Packet, SitePolicy
-from flsv.metrics import ContributionEstimation, EverybodyElse, InRunShapley
+from flsv.metrics import ContributionEstimation, InRunShapley
 from flsv.personalization import FedFomo
 
 LACKING = 2  # the site in Osaka
@@ -77,7 +77,7 @@ def test_in_run_values_are_those_of_one_process(tmp_path: Path, order: int) -> N
 
 def test_no_question_is_asked_for_them(tmp_path: Path) -> None:
     remote = Remotely(tmp_path / "b", in_run)
-    policy = SitePolicy(questions=[], least_sites=3)
+    policy = SitePolicy(questions=[])
     remote.connect({100 + i: site(tmp_path / "b", i, in_run, policy=policy) for i in range(len(NAMES))})
     kinds: set[str] = set()
 
@@ -93,11 +93,10 @@ def test_no_question_is_asked_for_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"metrics": {"else": EverybodyElse()}},
         {"metrics": {"fedce": ContributionEstimation()}},
         {"metrics": {}, "personalizer": FedFomo(num_downloads=2)},
     ],
-    ids=["everybody else", "fedce", "fedfomo"],
+    ids=["fedce", "fedfomo"],
 )
 def test_models_of_more_classes_are_evaluated_there(tmp_path: Path, options: dict[str, Any]) -> None:
     loop, local = both_with_splits(tmp_path, lambda: shapfed(aggregator=FedAvg(), **options))

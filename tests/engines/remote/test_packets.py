@@ -76,7 +76,7 @@ def sites(tmp_path: Path) -> tuple[Replay, Directory]:
     transport = Replay()
     sizes = {"train": SAMPLES, "val": 10, "test": 0}
     ours = agreement(module(), shapfed())
-    said = {100 + i: {"name": name, "key": name, "sizes": sizes, **ours} for i, name in enumerate(NAMES)}
+    said = {100 + i: {"sizes": sizes, **ours} for i in range(len(NAMES))}
     transport.says["hello"] = {address: Packet("hello", each) for address, each in said.items()}
     return transport, Directory(transport, NAMES, ours, tmp_path / "book.json", timeout=1, wait=0.2)
 
@@ -128,8 +128,7 @@ def test_no_update_ends_a_round(sites: tuple[Replay, Directory]) -> None:
 def test_nobody_is_greeted_who_does_not_say_who_it_is(sites: tuple[Replay, Directory], strict: bool) -> None:
     transport, directory = sites
     good = transport.says["hello"]
-    of_lyon = {name: good[101].plain[name] for name in ("name", "key", "sizes")}
-    for packet in spoiled(Packet("hello", of_lyon)):
+    for packet in spoiled(Packet("hello", {"sizes": good[101].plain["sizes"]})):
         directory._book.unlink(missing_ok=True)
         here = Directory(transport, NAMES, {}, directory._book, timeout=1, wait=0.2)
         transport.says["hello"] = {**good, 101: packet}

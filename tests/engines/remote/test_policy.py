@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from remote_federation import Remotely, shapfed, site, with_splits
-from remote_sites import NAMES
 
 from flsv import FederatedLoop
 from flsv.aggregation import FedAvg
@@ -16,7 +15,7 @@ from flsv.engines.remote import Packet, SitePolicy
 from flsv.engines.remote.policy import Refused
 from flsv.engines.remote.site import LEDGER
 from flsv.errors import ConfigurationError
-from flsv.metrics import EverybodyElse
+from flsv.metrics import ContributionEstimation
 from flsv.privacy import GaussianPrivacy, gaussian_epsilon
 
 PRIVATE = {"uploads": [GaussianPrivacy(clip=1.0, noise_multiplier=2.0)], "aggregator": FedAvg(), "metrics": None}
@@ -35,9 +34,9 @@ def with_policy(tmp_path: Path, make: Any, policy: SitePolicy, **data: Any) -> R
 
 def test_a_file_says_what_is_allowed(tmp_path: Path) -> None:
     path = tmp_path / "site.toml"
-    path.write_text('questions = ["flsv.metrics.peers:leave_self_out"]\nleast_sites = 3\nmax_epsilon = 8.0\n')
+    path.write_text('questions = ["flsv.metrics.peers:leave_self_out"]\nmax_epsilon = 8.0\n')
     policy = SitePolicy.read(path)
-    assert policy == SitePolicy(["flsv.metrics.peers:leave_self_out"], 3, 8.0)
+    assert policy == SitePolicy(["flsv.metrics.peers:leave_self_out"], 8.0)
     policy.check_question("flsv.metrics.peers:leave_self_out")
     with pytest.raises(Refused, match="does not let it answer 'os:system'"):
         policy.check_question("os:system")
@@ -46,12 +45,7 @@ def test_a_file_says_what_is_allowed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        (
-            "least_site = 3",
-            r"\['least_site'\]. There are \['questions', 'least_sites', 'max_epsilon', 'delta', 'secure', 'peers', "
-            r"'audit', 'audit_key'\]",
-        ),
-        ("least_sites = 0", "least_sites=0.*at least 1"),
+        ("least_sites = 3", r"\['least_sites'\]. There are \['questions', 'max_epsilon', 'delta'\]"),
         ("max_epsilon = -1", "max_epsilon=-1"),
         ("delta = 1", "delta=1"),
         ('questions = "all"', "expected a list of names"),
@@ -67,24 +61,15 @@ def test_a_file_that_says_something_else(tmp_path: Path, text: str, match: str) 
         SitePolicy.read(tmp_path / "none.toml")
 
 
-@pytest.mark.parametrize("told", [{"sites": NAMES[:2]}, {"clients": 2}, {}, {"clients": "many"}])
-def test_a_federation_that_is_too_small(tmp_path: Path, told: dict[str, Any]) -> None:
-    reply = site(tmp_path, 0, shapfed, policy=SitePolicy(least_sites=3)).answer(Packet("hello", told))
-    assert reply.kind == "failed"
-    assert reply.plain["error"].startswith("site 'Boston': its policy wants 3 sites or more, and there are")
-    assert not reply.tensors
-
-
-@pytest.mark.parametrize("bound", [{"max_epsilon": 8.0}, {"least_sites": 4}])
-def test_a_server_that_asks_for_more_is_told_why_before_the_first_round(tmp_path: Path, bound: Any) -> None:
-    remote = with_policy(tmp_path, shapfed, SitePolicy(**bound))
-    with pytest.raises(ConfigurationError, match="site 'Boston' cannot take part: .*site 'Boston': its policy wants"):
+def test_a_server_that_wants_updates_without_noise_is_told_why_before_the_first_round(tmp_path: Path) -> None:
+    remote = with_policy(tmp_path, shapfed, SitePolicy(max_epsilon=8.0))
+    with pytest.raises(ConfigurationError, match="site 'Boston' cannot take part: .* its policy wants max_epsilon=8, "):
         remote.fit()
 
 
 def test_a_question_that_is_not_allowed_is_not_answered(tmp_path: Path) -> None:
     def make() -> FederatedLoop:
-        return shapfed(aggregator=FedAvg(), metrics={"else": EverybodyElse(performance="negative_loss")})
+        return shapfed(aggregator=FedAvg(), metrics={"fedce": ContributionEstimation()})
 
     data = {"client_val": 0.3, "client_test": 0.2}
     remote = with_policy(tmp_path, make, SitePolicy(questions=[]), **data)

@@ -16,7 +16,13 @@ from flsv.clients.algorithms import ClientAlgorithm, InRunValues
 from flsv.engines.remote import Directory, RemoteData
 from flsv.engines.remote.federation import PLENTY, rehearse, told_status
 from flsv.errors import ConfigurationError
-from flsv.metrics import ClassSpecificShapley, DecayedShapley, EverybodyElse, InRunShapley, WassersteinContribution
+from flsv.metrics import (
+    ClassSpecificShapley,
+    ContributionEstimation,
+    DecayedShapley,
+    InRunShapley,
+    WassersteinContribution,
+)
 from flsv.personalization import PFedSV
 
 
@@ -66,7 +72,7 @@ def test_settings_are_checked_before_any_site_is_asked(tmp_path: Path, options: 
 
 def test_what_only_sites_can_tell_is_left_to_them(tmp_path: Path) -> None:
     acted(tmp_path)
-    metrics = {"cssv": ClassSpecificShapley(), "own": DecayedShapley(), "else": EverybodyElse()}
+    metrics = {"cssv": ClassSpecificShapley(), "own": DecayedShapley(), "fedce": ContributionEstimation()}
     acted(tmp_path, own=ServerData(), metrics=metrics, evaluation=ClientEvaluation(every=1))
     in_run = {"cssv": ClassSpecificShapley(), "own": InRunShapley()}
     acted(tmp_path, own=ServerData(), metrics=in_run, client_algorithm=InRunValues())

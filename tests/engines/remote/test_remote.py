@@ -37,7 +37,6 @@ from flsv.metrics import (
     ContributionEstimation,
     DecayedShapley,
     DomainRelevance,
-    EverybodyElse,
     ShadowShapley,
     WassersteinContribution,
 )
@@ -124,24 +123,23 @@ def test_a_site_draws_its_splits_as_one_process_does(tmp_path: Path) -> None:
     for client, name in enumerate(NAMES):
         own = torch.tensor([index for index in range(len(everywhere)) if everywhere[index] == client])
         own = own[~torch.isin(own, data.server_val_indices)]
-        for told in ({"sites": NAMES}, {"client": client}):
-            at_site = site(tmp_path, client, shapfed, **SPLITS)
-            at_site.answer(Packet("hello", told))
-            for split in ("train", "val", "test"):
-                drawn = own[at_site._data.client_indices(0, split)]
-                assert drawn.tolist() == data.client_indices(client, split).tolist(), (name, split)
+        at_site = site(tmp_path, client, shapfed, **SPLITS)
+        at_site.answer(Packet("hello", {"client": client}))
+        for split in ("train", "val", "test"):
+            drawn = own[at_site._data.client_indices(0, split)]
+            assert drawn.tolist() == data.client_indices(client, split).tolist(), (name, split)
 
 
 def test_sites_say_what_the_others_model_is_worth(tmp_path: Path) -> None:
-    """FedCE and EverybodyElse, where what sites send is not what they have trained."""
+    """FedCE, where what sites send is not what they have trained."""
 
     def make() -> FederatedLoop:
-        metrics = {"fedce": ContributionEstimation(), "else": EverybodyElse(performance="negative_loss")}
+        metrics = {"fedce": ContributionEstimation()}
         return shapfed(aggregator=FedCE(), metrics=metrics, uploads=[TopK(share=0.2)])
 
     loop, local = both_with_splits(tmp_path, make)
     assert_same(loop, local)
-    assert local.contributions["else"].isfinite().all()
+    assert local.contributions["fedce"].isfinite().all()
 
 
 def test_models_that_only_their_sites_have(tmp_path: Path) -> None:
@@ -160,16 +158,19 @@ def test_models_that_only_their_sites_have(tmp_path: Path) -> None:
 
 def test_sites_lie_as_clients_of_one_process_do(tmp_path: Path) -> None:
     def make() -> FederatedLoop:
-        metrics = {"fedce": ContributionEstimation()}
-        return shapfed(aggregator=FedAvg(), metrics=metrics, uploads=[FalseReports(loss=0.5, score=0.0, clients=[1])])
+        lie = FalseReports(loss=0.5, score=0.0, clients=[1])
+        return shapfed(aggregator=FedAvg(), metrics={"fedce": ContributionEstimation()}, uploads=[lie])
 
     loop, local = both_with_splits(tmp_path, make)
     assert_same(loop, local)
+    errors = loop.metrics["fedce"].diagnostics()["error"]
+    assert errors[1] == 1
+    assert (errors[[0, 2]] < 1).all()
 
 
 def test_what_cannot_be_sent_to_sites_is_refused_before_the_first_round(tmp_path: Path) -> None:
-    metric = partial(EverybodyElse, performance="val_loss", mode="min")
-    with pytest.raises(ConfigurationError, match=r"measure models by .*'val_loss'.*cannot be sent to them"):
+    metric = partial(ContributionEstimation, performance="val_hits", mode="max")
+    with pytest.raises(ConfigurationError, match=r"measure models by .*'val_hits'.*cannot be sent to them"):
         with_splits(tmp_path, lambda: shapfed(metrics={"cssv": ClassSpecificShapley(), "else": metric()})).fit()
 
 
@@ -177,7 +178,7 @@ def test_what_cannot_be_sent_to_sites_is_refused_before_the_first_round(tmp_path
     ("metric", "words"),
     [
         (WassersteinContribution, "asks clients about their samples"),
-        (EverybodyElse, "need validation samples at every client"),
+        (ContributionEstimation, "need validation samples at every client"),
     ],
 )
 def test_what_a_deployment_cannot_give_is_refused_before_the_first_round(
@@ -200,7 +201,7 @@ def test_the_server_cannot_draw_a_sites_noise(tmp_path: Path) -> None:
     known = Remotely(tmp_path / "a", make).fit(1).state.model()
     remote = Remotely(tmp_path / "b", make)
     remote.transport.sites = {
-        100 + i: Site(NAMES[i], module, partial(SiteData, i), make, tmp_path / "sites") for i in range(3)
+        100 + i: Site(module, partial(SiteData, i), make, tmp_path / "sites" / NAMES[i]) for i in range(3)
     }
     sent: list[torch.Tensor] = []
 
