@@ -22,14 +22,12 @@ format: ## format, and mend what can be mended
 	$(PYTHON) -m ruff format .
 
 # `pipx run zizmor --offline .github` looks for weaknesses in them, too.
-workflows: ## the hosted workflows and other files in .github, CITATION.cff, and what containers run, against their schemas
+workflows: ## the hosted workflows and other files in .github, and CITATION.cff, against their schemas
 	$(PYTHON) -m check_jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(PYTHON) -m check_jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
 	$(PYTHON) -m check_jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/wish.yml
 	$(PYTHON) -m check_jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
 	$(PYTHON) -m check_jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
-	$(PYTHON) -m check_jsonschema --builtin-schema vendor.compose-spec flsv/engines/flower_template/deploy/compose.yaml
-	$(PYTHON) -m kubernetes_validate --strict flsv/engines/flower_template/deploy/kubernetes.yaml
 
 types: ## mypy
 	$(PYTHON) -m mypy

@@ -6,8 +6,6 @@ from lightning_utilities.core.imports import RequirementCache
 collect_ignore_glob = ["flsv/engines/flower_template/*"]
 if not RequirementCache("flwr"):
     collect_ignore_glob.append("flsv/engines/flower*.py")
-if not RequirementCache("cryptography"):
-    collect_ignore_glob.append("flsv/engines/remote/secure/*")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -24,8 +24,8 @@ DISTRIBUTIONS = {
     "sklearn": "scikit-learn",
     "yaml": "pyyaml",
 }
-#: Flower needs the one, and its certificates are made with it; the other is a notebook's, and asked for there only.
-BROUGHT_ALONG = {"cryptography", "IPython"}
+#: A notebook's, and asked for there only.
+BROUGHT_ALONG = {"IPython"}
 
 
 def imported() -> dict[str, list[str]]:
@@ -51,11 +51,11 @@ def distribution(name: str) -> str:
 def declared() -> set[str]:
     text = (ROOT.parent / "pyproject.toml").read_text()
     lists = re.findall(
-        r"^(?:dependencies|privacy|flower|secure|lora|parquet|testing|timm) = \[(.*?)\]$",
+        r"^(?:dependencies|privacy|flower|lora|parquet|testing|timm) = \[(.*?)\]$",
         text,
         flags=re.MULTILINE | re.DOTALL,
     )
-    assert len(lists) == 8
+    assert len(lists) == 7
     return {name.lower() for each in lists for name in re.findall(r'"([A-Za-z][\w.-]*)', each)}
 
 

@@ -1,11 +1,10 @@
-"""What a round of real SuperNodes costs: start, import, work and wire, with a process of the site's own and without.
+"""What a round of real SuperNodes costs, with a process of the site's own and without.
 
     python tools/bench_flower.py                          # both, 8 rounds each
     python tools/bench_flower.py --resident --rounds 20   # only with it
 
 A SuperLink and three SuperNodes with TLS and authentication on this machine, as the template's README starts them. The
-table is of what the server's log says of every round but the first (in which the processes start): medians, and the
-slowest round.
+table is of what the server's log says of every round but the first (in which the processes start).
 """
 
 from __future__ import annotations
@@ -21,14 +20,11 @@ from flower_deployment import SECONDS, deployment
 
 from flsv.cli import main as flsv
 
-LINE = re.compile(
-    r"flsv: round (\d+), train: \d of 3 sites in ([\d.]+) s\. The slowest, .*?: (.*?)\.\s*$", re.MULTILINE
-)
-PARTS = ("start", "import", "work", "wire")
+LINE = re.compile(r"flsv: round \d+, train: \d of 3 sites in ([\d.]+) s\.")
 
 
-def measured(folder: Path, resident: bool, rounds: int) -> list[dict[str, float]]:
-    """Of every round the server's seconds for the exchange, and what the slowest site's went for."""
+def measured(folder: Path, resident: bool, rounds: int) -> list[float]:
+    """Of every round the server's seconds for the exchange."""
     flsv(["init", "--flower", str(folder)])
     federation, site = folder / "fedapp/federation.py", folder / "fedapp/site.py"
     federation.write_text(federation.read_text().replace("rounds=3", f"rounds={rounds}"))
@@ -40,12 +36,7 @@ def measured(folder: Path, resident: bool, rounds: int) -> list[dict[str, float]
         processes.wait_for("run", lambda _: status.is_file() and "finished" in status.read_text(), SECONDS)
         # The log comes through the SuperLink, some seconds later.
         processes.wait_for("run", lambda log: len(LINE.findall(log)) == rounds, 60)
-    lines = LINE.findall((folder / "run.log").read_text())
-    return [{"all": float(seconds), **_parts(parts)} for _, seconds, parts in lines]
-
-
-def _parts(said: str) -> dict[str, float]:
-    return {name: float(seconds) for name, seconds in (part.split() for part in said.split(", "))}
+    return [float(seconds) for seconds in LINE.findall((folder / "run.log").read_text())]
 
 
 def main() -> None:
@@ -53,15 +44,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--resident", action=argparse.BooleanOptionalAction, help="only with it, or only without")
     given = parser.parse_args()
-    rows = [["process", "", "seconds a round", *PARTS]]
+    rows = [["process that trains", "first round", "median", "slowest"]]
     for resident in (False, True) if given.resident is None else (given.resident,):
         with tempfile.TemporaryDirectory() as place:
             first, *later = measured(Path(place) / "app", resident, given.rounds)
-        name = "one for the run" if resident else "one a message"
-        rows.append([name, "first round", *(f"{first[key]:.1f}" for key in ("all", *PARTS))])
-        rows.append([name, "median", *(f"{median(row[key] for row in later):.1f}" for key in ("all", *PARTS))])
-        slowest = max(later, key=lambda row: row["all"])
-        rows.append([name, "slowest", *(f"{slowest[key]:.1f}" for key in ("all", *PARTS))])
+        name = "the site's own" if resident else "one for each message (`idle=0`)"
+        rows.append([name, *(f"{seconds:.1f}" for seconds in (first, median(later), max(later)))])
     print(grid(rows))
 
 

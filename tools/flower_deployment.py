@@ -18,7 +18,7 @@ SITES = ["Boston", "Lyon", "Osaka"]
 BIN = Path(sys.executable).parent
 SECONDS = 420
 ACCEPTED = "SuperNode ID:"  # what a SuperNode says when its SuperLink has let it in
-POLICY = "questions = []\nleast_sites = 3\n"
+POLICY = "questions = []\n"
 
 
 class Deployment:
@@ -41,7 +41,7 @@ class Deployment:
         self.processes: dict[str, subprocess.Popen] = {}
 
     def begin(self) -> None:
-        self._do(sys.executable, "keys.py", *self._names)
+        self._do("sh", "keys.sh", *self._names)
         (self.folder / "flsv-site.toml").write_text(self._policy)
         self.start_link()
         self._do(sys.executable, "deploy/run.py", "register")
@@ -65,20 +65,17 @@ class Deployment:
         (self.folder / "nginx.conf").write_text(whole)
         self._start("gate", "nginx", "-e", "stderr", "-c", str(self.folder / "nginx.conf"), "-g", "daemon off;")
 
-    def start_site(self, site: str, until_accepted: bool = False, says: str = "") -> None:
+    def start_site(self, site: str, until_accepted: bool = False) -> None:
         """Start a SuperNode.
 
         Args:
             site: whose key it has.
             until_accepted: again and again, as a supervisor does it: the SuperLink refuses one that it thinks is there.
-            says: another name than its own.
         """
         again = ("sh", "-c", 'until "$@"; do sleep 2; done', "sh") if until_accepted else ()
-        more = {"SITE": says or site, "KEY": f"keys/{site}", "PORT": str(self._ports[site])}
+        more = {"SITE": site, "PORT": str(self._ports[site])}
         if self.gate:
             more["SUPERLINK"] = self.gate
-        if says:
-            more["FOLDER"] = str(self.folder / f"of_{site}")
         self._start(site, *again, "sh", "deploy/supernode.sh", **more)
 
     def run(self, name: str = "run") -> None:
@@ -164,3 +161,14 @@ def free_ports(count: int) -> list[int]:
             if len(found) == count:
                 return found
     raise OSError("no ports are free")
+
+
+def living(folder: Path) -> set[int]:
+    """The processes that live on for sites below this folder."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended
+            line = path.read_bytes()
+            if b"flower_resident import _live" in line and str(folder).encode() in line:
+                found.add(int(path.parent.name))
+    return found

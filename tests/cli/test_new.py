@@ -71,7 +71,7 @@ def test_nothing_that_is_there_is_overwritten(tmp_path: Path, capsys: pytest.Cap
 
 def test_init_writes_a_flower_project(tmp_path: Path) -> None:
     main(["init", "--flower", str(tmp_path / "project")])
-    assert {"README.md", "pyproject.toml", "keys.py", "fedapp"} <= {
+    assert {"README.md", "pyproject.toml", "keys.sh", "fedapp"} <= {
         path.name for path in (tmp_path / "project").iterdir()
     }
     assert "server_app" in (tmp_path / "project/fedapp/federation.py").read_text()

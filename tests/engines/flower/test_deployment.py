@@ -6,6 +6,7 @@ import csv
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import lightning as L
@@ -16,14 +17,14 @@ from flsv.data import Splits
 
 pytest.importorskip("flwr", reason="needs pip install 'flsv[flower]'")
 
-from flower_deployment import BIN, SECONDS, free_ports
+from flower_deployment import BIN, SECONDS, SITES, deployment, free_ports, living
 from flwr.app import RecordDict
 
-from flsv import FederatedDataModule, FederatedLoop
+from flsv import FederatedDataModule
+from flsv.cli import main
 from flsv.data import GroupPartitioner
-from flsv.engines.flower import client_app, from_record, site_name, to_record
+from flsv.engines.flower import from_record, to_record
 from flsv.engines.remote import Packet
-from flsv.errors import ConfigurationError
 
 pytestmark = pytest.mark.flower
 
@@ -42,17 +43,12 @@ def as_the_page_says(folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["bash", "-c", script], cwd=folder, env=env, capture_output=True, text=True, timeout=SECONDS)
 
 
-def test_the_guides_commands_give_what_one_process_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "federation"
-    last = folder / "runs" / "checkpoints" / "last.ckpt"
-    done = as_the_page_says(tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "the run has finished" in done.stdout
-    assert "4 entries." in done.stdout  # of Boston's audit log: its name, and three rounds
-    assert (folder / "runs" / "report.html").is_file()
-    deployed = torch.load(last, weights_only=False)
-
+def assert_as_one_process(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The template's run of three rounds."""
+    deployed = torch.load(folder / "runs" / "checkpoints" / "last.ckpt", weights_only=False)
     monkeypatch.syspath_prepend(folder)
+    for name in [name for name in sys.modules if name.startswith("fedapp")]:
+        monkeypatch.delitem(sys.modules, name)
     from fedapp.federation import make_loop, make_module  # type: ignore[import-not-found]
 
     loop, module = make_loop(), make_module()
@@ -74,17 +70,56 @@ def test_the_guides_commands_give_what_one_process_gives(tmp_path: Path, monkeyp
             assert told[client, str(column)] == pytest.approx(cssv[client, column].item(), abs=1e-6)
 
 
-def test_secure_aggregation_is_refused() -> None:
-    from flwr.client.mod import secaggplus_mod
+def test_the_guides_commands_give_what_one_process_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "federation"
+    done = as_the_page_says(tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the run has finished" in done.stdout
+    log = (folder / "Boston.log").read_text()  # a line a message: what it has, and three rounds
+    assert len(re.findall(r"flsv: Flower run \d+ asks '(?:hello|train)' .*sha256 [0-9a-f]{64}", log)) == 4
+    assert (folder / "runs" / "report.html").is_file()
+    assert_as_one_process(folder, tmp_path, monkeypatch)
 
-    with pytest.raises(ConfigurationError, match="secaggplus_mod lets only sums"):
-        client_app(L.LightningModule, lambda node: L.LightningDataModule(), FederatedLoop, mods=[secaggplus_mod])
+
+# The server waits in its second round.
+WAITS = """
+
+class Waits(L.Callback):
+    def on_train_epoch_start(self, trainer, pl_module) -> None:
+        import time
+        from pathlib import Path
+
+        folder = Path(trainer.default_root_dir)
+        if trainer.current_epoch == 1:
+            (folder / "waits").touch()
+            while not (folder / "go").exists():
+                time.sleep(0.2)
 
 
-def test_a_node_without_a_name_is_told_what_to_say() -> None:
-    with pytest.raises(ConfigurationError, match="names no site, it is {'size': 3}"):
-        site_name({"size": 3})
-    assert site_name({"site": "Lyon"}) == "Lyon"
+"""
+
+
+def test_a_killed_superlink_costs_no_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "federation"
+    runs = folder / "runs"
+    assert main(["init", "--flower", str(folder), "--quiet"]) == 0
+    project = folder / "fedapp" / "federation.py"
+    trainer = f'trainer={{"callbacks": [Waits()], "default_root_dir": {str(folder)!r}}}, timeout=600'
+    text = project.read_text().replace("timeout=600", trainer).replace('folder="runs"', f"folder={str(runs)!r}")
+    project.write_text(text.replace("\nclient = client_app", f"{WAITS}client = client_app"))
+    with deployment(folder) as processes:
+        processes.supervise("rounds", folder, runs / "status.json")
+        processes.wait_for("rounds", lambda _: (folder / "waits").exists(), SECONDS)
+        processes.kill("link")
+        (folder / "go").touch()
+        processes.start_link()
+        processes.wait_for("rounds", lambda log: "the run has finished" in log, SECONDS)
+        assert "it is started again" in (folder / "rounds.log").read_text()
+        assert len(living(folder)) <= len(SITES)  # one process a site, whatever was killed
+    with (runs / "contributions.csv").open(newline="") as file:
+        weighed = [row["round"] for row in csv.DictReader(file) if row["metric"] == "weight"]
+    assert sorted(weighed) == ["0"] * 3 + ["1"] * 3 + ["2"] * 3
+    assert_as_one_process(folder, tmp_path, monkeypatch)
 
 
 def test_packets_survive_the_records() -> None:

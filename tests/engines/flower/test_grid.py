@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -16,13 +15,14 @@ from torch.utils.data import DataLoader, TensorDataset
 
 pytest.importorskip("flwr", reason="needs pip install 'flsv[flower]'")
 
-from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.task_identity import TaskIdentity
 
 from flsv import ClassifierClient, FederatedLoop
 from flsv.aggregation import DivergenceWeighted
-from flsv.engines.flower import GridTransport, _took, client_app, from_record, server_app, to_record
-from flsv.engines.remote import Packet, Wait, Waiting
+from flsv.engines.flower import GridTransport, client_app, from_record, server_app, to_record
+from flsv.engines.remote import Packet
 from flsv.errors import ConfigurationError
 
 pytestmark = pytest.mark.flower
@@ -48,6 +48,9 @@ class Grid:
             message.metadata.__dict__.update(_message_id=f"m{len(self.sent)}", _src_node_id=1, _run_id=1)
             self.sent.append(message)
         return messages
+
+    def get_nodes(self) -> list[NodeInfo]:
+        return [NodeInfo(node_id=1, name="Boston"), NodeInfo(node_id=2)]
 
     def push_messages(self, messages: Sequence[Message]) -> list[str]:
         return [message.metadata.message_id for message in self.made(messages)]
@@ -76,90 +79,25 @@ def train(index: int) -> dict[int, Packet]:
 def test_nothing_waits_behind_what_a_late_site_is_still_at() -> None:
     grid = Grid(patience=float("inf"))
     transport = GridTransport(grid)  # type: ignore[arg-type]
-    assert transport.exchange(train(0), Wait(0.2)).keys() == {1}
-    replies = transport.exchange(train(1), Wait(0.2))
+    assert transport.exchange(train(0), 0.2).keys() == {1}
+    replies = transport.exchange(train(1), 0.2)
     assert replies[2] == "it is still at round 0"
     assert replies[1].plain == {"of": 1}  # type: ignore[union-attr]
     assert [message.metadata.dst_node_id for message in grid.sent] == [1, 2, 1]
     grid._patience = 5
-    replies = transport.exchange(train(2), Wait(5.0))
+    replies = transport.exchange(train(2), 5.0)
     assert [replies[node].plain for node in (1, 2)] == [{"of": 2}] * 2  # type: ignore[union-attr]
     told = [from_record(message.content).plain["seconds"] for message in grid.sent[3:]]
     assert told[1] < told[0] <= 5.0
 
 
-def test_a_round_ends_with_a_quorum_and_a_late_answer_is_dropped_or_kept(caplog: pytest.LogCaptureFixture) -> None:
-    half = Waiting(quorum=0.5, deadline=0.1)
-    grid = Grid(patience=float("inf"))
-    transport = GridTransport(grid)  # type: ignore[arg-type]
-    began = time.monotonic()
-    wait = Wait(60.0, what="round 0", names={1: "Boston", 2: "Lyon"}, waiting=half)
-    assert transport.exchange(train(0), wait).keys() == {1}
-    assert 0.1 <= time.monotonic() - began < 10
-    assert wait.why_missing() == "no reply when 50% had answered and 0.1 s were over"
-
-    # Dropped: it is asked anew as soon as it has answered.
-    grid._patience = 1
-    with caplog.at_level("INFO"):
-        replies = transport.exchange(train(1), Wait(60.0, names={2: "Lyon"}))
-    assert [replies[node].plain for node in (1, 2)] == [{"of": 1}] * 2  # type: ignore[union-attr]
-    assert "'Lyon' has answered round 0 after 0 s: late, and dropped" in caplog.text
-
-
-def test_a_late_answer_can_be_that_of_a_later_round() -> None:
-    half = Waiting(quorum=0.5)
-    grid = Grid(patience=float("inf"))
-    transport = GridTransport(grid)  # type: ignore[arg-type]
-    assert transport.exchange(train(0), Wait(60.0, waiting=half)).keys() == {1}
-    grid._patience = 3
-    # It comes while somebody else is asked something else, and is of no use for that.
-    ask = {node: Packet("ask", {"round": 0}) for node in (1,)}
-    while not transport._late:
-        transport.exchange(ask, Wait(60.0, keep_late=True))
-    replies = transport.exchange(train(2), Wait(60.0, keep_late=True))
-    assert [replies[node].plain for node in (1, 2)] == [{"of": 2}, {"of": 0}]  # type: ignore[union-attr]
-    assert [message.metadata.dst_node_id for message in grid.sent if message.metadata.message_type == "train"] == [
-        1,
-        2,
-        1,
-    ]
-    # Once.
-    replies = transport.exchange(train(3), Wait(60.0, keep_late=True))
-    assert [replies[node].plain for node in (1, 2)] == [{"of": 3}] * 2  # type: ignore[union-attr]
-
-
-def test_a_late_failure_is_no_answer_to_a_later_round(caplog: pytest.LogCaptureFixture) -> None:
-    grid = Grid(patience=float("inf"), error=True)
-    transport = GridTransport(grid)  # type: ignore[arg-type]
-    assert transport.exchange(train(0), Wait(60.0, waiting=Waiting(quorum=0.5))).keys() == {1}
-    grid._patience = 1
-    with caplog.at_level("INFO"):
-        replies = transport.exchange(train(1), Wait(60.0, keep_late=True))
-    assert [replies[node].plain for node in (1, 2)] == [{"of": 1}] * 2  # type: ignore[union-attr]
-    assert "late" not in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("said", "parts"),
-    [
-        ({"start": 0.1, "import": 0.0, "work": 0.2}, {"start", "import", "work", "wire"}),
-        ({"start": 0.1, "import": 0.0}, {"in all"}),
-        ({"start": -1.0, "import": 0.0, "work": 0.2}, {"in all"}),
-        ({"start": float("nan"), "import": 0.0, "work": 0.2}, {"in all"}),
-        ({"start": 0.9, "import": 0.9, "work": 0.9}, {"in all"}),
-        ({"start": "a", "import": 0.0, "work": 0.2}, {"in all"}),
-    ],
-)
-def test_what_a_site_says_of_its_seconds_is_believed_where_it_can_be(said: dict[str, Any], parts: set[str]) -> None:
-    record = RecordDict({"took": ConfigRecord(said)})
-    took = _took(record, 1.0)
-    assert took.keys() == parts
-    assert sum(took.values()) == pytest.approx(1.0)
+def test_nodes_have_the_names_of_their_registration() -> None:
+    assert GridTransport(Grid(0)).present() == {1: "Boston", 2: ""}  # type: ignore[arg-type]
 
 
 def test_an_error_of_the_links_is_said_of_the_site() -> None:
     transport = GridTransport(Grid(patience=1, error=True))  # type: ignore[arg-type]
-    replies = transport.exchange(train(0), Wait(5.0))
+    replies = transport.exchange(train(0), 5.0)
     assert replies[2] == "gone (code 5)"
     assert replies[1].plain == {"of": 0}  # type: ignore[union-attr]
 
@@ -170,7 +108,7 @@ def test_an_error_of_a_sites_data_is_told_without_its_text(caplog: pytest.LogCap
 
     app = client_app(ClassifierClient, no_data, FederatedLoop)
     (message,) = Grid(0).made([Message(to_record(Packet("hello")), 1, "query")])
-    context = Context(run_id=1, node_id=1, node_config={"site": "Lyon"}, state=RecordDict(), run_config={})
+    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
     told = from_record(app(message, context).content)
     assert (told.kind, told.plain["error"][:27]) == ("failed", "ValueError at test_grid.py:")
     assert "John Smith" not in str(told)
@@ -189,7 +127,7 @@ def test_an_error_of_a_mod_says_nothing_of_the_data(tmp_path: Path, caplog: pyte
         mods=[broken],
     )
     (message,) = Grid(0).made([Message(to_record(Packet("hello")), 1, "query")])
-    node = {"site": "Lyon", "folder": str(tmp_path)}
+    node = {"folder": str(tmp_path)}
     context = Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config={})
     told = from_record(app(message, context).content)
     assert (told.kind, told.plain["error"][:27]) == ("failed", "ValueError at test_grid.py:")
@@ -213,20 +151,20 @@ def test_a_run_that_cannot_be_asks_nobody_and_says_how_it_ended(tmp_path: Path) 
 
 def test_a_sites_owner_may_write_another_policy_while_its_process_lives(tmp_path: Path) -> None:
     policy = tmp_path / "flsv-site.toml"
-    policy.write_text("least_sites = 1\n")
+    policy.write_text("questions = []\n")
     module = partial(ClassifierClient, "mlp", num_classes=2, input_shape=(3,))
     app = client_app(module, lambda node: Points(), FederatedLoop)
-    node = {"site": "Lyon", "folder": str(tmp_path), "policy": str(policy)}
+    node = {"folder": str(tmp_path), "policy": str(policy)}
     context = Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config={})
 
     def told() -> Packet:
-        packet = Packet("hello", {"sites": ["Boston", "Lyon"]})
+        packet = Packet("hello", {"client": 1})
         (message,) = Grid(0).made([Message(to_record(packet), 1, "query")])
         return from_record(app(message, context).content)
 
-    assert told().plain["name"] == "Lyon"
-    policy.write_text("least_sites = 3\n")
-    assert "its policy wants 3 sites or more, and there are 2" in told().plain["error"]
+    assert told().plain["sizes"] == {"train": 6, "val": 0, "test": 0}
+    policy.write_text("max_epsilon = 3\n")
+    assert "its policy wants max_epsilon=3, and updates would leave" in told().plain["error"]
     policy.unlink()
     assert told().plain["error"].startswith("ConfigurationError")
 

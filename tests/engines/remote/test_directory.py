@@ -89,9 +89,7 @@ def test_a_site_that_is_set_up_wrongly_ends_the_start(tmp_path: Path) -> None:
     directory = Directory(nodes, NAMES, ours, tmp_path / "other", wait=0)
     with (
         pytest.warns(UserWarning, match="site 'Osaka' has not said what it has"),
-        pytest.raises(
-            RuntimeError, match=r"\['Osaka'\] have not come within 0 s. 'Osaka' is there.*OSError"
-        ),
+        pytest.raises(RuntimeError, match=r"\['Osaka'\] have not come within 0 s. 'Osaka' is there.*OSError"),
     ):
         directory.gather()
 

@@ -1,6 +1,7 @@
 """Runs the rounds to their end, on the server's machine: python deploy/run.py
 
-Waits until the SuperLink is there, registers the public keys of all sites (keys/*.pub), and starts the server's app.
+Waits until the SuperLink is there, registers the public keys of all sites (keys/Boston.pub as Boston), and starts the
+server's app: that of this folder, or APP, such as one that Flower Hub has signed.
 Where that is ended from outside (killed, stopped, with the SuperLink), it starts it again, and it goes on from its last
 checkpoint. Ends with 0 when the run has finished, and with 1 when it has failed (runs/status.json says why) or its app
 has three times not begun at all.
@@ -49,7 +50,9 @@ def register() -> None:
         time.sleep(2)
     configure()
     for key in sorted(KEYS.glob("*.pub")):
-        done = subprocess.run(["flwr", "supernode", "register", key, NAME], capture_output=True, text=True)
+        done = subprocess.run(
+            ["flwr", "supernode", "register", key, NAME, "--name", key.stem], capture_output=True, text=True
+        )
         said = " ".join((done.stdout + done.stderr).split())
         if done.returncode and "already in use" not in said:
             sys.exit(f"{key} could not be registered: {said}")
@@ -64,7 +67,7 @@ def run() -> int:
     while not_begun < 3:
         before = status()
         register()
-        subprocess.run(["flwr", "run", HOME, NAME, "--stream"], check=False)
+        subprocess.run(["flwr", "run", os.environ.get("APP", HOME), NAME, "--stream"], check=False)
         now = status()
         if now != before and now["status"] in ("finished", "failed"):
             print(f"the run has {now['status']}: {now['why'] or STATUS}", flush=True)
