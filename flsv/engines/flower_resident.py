@@ -9,7 +9,6 @@ import os
 import pickle
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,16 +22,9 @@ from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
 
-from lightning_utilities.core.imports import RequirementCache
-
-if not (_flower := RequirementCache("flwr>=1.41")):
-    raise ModuleNotFoundError(f"flsv.engines.flower_resident needs Flower: pip install 'flsv[flower]'. {_flower}")
-
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.supercore.task_identity import TaskIdentity
-
-from flsv.errors import ConfigurationError
 
 # Neither torch nor Lightning nor the app itself may be imported from here: that is what a message need not wait for.
 
@@ -63,21 +55,14 @@ def resident(app: str, *, idle: float = 300.0) -> ClientApp:
         app: where the ClientApp is that :func:`flsv.engines.flower.client_app` has made, ``"package.module:name"``.
         idle: seconds without a message after which the process ends. 0: every message in a process of its own.
 
-    Raises:
-        ConfigurationError: another ``app`` or ``idle``.
-
     Example:
         >>> app = resident("fedapp.federation:client")
     """
-    if not isinstance(app, str) or app.count(":") != 1 or not idle >= 0:
-        raise ConfigurationError(
-            f'resident({app!r}, idle={idle!r}): expected a place such as "fedapp.federation:client", and seconds.'
-        )
 
     def answer(message: Message, context: Context) -> Message:
         given = app, [TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id], message, context
         deleted = any("runtime-envs" in Path(each).parts for each in sys.path)  # by Flower, after this message
-        live = idle and not deleted and hasattr(socket, "AF_UNIX")
+        live = idle and not deleted and os.name == "posix"
         reply, state, error = (_handed_over(idle, *given) if live else None) or _answered(*given)
         if error is not None:
             raise RuntimeError(error)

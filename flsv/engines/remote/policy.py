@@ -53,9 +53,7 @@ class SitePolicy:
     delta: float = 1e-5
 
     def __post_init__(self) -> None:
-        if self.questions is not None and not (
-            isinstance(self.questions, list) and all(isinstance(each, str) for each in self.questions)
-        ):
+        if not isinstance(self.questions, list | None):
             raise ConfigurationError(
                 f'SitePolicy(questions={self.questions!r}): expected a list of names such as "package.module:function".'
             )

@@ -29,7 +29,6 @@ from flsv.engines.flower import from_record, to_record
 from flsv.engines.flower_resident import resident
 from flsv.engines.one_process import shared_space
 from flsv.engines.remote.messages import instruction_packet
-from flsv.errors import ConfigurationError
 from flsv.round import Instruction
 
 pytestmark = pytest.mark.flower
@@ -278,9 +277,3 @@ def test_rounds_are_equal_to_the_bit_whatever_becomes_of_the_process(
     for one, other in zip(expected, found, strict=True):
         assert torch.equal(one, other)
     assert not torch.equal(expected[-1], expected[-2])
-
-
-@pytest.mark.parametrize(("app", "idle"), [("fedapp.federation", 1), ("a:b", -1), ("a:b", float("nan"))])
-def test_what_is_no_place_of_an_app_is_refused(app: str, idle: float) -> None:
-    with pytest.raises(ConfigurationError, match="expected a place such as"):
-        resident(app, idle=idle)
