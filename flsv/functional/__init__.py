@@ -7,7 +7,6 @@ from flsv.functional.divergences import divergence_weights, label_divergence
 from flsv.functional.gradients import (
     client_in_run_values,
     gradient_agreement,
-    gradient_agreement_game,
     gradient_shapley,
     in_run_shapley,
     step_weights,
@@ -64,7 +63,6 @@ __all__ = [
     "few_coalitions",
     "few_coalitions_shapley",
     "gradient_agreement",
-    "gradient_agreement_game",
     "gradient_shapley",
     "gtg_shapley",
     "importance_probabilities",

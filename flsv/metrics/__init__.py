@@ -4,7 +4,7 @@
 - What is lost without a client (coalitions): CoalitionValue and its presets PartialFederatedShapley,
   CumulativeShapley, SurrogateFederatedShapley, DecayedShapley, LowerBoundShapley, OneRoundShapley, LeaveOneOut.
 - What retraining without clients would come to, trained with the run (coalitions): ShadowShapley.
-- Who lowers the validation loss (gradients): GradientShapley, InRunShapley, GradientAgreement, GradientAgreementGame.
+- Who lowers the validation loss (gradients): GradientShapley, InRunShapley, GradientAgreement.
 - Whose data are like those that the model is for (data): WassersteinContribution, CalibratedOTGradient.
 - Who is of use to the others (peers): ContributionEstimation, DomainRelevance.
 - What taking part has cost (cost): CommunicationCost, PrivacyLoss.
@@ -27,7 +27,7 @@ from flsv.metrics.cost import CommunicationCost, PrivacyLoss
 from flsv.metrics.data import CalibratedOTGradient, WassersteinContribution
 from flsv.metrics.domain_relevance import DomainRelevance
 from flsv.metrics.fairness import CollaborativeFairness, MeanTestAccuracy
-from flsv.metrics.gradient_agreement import GradientAgreement, GradientAgreementGame
+from flsv.metrics.gradient_agreement import GradientAgreement
 from flsv.metrics.gradients import GradientShapley, InRunShapley
 from flsv.metrics.peers import ContributionEstimation
 from flsv.metrics.shadow import ShadowShapley
@@ -45,7 +45,6 @@ __all__ = [
     "DecayedShapley",
     "DomainRelevance",
     "GradientAgreement",
-    "GradientAgreementGame",
     "GradientShapley",
     "InRunShapley",
     "LeaveOneOut",

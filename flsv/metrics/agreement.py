@@ -145,7 +145,7 @@ class ClassSpecificShapley(ContributionMetric):
             warnings.warn(
                 f"{type(self).__name__}: of two classes both have the same number, since the rows of the head mirror "
                 "each other. It tells who pulls the other way and not what clients are worth, and is near 1 for all "
-                "who agree. For values take GradientAgreementGame or CumulativeShapley, by class "
+                "who agree. For values take ShadowShapley or CumulativeShapley, by class "
                 "PartialFederatedShapley(per_class=True).",
                 stacklevel=2,
             )

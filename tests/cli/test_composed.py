@@ -14,7 +14,7 @@ from flsv.cli.parser import make_cli
 
 ABOUT_ELSE = (
     *("topk", "quantized", "lora", "beta_shapley", "fedbary", "gradient_agreement"),
-    *("gradient_agreement_game", "in_run_shapley", "lower_bound"),
+    *("in_run_shapley", "lower_bound"),
 )
 
 

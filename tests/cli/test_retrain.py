@@ -23,7 +23,6 @@ from flsv.metrics import (
     ClassSpecificShapley,
     CumulativeShapley,
     GradientAgreement,
-    GradientAgreementGame,
     GradientShapley,
     LeaveOneOut,
     PartialFederatedShapley,
@@ -204,7 +203,6 @@ def test_it_inherits_the_runs_performance() -> None:
     assert of(cssv=ClassSpecificShapley()) == ("accuracy", None)
     assert of(cssv=ClassSpecificShapley(), sv=loss) == ("negative_loss", None)
     assert of(sv=CumulativeShapley(performance="val_loss", mode="min")) == ("val_loss", "min")
-    assert of(sv=GradientAgreementGame(performance="val_loss", mode="min")) == ("val_loss", "min")
     assert of(sv=PartialFederatedShapley(num_classes=3, per_class=True)) == ("balanced_accuracy", None)
     assert of(sv=GradientShapley(), own=GradientAgreement()) == ("negative_loss", None)
     with pytest.raises(ConfigurationError, match="value by negative_loss, accuracy: say which one by --metric"):

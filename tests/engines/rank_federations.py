@@ -31,7 +31,6 @@ from flsv.metrics import (
     DecayedShapley,
     DomainRelevance,
     GradientAgreement,
-    GradientAgreementGame,
     InRunShapley,
     LeaveOneOut,
     LowerBoundShapley,
@@ -285,7 +284,6 @@ BY_A_LOGGED_VALUE: dict[str, Callable[[], Any]] = {
     "lower": lambda: LowerBoundShapley(performance="val_loss", mode="min"),
     "one_round": lambda: OneRoundShapley(2, performance="val_loss", mode="min"),
     "surrogate": lambda: SurrogateFederatedShapley(performance="val_loss", mode="min"),
-    "game": lambda: GradientAgreementGame(performance="val_loss", mode="min"),
     "agreement": lambda: GradientAgreement(loss="val_loss"),
     "fedce": lambda: ContributionEstimation(performance="val_hits", mode="max"),
 }

@@ -23,7 +23,7 @@ from flsv.loop import FederatedLoop
 from flsv.metrics import (
     ClassSpecificShapley,
     CosineGradientShapley,
-    GradientAgreementGame,
+    GradientAgreement,
     GradientShapley,
     SurrogateFederatedShapley,
 )
@@ -99,7 +99,7 @@ def paid(folder: Path, rounds: range, aggregator: Any, metric: Any, factor: floa
 METRICS = {
     "cssv": (GeometricMedian, ClassSpecificShapley),
     "cgsv": (GeometricMedian, CosineGradientShapley),
-    "game": (GeometricMedian, GradientAgreementGame),
+    "agreement": (GeometricMedian, GradientAgreement),
     "slopes": (FedAvg, GradientShapley),
     "ssv": (lambda: ShapleyWeighted("m"), SurrogateFederatedShapley),
 }

@@ -143,12 +143,6 @@ def test_a_bound_metric_keeps_its_sizes() -> None:
         metric.num_classes = 4
 
 
-@pytest.mark.parametrize("argument", [{"blend": 0.9}, {"loss": "val_loss"}, {"balanced": True}])
-def test_the_game_of_gradient_agreement_takes_no_argument_that_it_does_not_use(argument: dict[str, Any]) -> None:
-    with pytest.raises(TypeError, match="multiple values"):
-        metrics.GradientAgreementGame(3, **argument)
-
-
 def test_the_updates_of_a_stranger_are_checked_and_counted() -> None:
     metric = Curious(num_clients=3, num_classes=2)
     for wrong, message in (([3], "must lie in"), ([-1], "must lie in"), ([1, 1], "twice"), ([], "empty")):

@@ -80,8 +80,10 @@ def test_nobody_is_of_use() -> None:
     assert gradient_agreement(torch.tensor([-1.0, -2.0]), torch.tensor([-1.0, 0.0])).tolist() == [0.0, 0.0]
 
 
-def test_in_a_loop_the_slopes_are_those_of_the_validation_loss(tmp_path: Path) -> None:
-    data, recorded, metric = toy_data((4, 1, 2), server_val=0.3), Recorded(), GradientAgreement()
+@pytest.mark.parametrize("balanced", [False, True])
+def test_in_a_loop_the_slopes_are_those_of_the_validation_loss(tmp_path: Path, balanced: bool) -> None:
+    data, recorded = toy_data((4, 1, 2), server_val=0.3), Recorded()
+    metric = GradientAgreement(balanced=balanced)
     loop = FederatedLoop(metrics={"mine": metric, "seen": recorded}, seed=1, reporting=Reporting(table=False))
     module = fit(loop, tmp_path, ClassifierClient("softmax"), data, rounds=2)
     network = build_network("softmax", data.num_classes, data.input_shape)
@@ -91,7 +93,10 @@ def test_in_a_loop_the_slopes_are_those_of_the_validation_loss(tmp_path: Path) -
         network.load_state_dict(module.network.state_dict())
         x, y = (torch.cat(parts) for parts in zip(*data.val_dataloader()))
         network.zero_grad()
-        nn.functional.cross_entropy(network(x), y).backward()
+        each = nn.functional.cross_entropy(network(x), y, reduction="none")
+        classes = [each[y == c].mean() for c in y.unique()]
+        assert y.bincount().unique().numel() > 1
+        (torch.stack(classes).mean() if balanced else each.mean()).backward()
         slope = torch.cat([parameter.grad.flatten() for parameter in network.parameters()])
         rounds.append((ids, updates @ slope, updates, samples))
     np.testing.assert_allclose(loop.contributions["mine"].numpy(), by_hand(rounds, 3), rtol=1e-4)
@@ -141,6 +146,8 @@ def test_intervals_are_those_of_both_parts() -> None:
 def test_what_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="blend"):
         GradientAgreement(blend=1.5)
+    with pytest.raises(ConfigurationError, match="no classes to balance"):
+        GradientAgreement(loss="val_loss", balanced=True)
     metric = GradientAgreement(num_clients=3)
     with pytest.raises(ValueError, match=r"client_updates \[k=2, P\]"):
         metric.update(torch.arange(2), torch.zeros(2), torch.zeros(3, 4), torch.ones(2))

@@ -26,7 +26,6 @@ from flsv.metrics import (
     CumulativeShapley,
     DecayedShapley,
     GradientAgreement,
-    GradientAgreementGame,
     GradientShapley,
     InRunShapley,
     LeaveOneOut,
@@ -71,7 +70,6 @@ def all_metrics() -> dict[str, ContributionMetric]:
         "once": OneRoundShapley(ROUNDS),
         "gradient": GradientShapley(order=2),
         "agreement": GradientAgreement(),
-        "game": GradientAgreementGame(),
         "logged": LeaveOneOut(performance="val_loss", mode="min"),
         "f1": LeaveOneOut(performance=MulticlassF1Score(CLASSES)),
     }
@@ -127,7 +125,7 @@ def test_every_metric_is_what_a_loop_says_of_the_same_rounds(trained: Any) -> No
     assert set(table["round"]) == {ROUNDS - 1}
 
 
-PLAIN = {"sv": lambda: PartialFederatedShapley(), "game": lambda: GradientAgreementGame(), "cssv": ClassSpecificShapley}
+PLAIN = {"sv": PartialFederatedShapley, "agreement": GradientAgreement, "cssv": ClassSpecificShapley}
 
 
 @pytest.mark.parametrize("what", ["state_dict", "arrays", "deltas", "fabric"])

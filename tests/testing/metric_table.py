@@ -17,7 +17,6 @@ from flsv.metrics import (
     DecayedShapley,
     DomainRelevance,
     GradientAgreement,
-    GradientAgreementGame,
     GradientShapley,
     InRunShapley,
     LeaveOneOut,
@@ -63,8 +62,7 @@ METRICS = [
     checks_of(DecayedShapley(decay=0.7), axioms=("symmetry", "null player")),
     checks_of(DomainRelevance(alpha=0.4), personalizer=PFedSV("mine")),
     checks_of(GradientAgreement()),
-    checks_of(GradientAgreementGame()),
-    checks_of(GradientAgreementGame(performance="balanced_accuracy", budget=4), expected_failures=DRAWS),
+    checks_of(GradientAgreement(balanced=True)),
     checks_of(GradientShapley(momentum=0.5)),
     checks_of(
         InRunShapley(),
