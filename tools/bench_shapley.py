@@ -1,7 +1,7 @@
 """The Shapley estimators: what they cost, and what they give for it.
 
     python tools/bench_shapley.py [coalitions | accuracy] [--seeds 20] [--png docs/images/shapley_error.png]
-    python tools/bench_shapley.py accuracy --only surrogate leverage
+    python tools/bench_shapley.py accuracy --only surrogate regression
 
 Without a section, both, one after the other:
 
@@ -46,10 +46,8 @@ from flsv.functional.shapley import (
     difference_shapley,
     exact_shapley,
     gtg_shapley,
-    leverage_shapley,
     normalize_shapley,
     permutation_shapley,
-    regression_adjusted_shapley,
     regression_shapley,
     stratified_shapley,
     surrogate_shapley,
@@ -69,9 +67,6 @@ ESTIMATORS: dict[str, Callable[..., ShapleyEstimate]] = {
     "stratified": stratified_shapley,
     "complementary": complementary_shapley,
     "regression": regression_shapley,
-    "leverage": leverage_shapley,
-    "regression-adjusted, linear": regression_adjusted_shapley,
-    "regression-adjusted, trees": partial(regression_adjusted_shapley, model="trees"),
     "surrogate, unbiased": partial(surrogate_shapley, unbiased=True),
     "surrogate": surrogate_shapley,
 }

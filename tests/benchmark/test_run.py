@@ -64,7 +64,7 @@ def test_games_of_many_clients_have_a_budget_a_client() -> None:
     partitioner = {"class_path": "flsv.data.IIDPartitioner", "init_args": {"num_clients": 12}}
     mine = small(data={**small().data, "partitioner": partitioner})
     games = [name for name, each in METRICS.items() if each.per_client is not None]
-    assert {"banzhaf", "gtg", "beta_16_1", "beta_1_4", "permutation_24", "leverage_24"} <= set(games)
+    assert {"banzhaf", "gtg", "beta_16_1", "beta_1_4", "permutation_24", "surrogate_24"} <= set(games)
     found = run(mine, {name: METRICS[name] for name in ["fedsv", *games]}, seed=0)
     assert not found.refused
     for name, evaluations in found.evaluations.items():

@@ -66,8 +66,6 @@ def test_functions_of_ones_own() -> None:
     ("estimator", "arguments", "says"),
     [
         ("beta", {"alpha": -1.0}, r"alpha=-1.0"),
-        ("regression_adjusted", {"model": "forest"}, r"model='forest' is unknown"),
-        ("regression_adjusted", {"folds": 1}, "folds=1"),
         ("auto", {"surrogate": "cubic"}, r"surrogate='cubic' is unknown"),
         ("permutation", {"budget": 1}, "budget=1"),
         ("permutation", {"budget": "many"}, "not supported between"),

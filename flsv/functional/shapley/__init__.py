@@ -7,7 +7,6 @@ and returns a :class:`ShapleyEstimate`; ``ESTIMATORS`` lists them by name. Which
 - otherwise ``surrogate``: by far the smallest error per evaluation on games made of averaged model updates.
 - ``stratified``, ``complementary``, ``permutation`` and ``difference`` make no assumption on the game and are unbiased;
   so is ``surrogate`` with ``unbiased=True``.
-- ``leverage`` and ``regression_adjusted`` are the published ones next to it; see docs/results/shapley.md.
 - ``leave_one_out``, ``banzhaf`` and ``beta`` are other values, not estimates of the Shapley value.
 
 Example:
@@ -19,14 +18,13 @@ Example:
 
 from __future__ import annotations
 
-from flsv.functional.shapley.adjusted import regression_adjusted_shapley
 from flsv.functional.shapley.difference import DifferenceEstimate, difference_shapley
 from flsv.functional.shapley.few_coalitions import few_coalitions, few_coalitions_shapley, interval_over_seeds
 from flsv.functional.shapley.game import MemoizedGame, ShapleyEstimate, Utility, exact_shapley
 from flsv.functional.shapley.normalize import importance_probabilities, normalize_differences, normalize_shapley
 from flsv.functional.shapley.other_values import banzhaf, beta_shapley, leave_one_out
 from flsv.functional.shapley.permutation import gtg_shapley, permutation_shapley
-from flsv.functional.shapley.regression import kernel_shap, leverage_shapley, regression_shapley
+from flsv.functional.shapley.regression import kernel_shap, regression_shapley
 from flsv.functional.shapley.semivalues import ESTIMATORS, Semivalue, check_estimator, estimator_of, size_weights
 from flsv.functional.shapley.stratified import complementary_shapley, stratified_shapley
 from flsv.functional.shapley.surrogate import surrogate_shapley
@@ -52,11 +50,9 @@ __all__ = [
     "interval_over_seeds",
     "kernel_shap",
     "leave_one_out",
-    "leverage_shapley",
     "normalize_differences",
     "normalize_shapley",
     "permutation_shapley",
-    "regression_adjusted_shapley",
     "regression_shapley",
     "size_weights",
     "stratified_shapley",

@@ -1,4 +1,4 @@
-"""Draws distinct coalitions of each size without replacement, for four estimators.
+"""Draws distinct coalitions of each size without replacement, for the estimators that average by size.
 
 The coalitions of one size are a *layer*. A layer is drawn without replacement, so no evaluation is spent twice, a layer
 that is drawn completely contributes no error at all, and the sampling fraction enters the standard error. Sizes 1 and
@@ -67,9 +67,7 @@ class LayeredSample:
         num_players: n.
         paired: draw coalitions with their complements.
         cover: every player is in and out of a coalition of each size.
-        at_least: draws per layer in any case, where no cover asks for more.
         share: gives what a layer's number of draws shall be proportional to; None: the rule above.
-        ends: sizes 1 and n - 1 are always complete.
         generator: source of the draws.
 
     Attributes:
@@ -84,9 +82,7 @@ class LayeredSample:
         *,
         paired: bool,
         cover: bool = False,
-        at_least: int = 2,
         share: Callable[[Layer], float] | None = None,
-        ends: bool = True,
         generator: Generator | None = None,
     ) -> None:
         self.num_players, self.paired, self.cover, self.generator = num_players, paired, cover, generator
@@ -96,11 +92,11 @@ class LayeredSample:
             middle = paired and 2 * size == num_players
             capacity = math.comb(num_players, size) // (2 if middle else 1)
             short = min(size, num_players - size)
-            minimum = at_least
-            if short == 1 and ends:
+            minimum = 2
+            if short == 1:
                 minimum = num_players
             elif cover:
-                minimum = max(at_least, 1 if middle else -(-num_players // short))
+                minimum = max(minimum, 1 if middle else -(-num_players // short))
             empty = torch.empty(0, num_players, dtype=torch.bool)
             layer = Layer(size, capacity, min(minimum, capacity), 2 if paired and not middle else 1, empty)
             self.layers.append(layer)

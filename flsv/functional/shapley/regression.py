@@ -1,4 +1,4 @@
-r"""Regressions for Shapley values: KernelSHAP on drawn coalitions, Leverage SHAP, and KernelSHAP of given ones.
+r"""Regressions for Shapley values: KernelSHAP on drawn coalitions, and of given ones.
 
 Kernel regression (KernelSHAP; Lundberg and Lee 2017, Covert and Lee 2021), paired and efficiency constrained.
 
@@ -20,19 +20,6 @@ is gone. The estimate is the ratio of two unbiased ones and so consistent but no
 an additive game it is exact. The standard error is the sandwich estimate with residuals divided by one minus their
 leverage, layer by layer with the sampling fraction taken out.
 
-Leverage SHAP: kernel regression on coalitions drawn by their leverage scores.
-
-Musco and Witter, "Provably Accurate Shapley Value Estimation via Leverage Score Sampling", ICLR 2025. The Shapley value
-solves KernelSHAP's weighted least-squares problem (see ``regression``). A row of that problem has the leverage score
-1 / binom(n, |S|): sampling coalitions by their leverage means as many of every size, where KernelSHAP draws the
-smallest and the largest most often. A coalition drawn with probability pi(S) gets the weight w(S) / pi(S), w being the
-kernel, and comes with its complement, without replacement.
-
-Departures: the number of coalitions of each size is fixed (equal, up to rounding and up to how many there are) where
-the paper draws it, as the authors' newer code does; each size is drawn at least twice (as a pair), so that there is a
-standard error, the one of ``regression``. Where the drawn rows do not determine the solution, the one of least norm is
-taken, as in the authors' code.
-
 KernelSHAP of given coalitions: the additive game that is closest to them.
 
 Lundberg and Lee, "A Unified Approach to Interpreting Model Predictions", NeurIPS 2017, theorem 2. The Shapley values
@@ -49,8 +36,6 @@ close coalitions are worth about the same, and so it is what a fit that does ass
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Generator, Tensor
@@ -69,15 +54,12 @@ def kernel_share(layer: Layer) -> float:
     return layer.sizes / (layer.size * (layer.masks.shape[1] - layer.size))
 
 
-def kernel_regression(
-    game: MemoizedGame, sample: LayeredSample, solve: Callable[[Tensor, Tensor], Tensor]
-) -> tuple[Tensor, Tensor]:
+def kernel_regression(game: MemoizedGame, sample: LayeredSample) -> tuple[Tensor, Tensor]:
     """The weighted least-squares problem on a paired sample, and the standard error of its solution.
 
     Args:
         game: its empty and grand coalition are known.
         sample: paired; each of its layers gets the layer's share of the kernel.
-        solve: ``(A [n, n], B [n, M])`` to X with A X = B.
 
     Returns:
         Values and standard errors, both ``[n, M]``.
@@ -95,10 +77,10 @@ def kernel_regression(
         matrix = matrix + weight * x.T @ x
         right = right + weight * x.T @ y
         rows.append((layer, x, y, weight))
-    psi = solve(matrix, right)
+    psi = torch.linalg.solve(matrix, right)
     variance = torch.zeros_like(psi)
     for layer, x, y, weight in rows:
-        directions = solve(matrix, x.T).T
+        directions = torch.linalg.solve(matrix, x.T).T
         leverage = (weight * (x * directions).sum(dim=1)).clamp_max(0.9)
         residuals = (y - x @ psi) / (1 - leverage).unsqueeze(1)
         influences = weight * directions.unsqueeze(-1) * residuals.unsqueeze(1)
@@ -137,56 +119,7 @@ def regression_shapley(
         tensor([0., 1., 2.], dtype=torch.float64)
     """
     sample = LayeredSample(num_players, paired=True, generator=generator)
-    solved = partial(kernel_regression, solve=torch.linalg.solve)
-    return estimate_in_stages("regression_shapley", utility, sample, budget, target_stderr, solved)
-
-
-def leverage_shapley(
-    utility: Utility,
-    num_players: int,
-    *,
-    budget: int | None = None,
-    generator: Generator | None = None,
-    target_stderr: float | None = None,
-) -> ShapleyEstimate:
-    """Kernel regression on pairs of coalitions, equally many of every size.
-
-    Args:
-        utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``.
-        num_players: n.
-        budget: largest number of distinct evaluations, default 50 n. The minimum is n pairs beside the empty and the
-            grand coalition, 2 n + 2, or two pairs of every size where that is more.
-        generator: source of the coalitions.
-        target_stderr: stop as soon as every standard error is at most this, in the utility's unit.
-
-    Returns:
-        ``values`` and ``stderr`` ``[n]`` or ``[n, M]``; exact, stderr 0, where the budget buys all coalitions. The
-        estimate is consistent, with a bias of order 1/m as for ``regression``.
-
-    Raises:
-        ConfigurationError: a budget below the minimum, which is named.
-        ValueError: a utility that is NaN, infinite or of the wrong shape.
-
-    Example:
-        >>> additive = lambda masks: masks.double() @ torch.arange(12.0, dtype=torch.float64)
-        >>> sampled = leverage_shapley(additive, 12, budget=60, generator=torch.Generator().manual_seed(0))
-        >>> sampled.values[:3].abs().round()
-        tensor([0., 1., 2.], dtype=torch.float64)
-    """
-    sample = LayeredSample(num_players, paired=True, share=equally, ends=False, generator=generator)
-    sample.minimum = min(max(num_players, sample.minimum), sample.capacity)
-    solved = partial(kernel_regression, solve=least_norm)
-    return estimate_in_stages("leverage_shapley", utility, sample, budget, target_stderr, solved)
-
-
-def equally(layer: Layer) -> float:
-    """Weights of layers under which all sizes get equally many coalitions."""
-    return layer.sizes
-
-
-def least_norm(matrix: Tensor, right: Tensor) -> Tensor:
-    """The solution of least norm; ``matrix [n, n]`` may be singular."""
-    return torch.linalg.pinv(matrix, rtol=1e-10, hermitian=True) @ right
+    return estimate_in_stages("regression_shapley", utility, sample, budget, target_stderr, kernel_regression)
 
 
 def kernel_shap(masks: Tensor, utilities: Tensor) -> Tensor:

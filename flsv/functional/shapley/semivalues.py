@@ -24,12 +24,11 @@ from torch import Tensor
 from flsv import counting
 from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
-from flsv.functional.shapley.adjusted import regression_adjusted_shapley
 from flsv.functional.shapley.difference import difference_shapley
 from flsv.functional.shapley.game import ShapleyEstimate, exact_shapley
 from flsv.functional.shapley.other_values import banzhaf, beta_shapley, beta_weights, leave_one_out
 from flsv.functional.shapley.permutation import gtg_shapley, permutation_shapley
-from flsv.functional.shapley.regression import leverage_shapley, regression_shapley
+from flsv.functional.shapley.regression import regression_shapley
 from flsv.functional.shapley.stratified import complementary_shapley, stratified_shapley
 from flsv.functional.shapley.surrogate import surrogate_shapley
 
@@ -43,8 +42,6 @@ ESTIMATORS: dict[str, Estimator] = {
     "complementary": complementary_shapley,
     "difference": difference_shapley,
     "regression": regression_shapley,
-    "leverage": leverage_shapley,
-    "regression_adjusted": regression_adjusted_shapley,
     "surrogate": surrogate_shapley,
     "gtg": gtg_shapley,
     "leave_one_out": leave_one_out,

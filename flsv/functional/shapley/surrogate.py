@@ -36,11 +36,11 @@ from nobody to everybody,
     SV_i(r) = V/n + n sum_{s=1..n-1} 1/(s (n - s)) E_{|S|=s}[ r(S) (z_i - s/n) ]
 
 which is KernelSHAP with the expectation of its matrix (that is a multiple of the centring matrix) in place of the
-sampled one, hence unbiased; S and its complement together contribute (r(S) - r(N \ S)) (z_i - s/n). The sample is the
-paired, layered one of ``layers``, without replacement.
+sampled one, hence unbiased, and maximum sample reuse (Witter, Liu and Musco 2025); S and its complement together
+contribute (r(S) - r(N \ S)) (z_i - s/n). The sample is the paired, layered one of ``layers``, without replacement.
 
-Regression-adjusted Monte Carlo (Witter, Liu and Musco 2025; see ``regression_adjusted``) is the same scheme with linear
-or tree regressions as g, found independently. The fit, and what is done below, is no paper's. Choices:
+Regression-adjusted Monte Carlo (Witter, Liu and Musco, arXiv 2506.11849, 2025) is the same scheme with linear or tree
+regressions as g, found independently. The fit, and what is done below, is no paper's. Choices:
 
 - *Kernels.* ``"additive"``: membership. ``"quadratic"``: membership + pairwise products + membership / |S|.
   ``"averaging"``: membership + Gaussian in the averaging weights z / |S|, of four widths. ``"auto"`` (default):
@@ -68,9 +68,11 @@ import torch
 from torch import Generator, Tensor
 
 from flsv.errors import ConfigurationError
-from flsv.functional.shapley.adjusted import AdjustedEstimator
-from flsv.functional.shapley.game import ShapleyEstimate, Utility
-from flsv.functional.shapley.layers import LayeredSample, estimate_in_stages
+from flsv.functional.shapley.game import MemoizedGame, ShapleyEstimate, Utility
+from flsv.functional.shapley.layers import Layer, LayeredSample, estimate_in_stages, layer_variance
+from flsv.functional.shapley.regression import centred, kernel_share
+
+_MAX_FIT = 1000  # coalitions; a fit of kernels costs the cube of their number
 
 Kernel = Callable[[Tensor, Tensor, Tensor], Tensor]
 """``k(j, s, t)`` with j = |S n T|, s = |S|, t = |T|, float64 tensors that broadcast."""
@@ -218,6 +220,73 @@ def fit_surrogate(candidates: list[list[Kernel]], masks: Tensor, utilities: Tens
     left_out = dual / (vectors.square() / spectrum).sum(dim=1, keepdim=True)
     finite = torch.where(scale.isinf(), 0, scale)
     return Surrogate(parts, masks, dual * finite, mean + _CONSTANT * dual.sum(dim=0) * finite), left_out * finite
+
+
+def _pair_terms(layer: Layer, residuals: Tensor) -> Tensor:
+    """What each pair, with residual r(S) - r(N \\ S) of shape ``[m, M]``, says of SV(r): ``[m, n, M]``."""
+    return kernel_share(layer) * layer.masks.shape[1] / 2 * centred(layer).unsqueeze(-1) * residuals.unsqueeze(1)
+
+
+@dataclass
+class AdjustedEstimator:
+    """Computes values and standard errors ``[n, M]`` from a game with utilities ``[M]`` and a paired sample.
+
+    Args:
+        fit: as :func:`fit_surrogate` with the candidates given.
+        folds: 1: residuals are those of the very coalitions that the fit has seen. More: those of one part of the pairs
+            under a fit to the other parts, averaged.
+    """
+
+    fit: Callable[[Tensor, Tensor], tuple[Surrogate, Tensor]]
+    folds: int
+
+    def __call__(self, play: MemoizedGame, sample: LayeredSample) -> tuple[Tensor, Tensor]:
+        layers, n = sample.layers, sample.num_players
+        # An open layer has coalitions that were not drawn; only its pairs can be held out.
+        open_sizes = [len(layer.masks) for layer in layers if len(layer.masks) < layer.capacity]
+        folds = min([self.folds, *open_sizes]) if open_sizes else 1
+        values, variance = torch.zeros(2, n, len(play.empty_and_grand()[0]), dtype=torch.float64)
+        before = [torch.zeros(len(layer.masks), values.shape[1], dtype=torch.float64) for layer in layers]
+        for fold in range(folds):
+            fitted = [_fitted(layers, layer, fold, folds) for layer in layers]
+            halves = torch.cat([layer.masks[index] for layer, index in zip(layers, fitted, strict=True)])
+            ends = torch.arange(2)[:, None].expand(2, n).bool()
+            masks = torch.cat([ends, halves, ~halves])
+            game, left_out = self.fit(masks, play(masks))
+            residual = play(ends) - game(ends)
+            values = values + (game.shapley() + (residual[1] - residual[0]) / n) / folds
+            left_out = (left_out[2 : 2 + len(halves)] - left_out[2 + len(halves) :]).split([len(i) for i in fitted])
+            for k, layer in enumerate(layers):
+                known = torch.zeros(len(layer.masks), dtype=torch.bool)
+                known[fitted[k]] = True
+                pair = play(layer.masks) - play(~layer.masks) - game(layer.masks) + game(~layer.masks)
+                terms = _pair_terms(layer, pair)
+                mean = terms.mean(dim=0)
+                if folds > 1 and not bool(known.all()):
+                    share = float(known.sum()) / layer.capacity
+                    mean = share * terms[known].mean(dim=0) + (1 - share) * terms[~known].mean(dim=0)
+                values = values + mean / folds
+                if folds == 1:
+                    before[k] = pair
+                    before[k][fitted[k]] = left_out[k]
+                elif len(layer.masks) < layer.capacity:
+                    held_out = torch.arange(fold, len(layer.masks), folds)
+                    before[k][held_out] = pair[held_out]
+        for layer, pair in zip(layers, before, strict=True):
+            count = len(layer.masks)
+            terms = _pair_terms(layer, pair)
+            influences = (terms - terms.mean(dim=0)) / (count * max(count - 1, 1)) ** 0.5
+            variance = variance + layer_variance(layer, influences)
+        return values, variance.sqrt()
+
+
+def _fitted(layers: list[Layer], layer: Layer, fold: int, folds: int) -> Tensor:
+    """The layer's pairs that the fit of this fold sees: all but every ``folds``-th, or a share of them if many."""
+    index = torch.arange(len(layer.masks))
+    if folds > 1 and len(index) < layer.capacity:
+        index = index[index % folds != fold]
+    total = 2 * sum(len(each.masks) for each in layers)
+    return index[: max(2, round(len(index) * min(1.0, _MAX_FIT / total)))]
 
 
 def surrogate_shapley(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from math import comb
+
 import pytest
 import torch
 from functional.shapley.games import accuracy_table, random_table, reference_shapley, rng, table_game
@@ -14,8 +17,9 @@ from flsv.functional.shapley import (
     regression_shapley,
     surrogate_shapley,
 )
-from flsv.functional.shapley.game import all_coalitions, shapley_of_table
-from flsv.functional.shapley.surrogate import _CONSTANT, SURROGATES, fit_surrogate, gram
+from flsv.functional.shapley.game import MemoizedGame, all_coalitions, shapley_of_table
+from flsv.functional.shapley.layers import LayeredSample
+from flsv.functional.shapley.surrogate import _CONSTANT, SURROGATES, AdjustedEstimator, fit_surrogate, gram
 
 
 @pytest.mark.parametrize("name", SURROGATES)
@@ -47,6 +51,30 @@ def test_leave_one_out_residuals_by_refitting() -> None:
         system = matrix[keep][:, keep] + penalty * torch.eye(19, dtype=torch.float64)
         prediction = matrix[i, keep] @ torch.linalg.solve(system, y[keep])
         torch.testing.assert_close(left_out[i], (y[i] - prediction) * scale)
+
+
+@pytest.mark.parametrize("name", SURROGATES)
+def test_maximum_sample_reuse_of_the_residuals(name: str) -> None:
+    """The equation of Witter, Liu and Musco, coalition by coalition, where the fit has seen the sample."""
+    n, table = 7, random_table(7, seed=2)
+    game, sample = MemoizedGame(table_game(table), n), LayeredSample(n, paired=True, generator=rng(5))
+    sample.grow(24)
+    fit = partial(fit_surrogate, SURROGATES[name])
+    values, _ = AdjustedEstimator(fit, 1)(game, sample)
+
+    halves = torch.cat([layer.masks for layer in sample.layers])
+    ends = torch.stack([torch.zeros(n), torch.ones(n)]).bool()
+    masks = torch.cat([ends, halves, ~halves])
+    fitted, _ = fit(masks, game(masks))
+    residuals = (game(masks) - fitted(masks))[:, 0]
+    sizes = masks.sum(1)
+    chance = torch.tensor([(sizes == s).sum().item() / comb(n, s) for s in sizes.tolist()])
+    expected = fitted.shapley()[:, 0].clone()
+    for mask, s, residual, d in zip(masks, sizes.tolist(), residuals, chance):
+        for i in range(n):
+            weight = 1 / (n * comb(n - 1, s - 1)) if mask[i] else -1 / (n * comb(n - 1, s))
+            expected[i] += weight * residual / d
+    torch.testing.assert_close(values[:, 0], expected)
 
 
 @pytest.mark.parametrize("unbiased", [False, True])
