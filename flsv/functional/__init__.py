@@ -21,7 +21,6 @@ from flsv.functional.peers import (
     relevance_auroc,
     without_own,
 )
-from flsv.functional.ranking import log_odds, macro_auroc
 from flsv.functional.shapley import *
 from flsv.functional.transport import *
 
@@ -79,9 +78,7 @@ __all__ = [
     "lava",
     "leave_one_out",
     "leave_one_out_cosines",
-    "log_odds",
     "lower_bound",
-    "macro_auroc",
     "normalize_differences",
     "normalize_shapley",
     "participant_weights",

@@ -41,7 +41,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from flsv.errors import ConfigurationError
-from flsv.games.scores import CLASS_SCORES
+from flsv.games.scores import CLASS_SCORES, ClassScore
 
 Mode = Literal["min", "max"]
 #: Of classifiers, evaluated from logits.
@@ -168,7 +168,7 @@ validation_step say also mode="min" or mode="max". Without one, expected one of 
             )
         return performance
     if mode is None and performance in CLASS_SCORES:
-        return ModelScore(CLASS_SCORES[performance](), "max", performance)
+        return ModelScore(ClassScore(performance), "max", performance)
     if mode is None:
         raise ConfigurationError(
             f"{who}({argument}={performance!r}): for a value that the module logs in validation_step say also "

@@ -8,7 +8,6 @@ The server's validation batches, checked once and kept on the device.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -152,11 +151,30 @@ class ScoreSums:
         return Scores(self.correct.cpu(), support, loss / support.sum(), custom)
 
 
-class ClassScore(Metric, ABC):
-    """A score of probabilities ``[B]`` of class 1, or ``[B, M]``, against integer classes ``[B]``; more is better.
+#: By the name that stands for it: of one class's probabilities ``[N]`` against 0 and 1.
+CLASS_SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "auroc": binary_auroc,
+    "average_precision": binary_average_precision,
+    "f1": binary_f1_score,
+}
+
+
+class ClassScore(Metric):
+    """torchmetrics' score of probabilities ``[B]`` of class 1, or ``[B, M]``, against integer classes ``[B]``; more is
+    better. Of more than two classes those that occur count; F1 takes what is most probable, so that a class that is
+    predicted and does not occur counts, too, with 0.
+
+    Args:
+        name: in ``CLASS_SCORES``.
 
     Raises:
-        ValueError: other shapes, or labels that are no integers.
+        ValueError: other shapes, labels that are no integers; in ``compute``, samples that are all of one class.
+
+    Example:
+        >>> auroc = ClassScore("auroc")
+        >>> auroc.update(torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.7, 0.3]]), torch.tensor([0, 1, 1]))
+        >>> auroc.compute()
+        tensor(1.)
     """
 
     is_differentiable = False
@@ -165,8 +183,9 @@ class ClassScore(Metric, ABC):
     probabilities: list[Tensor]
     labels: list[Tensor]
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
         super().__init__()
+        self.name = name
         self.add_state("probabilities", [], dist_reduce_fx="cat")
         self.add_state("labels", [], dist_reduce_fx="cat")
 
@@ -180,53 +199,17 @@ class ClassScore(Metric, ABC):
         self.labels.append(labels)
 
     def compute(self) -> Tensor:
-        """The score of all batches.
-
-        Raises:
-            ValueError: the samples are all of one class.
-        """
+        """The score of all batches."""
         probabilities, labels = dim_zero_cat(self.probabilities), dim_zero_cat(self.labels)
-        if len(labels.unique()) < 2:
-            raise ValueError(f"the samples are all of class {int(labels[0])}, and two classes are to be told apart.")
-        return self.score(class_1(probabilities, labels), labels)
-
-    @abstractmethod
-    def score(self, probabilities: Tensor, labels: Tensor) -> Tensor:
-        """The score of ``[N]``, or of ``[N, M]`` with M > 2."""
-
-
-class AUROC(ClassScore):
-    """Area under the receiver operating characteristic.
-
-    Example:
-        >>> auroc = AUROC()
-        >>> auroc.update(torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.7, 0.3]]), torch.tensor([0, 1, 1]))
-        >>> auroc.compute()
-        tensor(1.)
-    """
-
-    def score(self, probabilities: Tensor, labels: Tensor) -> Tensor:
-        return _one_against_the_rest(binary_auroc, probabilities, labels)
-
-
-class AveragePrecision(ClassScore):
-    """Area under the curve of precision and recall, as steps."""
-
-    def score(self, probabilities: Tensor, labels: Tensor) -> Tensor:
-        return _one_against_the_rest(binary_average_precision, probabilities, labels)
-
-
-class F1(ClassScore):
-    """Harmonic mean of precision and recall of what is most probable; of two classes that of class 1."""
-
-    def score(self, probabilities: Tensor, labels: Tensor) -> Tensor:
-        if probabilities.ndim == 1:
-            return binary_f1_score(probabilities, labels)
-        return multiclass_f1_score(probabilities, labels, num_classes=probabilities.shape[1], average="macro")
-
-
-#: By the name that stands for it.
-CLASS_SCORES: dict[str, type[ClassScore]] = {"auroc": AUROC, "average_precision": AveragePrecision, "f1": F1}
+        occur = labels.unique().tolist()
+        if len(occur) < 2:
+            raise ValueError(f"the samples are all of class {occur[0]}, and two classes are to be told apart.")
+        found, score = class_1(probabilities, labels), CLASS_SCORES[self.name]
+        if found.ndim == 1:
+            return score(found, labels)
+        if self.name == "f1":
+            return multiclass_f1_score(found, labels, num_classes=found.shape[1], average="macro")
+        return torch.stack([score(found[:, c], (labels == c).long()) for c in occur]).mean()
 
 
 def class_1(probabilities: Tensor, labels: Tensor) -> Tensor:
@@ -248,12 +231,6 @@ def is_binary(metric: Metric) -> bool:
 def update_by_logits(metric: Metric, logits: Tensor, y: Tensor) -> None:
     """Give a metric a batch's logits ``[B, M]`` and classes ``[B]``; of two, one for two classes is given class 1's."""
     metric.update(class_1(logits.softmax(1), y) if is_binary(metric) else logits, y)
-
-
-def _one_against_the_rest(of: Callable[[Tensor, Tensor], Tensor], probabilities: Tensor, labels: Tensor) -> Tensor:
-    if probabilities.ndim == 1:
-        return of(probabilities, labels)
-    return torch.stack([of(probabilities[:, c], (labels == c).long()) for c in labels.unique().tolist()]).mean()
 
 
 class ValidationBatches:

@@ -108,7 +108,8 @@ def _answers(
 
 def _ranks(performance: ModelScore) -> bool:
     """Whether it is a measure of how samples are ranked."""
-    return type(performance.of).__name__.endswith(("AUROC", "AveragePrecision"))
+    named = performance.called in ("auroc", "average_precision")
+    return named or type(performance.of).__name__.endswith(("AUROC", "AveragePrecision"))
 
 
 def _finite(values: Tensor) -> float | None:

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torchmetrics import Metric
+from torchmetrics.functional.classification import binary_auroc
 from torchmetrics.utilities import dim_zero_cat
 
 from flsv.errors import ConfigurationError
-from flsv.functional.ranking import macro_auroc
 
 NAN = float("nan")
 
@@ -29,9 +29,8 @@ class ClassScores(Metric):
       correctly. torchmetrics' macro accuracy differs where a class does not occur but is predicted: it counts there
       as recall 0. This one is scikit-learn's ``balanced_accuracy_score``.
     - ``auroc``: how often a sample of a class is given a larger probability of it than one of another class, the mean
-      over the classes that occur, see :func:`flsv.functional.macro_auroc`. A model that always gives the rarer class a
-      probability below 1/2 may still tell the two apart. NaN where fewer than two classes occur, and of more than
-      100 classes.
+      over the classes that occur. A model that always gives the rarer class a probability below 1/2 may still tell the
+      two apart. NaN where fewer than two classes occur or a logit is NaN, and of more than 100 classes.
 
     Its states are not persistent: they never enter a ``state_dict``.
 
@@ -88,6 +87,39 @@ class ClassScores(Metric):
             "balanced_accuracy": (self.correct[present] / self.support[present]).mean(),
             "auroc": ranked.to(accuracy),
         }
+
+
+def macro_auroc(logits: Tensor, labels: Tensor) -> Tensor:
+    """The mean over the classes that occur of torchmetrics' area under the ROC curve of each against the rest; NaN
+    where fewer than two occur, or a logit is NaN.
+
+    Args:
+        logits: ``[N, M]``.
+        labels: integer classes ``[N]``.
+
+    Example:
+        >>> macro_auroc(torch.tensor([[2.0, 1.0], [1.0, 1.5], [0.0, 1.0]]), torch.tensor([0, 0, 1])).item()
+        1.0
+    """
+    labels, odds = labels.cpu(), log_odds(logits).cpu()
+    occur = labels.unique().tolist()
+    if len(occur) < 2 or odds.isnan().any():
+        return torch.tensor(NAN)
+    # Places in [0, 1]: torchmetrics passes other numbers through a sigmoid, which makes ties of large ones.
+    places = [odds[:, c].unique(return_inverse=True)[1] / len(odds) for c in occur]
+    return torch.stack([binary_auroc(place, (labels == c).int()) for place, c in zip(places, occur)]).mean()
+
+
+def log_odds(logits: Tensor) -> Tensor:
+    """Of logits ``[N, M]`` the log-odds ``[N, M]``, float64, of each class against all others together: in the order of
+    the softmax's probabilities, and still apart where these round to 1."""
+    logits = logits.detach().double()
+    best = logits.argmax(1, keepdim=True)
+    others = logits.scatter(1, best, -torch.inf).logsumexp(1, keepdim=True)
+    first = logits.gather(1, best) - others
+    log_p = logits.log_softmax(1)
+    # Of all but the most probable class p is at most 1/2: nothing is lost in 1 - p.
+    return (log_p - torch.log1p(-log_p.exp().clamp(max=0.5))).scatter(1, best, first)
 
 
 def plain_scores(counts: ClassScores) -> dict[str, float]:
