@@ -3,17 +3,25 @@
     python tools/gradient_inversion.py [--root DATA] [--digits 4] [--out docs/images/gradient_inversion.png]
 
 Every client holds one digit and takes one step of SGD. The attacker sees the update and the model before it, and looks
-for the digit with :func:`flsv.privacy.invert_gradient`. Without --root the digits are scikit-learn's, 8x8.
+for the digit. Without --root the digits are scikit-learn's, 8x8.
+
+Zhu, Liu and Han, "Deep Leakage from Gradients" (DLG), NeurIPS 2019: search for the image whose gradient is the one
+observed, by L-BFGS. The label is not searched for but read off the gradient: Zhao, Mopuri and Bilen, "iDLG: Improved
+Deep Leakage from Gradients", arXiv 2001.02610, 2020. Gradients are compared by their angle, and images preferred that
+are smooth: Geiping, Bauermeister, Dröge and Moeller, "Inverting Gradients: How easy is it to break privacy in federated
+learning?", NeurIPS 2020, equation 4. Clipping, which is a change of length, therefore hides nothing from it. The search
+starts from an empty image, where the papers start from noise: it finds the same image in fewer steps.
 
 The protected updates went through :class:`flsv.privacy.GaussianPrivacy`; epsilon is that of the one release. Where
 there is noise, the attack is run with several amounts of smoothing and the image that is most like the true digit is
-shown, which an attacker could only guess. Network and weights are as in DLG (Zhu et al., NeurIPS 2019): sigmoids,
+shown, which an attacker could only guess. Network and weights are as in DLG: sigmoids,
 strides instead of pooling, weights from U[-0.5, 0.5]. ReLU, pooling and more images a step are harder to invert.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import math
 import time
 from collections.abc import Sequence
@@ -24,7 +32,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from flsv.parameters import ParameterSpace
-from flsv.privacy import GaussianPrivacy, gaussian_epsilon, invert_gradient
+from flsv.privacy import GaussianPrivacy, gaussian_epsilon
 from flsv.seeding import generator_for
 
 LEARNING_RATE = 0.1
@@ -76,11 +84,37 @@ def one_step(net: nn.Module, image: Tensor, label: Tensor) -> Tensor:
     return -LEARNING_RATE * ParameterSpace(net).flatten(dict(zip(names, gradients)))
 
 
+def invert(net: nn.Module, gradient: Tensor, shape: Sequence[int], smoothness: float = 0.0) -> tuple[Tensor, int]:
+    """The one image ``[C, H, W]`` behind a gradient ``[P]`` times any positive number, and its label."""
+    head = ParameterSpace(net).head
+    assert head is not None
+    observed = gradient.double()
+    # Of one image's logits only the true class's has a negative gradient; a row is that times positive features.
+    label = int(head.rows(gradient).sum(-1).argmin())
+    network = copy.deepcopy(net).double().eval()
+    parameters = list(network.parameters())
+    image = observed.new_zeros(1, *shape).requires_grad_()
+
+    def objective() -> float:
+        image.grad = None
+        loss = nn.functional.cross_entropy(network(image), torch.tensor([label]))
+        mine = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, parameters, create_graph=True)])
+        value = 1 - torch.dot(mine, observed) / (mine.norm() * observed.norm())
+        if smoothness:  # times the mean total variation
+            value = value + smoothness * (image.diff(dim=-1).abs().mean() + image.diff(dim=-2).abs().mean())
+        value.backward(inputs=[image])
+        return value.item()
+
+    search = {"max_iter": 150, "max_eval": 300, "history_size": 50, "line_search_fn": "strong_wolfe"}
+    torch.optim.LBFGS([image], tolerance_grad=1e-12, tolerance_change=1e-14, **search).step(objective)
+    return image.detach()[0].to(gradient.dtype), label
+
+
 def reconstruct(net: nn.Module, update: Tensor, image: Tensor, smoothing: Sequence[float]) -> tuple[Tensor, int]:
     """The image in [0, 1] and label found; of several amounts of smoothing the image most like the true one."""
-    found = [invert_gradient(net, -update, image.shape, smoothness=amount) for amount in smoothing]
-    best = max(found, key=lambda each: likeness(each.image.clamp(0, 1), image))
-    return best.image.clamp(0, 1), best.label
+    found = [invert(net, -update, image.shape, amount) for amount in smoothing]
+    best, label = max(found, key=lambda each: likeness(each[0].clamp(0, 1), image))
+    return best.clamp(0, 1), label
 
 
 def likeness(found: Tensor, image: Tensor) -> float:

@@ -72,7 +72,7 @@ TABLE: dict[str, By] = {
 }
 #: What cannot be used without a subclass, and what is no part of a federation.
 BASES = {
-    "Aggregator", "Attack", "ClientAlgorithm", "ClientContext", "Collusion", "Compression", "Inversion", "Upload",
+    "Aggregator", "Attack", "ClientAlgorithm", "ClientContext", "Collusion", "Compression", "Upload",
     "UploadContext",
 }  # fmt: skip
 

@@ -9,6 +9,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from torch import nn
 
 ROOT = os.environ.get("FLSV_DATA_ROOT")
 
@@ -37,6 +38,19 @@ def test_on_scikit_learns_digits(tool: ModuleType, tmp_path: Path, capsys: pytes
     assert "| clipped, sigma = 1 | 4.377 |" in printed
     tool.draw(titles, rows, tmp_path / "new" / "picture.png")
     assert (tmp_path / "new" / "picture.png").stat().st_size > 3000
+
+
+def test_it_finds_what_the_first_layer_says(tool: ModuleType) -> None:
+    """A linear layer's weight gradient is its bias gradient times the input (Phong et al., IEEE TIFS 2018)."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(36, 20), nn.Sigmoid(), nn.Linear(20, 5))
+    loss = nn.functional.cross_entropy(net(torch.rand(1, 1, 6, 6)), torch.tensor([2]))
+    observed = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(net.parameters()))])
+    weights, biases = observed[: 36 * 20].view(20, 36), observed[36 * 20 : 37 * 20]
+    closed_form = (weights * biases[:, None]).sum(0) / biases.square().sum()
+    image, label = tool.invert(net, observed, (1, 6, 6))
+    assert label == 2
+    torch.testing.assert_close(image.flatten(), closed_form, atol=2e-3, rtol=0)
 
 
 def test_likeness(tool: ModuleType) -> None:
