@@ -22,16 +22,62 @@ from typing import Any
 import lightning as L
 import numpy as np
 import torch
+from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from flsv import FederatedDataModule, FederatedLoop, Reporting
 from flsv.clients.algorithms import ClientAlgorithm
 from flsv.metrics import CosineGradientShapley, CumulativeShapley, GradientAgreement, GradientShapley
-from flsv.models.language import CausalLMClient
+from flsv.models.lora import add_lora, freeze_a
 
 LENGTH, HELD_OUT, MOST = 64, 16, 160
 """Bytes of a piece; a group's first pieces, on which the server validates; a client's pieces, at most."""
+
+
+class CausalLMClient(L.LightningModule):
+    """A causal language model of ``transformers`` that is frozen except for LoRA adapters. The configuration
+    natural/tales_lora takes it from here.
+
+    Batches are what the model takes by name, ``{"input_ids": int64 [B, L], "labels": ...}``, or
+    ``(tokens int64 [B, L],)``, as :class:`flsv.data.CharacterData` gives them. The loss is the mean cross-entropy per
+    token in nats. A of the adapters is frozen (FFA-LoRA), so that their average is the average of what they do.
+
+    Args:
+        network: a folder that ``save_pretrained`` has written, or a model's name at the Hugging Face hub.
+        rank: r of the adapters.
+        optimizer: from the adapters to an optimizer.
+    """
+
+    def __init__(
+        self,
+        network: str,
+        rank: int = 4,
+        optimizer: OptimizerCallable = lambda params: torch.optim.SGD(params, lr=0.1),
+    ) -> None:
+        super().__init__()
+        from transformers import AutoModelForCausalLM
+
+        self.save_hyperparameters("network", "rank")
+        self.make_optimizer = optimizer
+        with torch.device("cpu"):  # so that a seed gives the same adapters everywhere
+            # It comes in evaluation mode, in which dropout would do nothing.
+            self.network = add_lora(AutoModelForCausalLM.from_pretrained(network).train(), rank, 8.0, "all-linear")
+        freeze_a(self.network)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.network(input_ids=tokens, use_cache=False).logits
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        given = batch if isinstance(batch, dict) else {"input_ids": batch[0]}
+        return self.network(**{"labels": given["input_ids"], **given}, use_cache=False).loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        tokens = batch["input_ids"] if isinstance(batch, dict) else batch[0]
+        self.log("val_loss", self.training_step(batch, batch_idx), batch_size=len(tokens))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return self.make_optimizer([parameter for parameter in self.parameters() if parameter.requires_grad])
 
 
 class Pieces(Dataset):

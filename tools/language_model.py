@@ -66,21 +66,23 @@ def client_values(loop: FederatedLoop, names: list[str]) -> dict[str, torch.Tens
 
 
 def values(network: Path, root: Path, seeds: list[int], rounds: int) -> str:
-    """A row for each run and metric: all clients' values, that of the bad one in bold."""
+    """A row for each metric: the bad client's values and the others', least to largest, and in how many runs its is the
+    lowest."""
     together = [name for name in METRICS if name not in ALONE]
-    rows: list[list[str]] = []
+    found: dict[str, list[torch.Tensor]] = {name: [] for name in METRICS}
     for seed in seeds:
         bad = seed % 5
         for names in (together, *([name] for name in ALONE)):
             loop, seconds = fitted(network, example.federation(root, bad, seed), names, rounds, seed)
             for name, value in client_values(loop, names).items():
-                told = [f"{v:+.4f}" for v in value.tolist()]
-                told[bad] = f"**{told[bad]}**"
-                rows.append([name, str(seed), *told, "yes" if int(value.argmin()) == bad else "no"])
-                print(f"{' '.join(rows[-1])} ({seconds:.0f} s)", file=sys.stderr, flush=True)
-    rows.sort(key=lambda row: list(METRICS).index(row[0]))
-    head = ["by", "run", *(f"client {client}" for client in range(5)), "lowest"]
-    return f"## Is the bad client lowest ({rounds} rounds)\n\n{grid([head, *rows])}\n"
+                found[name].append(value.roll(-bad))  # the bad one first
+                print(f"run {seed}, {name}: {value.tolist()} ({seconds:.0f} s)", file=sys.stderr, flush=True)
+    rows = [["by", "client with shuffled text", "the four others", "lowest in"]]
+    for name, each in found.items():
+        runs = torch.stack(each)
+        parts = [f"{part.min():+.4f} to {part.max():+.4f}" for part in (runs[:, 0], runs[:, 1:])]
+        rows.append([name, *parts, f"{int((runs.argmin(1) == 0).sum())} of {len(runs)}"])
+    return f"## Is the bad client lowest ({rounds} rounds)\n\n{grid(rows)}\n"
 
 
 def costs(network: Path, root: Path, repeats: int, rounds: int) -> str:

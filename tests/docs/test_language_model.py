@@ -1,4 +1,4 @@
-"""Causal language models of Hugging Face's, made from their configurations, with LoRA adapters in a federation."""
+"""The module of examples/language_model.py in a federation: values of adapters, and of samples."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from resuming import assert_resumes
 from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset
 from toys import fit, vector
 
+from examples.language_model import CausalLMClient
 from flsv import Reporting
 from flsv.clients.algorithms import InRunValues
 from flsv.data import FederatedDataModule
-from flsv.errors import ConfigurationError
 from flsv.games import LoggedValues, metric_of_outputs
 from flsv.loop import FederatedLoop
 from flsv.metrics import (
@@ -28,7 +27,6 @@ from flsv.metrics import (
     InRunShapley,
     ShadowShapley,
 )
-from flsv.models.language import CausalLMClient
 from flsv.seeding import generator_for
 
 pytest.importorskip("peft", reason="peft is not installed: pip install 'flsv[lora]'")
@@ -36,20 +34,14 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 TOKENS, LENGTH, LR = 12, 6, 0.5
 
 
-@pytest.fixture(scope="module", params=["gpt2", pytest.param("llama", marks=pytest.mark.slow)])
-def network(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A folder; both share the weight of the embedding and of the last layer."""
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder."""
     torch.manual_seed(0)
-    if request.param == "gpt2":
-        still = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0}
-        sizes = {"vocab_size": TOKENS, "n_positions": LENGTH, "n_embd": 8, "n_layer": 2, "n_head": 2}
-        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **still))
-    else:
-        sizes = {"vocab_size": TOKENS, "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2}
-        heads = {"num_attention_heads": 2, "max_position_embeddings": LENGTH, "tie_word_embeddings": True}
-        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads))
-    folder = tmp_path_factory.mktemp(request.param)
-    model.save_pretrained(folder)
+    still = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0}
+    sizes = {"vocab_size": TOKENS, "n_positions": LENGTH, "n_embd": 8, "n_layer": 2, "n_head": 2}
+    folder = tmp_path_factory.mktemp("gpt2")
+    transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **still)).save_pretrained(folder)
     return str(folder)
 
 
@@ -76,9 +68,9 @@ def texts() -> FederatedDataModule:
     return FederatedDataModule(clients=clients, val=Texts(11, 4), batch_size=4)
 
 
-def client(network: str, **options: Any) -> CausalLMClient:
+def client(network: str) -> CausalLMClient:
     torch.manual_seed(1)
-    return CausalLMClient(network, rank=2, optimizer=partial(torch.optim.SGD, lr=LR), **options)
+    return CausalLMClient(network, rank=2, optimizer=partial(torch.optim.SGD, lr=LR))
 
 
 def federated(**options: Any) -> FederatedLoop:
@@ -172,54 +164,3 @@ def test_in_run_values_of_samples_are_those_of_explicit_gradients(network: str, 
     assert values[:, 1].abs().max() < 1e-6
     weights = torch.tensor([10, 7, 9]) / 26
     torch.testing.assert_close(values[:, 0], (weights * torch.stack([kept[i].sum() for i in range(3)])).float())
-
-
-def test_clients_at_once_are_those_one_after_the_other(network: str, tmp_path: Path) -> None:
-    """Of pieces of text without a mask, whose entries a step would read."""
-    clients = {
-        name: TensorDataset(Texts(count, seed).tokens) for seed, (name, count) in enumerate({"a": 9, "b": 6}.items())
-    }
-    found = []
-    for engine in ("sequential", "vmap"):
-        data = FederatedDataModule(clients=dict(clients), val=TensorDataset(Texts(5, 4).tokens), batch_size=4)
-        found.append(vector(fit(federated(engine=engine), tmp_path / engine, client(network), data, rounds=2)))
-    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-6)
-
-
-def test_resumes(network: str, tmp_path: Path) -> None:
-    options = {"metrics": {"in_run": InRunShapley(loss="val_loss")}, "client_algorithm": InRunValues()}
-    assert_resumes(lambda: federated(**options), tmp_path, module=lambda: client(network), data=texts)
-
-
-def test_a_checkpoint_is_the_model(network: str, tmp_path: Path) -> None:
-    module = fit(federated(), tmp_path, client(network), texts(), rounds=1)
-    path = tmp_path / "saved.ckpt"
-    module.trainer.save_checkpoint(path)
-    again = CausalLMClient.load_from_checkpoint(path, weights_only=False)
-    tokens = Texts(3, 0).tokens
-    assert torch.equal(again.eval()(tokens), module.eval()(tokens))
-    assert again.predict_step((tokens,), 0).sum(-1).allclose(torch.ones(3, LENGTH))
-
-
-def test_it_trains_in_training_mode(network: str) -> None:
-    assert all(layer.training for layer in client(network).modules())
-
-
-def test_what_cannot_work_is_said(network: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"no folder of this name with a config.json"):
-        CausalLMClient(str(tmp_path / "nothing"))
-    with pytest.raises(ConfigurationError, match=r"peft cannot put LoRA into .*not found"):
-        CausalLMClient(network, targets=["nothing"])
-    with pytest.raises(ConfigurationError, match=r"needs batches .* is a Tensor"):
-        client(network).training_step(torch.zeros(2, 3), 0)
-    with pytest.raises(ConfigurationError, match=r"order=2, loss='val_loss'"):
-        InRunShapley(order=2, loss="val_loss")
-    losses = {"one": InRunShapley(loss="val_loss"), "other": InRunShapley(loss="other_loss")}
-    with pytest.raises(ConfigurationError, match="the same loss"):
-        fit(federated(metrics=losses, client_algorithm=InRunValues()), tmp_path, client(network), texts())
-
-
-def test_classes_are_still_asked_for_where_values_are_those_of_classes(network: str, tmp_path: Path) -> None:
-    loop = federated(metrics={"in_run": InRunShapley()}, client_algorithm=InRunValues())
-    with pytest.raises(ConfigurationError, match=r"\['in_run'\] work with classes"):
-        fit(loop, tmp_path, client(network), texts(), rounds=1)
