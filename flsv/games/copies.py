@@ -12,7 +12,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from types import FunctionType, MethodType
+from types import FunctionType
 from typing import Any, TypeVar
 
 import torch
@@ -153,8 +153,7 @@ def check_copies(
         sensitive: whether outputs of two models must differ; accuracies of few samples need not.
 
     Raises:
-        ConfigurationError: the outputs depend on the module's weights, or do not depend on the copy's; naming what is
-            bound to the module.
+        ConfigurationError: the outputs depend on the module's weights, or do not depend on the copy's.
     """
     before = space.read(module)
     for scale in (0.3, 0.03, 0.003):
@@ -171,26 +170,27 @@ def check_copies(
     if not answer.numel():
         return
     moved = (answer - other).abs().max()
-    name, bound = type(module).__name__, ", ".join(bound_to(module)) or "something that it keeps or calls"
+    name = type(module).__name__
     independent = answer.shape == again.shape and (answer - again).abs().max() <= _TOLERANCE * moved
     if not independent:
         raise ConfigurationError(
             f"a copy of {name} with weights of its own gives other outputs when the weights of the original change: "
-            f"{bound} is bound to the original, so that models would be evaluated with the wrong weights. Make it a "
-            "method, as def f(self, x): return self.net(x), instead of a lambda or a function that holds the module."
+            "something that it keeps or calls is bound to the original, so that models would be evaluated with the "
+            "wrong weights. Make a method, as def f(self, x): return self.net(x), of every lambda, function or hook in its "
+            "attributes that holds the module or a layer."
         )
     if sensitive and moved == 0:
         raise ConfigurationError(
             f"{name} gives the same outputs whatever its weights are: no model that it is copied for could be told "
-            f"from another. Let its forward use its layers' weights as they are when it is called ({bound} may hold "
-            "others, as a traced or frozen network does)."
+            "from another. Let its forward use its layers' weights as they are when it is called (a traced or frozen "
+            "network holds others)."
         )
     if expected is not None and moved > 0 and expected.shape == other.shape:
         rounding = max(8 * torch.finfo(p.dtype).eps for p in module.parameters() if p.is_floating_point())
         if (other - expected).abs().max() > max(_TOLERANCE, rounding) * moved and expected.isfinite().all():
             raise ConfigurationError(
-                f"a copy of {name} gives other outputs than {name} itself with the same weights: {bound} is not "
-                "copied. Keep what forward needs in layers, buffers and plain attributes."
+                f"a copy of {name} gives other outputs than {name} itself with the same weights: something that it "
+                "keeps is not copied. Keep what forward needs in layers, buffers and plain attributes."
             )
 
 
@@ -224,49 +224,3 @@ def _numbers(outputs: Any) -> Tensor:
     parts = [torch.as_tensor(leaf) for leaf in tree_leaves(outputs) if isinstance(leaf, (Tensor, int, float))]
     kept = [part.detach().double().flatten().cpu() for part in parts if not part.is_complex()]
     return torch.cat(kept) if kept else torch.zeros(0, dtype=torch.float64)
-
-
-def bound_to(module: nn.Module) -> list[str]:
-    """Functions among a module's attributes and hooks that hold the module, or layers of it.
-
-    Example:
-        >>> net = nn.Linear(2, 1)
-        >>> net.f = lambda x, net=net: net(x)
-        >>> bound_to(net)
-        ['Linear.f (a lambda)']
-    """
-    parts = {id(part) for part in (*module.modules(), *module.parameters(), *module.buffers())}
-    found = []
-    for prefix, layer in module.named_modules():
-        place = f"{type(module).__name__}.{prefix}." if prefix else f"{type(module).__name__}."
-        for name, value in vars(layer).items():
-            if name in ("_modules", "_parameters", "_buffers"):
-                continue
-            if any(_holds(function, parts) for function in _functions(value)):
-                kind = "a hook" if "hook" in name else "a lambda" if "<lambda>" in repr(value) else "a function"
-                found.append(f"{place}{name} ({kind})")
-    return found
-
-
-def _functions(value: Any) -> Iterator[FunctionType]:
-    if isinstance(value, FunctionType):
-        yield value
-    elif isinstance(value, partial):
-        yield from _functions(value.func)
-    elif isinstance(value, (list, tuple, dict)):
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from _functions(part)
-
-
-def _holds(function: FunctionType, parts: set[int], depth: int = 3) -> bool:
-    cells = []
-    for cell in function.__closure__ or ():
-        try:
-            cells.append(cell.cell_contents)
-        except ValueError:  # not filled yet
-            continue
-    for held in (*cells, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
-        held = held.__self__ if isinstance(held, MethodType) else held
-        if id(held) in parts or (depth and isinstance(held, FunctionType) and _holds(held, parts, depth - 1)):
-            return True
-    return False
