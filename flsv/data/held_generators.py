@@ -8,17 +8,17 @@ round; in evaluation always alike. Workers each get a stream of their own.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import islice
-from types import FunctionType, MethodType
+from types import MethodType
 from typing import Any
 
 import lightning as L
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from flsv.seeding import derive_seed
 
@@ -26,30 +26,16 @@ _KINDS = (np.random.RandomState, np.random.Generator, random.Random, torch.Gener
 #: The global ones, which are seeded anyway.
 _GLOBAL = (np.random.mtrand._rand, random._inst, torch.default_generator)  # type: ignore[attr-defined]
 #: What is not looked into: data, and whoever may hold everything.
-_CLOSED = (
-    str,
-    bytes,
-    int,
-    float,
-    complex,
-    Tensor,
-    np.ndarray,
-    type,
-    L.Trainer,
-    L.LightningModule,
-    L.LightningDataModule,
-)
-#: Where a sample is made.
-_CALLED = ("__getitem__", "__getitems__", "__call__")
-#: How deep, and how far into a collection: file names go by the million.
-_DEPTH, _LOOKED_AT = 8, 1000
+_CLOSED = (str, bytes, int, float, Tensor, np.ndarray, type, L.Trainer, L.LightningModule, L.LightningDataModule)
+#: How many objects may lie between a data set and a generator; how far a collection is looked into: file names go by
+#: the million.
+_DEPTH, _LOOKED_AT = 4, 1000
 
 
 def held_generators(*holders: Any) -> dict[str, Any]:
-    """The generators that objects hold, by their places in them; each once, however often it is held.
-
-    Looked at are attributes, of classes too (MONAI's ``R``), what is in collections and bound to functions, and
-    globals that a function which makes samples names.
+    """The generators that objects hold in attributes, of their classes too (MONAI's ``R``), lists, tuples and
+    dictionaries, by their places; each once, however often it is held. At most four objects may lie between a data set
+    and its generator.
 
     Example:
         >>> class Cropped(torch.utils.data.Dataset):
@@ -59,10 +45,37 @@ def held_generators(*holders: Any) -> dict[str, Any]:
         ['Cropped.transforms.0']
     """
     found: dict[int, tuple[str, Any]] = {}
-    seen: set[int] = set()
+    deepest: dict[int, int] = {}
+
+    def look(value: Any, place: str, depth: int) -> None:
+        if isinstance(value, _KINDS):
+            if not any(value is each for each in _GLOBAL):
+                found.setdefault(id(value), (place, value))
+            return
+        depth = _DEPTH + 1 if isinstance(value, Dataset) else depth
+        if value is None or isinstance(value, _CLOSED) or depth <= deepest.get(id(value), 0):
+            return
+        deepest[id(value)] = depth
+        for name, part in _parts(value).items():
+            look(part, f"{place}.{name}", depth - 1)
+
     for holder in holders:
-        _look(holder, type(holder).__name__, _DEPTH, found, seen)
+        look(holder, type(holder).__name__, _DEPTH + 1)
     return dict(found.values())
+
+
+def _parts(value: Any) -> dict[Any, Any]:
+    if isinstance(value, Mapping):
+        return dict(islice(value.items(), _LOOKED_AT))
+    if isinstance(value, list | tuple):
+        return dict(enumerate(value[:_LOOKED_AT]))
+    if isinstance(value, MethodType):
+        return {"__self__": value.__self__}
+    if isinstance(value, partial):
+        return {"func": value.func, "args": value.args, "keywords": value.keywords}
+    classes = ((kind.__name__, vars(kind)) for kind in type(value).__mro__)
+    of_classes = {f"{kind}.{n}": part for kind, own in classes for n, part in own.items() if isinstance(part, _KINDS)}
+    return {**getattr(value, "__dict__", {}), **of_classes}
 
 
 def can_be_seeded(generator: Any) -> bool:
@@ -119,45 +132,3 @@ class _InWorker:
         seed_held(held_generators(*self.holders), self.seed, worker)
         if self.init is not None:
             self.init(worker)
-
-
-def _look(value: Any, place: str, depth: int, found: dict[int, tuple[str, Any]], seen: set[int]) -> None:
-    if isinstance(value, _KINDS):
-        if not any(value is each for each in _GLOBAL):
-            found.setdefault(id(value), (place, value))
-        return
-    if value is None or isinstance(value, _CLOSED) or not depth or id(value) in seen:
-        return
-    seen.add(id(value))
-    for name, part in _parts(value):
-        _look(part, f"{place}.{name}", depth - 1, found, seen)
-
-
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        yield from ((str(key), part) for key, part in islice(value.items(), _LOOKED_AT))
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        yield from ((str(place), part) for place, part in enumerate(islice(value, _LOOKED_AT)))
-    elif isinstance(value, FunctionType):
-        yield from _bound(value)
-    elif isinstance(value, MethodType):
-        yield from (("__self__", value.__self__), ("__func__", value.__func__))
-    elif isinstance(value, partial):
-        yield from (("func", value.func), ("args", value.args), ("keywords", value.keywords))
-    yield from getattr(value, "__dict__", {}).items()
-    for kind in type(value).__mro__:
-        for name, part in vars(kind).items():
-            if isinstance(part, _KINDS):
-                yield name, part
-            elif name in _CALLED and isinstance(part, FunctionType):
-                yield from _bound(part)
-
-
-def _bound(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    cells = zip(function.__code__.co_freevars, function.__closure__ or ())
-    # A cell may not be filled yet.
-    yield from ((name, cell.cell_contents) for name, cell in cells if cell != type(cell)())
-    yield from ((f"default {place}", part) for place, part in enumerate(function.__defaults__ or ()))
-    yield from (function.__kwdefaults__ or {}).items()
-    named = ((name, function.__globals__.get(name)) for name in function.__code__.co_names)
-    yield from ((name, part) for name, part in named if isinstance(part, _KINDS))

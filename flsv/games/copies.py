@@ -176,8 +176,8 @@ def check_copies(
         raise ConfigurationError(
             f"a copy of {name} with weights of its own gives other outputs when the weights of the original change: "
             "something that it keeps or calls is bound to the original, so that models would be evaluated with the "
-            "wrong weights. Make a method, as def f(self, x): return self.net(x), of every lambda, function or hook in its "
-            "attributes that holds the module or a layer."
+            "wrong weights. Make a method, as def f(self, x): return self.net(x), of every lambda, function or hook "
+            "in its attributes that holds the module or a layer."
         )
     if sensitive and moved == 0:
         raise ConfigurationError(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from resuming import assert_resumes
-from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 from toys import CLASSES, FEATURES, Plain, network
 
 from flsv.data import FederatedDataModule, Loader, SizePartitioner
@@ -76,14 +76,6 @@ def _count(told: torch.Tensor, worker: int) -> None:
     told[worker] += 1
 
 
-RNG = np.random.default_rng(2)
-
-
-class ByAGlobal(Dataset[Any]):
-    def __getitem__(self, index: int) -> float:
-        return RNG.random()
-
-
 class Randomizable:
     """As MONAI's: of the class, until somebody seeds it."""
 
@@ -95,18 +87,15 @@ class Randomizable:
 
 def test_where_generators_are_found() -> None:
     rng, other = np.random.default_rng(), random.Random()
-
-    def add(x: Any) -> Any:
-        return x + rng.random()
-
-    dataset = Held({"transforms": [Randomizable(), Randomizable(), partial(add, 2), lambda x, r=other: x]})
+    dataset = Held({"transforms": [Randomizable(), Randomizable(), partial(draw, other)]})
     dataset.again, dataset.itself = rng, dataset  # type: ignore[attr-defined]
-    assert list(held_generators(dataset)) == [
-        "Held.generator.transforms.0.R",
-        "Held.generator.transforms.2.func.rng",
-        "Held.generator.transforms.3.default 0",
-    ]
-    assert list(held_generators(ByAGlobal())) == ["ByAGlobal.RNG"]
+    dataset.deep = [[[[random.Random()]]]]  # type: ignore[attr-defined]
+    dataset.too_deep = [[[[[random.Random()]]]]]  # type: ignore[attr-defined]
+    places = ["generator.transforms.0.Randomizable.R", "generator.transforms.2.args.0", "again", "deep.0.0.0.0"]
+    assert list(held_generators(dataset)) == [f"Held.{place}" for place in places]
+    # A data set in another counts as one of its own.
+    around = Subset(Subset(Subset(dataset, [0]), [0]), [0])
+    assert list(held_generators(around)) == [f"Subset.dataset.dataset.dataset.{place}" for place in places]
 
 
 def test_what_is_no_generator_of_the_datas() -> None:
