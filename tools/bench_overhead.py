@@ -4,8 +4,7 @@
 
 10 clients x 320 samples, batch 8, a linear layer: a step so small that the rest shows. Processor time, so that a busy
 machine disturbs less; the least over the rounds. A plain PyTorch loop, ``FederatedLoop`` with ``ClassifierClient`` and
-with a LightningModule of a user's, and the same without ``skip_unused_hooks``, turn by turn in one
-process.
+with a LightningModule of a user's, turn by turn in one process.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from torch.utils.data import TensorDataset
 
 from flsv import ClassifierClient, FederatedDataModule, Reporting
 from flsv.data import IIDPartitioner, Splits
-from flsv.loop import run as loop_run
 
 SAMPLES, BATCH, CLIENTS, ROUNDS = 3200, 8, 10, 3
 
@@ -70,7 +68,6 @@ def main() -> None:
     be_quiet()
     x, y = torch.randn(SAMPLES, 20), torch.randint(5, (SAMPLES,))
     ours = lambda: ClassifierClient(nn.Linear(20, 5), num_classes=5, input_shape=(20,))  # noqa: E731
-    skip = loop_run.skip_unused_hooks
     ways: dict[str, Callable[[], list[float]]] = {
         "plain PyTorch": lambda: plain(x, y),
         "ClassifierClient": lambda: federated(x, y, ours),
@@ -78,11 +75,8 @@ def main() -> None:
     }
     found: dict[str, list[float]] = {}
     for _ in range(repeats):
-        for spared in (True, False):
-            loop_run.skip_unused_hooks = skip if spared else lambda trainer: []
-            for name, way in ways.items():
-                label = name if spared or name == "plain PyTorch" else f"{name}, nothing left out"
-                found.setdefault(label, []).extend(way())
+        for name, way in ways.items():
+            found.setdefault(name, []).extend(way())
     base = min(found["plain PyTorch"])
     print("| | us per batch | beyond the plain loop |\n|---|---|---|")
     for name, seconds in found.items():

@@ -30,7 +30,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from flsv import ParameterSpace
-from flsv._lightning.patches import PatchedAttributes, skip_unused_hooks
 from flsv._lightning.validation import keep_batches
 from flsv.games import LoggedValues
 from flsv.models import LeNet5
@@ -106,7 +105,6 @@ class Timed(L.Callback):
                 values.append(float(validating.callback_metrics["val_loss"]))
             return values
 
-        patched = PatchedAttributes(skip_unused_hooks(trainer))  # as FederatedLoop does for the length of a fit
         ways: dict[str, Callable[[Tensor], list[float]]] = {
             "validation_step by hand": by_hand,
             "LoggedValues": lambda rows: evaluate(rows).value("val_loss").tolist(),
@@ -121,7 +119,6 @@ class Timed(L.Callback):
                 start = time.perf_counter()
                 self.values[name] += way(block)
                 self.seconds[name].append((time.perf_counter() - start) / len(block))
-        patched.give_back()
 
 
 def main() -> None:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sized
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import lru_cache
+from contextlib import contextmanager
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.core.optimizer import _init_optimizers_and_lr_schedulers
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.loops import training_epoch_loop
-from lightning.pytorch.profilers import PassThroughProfiler
 from torch import nn
 from torch.optim import Optimizer
 from torchmetrics import Metric
@@ -112,39 +109,6 @@ def no_placeholder(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
     the placeholder they go to ``hparams.yaml`` only.
     """
     return [(x, "_default_hp_metric", False) for x in trainer.loggers if isinstance(x, TensorBoardLogger)]
-
-
-_NOTHING = nullcontext()
-
-
-def skip_unused_hooks(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
-    """The attributes to patch to disable Lightning hooks that nobody uses, which cuts the overhead of every batch.
-
-    A batch passes some twenty hooks. Around each, Lightning enters a profiler's context, also of the profiler that
-    profiles nothing, and notes the hook's name on the module twice, which ``nn.Module.__setattr__`` examines as if it
-    could be a parameter; and it inspects the signature of ``training_step`` anew for every batch. Beside a small
-    network's step that shows (``tools/bench_overhead.py``). Nothing else changes.
-    """
-    changes: list[tuple[Any, str, Any]] = []
-    if L.LightningModule.__setattr__ is nn.Module.__setattr__:
-        changes.append((L.LightningModule, "__setattr__", _set))
-    if type(trainer.profiler) is PassThroughProfiler:  # type: ignore[attr-defined]
-        changes.append((trainer.profiler, "profile", _profile))  # type: ignore[attr-defined]
-    name = "is_param_in_hook_signature"
-    if hasattr(training_epoch_loop, name):
-        changes.append((training_epoch_loop, name, lru_cache(maxsize=64)(getattr(training_epoch_loop, name))))
-    return changes
-
-
-def _set(self: nn.Module, name: str, value: Any) -> None:
-    if name == "_current_fx_name":
-        self.__dict__[name] = value
-    else:
-        nn.Module.__setattr__(self, name, value)
-
-
-def _profile(action_name: str) -> AbstractContextManager[None]:
-    return _NOTHING
 
 
 def stepping(
