@@ -3,10 +3,6 @@
 On the CPU a module per thread with a single intra-op thread each beats both intra-op threading of one model (small
 layers do not fill several cores) and ``vmap`` (batched weights turn convolutions into slow grouped ones).
 
-Convolutional networks are run in the channels-last memory layout where they work in it: pooling has vectorised kernels
-for this layout only. Measured on one core, LeNet5 takes 0.7 of its time, ShapFed's CNN
-0.4 and ResNet-18 all of it.
-
 Evaluates many models at once under ``torch.func.vmap``, in chunks that fit the device's memory.
 """
 
@@ -119,26 +115,6 @@ def _give_back(threads: int) -> None:
     """Threads to come get as many as the calling thread has; threads that exist keep their number."""
     if torch.backends.openmp.is_available():
         torch.set_num_threads(threads)
-
-
-def in_channels_last(replica: Replica, batches: ValidationBatches) -> Replica | None:
-    """A twin of the replica in this layout, if its network is convolutional and works in it; else None.
-
-    Networks that flatten with ``view`` do not: they expect the default layout.
-    """
-    x, y = batches[0]
-    convolutional = any(parameter.ndim == 4 for parameter in replica.module.parameters())
-    if not convolutional or not isinstance(x, Tensor) or x.ndim != 4:
-        return None
-    x, y, classes = x[:2], y[:2], len(batches.support)
-    twin = replica.twin()
-    twin.module.to(memory_format=torch.channels_last)
-    try:
-        found = twin.logits(x.contiguous(memory_format=torch.channels_last), y, classes)
-    except RuntimeError:
-        return None
-    same = torch.allclose(found, replica.logits(x, y, classes), rtol=1e-2, atol=1e-3, equal_nan=True)
-    return twin if same else None
 
 
 # What the first chunk has, from which the memory of a model is measured.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from flsv.errors import ConfigurationError
-from flsv.games.backends import NotMapped, VmapRunner, in_channels_last, run_serial, run_threads
+from flsv.games.backends import NotMapped, VmapRunner, run_serial, run_threads
 from flsv.games.gradients import GradientProducts, gradient_products, loss_gradient
 from flsv.games.replica import Build, Context, Replica, VectorEvaluator, module_device
 from flsv.games.scores import Scores, ScoreSums, ValidationBatches
@@ -41,8 +41,7 @@ class ModelEvaluator(VectorEvaluator):
             non-persistent ones) are read at every call.
         space: the map between the module and vectors ``[P]``.
         batches: pairs ``(x, y)``, y integer classes ``[B]``. They are read once, moved to the module's device and kept
-            there; on the CPU they are put together or cut to a size that suits it, and images are kept in the memory
-            layout "channels last" if the module works in it.
+            there; on the CPU they are put together or cut to a size that suits it.
         num_classes: M.
         metric: a torchmetrics metric of ``(logits [B, M], y [B])`` that gives one number; one for two classes is given
             the probability of class 1. Copies of it are used.
@@ -95,7 +94,7 @@ class ModelEvaluator(VectorEvaluator):
         self.backend = self._backend(backend)
         size = _CPU_BATCH if self.device.type == "cpu" else None
         self._batches = ValidationBatches(batches, self.device, num_classes, size)
-        self._module, self._threads, self._channels_last = module, threads, False
+        self._module, self._threads = module, threads
         self._private: Callable[[], Mapping[str, Tensor]] | None = None
         self._sign = None if metric is None else (-1.0 if metric.higher_is_better is False else 1.0)
         with torch.inference_mode(False):  # what is made in there can only be changed in there
@@ -119,8 +118,6 @@ class ModelEvaluator(VectorEvaluator):
             return other
         size = _CPU_BATCH if self.device.type == "cpu" else None
         other._batches = ValidationBatches(batches, self.device, self.num_classes, size)
-        if self._channels_last:
-            other._batches.channels_last()
         return other
 
     @property
@@ -222,8 +219,3 @@ class ModelEvaluator(VectorEvaluator):
             x, y = x[:1], y[:1]
         self._replicas[0].logits(x, y, self.num_classes)
         self._replicas[0].check(self._module, x)
-        if self.device.type == "cpu" and self.backend != "vmap":
-            twin = in_channels_last(self._replicas[0], self._batches)
-            if twin is not None:
-                self._replicas, self._channels_last = [twin], True
-                self._batches.channels_last()

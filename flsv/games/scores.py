@@ -269,10 +269,6 @@ class ValidationBatches:
             inputs, labels = (torch.cat(parts).split(size) for parts in zip(*self._batches))
             self._batches = list(zip(inputs, labels))
 
-    def channels_last(self) -> None:
-        """Keep images in this memory layout from now on."""
-        self._batches = [(x.contiguous(memory_format=torch.channels_last), y) for x, y in self._batches]
-
     def __len__(self) -> int:
         return len(self._batches)
 

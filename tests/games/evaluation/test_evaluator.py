@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from games.naive import CLASSES, Net, a_round, all_masks, batches, module, naive_model, naive_scores
+from games.naive import CLASSES, a_round, all_masks, batches, module, naive_model, naive_scores
 from lightning.pytorch.plugins import HalfPrecision
 from sklearn import metrics as sk
 from sklearn.metrics import roc_auc_score
@@ -121,34 +121,6 @@ def test_batches_are_cut_or_put_together_and_count_as_before(size: int) -> None:
     evaluator = ModelEvaluator(net, space, data, num_classes=CLASSES)
     assert [len(y) for _, y in evaluator._batches] == [256, 256, 88]
     scores = evaluator(space.read(net)[None])
-    expected = naive_scores(net.eval(), data)
-    assert scores.value("accuracy").item() == pytest.approx(expected["accuracy"])
-    assert scores.value("negative_loss").item() == pytest.approx(expected["negative_loss"], abs=1e-6)
-
-
-class Pooled(Net):
-    """Takes images of any size, and flattens as many people do."""
-
-    def __init__(self, view: bool) -> None:
-        super().__init__()
-        self.view = view
-
-    def forward(self, x: Tensor) -> Tensor:
-        maps = nn.functional.adaptive_max_pool2d(self.norm(self.conv(x)), 4)
-        self.channels_last = maps.is_contiguous(memory_format=torch.channels_last)
-        return self.head(maps.view(-1, 64) if self.view else maps.flatten(1))
-
-
-@pytest.mark.parametrize("view", [False, True])
-def test_channels_last_where_the_module_works_in_it(view: bool) -> None:
-    net = Pooled(view)
-    space = ParameterSpace(net)
-    # Sizes that differ cannot be put together.
-    data = [*batches(), (torch.randn(3, 1, 9, 7), torch.arange(3))]
-    evaluator = ModelEvaluator(net, space, data, num_classes=CLASSES)
-    assert len(evaluator._batches) == len(data)
-    scores = evaluator(space.read(net)[None])
-    assert evaluator._replicas[0].module.channels_last is not view
     expected = naive_scores(net.eval(), data)
     assert scores.value("accuracy").item() == pytest.approx(expected["accuracy"])
     assert scores.value("negative_loss").item() == pytest.approx(expected["negative_loss"], abs=1e-6)
