@@ -1,16 +1,13 @@
 """What it costs to evaluate the coalitions of a round.
 
-    python tools/bench_coalitions.py [--coalitions 1024] [--images 2000] [--batch 100] [--threads 2]
+    python tools/bench_coalitions.py [--coalitions 1024] [--images 2000] [--batch 100]
 
 10 clients, LeNet5, Fashion-MNIST: every coalition's uniform mean model on the server's validation images. The naive
-way (one thread; a deepcopy of the module, an average of state_dicts and a DataLoader per coalition) and
-``CoalitionUtility``, with one thread and with several, take turns, a block of coalitions at a time, in one process.
+way (a deepcopy of the module, an average of state_dicts and a DataLoader per coalition) and ``CoalitionUtility`` take
+turns, a block of coalitions at a time, in one process, on one thread.
 Prints times, the median over the blocks of the ratio of times, CPU times, and how many accuracies differ; where some
 do, how close an image's two largest logits are in double precision (1e-7 is a tie that rounding decides). Reads
 ``$FLSV_DATA_ROOT``; without it, random images of the same size.
-
-CPU times say what limits the ratio: two threads that take the CPU time of one, but not half its time, waited for cores
-that were busy with something else.
 """
 
 from __future__ import annotations
@@ -100,7 +97,6 @@ def main() -> None:
     parser.add_argument("--coalitions", type=int, default=1024, help="at most 1024; fewer are drawn at random")
     parser.add_argument("--images", type=int, default=2000)
     parser.add_argument("--batch", type=int, default=100)
-    parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -118,14 +114,10 @@ def main() -> None:
         space=space,
     )
 
-    def utility(threads: int) -> CoalitionUtility:
-        loader = DataLoader(validation, batch_size=arguments.batch)
-        return CoalitionUtility(round, ModelEvaluator(server, space, loader, num_classes=10, threads=threads))
-
+    loader = DataLoader(validation, batch_size=arguments.batch)
     ways: dict[str, Callable[[Tensor], Tensor]] = {
         "naive": lambda masks: naive(server, clients, validation, arguments.batch, masks),
-        "CoalitionUtility, 1 thread": utility(1),
-        f"CoalitionUtility, {arguments.threads} threads": utility(arguments.threads),
+        "CoalitionUtility": CoalitionUtility(round, ModelEvaluator(server, space, loader, num_classes=10)),
     }
     masks = torch.tensor(list(itertools.product([False, True], repeat=CLIENTS)))
     masks = masks[torch.randperm(len(masks))[: arguments.coalitions]]
@@ -135,8 +127,6 @@ def main() -> None:
     naive(server, clients, validation, arguments.batch, masks[:2])  # warms up
     for block in masks.split(BLOCK):
         for name, way in ways.items():
-            # The process' own number must not matter to the threads of an evaluator.
-            torch.set_num_threads(1 if name == "naive" else arguments.threads)
             start, cpu_start = time.perf_counter(), time.process_time()
             found[name].append(way(block))
             seconds[name].append(time.perf_counter() - start)

@@ -92,14 +92,14 @@ class Operators(TorchDispatchMode):
 
     @contextmanager
     def with_games(self) -> Iterator[None]:
-        """Coalitions are evaluated on this thread, too: torch's modes do not reach into others."""
+        """Coalitions' models are counted."""
 
-        def evaluate(replicas: Sequence[Any], *arguments: Any) -> None:
+        def evaluate(*arguments: Any) -> None:
             before = self.operators
-            run_serial(replicas[0], *arguments)
+            run_serial(*arguments)
             self.in_games += self.operators - before
 
-        with patch.object(evaluator, "run_threads", evaluate):
+        with patch.object(evaluator, "run_serial", evaluate):
             yield
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

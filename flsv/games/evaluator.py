@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from flsv.errors import ConfigurationError
-from flsv.games.backends import NotMapped, VmapRunner, run_serial, run_threads
+from flsv.games.backends import NotMapped, VmapRunner, run_serial
 from flsv.games.gradients import GradientProducts, gradient_products, loss_gradient
 from flsv.games.replica import Build, Context, Replica, VectorEvaluator, module_device
 from flsv.games.scores import Scores, ScoreSums, ValidationBatches
 from flsv.parameters import ParameterSpace
 from flsv.round import ClientMatrix
 
-Backend = Literal["auto", "threads", "vmap", "serial"]
+Backend = Literal["auto", "vmap", "serial"]
 
 # Enough samples that Python's share is small, and few enough that activations stay below some 32 MB, beyond which the C
 # library hands memory back to the system after every layer: LeNet5 takes twice as long on batches of 2,000, and 1.2
@@ -32,9 +32,9 @@ class ModelEvaluator(VectorEvaluator):
 
     Models are evaluated in copies of the module in evaluation mode (BatchNorm's statistics come from the vector),
     without gradients; the module itself is read, never written. One pass over the batches gives all the
-    :class:`Scores`: hits per class, loss, and a torchmetrics metric. On the CPU a model's scores are the same to the
-    last bit whatever the number of threads, the other models of the call and their order; under vmap to rounding, since
-    how batched kernels sum depends on the size of the chunk.
+    :class:`Scores`: hits per class, loss, and a torchmetrics metric. One at a time, a model's scores are the same to
+    the last bit whatever the other models of the call and their order; under vmap to rounding, since how batched
+    kernels sum depends on the size of the chunk.
 
     Args:
         module: its ``forward(x)`` gives logits ``[B, M]``. It and its buffers that a vector does not hold (integer or
@@ -45,11 +45,9 @@ class ModelEvaluator(VectorEvaluator):
         num_classes: M.
         metric: a torchmetrics metric of ``(logits [B, M], y [B])`` that gives one number; one for two classes is given
             the probability of class 1. Copies of it are used.
-        backend: ``"threads"``: a copy of the module per thread, each on one core; ``"vmap"``: chunks of models at
-            once under ``torch.func.vmap``; ``"serial"``: one model at a time, with torch's own threading; ``"auto"``:
-            threads on the CPU, vmap on CUDA, serial elsewhere. A module that vmap cannot handle is evaluated one model
-            at a time, with a warning.
-        threads: of ``"threads"``; default: ``torch.get_num_threads()``.
+        backend: ``"vmap"``: chunks of models at once under ``torch.func.vmap``; ``"serial"``: one model at a time;
+            ``"auto"``: vmap on CUDA, serial elsewhere. A module that vmap cannot handle is evaluated one model at a
+            time, with a warning.
         chunk: models at once under vmap; default: as many as free memory holds. A chunk that does not fit is halved.
         context: makes a context manager that is entered around every forward pass, such as a Lightning precision
             plugin's ``forward_context``. An autocast context of the caller's has no effect.
@@ -77,12 +75,10 @@ class ModelEvaluator(VectorEvaluator):
         num_classes: int,
         metric: Metric | None = None,
         backend: Backend = "auto",
-        threads: int | None = None,
         chunk: int | None = None,
         context: Context | None = None,
     ) -> None:
-        threads = torch.get_num_threads() if threads is None else threads
-        for name, value in (("num_classes", num_classes), ("threads", threads), ("chunk", chunk)):
+        for name, value in (("num_classes", num_classes), ("chunk", chunk)):
             if value is not None and value < 1:
                 raise ConfigurationError(f"ModelEvaluator({name}={value}): expected at least 1.")
         if metric is not None and not isinstance(metric, Metric):
@@ -94,12 +90,12 @@ class ModelEvaluator(VectorEvaluator):
         self.backend = self._backend(backend)
         size = _CPU_BATCH if self.device.type == "cpu" else None
         self._batches = ValidationBatches(batches, self.device, num_classes, size)
-        self._module, self._threads = module, threads
+        self._module = module
         self._private: Callable[[], Mapping[str, Tensor]] | None = None
         self._sign = None if metric is None else (-1.0 if metric.higher_is_better is False else 1.0)
         with torch.inference_mode(False):  # what is made in there can only be changed in there
-            self._replicas = [Replica(module, space, metric, context)]
-            self._vmap = VmapRunner(self._replicas[0], chunk)
+            self._replica = Replica(module, space, metric, context)
+            self._vmap = VmapRunner(self._replica, chunk)
         self._try()
 
     def on(
@@ -137,36 +133,32 @@ class ModelEvaluator(VectorEvaluator):
 
         Args:
             build: ``build(i, out)`` writes model i's vector into ``out [P]``, a tensor of the space's dtype on the
-                module's device. It may be called from several threads, and more than once for one i.
+                module's device. It may be called more than once for one i.
             count: K.
         """
         batches = self._batches
         sums = ScoreSums(count, self.num_classes, len(batches), self.device)
         if count:
-            private = self._private() if self._private is not None else None
-            for replica in self._replicas:
-                replica.follow(self._module, private)
+            self._replica.follow(self._module, self._private() if self._private is not None else None)
             # The same arithmetic on every thread: autocast belongs to the thread that entered it.
             with torch.autocast(self.device.type, enabled=False):
                 if self.backend == "vmap":
                     sums = self._run_vmap(build, count, sums)
                 else:
-                    self._run_one_by_one(build, count, sums)
+                    run_serial(self._replica, build, count, batches, sums)
         return sums.scores(batches.support, self._sign)
 
     def gradient(self, vector: Tensor, balanced: bool = False) -> Tensor:
         """float64 ``[P']``: the mean cross-entropy's gradient at ``vector [P]``, in full precision, over the leading
         entries that are parameters. ``balanced``: all classes that occur count the same."""
-        replica = self._replicas[0]
-        replica.follow(self._module)
-        return loss_gradient(replica.module, self.space, self._batches, vector, balanced)
+        self._replica.follow(self._module)
+        return loss_gradient(self._replica.module, self.space, self._batches, vector, balanced)
 
     @torch.inference_mode(False)
     def gradient_products(self, vector: Tensor, updates: Tensor | ClientMatrix, order: int = 1) -> GradientProducts:
         """:func:`flsv.games.validation_gradient_products` on this evaluator's batches, in full precision."""
-        replica = self._replicas[0]
-        replica.follow(self._module)
-        return gradient_products(replica.module, self.space, self._batches, vector, updates, order)
+        self._replica.follow(self._module)
+        return gradient_products(self._replica.module, self.space, self._batches, vector, updates, order)
 
     def _run_vmap(self, build: Build, count: int, sums: ScoreSums) -> ScoreSums:
         try:
@@ -175,12 +167,8 @@ class ModelEvaluator(VectorEvaluator):
         except NotMapped as error:
             cause = error.args[0]
         sums = ScoreSums(count, self.num_classes, len(self._batches), self.device)
-        before, self.backend = self.backend, "threads" if self.device.type == "cpu" else "serial"
-        try:
-            self._run_one_by_one(build, count, sums)
-        except BaseException:
-            self.backend = before  # vmap was not at fault, and nobody shall be slow for it
-            raise
+        run_serial(self._replica, build, count, self._batches, sums)
+        self.backend = "serial"  # not where an error came out of that: vmap was not at fault
         warnings.warn(
             f"torch.func.vmap cannot run {type(self._module).__name__} ({cause}): coalition models are evaluated "
             f'one at a time. backend="{self.backend}" silences this.',
@@ -188,26 +176,11 @@ class ModelEvaluator(VectorEvaluator):
         )
         return sums
 
-    def _run_one_by_one(self, build: Build, count: int, sums: ScoreSums) -> None:
-        if self.backend == "serial":
-            run_serial(self._replicas[0], build, count, self._batches, sums)
-            return
-        while len(self._replicas) < self._threads:
-            self._replicas.append(self._replicas[0].twin())
-            self._replicas[-1].follow(self._module, self._private() if self._private is not None else None)
-        run_threads(self._replicas, build, count, self._batches, sums)
-
     def _backend(self, backend: str) -> str:
         if backend == "auto":
-            return {"cpu": "threads", "cuda": "vmap"}.get(self.device.type, "serial")
-        if backend not in ("threads", "vmap", "serial"):
-            raise ConfigurationError(
-                f'ModelEvaluator(backend={backend!r}): expected "auto", "threads", "vmap" or "serial".'
-            )
-        if backend == "threads" and self.device.type != "cpu":
-            raise ConfigurationError(
-                f'ModelEvaluator(backend="threads") is for the CPU; the module is on {self.device}. Use "auto".'
-            )
+            return "vmap" if self.device.type == "cuda" else "serial"
+        if backend not in ("vmap", "serial"):
+            raise ConfigurationError(f'ModelEvaluator(backend={backend!r}): expected "auto", "vmap" or "serial".')
         return backend
 
     @torch.inference_mode(False)
@@ -217,5 +190,5 @@ class ModelEvaluator(VectorEvaluator):
         x, y = self._batches[0]
         if isinstance(x, Tensor):
             x, y = x[:1], y[:1]
-        self._replicas[0].logits(x, y, self.num_classes)
-        self._replicas[0].check(self._module, x)
+        self._replica.logits(x, y, self.num_classes)
+        self._replica.check(self._module, x)

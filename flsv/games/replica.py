@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -18,7 +18,7 @@ from flsv.games.scores import ValidationBatches, score_batch, update_by_logits
 from flsv.parameters import ParameterSpace, plain_tensors
 from flsv.seeding import isolated_rngs
 
-#: Writes model i's vector into a tensor ``[P]``. It may be called from several threads, for different i.
+#: Writes model i's vector into a tensor ``[P]``.
 Build = Callable[[int, Tensor], None]
 Context = Callable[[], AbstractContextManager[Any]]
 
@@ -46,10 +46,6 @@ class Replica:
         self.vector = torch.empty(space.size, dtype=space.dtype, device=device)
         self._pairs: tuple[list[Tensor], list[Tensor]] = ([], [])
         self._constant = frozenset(space.constant_names)
-
-    def twin(self) -> Replica:
-        """Another copy, for another thread."""
-        return Replica(self.module, self.space, self.metric, self.context)
 
     def follow(self, module: nn.Module, private: Mapping[str, Tensor] | None = None) -> None:
         """Take from ``module``, now and at every load, what a vector does not hold (counters, masks, private state), or
@@ -107,12 +103,12 @@ class Replica:
         # To run what is compiled here would compile it for this one batch.
         check_copies(module, self.space, outputs, None if is_compiled(module) else original)
 
-    def score(self, batches: ValidationBatches, positions: Iterable[int]) -> tuple[Tensor, list[Tensor]]:
-        """Hits ``[M]`` over the batches at these positions and the loss sum of each; the metric is updated."""
+    def score(self, batches: ValidationBatches) -> tuple[Tensor, list[Tensor]]:
+        """Hits ``[M]`` over all batches and the loss sum of each; the metric is updated."""
         classes = len(batches.support)
         correct = torch.zeros(classes, dtype=torch.int64, device=self.vector.device)
         losses = []
-        for position in positions:
+        for position in range(len(batches)):
             x, y = batches[position]
             logits = self.logits(x, y, classes)
             hits, loss = score_batch(logits[None], y)

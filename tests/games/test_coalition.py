@@ -29,7 +29,7 @@ METRICS = ["accuracy", "balanced_accuracy", "negative_loss", "per_class_accuracy
         (Renormalized(FIXED), 0.6, True),
     ],
 )
-@pytest.mark.parametrize("backend", ["threads", "vmap", "serial"])
+@pytest.mark.parametrize("backend", ["vmap", "serial"])
 def test_every_metric_against_naive_averaging_and_scikit_learn(
     backend: Any, weighting: Any, server_lr: float, own_starts: bool
 ) -> None:
@@ -107,7 +107,7 @@ def test_the_empty_coalition() -> None:
 def test_buffers_outside_the_vector_are_read_from_the_module() -> None:
     net, data = module(), batches()
     round = a_round(net)
-    for backend in ("threads", "vmap", "serial"):
+    for backend in ("vmap", "serial"):
         net.scale = torch.tensor(1.0)
         evaluator = ModelEvaluator(net, round.space, data, num_classes=CLASSES, backend=backend)
         mask = torch.tensor([[True, False, False, True]])

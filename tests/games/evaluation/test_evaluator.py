@@ -18,16 +18,14 @@ from flsv.games import CoalitionUtility, ModelEvaluator
 from flsv.parameters import ParameterSpace
 
 
-@pytest.mark.parametrize("backend", ["threads", "vmap", "serial"])
+@pytest.mark.parametrize("backend", ["vmap", "serial"])
 def test_the_context_is_around_the_forward_and_no_other_is(backend: Any) -> None:
     net, data = module(), batches()
     round = a_round(net)
     mask = torch.tensor([[True, False, True, True]])
 
     def loss(context: Any = None) -> float:
-        evaluator = ModelEvaluator(
-            net, round.space, data, num_classes=CLASSES, backend=backend, context=context, threads=2
-        )
+        evaluator = ModelEvaluator(net, round.space, data, num_classes=CLASSES, backend=backend, context=context)
         return CoalitionUtility(round, evaluator, metric="negative_loss")(mask).item()
 
     model = naive_model(net, round, mask[0], "uniform")
@@ -44,7 +42,7 @@ def test_the_context_is_around_the_forward_and_no_other_is(backend: Any) -> None
     assert not torch.is_autocast_enabled("cpu")
 
 
-@pytest.mark.parametrize("backend", ["threads", "vmap"])
+@pytest.mark.parametrize("backend", ["serial", "vmap"])
 def test_a_module_in_half_precision(backend: Any) -> None:
     net = module().to(torch.bfloat16)
     data = [(x.to(torch.bfloat16), y) for x, y in batches()]
@@ -52,7 +50,7 @@ def test_a_module_in_half_precision(backend: Any) -> None:
     assert round.global_vector.dtype == torch.float32
     # This context sets the process' default dtype, which threads that come and go could leave behind.
     context = HalfPrecision("bf16-true").forward_context
-    evaluator = ModelEvaluator(net, round.space, data, num_classes=CLASSES, backend=backend, context=context, threads=3)
+    evaluator = ModelEvaluator(net, round.space, data, num_classes=CLASSES, backend=backend, context=context)
     found = CoalitionUtility(round, evaluator, metric="negative_loss")(all_masks(4))
     assert torch.get_default_dtype() == torch.float32
     for row in (0, 5, 15):
@@ -61,7 +59,7 @@ def test_a_module_in_half_precision(backend: Any) -> None:
         assert found[row].item() == pytest.approx(expected, abs=2e-2)
 
 
-@pytest.mark.parametrize("backend", ["threads", "vmap", "serial"])
+@pytest.mark.parametrize("backend", ["vmap", "serial"])
 def test_a_broken_model_has_no_hits_and_no_finite_loss(backend: Any) -> None:
     net = module()
     space = ParameterSpace(net)
@@ -83,10 +81,10 @@ def test_within_inference_mode() -> None:
     round = a_round(net)
     with torch.inference_mode():
         data = [(x.clone(), y.clone()) for x, y in batches()]
-        inside = ModelEvaluator(net, round.space, data, num_classes=CLASSES, threads=2)
+        inside = ModelEvaluator(net, round.space, data, num_classes=CLASSES)
         values = CoalitionUtility(round, inside)(all_masks(4))
         products = inside.gradient_products(round.global_vector, round.client_updates.clone(), 2)
-    outside = ModelEvaluator(net, round.space, batches(), num_classes=CLASSES, threads=2)
+    outside = ModelEvaluator(net, round.space, batches(), num_classes=CLASSES)
     assert torch.equal(values, CoalitionUtility(round, outside)(all_masks(4)))
     assert torch.equal(values, CoalitionUtility(round, inside)(all_masks(4)))
     expected = outside.gradient_products(round.global_vector, round.client_updates, 2)
@@ -104,7 +102,7 @@ class Pair(nn.Module):
         return self.layer(torch.stack([x["a"], x["b"]], -1))
 
 
-@pytest.mark.parametrize("backend", ["threads", "vmap", "serial"])
+@pytest.mark.parametrize("backend", ["vmap", "serial"])
 def test_inputs_may_be_any_collection(backend: Any) -> None:
     net, space = Pair(), ParameterSpace(Pair())
     x = {"a": torch.randn(9), "b": torch.randn(9)}
@@ -130,7 +128,7 @@ def test_a_metric_where_less_is_better_is_turned() -> None:
     net, data = module(), batches()
     round = a_round(net)
     metric = MulticlassHingeLoss(CLASSES)
-    evaluator = ModelEvaluator(net, round.space, data, num_classes=CLASSES, metric=metric, threads=2)
+    evaluator = ModelEvaluator(net, round.space, data, num_classes=CLASSES, metric=metric)
     value = CoalitionUtility(round, evaluator, metric="custom")(torch.zeros(1, 4, dtype=torch.bool))
     net.eval()
     reference = MulticlassHingeLoss(CLASSES)
@@ -143,7 +141,6 @@ def test_a_metric_where_less_is_better_is_turned() -> None:
     ("change", "message"),
     [
         ({"num_classes": 0}, "num_classes=0"),
-        ({"threads": 0}, "threads=0"),
         ({"chunk": 0}, "chunk=0"),
         ({"backend": "gpu"}, "backend='gpu'"),
         ({"metric": sk.accuracy_score}, "torchmetrics Metric"),
@@ -172,7 +169,7 @@ def test_a_module_that_cannot_be_copied() -> None:
         ModelEvaluator(net, ParameterSpace(net), batches(), num_classes=CLASSES)
 
 
-@pytest.mark.parametrize("backend", ["threads", "vmap"])
+@pytest.mark.parametrize("backend", ["serial", "vmap"])
 def test_a_metric_of_several_numbers(backend: Any) -> None:
     net = module()
     space = ParameterSpace(net)
@@ -182,7 +179,7 @@ def test_a_metric_of_several_numbers(backend: Any) -> None:
         evaluator(space.read(net)[None])
 
 
-@pytest.mark.parametrize("backend", ["threads", "vmap", "serial"])
+@pytest.mark.parametrize("backend", ["vmap", "serial"])
 def test_a_metric_for_two_classes_is_given_class_1(backend: Any) -> None:
     torch.manual_seed(0)
     net, x, y = nn.Linear(3, 2), torch.randn(40, 3), torch.arange(40) % 2

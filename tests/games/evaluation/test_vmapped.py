@@ -27,7 +27,7 @@ def test_vmap_gives_what_one_model_at_a_time_gives() -> None:
         table = CoalitionTable(round, evaluator)
         return table.scores(CoalitionUtility(round, evaluator)._models, masks)
 
-    expected = scores("threads")
+    expected = scores("serial")
     for backend, chunk in [("serial", None), ("vmap", None), ("vmap", 1), ("vmap", 5), ("vmap", 100)]:
         found = scores(backend, chunk)
         assert torch.equal(found.correct, expected.correct)
@@ -56,7 +56,7 @@ def test_the_chunk_follows_from_free_memory(monkeypatch: pytest.MonkeyPatch) -> 
             released.append(1)
 
     chunks: list[int] = []
-    runner = evaluator._vmap = backends.VmapRunner(evaluator._replicas[0], None, Memory())
+    runner = evaluator._vmap = backends.VmapRunner(evaluator._replica, None, Memory())
     original = runner._run_chunk
 
     def run_chunk(build: Any, rows: range, *rest: Any) -> None:
@@ -153,7 +153,7 @@ def test_a_forward_that_fails_one_by_one_too_is_an_error() -> None:
     net, data = Failing(), batches()
     round = a_round(net)
     evaluator = ModelEvaluator(net, round.space, data, num_classes=CLASSES, backend="vmap")
-    evaluator._replicas[0].module.broken = True  # type: ignore[assignment]
+    evaluator._replica.module.broken = True  # type: ignore[assignment]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(RuntimeError, match="two devices"):
