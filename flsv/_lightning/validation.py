@@ -23,7 +23,6 @@ from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.trainer.connectors.data_connector import _DataHookSelector, _DataLoaderSource
 from lightning.pytorch.trainer.connectors.logger_connector import _LoggerConnector
-from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection, _ResultMetric
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning.pytorch.utilities.data import extract_batch_size
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -170,7 +169,6 @@ class _Loop(_EvaluationLoop):
             trainer, TrainerFn.FITTING, RunningStage.VALIDATING, verbose=False, inference_mode=inference_mode
         )
         self._data_source = _DataLoaderSource(list(loaders), "")
-        self._results = _Results(training=False)
         self._loaders, self.parts = loaders, {}
         self._with_index: bool | None = None
 
@@ -194,25 +192,6 @@ class _Loop(_EvaluationLoop):
                 weight = float(self._loaders[meta.dataloader_idx].samples)
             for name in dict.fromkeys((meta.name, meta.forked_name(on_step=False))):
                 self.parts.setdefault(name, []).append((result.compute(), weight))
-
-
-class _Results(_ResultCollection):
-    """Moves a sum to the device once. Lightning looks through the whole of it, at every value that is logged: that is
-    more than half of the time that the validation of a small network takes."""
-
-    def __setitem__(self, key: str, result: _ResultMetric) -> None:
-        super().__setitem__(key, result)
-        if not result.is_tensor:
-            return
-        there: list[Any] = []
-
-        def to(device: Any) -> _ResultMetric:
-            if device not in there:
-                there[:] = [device]
-                _ResultMetric.to(result, device)
-            return result
-
-        result.to = to  # type: ignore[method-assign]
 
 
 def _stand_in(trainer: L.Trainer, module: L.LightningModule, loaders: Sequence[KeptBatches]) -> tuple[L.Trainer, _Loop]:
