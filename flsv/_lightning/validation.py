@@ -170,15 +170,6 @@ class _Loop(_EvaluationLoop):
         )
         self._data_source = _DataLoaderSource(list(loaders), "")
         self._loaders, self.parts = loaders, {}
-        self._with_index: bool | None = None
-
-    def _build_step_args_from_hook_kwargs(self, hook_kwargs: Any, step_hook_name: str) -> tuple[Any, ...]:
-        # Lightning inspects the step's signature anew for every batch.
-        if self._with_index is None:
-            found = super()._build_step_args_from_hook_kwargs(hook_kwargs, step_hook_name)
-            self._with_index = len(found) == len(hook_kwargs)
-            return found
-        return tuple(part for name, part in hook_kwargs.items() if self._with_index or name != "batch_idx")
 
     def _store_dataloader_outputs(self) -> None:
         super()._store_dataloader_outputs()
