@@ -51,7 +51,7 @@ class KeptBatches:
         self._batches = [apply_to_collection(batch, Tensor, torch.clone) for batch in batches]
 
     def __iter__(self) -> Iterator[Any]:
-        return map(_copied, self._batches)
+        return map(copy.deepcopy, self._batches)
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -60,17 +60,6 @@ class KeptBatches:
     def samples(self) -> int:
         """As Lightning counts them: the first dimension of a batch's tensors."""
         return sum(extract_batch_size(batch) for batch in self._batches)
-
-
-def _copied(batch: Any) -> Any:
-    """``copy.deepcopy``, faster for what most batches are made of."""
-    if type(batch) is Tensor:
-        return batch.clone()
-    if type(batch) in (list, tuple):
-        return type(batch)(map(_copied, batch))
-    if type(batch) is dict:
-        return {name: _copied(part) for name, part in batch.items()}
-    return copy.deepcopy(batch)
 
 
 @torch.inference_mode(False)
