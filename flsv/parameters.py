@@ -245,53 +245,20 @@ def named_state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def _float_state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Parameters, then persistent floating-point buffers, each tensor once."""
-    yield from _parameters(module)
+    yield from module.named_parameters()
     yield from _buffers(module, floating=True)
-
-
-def _parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """``module.named_parameters()``, in a quarter of its time: see :func:`named_layers`."""
-    if type(module).named_parameters is not nn.Module.named_parameters:
-        yield from module.named_parameters()
-        return
-    seen = set()
-    for prefix, layer in named_layers(module):
-        for name, parameter in layer._parameters.items():
-            if parameter is not None and id(parameter) not in seen:
-                seen.add(id(parameter))
-                yield f"{prefix}.{name}" if prefix else name, parameter
 
 
 def _buffers(module: nn.Module, floating: bool) -> Iterator[tuple[str, Tensor]]:
     """The persistent ones, floating-point (or complex) or not."""
     seen = set()
-    for prefix, layer in named_layers(module):
+    for prefix, layer in module.named_modules():
         for name, buffer in layer._buffers.items():
             if buffer is None or name in layer._non_persistent_buffers_set or id(buffer) in seen:
                 continue
             if (buffer.is_floating_point() or buffer.is_complex()) == floating:
                 seen.add(id(buffer))
                 yield f"{prefix}.{name}" if prefix else name, buffer
-
-
-def named_layers(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """``module.named_modules()``, told apart by identity: torchmetrics make the hash that it asks for of all states.
-
-    Example:
-        >>> net = nn.Sequential(nn.ReLU(), nn.Sequential(nn.Tanh()))
-        >>> list(named_layers(net)) == list(net.named_modules())
-        True
-    """
-    seen: set[int] = set()
-    waiting = [("", module)]
-    while waiting:
-        name, layer = waiting.pop()
-        if id(layer) in seen:
-            continue
-        seen.add(id(layer))
-        yield name, layer
-        own = [(f"{name}.{key}" if name else key, child) for key, child in layer._modules.items() if child is not None]
-        waiting.extend(reversed(own))
 
 
 def _check_values(state: Mapping[str, Tensor]) -> None:
@@ -342,7 +309,7 @@ def plain_state(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Any]]:
     its place."""
     known: set[int] | None = None
     skipped: set[int] = set()
-    for prefix, layer in named_layers(module):
+    for prefix, layer in module.named_modules():
         if id(layer) in skipped or isinstance(layer, Metric):
             skipped.update(map(id, layer.children()))
             continue

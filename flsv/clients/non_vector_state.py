@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from flsv.errors import ConfigurationError
-from flsv.parameters import leaves, named_layers, plain_state
+from flsv.parameters import leaves, plain_state
 
 #: ``{"buffers": ..., "attributes": ...}``, both by name.
 State = dict[str, dict[str, Any]]
@@ -114,7 +114,7 @@ class NonVectorState:
                 layer._buffers[own] = None if value is None else value.to(_device(self._module), copy=True)
             else:
                 buffer.copy_(value)
-        layers = dict(named_layers(self._module)) if gone else {}
+        layers = dict(self._module.named_modules()) if gone else {}
         for name, value in gone.items():
             prefix, _, own = name.rpartition(".")
             if own not in layers[prefix]._buffers:  # made in training
@@ -125,7 +125,7 @@ class NonVectorState:
         """Those that the module does not have."""
         if all(value is None for value in attributes.values()):
             return
-        layers, there = dict(named_layers(self._module)), {name for name, *_ in plain_state(self._module)}
+        layers, there = dict(self._module.named_modules()), {name for name, *_ in plain_state(self._module)}
         for name, value in attributes.items():
             prefix, _, own = name.rpartition(".")
             if name not in there and value is not None:
@@ -141,7 +141,7 @@ class NonVectorState:
 
 
 def _buffers(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor | None]]:
-    for prefix, layer in named_layers(module):
+    for prefix, layer in module.named_modules():
         for own, buffer in layer._buffers.items():
             if own in layer._non_persistent_buffers_set or (
                 buffer is not None and not (buffer.is_floating_point() or buffer.is_complex())
