@@ -10,7 +10,6 @@ import random
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ import torch
 from torch import Tensor
 
 
-@lru_cache(maxsize=4096)
 def derive_seed(seed: int, *path: int | str) -> int:
     """A 63-bit seed for the stream named by ``path``, independent of the streams of every other path.
 
@@ -53,12 +51,7 @@ def seed_global_rngs(seed: int, *path: int | str) -> None:
     derived = derive_seed(seed, *path)
     random.seed(derived)
     np.random.seed(derived % 2**32)  # noqa: NPY002 - users' code draws from the global generator
-    torch.default_generator.manual_seed(derived)
-    # torch.manual_seed asks every kind of device, and takes a millisecond where none is there.
-    if torch.cuda.is_initialized():
-        torch.cuda.manual_seed_all(derived)
-    if torch.backends.mps.is_available():
-        torch.mps.manual_seed(derived)
+    torch.manual_seed(derived)
 
 
 def global_rngs() -> tuple[Any, ...]:
