@@ -117,41 +117,43 @@ def stepping(
     is_last: Callable[[], bool | None],
     length: Callable[[], Sized | None],
 ) -> list[tuple[Any, str, Any]]:
-    """The attributes to patch so that a Trainer tells the client that trains its own numbers of steps and batches.
+    """The attributes to patch so that a Trainer tells the client that trains its own numbers of steps and batches. They
+    are properties, so for the length of a fit this one trainer is of a class of its own.
 
     Args:
-        trainer: whose; others keep what they have.
+        trainer: whose; others, and copies of it, keep what they have.
         steps: gives ``trainer.estimated_stepping_batches``.
         is_last: gives ``trainer.is_last_batch``; None: what Lightning says.
         length: gives ``trainer.train_dataloader``, whose length is ``trainer.num_training_batches``, as long as no
             loader is there to be set up; None: what Lightning says.
     """
-    setup_data = trainer.fit_loop.setup_data
-
-    def answering(name: str, answer: Callable[[], Any]) -> tuple[Any, str, Any]:
-        lightnings: Any = getattr(L.Trainer, name)
-
-        def get(self: L.Trainer) -> Any:
-            own = answer() if self is trainer else None
-            return lightnings.fget(self) if own is None else own
-
-        return L.Trainer, name, property(get)
+    kind, setup_data = type(trainer), trainer.fit_loop.setup_data
 
     def batches() -> int | None:
         loader = length()
         return None if loader is None else len(loader)
 
+    def answering(name: str, answer: Callable[[], Any]) -> property:
+        lightnings: Any = getattr(kind, name)
+
+        def get(self: L.Trainer) -> Any:
+            own = answer() if self is trainer else None
+            return lightnings.fget(self) if own is None else own
+
+        return property(get)
+
     def set_up_unless_counted() -> None:
         if length() is None:
             setup_data()
 
-    return [
-        answering("estimated_stepping_batches", steps),
-        answering("is_last_batch", is_last),
-        answering("train_dataloader", length),
-        answering("num_training_batches", batches),
-        (trainer.fit_loop, "setup_data", set_up_unless_counted),
-    ]
+    answers: dict[str, Callable[[], Any]] = {
+        "estimated_stepping_batches": steps,
+        "is_last_batch": is_last,
+        "train_dataloader": length,
+        "num_training_batches": batches,
+    }
+    own = type(kind.__name__, (kind,), {name: answering(name, answer) for name, answer in answers.items()})
+    return [(trainer, "__class__", own), (trainer.fit_loop, "setup_data", set_up_unless_counted)]
 
 
 def configured(trainer: L.Trainer) -> tuple[list[Optimizer], list[Any]]:
