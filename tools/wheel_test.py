@@ -20,7 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 #: Of the extras: none of them may be there, or the test would not see that flsv needs it.
-EXTRAS = ("timm", "peft", "pyarrow", "flwr", "dp_accounting", "cryptography", "pytest", "hypothesis")
+EXTRAS = ("timm", "peft", "pyarrow", "flwr", "dp_accounting", "pytest", "hypothesis")
 FIT = "fit --config quickstart --data.partitioner.init_args.num_clients 3 --trainer.max_epochs 2"
 VALUE = "value --config quickstart --out values"
 OWN_LOOP = """

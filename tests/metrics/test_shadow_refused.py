@@ -125,7 +125,7 @@ def test_wrong_arguments(arguments: dict[str, Any]) -> None:
 def test_a_loop_of_other_metrics_has_no_shadows() -> None:
     federation = loop()
     assert isinstance(federation.client_algorithm, ShadowTraining)
-    assert federation.replace(seed=1).client_algorithm is federation.client_algorithm
+    assert federation.replace(seed=1).client_algorithm.coalitions == federation.client_algorithm.coalitions
     assert federation.replace(metrics=None).client_algorithm is None
     assert (
         federation.replace(metrics={"s": ShadowShapley(coalitions="singles")}).client_algorithm.coalitions == "singles"
