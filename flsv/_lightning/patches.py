@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sized
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.core.optimizer import _init_optimizers_and_lr_schedulers
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.profilers import PassThroughProfiler
 from torch import nn
 from torch.optim import Optimizer
 from torchmetrics import Metric
@@ -109,6 +110,13 @@ def no_placeholder(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
     the placeholder they go to ``hparams.yaml`` only.
     """
     return [(x, "_default_hp_metric", False) for x in trainer.loggers if isinstance(x, TensorBoardLogger)]
+
+
+def unprofiled(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
+    """The attribute to patch so that a Trainer without a profiler does not enter two dozen empty contexts a batch."""
+    plain = type(trainer.profiler) is PassThroughProfiler
+    nothing = nullcontext()
+    return [(trainer.profiler, "profile", lambda action_name: nothing)] if plain else []
 
 
 def stepping(

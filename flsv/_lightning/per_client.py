@@ -12,6 +12,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 from flsv._lightning.patches import PatchedAttributes
 
@@ -74,9 +75,16 @@ class ClientHooks:
         self._batch_idx = batch_idx
         self._end: Callable[[Any, Any, int], Any] | None = None
         loop: Any = trainer.fit_loop.epoch_loop
-        build = loop._build_kwargs
+        takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
+
+        def step_arguments(kwargs: dict[str, Any], batch: Any, _: int) -> dict[str, Any]:
+            kwargs["batch"] = batch
+            if takes_index:
+                kwargs["batch_idx"] = batch_idx()
+            return kwargs
+
         # There is no public place to say which number training_step gets.
-        changes = [(loop, "_build_kwargs", lambda kwargs, batch, _: build(kwargs, batch, batch_idx()))]
+        changes = [(loop, "_build_kwargs", step_arguments)]
         for name in ("on_train_batch_start", "optimizer_step"):
             if is_overridden(name, module, L.LightningModule):
                 changes.append((module, name, partial(self._count, getattr(module, name))))

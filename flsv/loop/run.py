@@ -12,7 +12,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from flsv._lightning.patches import PatchedAttributes, no_placeholder, round_axis, stepping
+from flsv._lightning.patches import PatchedAttributes, no_placeholder, round_axis, stepping, unprofiled
 from flsv._lightning.per_client import ClientHooks
 from flsv._lightning.round_boundary import FinetuningState, RoundAverage, RoundBoundary, global_weights
 from flsv.clients.client_manager import initialise_lazy_layers
@@ -106,6 +106,7 @@ class FitRun:
             (self.data, "round_loader", self._round_loader),
             round_axis(trainer),
             *no_placeholder(trainer),
+            *unprofiled(trainer),
             *stepping(trainer, self.steps.answer, self._is_last_batch, self._length),
         )
 
