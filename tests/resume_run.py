@@ -51,7 +51,7 @@ class Stop(Callback):
         self.round_index, self.batch, self.error = round_index, batch, error
 
     def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *args: Any) -> None:
-        if trainer.current_epoch == self.round_index and args[-1] == self.batch:
+        if trainer.current_epoch == self.round_index and trainer.fit_loop.epoch_loop.batch_idx == self.batch:
             if self.error is not None:
                 raise self.error("stopped by the test")
             os.kill(os.getpid(), signal.SIGKILL)

@@ -70,7 +70,8 @@ class SaveAt(Callback):
 
     def save(self, trainer: L.Trainer, module: L.LightningModule, *args: Any, **kwargs: Any) -> None:
         if trainer.current_epoch == self.round_index and trainer.training | trainer.validating:
-            if len(args) >= 2 and args[-1] != self.batch:
+            place = trainer.fit_loop.epoch_loop.batch_idx if trainer.training else args[-1:]
+            if len(args) >= 2 and place not in (self.batch, (self.batch,)):
                 return
             if not self.path.exists():
                 trainer.save_checkpoint(self.path)
@@ -140,7 +141,7 @@ def test_an_exception_discards_the_round_and_leaves_the_global_model(tmp_path: P
 def test_max_time_in_the_middle_of_a_round(tmp_path: Path, whole: Any) -> None:
     class TimeIsUp(Callback):
         def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *args: Any) -> None:
-            if trainer.current_epoch == 2 and args[-1] == 3:
+            if trainer.current_epoch == 2 and trainer.fit_loop.epoch_loop.batch_idx == 3:
                 trainer.should_stop = True
 
     with pytest.warns(UserWarning, match="round 2 is discarded: the epoch ended"):

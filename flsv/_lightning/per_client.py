@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning.pytorch.callbacks import Checkpoint, GradientAccumulationScheduler, ProgressBar
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
@@ -63,7 +63,7 @@ class ClientHooks:
 
     A module that counts its batches (a step after every fourth, the generator in every fifth) counts those of the
     client, and what it does when a batch has ended (a target network follows) it does to the client's model before that
-    leaves. Callbacks get Lightning's own numbers: progress bars count the cohort.
+    leaves. Callbacks: :class:`CallbackHooks`.
 
     Args:
         trainer: with its module.
@@ -105,6 +105,70 @@ class ClientHooks:
 
     def _count(self, hook: Callable[..., Any], first: Any, _: int, *rest: Any) -> Any:
         return hook(first, self._batch_idx(), *rest)
+
+
+class _BeforeBatch(L.Callback):
+    def __init__(self, begin: Callable[[Any], None]) -> None:
+        self._begin = begin
+
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self._begin(batch)
+
+
+class _AfterBatch(L.Callback):
+    def __init__(self, end: Callable[[Any, Any], None]) -> None:
+        self._end = end
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self._end(outputs, batch)
+
+
+class CallbackHooks:
+    """All callbacks' batch hooks between a client's coming and its leaving, in whatever order they are listed.
+
+    A client comes before anybody's ``on_train_batch_start``, so that a learning rate set there is its own, and leaves
+    after everybody's ``on_train_batch_end``, with what these have done to its model. The hooks get the place of the
+    batch among the client's, as the module's do; Lightning's progress bars count the cohort, and checkpoints come last.
+    Installed on a trainer for the length of one fit.
+
+    Args:
+        trainer: with its callbacks.
+        batch_idx: the place of the current batch among the client's, once it has come.
+        begin: of a batch: the client comes, if it is its first.
+        end: of what the step gave and the batch: the client leaves, if it was its last.
+    """
+
+    def __init__(
+        self,
+        trainer: L.Trainer,
+        batch_idx: Callable[[], int],
+        begin: Callable[[Any], None],
+        end: Callable[[Any, Any], None],
+    ) -> None:
+        self._trainer: Any = trainer
+        self._batch_idx = batch_idx
+        listed = list(self._trainer.callbacks)
+        saving = [each for each in listed if isinstance(each, Checkpoint)]
+        others = [each for each in listed if each not in saving]
+        self._own = _BeforeBatch(begin), _AfterBatch(end)
+        self._trainer.callbacks = [self._own[0], *others, self._own[1], *saving]
+        self._patches = PatchedAttributes(
+            [
+                (each, name, partial(self._counted, getattr(each, name)))
+                for each in others
+                for name in ("on_train_batch_start", "on_train_batch_end")
+                if not isinstance(each, ProgressBar)
+                and (name in vars(each) or getattr(type(each), name) is not getattr(L.Callback, name))
+            ]
+        )
+
+    def remove(self) -> None:
+        """Give the callbacks their own hooks back."""
+        self._patches.give_back()
+        self._trainer.callbacks = [each for each in self._trainer.callbacks if each not in self._own]
+
+    def _counted(self, hook: Callable[..., Any], *arguments: Any) -> Any:
+        return hook(*arguments[:-1], self._batch_idx())
 
 
 class LossScale:

@@ -265,25 +265,15 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         self._fit.start(pl_module)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._fit.begin_training()
+        self._fit.begin_training(pl_module)
 
     # ---- within a round
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._fit.begin_round()
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        self._fit.begin_batch(batch)
-
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
         self._running.clients.local.begin_step(optimizer)
-
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        self._fit.end_batch(pl_module, outputs, batch)
 
     def spent(self) -> str | None:
         """Why the privacy budget does not last for another round; None where it does."""

@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from flsv._lightning.patches import PatchedAttributes, no_placeholder, round_axis, stepping, unprofiled
-from flsv._lightning.per_client import ClientHooks
+from flsv._lightning.per_client import CallbackHooks, ClientHooks
 from flsv._lightning.round_boundary import FinetuningState, RoundAverage, RoundBoundary, global_weights
 from flsv.clients.client_manager import initialise_lazy_layers
 from flsv.clients.cohort import CohortLoader, name_place, no_stop_iteration, where
@@ -71,6 +72,7 @@ class FitRun:
         self.average, self.finetuning = RoundAverage(), FinetuningState()
         self._loop, self._patches = loop, list[PatchedAttributes]()
         self._hooks: ClientHooks | None = None
+        self._order: CallbackHooks | None = None
         self._filters = ExitStack()
         self.files = loop.reporting.files and leaves_files(trainer)
         self._lock = FolderLock(run_folder(trainer)) if self.files and trainer.is_global_zero else None
@@ -129,7 +131,7 @@ class FitRun:
         self.reports = RunReports(loop, self, engine)
         engine.begin_strategies(resumed=saver.resumed or trainer.current_epoch > 0)
 
-    def begin_training(self) -> None:
+    def begin_training(self, module: L.LightningModule) -> None:
         """The optimizers are as they will be used."""
         trainer, engine, saver = self.trainer, self.running, self._loop.saver
         assert self.reports is not None
@@ -140,6 +142,10 @@ class FitRun:
         self._change(*engine.patches())
         engine.begin_training(saver.optimizers, saver.buffers)
         saver.optimizers = saver.buffers = None
+        # After the engine has looked at whose hooks are whose.
+        self._order = CallbackHooks(
+            trainer, lambda: engine.clients.batch_idx, self.begin_batch, partial(self.end_batch, module)
+        )
         self.reports.look_at_start()
         self.boundary = RoundBoundary(trainer)
         self.average = RoundAverage(trainer.callbacks, trainer.max_epochs)  # type: ignore[attr-defined]
@@ -305,6 +311,9 @@ class FitRun:
         self.fitting = False
         for patch in reversed(self._patches):
             patch.give_back()
+        if self._order is not None:
+            self._order.remove()
+            self._order = None
         self._filters.close()
         if self._hooks is not None:
             self._hooks.remove()

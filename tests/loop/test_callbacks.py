@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -324,3 +325,77 @@ def test_a_callback_that_adds_a_module_goes_before_the_loop(tmp_path: Path, perf
     train(first=True)
     with pytest.raises(ConfigurationError, match=r"\['head.bias', 'head.weight'\] have come.* before FederatedLoop"):
         train(first=False)
+
+
+class Batchwise(Callback):
+    """Does something to the client's model, optimizer or batch at the start or the end of a batch."""
+
+    def __init__(self, start: Any = None, end: Any = None) -> None:
+        self.start, self.end = start, end
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+        if self.start is not None:
+            self.start(trainer, module, batch, batch_idx)
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if self.end is not None:
+            with torch.no_grad():
+                self.end(trainer, module, batch, batch_idx)
+
+
+def set_option(trainer: Any, name: str, value: float) -> None:
+    trainer.optimizers[0].param_groups[0][name] = value
+
+
+def scale(module: Any, factor: float) -> None:
+    for parameter in module.parameters():
+        parameter.mul_(factor)
+
+
+BATCHWISE: dict[str, Callable[[], Batchwise]] = {
+    "rate at the first batch": lambda: Batchwise(lambda t, m, b, i: set_option(t, "lr", 0.3) if i == 0 else None),
+    "rate by batch": lambda: Batchwise(lambda t, m, b, i: set_option(t, "lr", 0.2 / (1 + i))),
+    "rate at the last batch": lambda: Batchwise(
+        lambda t, m, b, i: set_option(t, "lr", 0.5) if t.is_last_batch else None
+    ),
+    "momentum from the second": lambda: Batchwise(lambda t, m, b, i: set_option(t, "momentum", 0.9) if i else None),
+    "inputs by batch": lambda: Batchwise(lambda t, m, b, i: b[0].mul_(1 + i)),
+    "weight clipping": lambda: Batchwise(end=lambda t, m, b, i: [p.clamp_(-0.1, 0.1) for p in m.parameters()]),
+    "decay at every second": lambda: Batchwise(end=lambda t, m, b, i: scale(m, 0.9) if i % 2 else None),
+    "decay at the last": lambda: Batchwise(end=lambda t, m, b, i: scale(m, 0.5) if t.is_last_batch else None),
+}
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("name", BATCHWISE)
+def test_callbacks_of_batches_act_on_the_client_that_trains_as_by_hand(tmp_path: Path, name: str, first: bool) -> None:
+    callback, data = BATCHWISE[name](), toy_data()
+    data.setup("fit")
+    server, rates = Plain(), dict[int, float]()
+    start = copy.deepcopy(server)
+    for r in range(2):
+        states = []
+        for client in range(data.num_clients):
+            model = copy.deepcopy(server).train()
+            optimizer = model.configure_optimizers()
+            optimizer.param_groups[0]["lr"] = rates.get(client, optimizer.param_groups[0]["lr"])
+            batches = list(data.client_loader(client, "train", generator=generator_for(SEED, "shuffle", r, client, 0)))
+            for i, batch in enumerate(batches):
+                trainer = SimpleNamespace(optimizers=[optimizer], is_last_batch=i + 1 == len(batches))
+                callback.on_train_batch_start(trainer, model, batch, i)
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+                optimizer.step()
+                callback.on_train_batch_end(trainer, model, None, batch, i)
+            rates[client] = optimizer.param_groups[0]["lr"]  # a rate that changes while a client trains goes on with it
+            states.append(model.state_dict())
+        sizes = data.num_samples.double() / data.num_samples.sum()
+        for key, value in server.state_dict().items():
+            if value.is_floating_point():
+                value.copy_(sum(weight * state[key] for weight, state in zip(sizes, states)))
+    loop = FederatedLoop(seed=SEED)
+    trainer_for(None, tmp_path, 2, callbacks=in_order(first, callback, loop)).fit(start, toy_data())
+    for key, value in start.state_dict().items():
+        if value.is_floating_point():
+            torch.testing.assert_close(value, server.state_dict()[key], rtol=1e-5, atol=1e-6)
+    assert not {"on_train_batch_start", "on_train_batch_end"} & vars(callback).keys()  # given back

@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from flsv._lightning.durable import replacing
 from flsv._lightning.patches import PatchedAttributes, stepping
-from flsv._lightning.per_client import ClientHooks
+from flsv._lightning.per_client import CallbackHooks, ClientHooks
 from flsv.clients.client_manager import ClientManager
 from flsv.clients.cohort import CohortLoader
 from flsv.clients.schedules import LocalSteps
@@ -276,6 +277,9 @@ class SiteVisit(L.Callback):
         batches = len(trainer.train_dataloader)  # type: ignore[arg-type]
         epoch = batches // self._config.local_epochs
         self._hooks = ClientHooks(trainer, lambda: self._local.position % epoch)
+        self._order = CallbackHooks(
+            trainer, lambda: self._local.position % epoch, self._local.begin_batch, partial(self._end_batch, trainer)
+        )
         moved = {name: tensor.to(pl_module.device) for name, tensor in self._instruction.tensors.items()}
         start = self._instruction.start
         told = Instruction(
@@ -287,24 +291,17 @@ class SiteVisit(L.Callback):
         )
         self._local.begin(told, self._manager.locals[0], int(self._data.num_samples[0]), batches)
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        self._local.begin_batch(batch)
-
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
         self._local.begin_step(optimizer)
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def _end_batch(self, trainer: L.Trainer, outputs: Any, batch: Any) -> None:
         if self._deadline is not None and time.monotonic() > self._deadline:
             raise OutOfTime
         self._hooks.end_batch(outputs, batch)
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if not isinstance(loss, Tensor):
             loss = None
-        elif pl_module.automatic_optimization and trainer.accumulate_grad_batches != 1:
+        elif trainer.lightning_module.automatic_optimization and trainer.accumulate_grad_batches != 1:
             loss = loss * trainer.accumulate_grad_batches  # Lightning has divided it by that
         if self._local.end_batch(loss):
             self._leave()
@@ -312,6 +309,7 @@ class SiteVisit(L.Callback):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._local.windows.remove()
+        self._order.remove()
         self._hooks.remove()
 
     def _leave(self) -> None:

@@ -18,6 +18,7 @@ from sifted import slow_except
 
 from flsv import ClientEvaluation, FederatedLoop
 from flsv.aggregation import FedAvg, FedCE
+from flsv.cli.parser import loop_of
 from flsv.clients.algorithms import SCAFFOLD
 from flsv.engines.remote import Packet
 from flsv.engines.remote.messages import pack
@@ -61,7 +62,7 @@ def test_who_does_not_judge_is_as_one_not_drawn(tmp_path: Path, personalizer: st
 
     class Sees(L.Callback):
         def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-            seen.append(trainer.callbacks[0].contributions["relevance"].clone())  # type: ignore[attr-defined]
+            seen.append(loop_of(trainer).contributions["relevance"].clone())
             kept.append(kept_at(tmp_path, NAMES[2])[-1])
 
     remote = Remotely(tmp_path, make, client_val=0.3)
@@ -279,7 +280,7 @@ def test_absence_is_not_a_zero(tmp_path: Path) -> None:
 
     class Comes(L.Callback):
         def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-            seen[trainer.current_epoch] = trainer.callbacks[0].contributions["cssv"].clone()  # type: ignore[attr-defined]
+            seen[trainer.current_epoch] = loop_of(trainer).contributions["cssv"].clone()
             remote.transport.sites[102] = away
 
     sizes = {"train": 425, "val": 0, "test": 0}
