@@ -107,7 +107,7 @@ def of_a_run(chromium: str, out: Path, names: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         run = trained(Path(folder))
         if "report" in names:
-            page = write_report(run, budget=Budget(10_000.0, currency="EUR"))[0]
+            page = write_report(run, budget=Budget(10_000.0, currency="EUR"))
             take(chromium, page.as_uri(), out / "report.png", (1000, 1400))
         if "tensorboard" in names:
             with tensorboard(run.parent) as url:

@@ -4,9 +4,9 @@
     flsv report runs/lightning_logs/version_0 --budget 10000 --by value
     flsv report runs/lightning_logs/version_0 --client 3 --out boston.html
 
-One HTML file that needs no network, and the same as Markdown. The first page says what each partner has contributed and
-what speaks against making something of it; the appendix how it was measured, per class and over the rounds, suspicious
-samples, settings, hashes. With --client, the page that this participant may see: of the others it has nothing but, of
+One HTML file that needs no network. The first page says what each partner has contributed and what speaks against
+making something of it; the appendix how it was measured, per class and over the rounds, suspicious samples, settings,
+hashes. With --client, the page that this participant may see: of the others it has nothing but, of
 five participants or more and at the end of the run, means over all. With --budget, the page says what share of it each
 has, what that is in whole cents, with intervals, and by which values; shares.csv beside it has the same. Copies and
 outliers that the run has found stand beside the amounts: nothing is held back.
@@ -49,7 +49,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     parser = command_parser("flsv report", __doc__)
     parser.add_argument("run", metavar="RUN", type=existing, help="the run's folder, also of a killed run")
     parser.add_argument("--client", help="number or name of the client whose page it shall be")
-    parser.add_argument("--out", type=Path, help="one file, .html or .md; by default both, in the run's folder")
+    parser.add_argument("--out", type=Path, help="the file, .html; by default report.html in the run's folder")
     parser.add_argument("--valuation", type=existing, metavar="DIR", help="a folder of flsv value, to be added")
     terms = parser.add_argument_group("shares of a budget")
     terms.add_argument("--budget", type=amount, help="what there is to share out, such as 10000")
@@ -72,9 +72,11 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         parser.error(f"--{' and --'.join(given)}: say what is shared out, too: --budget 10000")
     check_clients(options.run, [options.client] if options.client else (), "client")
     from flsv.report import Budget, write_report  # only now: what is wrong above is said without waiting for torch
+    from flsv.report.shares import SHARES
 
     check_writable(Path(options.run) if options.out is None else options.out.parent)
     budget = None if options.budget is None else Budget(options.budget, **given)
-    files = write_report(options.run, options.client, options.out, options.valuation, budget)
+    page = write_report(options.run, options.client, options.out, options.valuation, budget)
+    files = [page] if budget is None or options.client else [page, page.parent / SHARES]
     if not quiet:
         print(f"Report: {', '.join(map(shown, files))}")

@@ -1,4 +1,4 @@
-"""Building blocks of a report in any format, and how numbers and names are written in it."""
+"""Building blocks of a report, and how numbers and names are written in it."""
 
 from __future__ import annotations
 
@@ -71,18 +71,12 @@ class Steps:
 
 @dataclass(frozen=True)
 class Lines:
-    """Values ``[r][k]`` of k names in r rounds: a chart, and the values of some rounds where there are no charts.
-    ``rounds``, ascending, are their numbers; None: from 0."""
+    """Values ``[r][k]`` of k names in r ``rounds``, ascending: a chart."""
 
     names: Sequence[str]
     values: Sequence[Sequence[float]]
-    rounds: Sequence[int] | None = None
+    rounds: Sequence[int]
     caption: str = ""
-
-    @property
-    def numbers(self) -> Sequence[int]:
-        """Of the rounds."""
-        return range(len(self.values)) if self.rounds is None else self.rounds
 
 
 @dataclass(frozen=True)
@@ -187,8 +181,8 @@ def plain(text: str) -> str:
     return re.sub(r"([\\`*_|\[\]])", r"\\\1", text)
 
 
-def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], align: str = "---") -> str:
-    """Cells, in Markdown already, as a table; ``align`` is of all columns but the first.
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Cells, in Markdown already, as a table.
 
     Example:
         >>> print(markdown_table(["a", "b"], [["1", "2"]]))
@@ -196,7 +190,7 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], align: st
         | --- | --- |
         | 1 | 2 |
     """
-    lines = [head, ["---", *[align] * (len(head) - 1)], *rows]
+    lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 

@@ -72,12 +72,12 @@ def lines(block: Lines) -> str:
         said.append(f"{name} from {number(known[0])} to {number(known[-1])}" if len(known) else f"{name} no value")
 
     def draw(axis: Any) -> None:
-        draw_lines(axis, np.where(np.isfinite(values), values, np.nan), block.names, rounds=block.numbers)
+        draw_lines(axis, np.where(np.isfinite(values), values, np.nan), block.names, rounds=block.rounds)
         handles, labels = axis.get_legend_handles_labels()
         axis.figure.legend(handles, labels, loc="lower center", ncols=3, frameon=False, fontsize=9)
 
     names = len(block.names) if len(block.names) <= MOST_COLOURS else 2 * ENDS
-    title = f"lines of {len(block.names)} over {len(block.numbers)} rounds"
+    title = f"lines of {len(block.names)} over {len(block.rounds)} rounds"
     return _svg(title, said, draw, 2.1, 0.6 + 0.19 * math.ceil(names / 3))
 
 

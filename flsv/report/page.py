@@ -1,9 +1,8 @@
-"""A run's page as a file: HTML without scripts, legible on paper, phones and dark screens, and Markdown."""
+"""A run's page as a file: HTML without scripts, legible on paper, phones and dark screens."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,24 +15,7 @@ from flsv.arguments import client_number
 from flsv.charts import shortened
 from flsv.errors import ConfigurationError
 from flsv.report import drawing
-from flsv.report.blocks import (
-    Bars,
-    Block,
-    Bullets,
-    Code,
-    Heat,
-    Lines,
-    Page,
-    Section,
-    Steps,
-    Table,
-    Text,
-    Warning,
-    markdown_table,
-    number,
-    numbers,
-    plain,
-)
+from flsv.report.blocks import Bars, Heat, Lines, Page, Steps, Table, number
 from flsv.report.for_all import page_for_all
 from flsv.report.for_one import page_for_one
 from flsv.report.reading import open_run
@@ -46,44 +28,38 @@ def write_report(
     out: str | Path | None = None,
     valuation: str | Path | None = None,
     budget: Budget | None = None,
-) -> list[Path]:
+) -> Path:
     """Write a run's report: of all clients, or the page that one of them may see.
 
     Args:
         path: the run's folder; of a killed run, too.
         client: number or name of the client whose page it is; None: for whoever runs the federation.
-        out: the file, ``.html`` or ``.md``; None: both, ``report.html`` and ``report.md`` in the run's folder, or
-            ``clients/<name>/report.html`` and ``.md``.
+        out: the file, ``.html``; None: ``report.html`` in the run's folder, or ``clients/<name>/report.html``.
         valuation: folder of ``flsv value`` on the same data, whose findings are added.
         budget: to be shared out by the run's values: the amounts stand on the page, those of all clients also in
             ``shares.csv`` beside it.
 
     Returns:
-        The files.
+        The file.
 
     Raises:
-        ConfigurationError: no run there, no such client, another ending; values that no budget may be shared out by,
-            see :func:`flsv.report.shares.basis_of`. Then nothing is written.
+        ConfigurationError: no run there, no such client, a file of another kind; values that no budget may be shared
+            out by, see :func:`flsv.report.shares.basis_of`. Then nothing is written.
     """
     run = open_run(path, valuation)
     who = None if client is None else client_number(client, run.client_names, "client")
     shares = None if budget is None else shares_of(run, budget)
     page = page_for_all(run, shares) if who is None else page_for_one(run, who, shares)
-    if out is None:
-        folder = run.folder if who is None else run.folder / "clients" / run.folders[who]
-        files = [folder / f"report{ending}" for ending in WRITERS]
-    else:
-        files = [Path(out)]
-        if files[0].suffix not in WRITERS:
-            raise ConfigurationError(f"out={str(out)!r}: expected a file that ends with one of {list(WRITERS)}.")
-    for file in files:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(file) as draft:
-            draft.write(WRITERS[file.suffix](page).encode())
+    folder = run.folder if who is None else run.folder / "clients" / run.folders[who]
+    file = folder / "report.html" if out is None else Path(out)
+    if file.suffix != ".html":
+        raise ConfigurationError(f"out={str(out)!r}: expected a file that ends with .html.")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(file) as draft:
+        draft.write(to_html(page).encode())
     if shares is not None and who is None:
-        files.append(files[0].parent / SHARES)
-        shares.save(files[-1], run.client_names)
-    return files
+        shares.save(file.parent / SHARES, run.client_names)
+    return file
 
 
 #: Columns up to which a heatmap has numbers.
@@ -96,15 +72,9 @@ def to_html(page: Page) -> str:
     return _templates.get_template("report.html").render(page=page, numbered=NUMBERED)
 
 
-_CHARTS: dict[type, Callable[[Any], str]] = {
-    Bars: drawing.bars,
-    Steps: drawing.steps,
-    Lines: drawing.lines,
-}
-
-
 def _chart(block: Bars | Steps | Lines) -> Markup:
-    return Markup(_CHARTS[type(block)](block))  # made of escaped texts and numbers
+    draw: Any = {Bars: drawing.bars, Steps: drawing.steps, Lines: drawing.lines}[type(block)]
+    return Markup(draw(block))  # made of escaped texts and numbers
 
 
 def _shade(value: float, block: Heat) -> str:
@@ -176,77 +146,3 @@ _templates.filters |= {
     "short": shortened,
     "number": number,
 }
-
-
-#: Rounds of a history that are shown.
-SHOWN = 6
-
-
-def to_markdown(page: Page) -> str:
-    """The whole file."""
-    parts = [f"# {plain(page.title)}", plain(page.subtitle), *_sections(page.sections)]
-    if page.appendix:
-        parts += ["# Appendix", *_sections(page.appendix)]
-    return "\n\n".join(parts) + "\n"
-
-
-def _sections(sections: Sequence[Section]) -> list[str]:
-    parts = []
-    for section in sections:
-        parts += [f"## {plain(section.title)}"] if section.title else []
-        parts += [text for block in section.blocks if (text := _block(block))]
-    return parts
-
-
-def _block(block: Block) -> str:
-    if isinstance(block, Text):
-        return plain(block.text)
-    if isinstance(block, Warning):
-        return f"> **{plain(block.text)}**"
-    if isinstance(block, Bullets):
-        return "\n".join(f"- {plain(item)}" for item in block.items)
-    if isinstance(block, Code):
-        return f"```\n{block.text}\n```"
-    if isinstance(block, Bars):
-        return ""  # a table with the numbers stands beside it
-    return _with_caption(block.caption, _cells_of(block))
-
-
-def _with_caption(caption: str, text: str) -> str:
-    return f"{plain(caption)}:\n\n{text}" if caption else text
-
-
-def _cells_of(block: Table | Steps | Heat | Lines) -> str:
-    if isinstance(block, Table):
-        return _table(block.head, block.rows, block.texts)
-    if isinstance(block, Steps):
-        names, cells = ["start", *block.names, "end"], numbers([block.start, *block.values, block.end])
-        return _table(["", block.unit or "value"], [list(row) for row in zip(names, cells)])
-    if isinstance(block, Heat):
-        rows = [[name, *(number(value, 2) for value in row)] for name, row in zip(block.names, block.values)]
-        return _table([block.corner, *block.columns], rows)
-    rounds = chosen_rounds(len(block.values))
-    head = ["", *(f"round {block.numbers[index]}" for index in rounds)]
-    count = len(rounds)
-    cells = numbers([block.values[r][i] for i in range(len(block.names)) for r in rounds])
-    return _table(head, [[name, *cells[i * count : (i + 1) * count]] for i, name in enumerate(block.names)])
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], texts: bool = False) -> str:
-    shown = [[plain(cell) for cell in row] for row in (head, *rows)]
-    return markdown_table([cell or " " for cell in shown[0]], shown[1:], "---" if texts else "---:")
-
-
-def chosen_rounds(rounds: int) -> list[int]:
-    """The first, the last and some between.
-
-    Example:
-        >>> chosen_rounds(20)
-        [0, 4, 8, 11, 15, 19]
-    """
-    if rounds <= SHOWN:
-        return list(range(rounds))
-    return [round(place * (rounds - 1) / (SHOWN - 1)) for place in range(SHOWN)]
-
-
-WRITERS = {".html": to_html, ".md": to_markdown}

@@ -213,7 +213,7 @@ def test_one_clients_gains_go_to_its_runs_report(tmp_path: Path, capsys: pytest.
         wanted = [row["balanced_accuracy"] for row in table[name, models]]
         assert [row[f"balanced_accuracy_{what}"] for row in gains] == wanted
     assert main(["report", str(file.parent)]) == 0
-    assert "points" in (file.parent / "report.md").read_text()
+    assert "points" in (file.parent / "report.html").read_text()
 
 
 def test_the_first_run_does_not_pay_for_the_process(

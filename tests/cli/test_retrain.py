@@ -121,7 +121,7 @@ def test_the_command_goes_on_and_its_shares_sum_to_one(run: Path, capsys: pytest
     assert main(command) == 0
     assert kept.read_bytes() == b"".join(lines)
     assert rows(run / "retrained.csv") == before
-    page, mine = run / "all.md", run / "mine.md"
+    page, mine = run / "all.html", run / "mine.html"
     assert main(["report", str(run), "--out", str(page)]) == 0
     assert main(["report", str(run), "--out", str(mine), "--client", "1"]) == 0
     assert {row["by"] for row in before} == {"accuracy"}
@@ -156,7 +156,7 @@ def test_all_coalitions_of_one_seed_have_no_interval(run: Path, capsys: pytest.C
     found = rows(run / "retrained.csv")
     assert {row["low"] for row in found} == {row["high"] for row in found} == {"nan"}
     assert [float(row["kernel_shap"]) for row in found] == pytest.approx([float(row["value"]) for row in found])
-    assert main(["report", str(run), "--out", str(run / "all.md")]) == 0
+    assert main(["report", str(run), "--out", str(run / "all.html")]) == 0
     for file in run.glob("retrained*"):
         file.unlink()
 
@@ -176,8 +176,8 @@ def test_where_one_class_has_most_of_the_accuracy_it_is_said(
         capsys.readouterr()
         assert main(["retrain", str(run), "--trainings", "singles", "--metric", metric]) == 0
         assert ("of the validation set is of one class" in " ".join(capsys.readouterr().out.split())) is said
-        assert main(["report", str(run), "--out", str(run / "all.md")]) == 0
-        assert ("of the validation set is of one class" in (run / "all.md").read_text()) is said
+        assert main(["report", str(run), "--out", str(run / "all.html")]) == 0
+        assert ("of the validation set is of one class" in (run / "all.html").read_text()) is said
 
 
 def test_where_kernel_shap_disagrees_it_is_said(
@@ -188,7 +188,7 @@ def test_where_kernel_shap_disagrees_it_is_said(
     assert main(["retrain", str(run), "--rounds", "1", "--trainings", "singles"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "KernelSHAP of the same trainings is outside of the interval of" in said
-    page = run / "all.md"
+    page = run / "all.html"
     assert main(["report", str(run), "--out", str(page)]) == 0
     assert "KernelSHAP of the same trainings is outside of the interval of" in page.read_text()
     for file in run.glob("retrained*"):

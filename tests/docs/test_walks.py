@@ -145,7 +145,7 @@ def test_an_engineer_with_x_rays_changes_no_line_of_her_project() -> None:
         snippets.run_command(words)
         run = f"runs/lightning_logs/version_{number}"
         assert main(["report", run]) == 0
-        report = Path(run, "report.md").read_text()
+        report = Path(run, "report.html").read_text()
         assert "5 partners, 10 rounds" in report
         assert "It cannot be said to have learned" not in report
 

@@ -22,7 +22,7 @@ from flsv.games.retraining import KeptUtility
 from flsv.report import Run, open_run
 from flsv.report.for_all import page_for_all
 from flsv.report.for_one import page_for_one
-from flsv.report.page import to_html, to_markdown
+from flsv.report.page import to_html
 from flsv.report.run_table import ContributionsFile, Numbers, RunTable
 from flsv.report.shares import Budget, shares_of
 
@@ -99,7 +99,7 @@ def reported(run: Run) -> str:
     shared = [shares for by in (None, "cssv") if (shares := outcome(lambda by=by: shares_of(run, Budget(10.0, by))))]
     shares = shared[0] if shared else None
     pages = [page_for_all(run, shares), *(page_for_one(run, i, shares) for i in range(min(run.num_clients, 4)))]
-    return "".join(writer(page) for page in pages for writer in (to_html, to_markdown))
+    return "".join(map(to_html, pages))
 
 
 def outcome(read: Callable[[], Any]) -> Any:

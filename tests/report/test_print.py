@@ -84,7 +84,7 @@ def page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     else:
         names = ("Universitätsklinikum-Hamburg-Eppendorf-und-Umgebung", "Hôpital de la Pitié-Salpêtrière, Paris", "x")
         make_run(folder, clients=3, classes=12, names=names)
-    return write_report(folder, budget=Budget(1_234_567.0, by, currency="EUR"))[0]
+    return write_report(folder, budget=Budget(1_234_567.0, by, currency="EUR"))
 
 
 @pytest.mark.parametrize(("width", "paper"), [(1400, False), (400, False), (A4, True)])
@@ -103,7 +103,7 @@ def test_the_first_page_of_four_partners_is_one_sheet(tmp_path: Path) -> None:
     folder = make_game(
         tmp_path / "run", {"sv": [0.4, 0.1, 0.05, -0.2], "loo": [0.1, 0.05, 0.02, -0.1]}, named={"1": [1, 3]}
     )
-    text = write_report(folder, budget=Budget(10_000.0, "sv"))[0].read_text(encoding="utf-8")
+    text = write_report(folder, budget=Budget(10_000.0, "sv")).read_text(encoding="utf-8")
     alone = tmp_path / "front.html"
     alone.write_text(re.sub(r"<aside>.*</aside>", "", text, flags=re.DOTALL), encoding="utf-8")
     browse(f"--print-to-pdf={tmp_path / 'front.pdf'}", "--no-pdf-header-footer", alone.as_uri())

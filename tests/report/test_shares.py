@@ -13,6 +13,7 @@ import pandas
 import pytest
 import torch
 from made_runs import make_game
+from page_text import text_of
 from toys import fit, toy_data
 
 import flsv.metrics
@@ -79,12 +80,11 @@ def test_pages_and_file_have_the_same_amounts(fitted: Path, tmp_path: Path) -> N
     assert [(float(row["amount_low"]), float(row["amount_high"])) for row in found] == [*map(expected.ends, range(3))]
     assert {row["of"] for row in found} == {f"seed 3, 2 of 2 rounds, run of {open_run(folder).record['started'][:10]}"}
     shown = [f"{amount:,.2f} EUR" for amount in expected.amounts]
-    for page in ("report.md", "report.html"):
-        text = (folder / page).read_text()
-        assert all(said in text for said in ("Shares of 1,000.01 EUR", "By sv: seed 3, 2 of 2 rounds", *shown))
-        assert "says not to pay by it" not in text
+    text = text_of(folder / "report.html")
+    assert all(said in text for said in ("Shares of 1,000.01 EUR", "By sv: seed 3, 2 of 2 rounds", *shown))
+    assert "says not to pay by it" not in text
     assert main([*command, "--client", "1"]) == 0
-    own = (folder / "clients" / "1" / "report.md").read_text()
+    own = text_of(folder / "clients" / "1" / "report.html")
     assert [amount in own for amount in shown] == [False, True, False]
     assert all(said in own for said in ("Your share of 1,000.01 EUR", "By sv: seed 3, 2 of 2 rounds"))
     assert "But for your share of the budget, from which the sum of the others' values follows" in own
@@ -95,7 +95,7 @@ def test_without_a_budget_is_no_amount(fitted: Path, tmp_path: Path, capsys: pyt
     folder = part(fitted, tmp_path / "run", "sv")
     assert main(["report", str(folder)]) == 0
     assert not (folder / "shares.csv").exists()
-    assert "Shares of" not in (folder / "report.md").read_text()
+    assert "Shares of" not in text_of(folder / "report.html")
     with pytest.raises(SystemExit):
         main(["report", str(folder), "--by", "sv"])
     assert "--by: say what is shared out, too" in capsys.readouterr().err
@@ -121,8 +121,8 @@ def test_a_basis_that_has_to_be_said(fitted: Path, tmp_path: Path, metrics: list
 def test_a_metric_not_to_pay_by_is_taken_by_name_and_the_pages_say_so(fitted: Path, tmp_path: Path) -> None:
     folder = part(fitted, tmp_path / "run", "cssv")
     for client in (None, 1):
-        markdown = write_report(folder, client, budget=Budget(100.0, "cssv"))[1]
-        assert "The page of this metric says not to pay by it: cssv was asked for all the same." in markdown.read_text()
+        said = text_of(write_report(folder, client, budget=Budget(100.0, "cssv")))
+        assert "The page of this metric says not to pay by it: cssv was asked for all the same." in said
 
 
 def test_every_metric_says_on_its_page_what_it_declares() -> None:
@@ -139,12 +139,12 @@ def test_retrained_values_come_first_and_say_of_how_many_rounds(fitted: Path, tm
     folder = part(fitted, tmp_path / "run", "cssv")
     lines = [f"{i},{i},accuracy,{v},{v - 0.1},{v + 0.1},{v},{v},nan,5 6,1\n" for i, v in enumerate([0.3, 0.1, 0.2])]
     (folder / "retrained.csv").write_text(RETRAINED + "".join(lines[:2]))
-    markdown = write_report(folder, budget=Budget(100.0, currency="JPY"))[1].read_text()
-    assert "By retraining, by accuracy: seeds 5 and 6, 1 of 2 rounds, run of " in markdown
-    assert "| client 0 | 75.0 % \\[66.7 to 80.0\\] | 75 JPY \\[67 to 80\\] |" in markdown
-    assert "No value, which is not 0, and so no share: client 2." in markdown
+    text = text_of(write_report(folder, budget=Budget(100.0, currency="JPY")))
+    assert "By retraining, by accuracy: seeds 5 and 6, 1 of 2 rounds, run of " in text
+    assert "| client 0 | 75.0 % [66.7 to 80.0] | 75 JPY [67 to 80] |" in text
+    assert "No value, which is not 0, and so no share: client 2." in text
     assert [row["amount"] for row in rows(folder)] == ["75.0", "25.0", ""]
-    own = write_report(folder, 2, budget=Budget(100.0))[1].read_text()
+    own = text_of(write_report(folder, 2, budget=Budget(100.0)))
     assert "You have no value by it, which is not 0, and so no share." in own
     assert basis_of(open_run(folder), "cssv").key == "cssv"  # unless another is asked for
 
@@ -181,7 +181,7 @@ def test_copies_and_outliers_stand_beside_amounts_that_nothing_is_taken_from(fit
     ]
     assert [row["found"] for row in rows(found)] == said
     assert [row["found"] for row in rows(plain)] == [""] * 3
-    text = (found / "report.md").read_text().partition("## What each contributed")[0]
+    text = text_of(found / "report.html").partition("What each contributed")[0]
     assert all(each in text for each in [*said, "Nothing is held back from those of whom something was found"])
 
 
