@@ -29,9 +29,9 @@ from flsv.cli.options import option_parser
 from flsv.csv_files import save_csv
 from flsv.data import FederatedDataModule
 from flsv.participants.artifacts import client_folders, write_artifacts
-from flsv.report.tabs import cell, layout, layout_summary, text_table
+from flsv.report.tabs import layout, layout_summary, text_table
 from flsv.report.tensorboard import EventFile
-from flsv.report.terminal import chosen, client_columns, make_console, print_table
+from flsv.report.terminal import chosen, make_console, numbers, print_table
 from flsv.seeding import generator_for
 from flsv.valuation import FedBary, Valuation, keep_pictures, participants_of, write_flagged
 from flsv.valuation.showing import draw_contributions, histograms_of
@@ -131,8 +131,7 @@ def value(
     if table:
         title = f"Valuation against {target}, S = {found.support}, {seconds:.1f} s"
         rows, gap = chosen(found.shares, len(names))
-        cells = client_columns(columns.pop("samples"), columns, None)
-        print_table(make_console(), title, names, cells, rows, gap)
+        print_table(make_console(), title, names, cells_of(columns), rows, gap)
     return found
 
 
@@ -184,6 +183,11 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
 SUFFIX = ".value"
 
 
+def cells_of(columns: Mapping[str, Tensor]) -> dict[str, list[str]]:
+    """The same as texts."""
+    return {name: numbers(column.tolist()) for name, column in columns.items()}
+
+
 def write_events(folder: Path, columns: Mapping[str, Tensor], found: Valuation, names: Sequence[str] | None) -> None:
     """Write what a valuation found: its numbers once more as curves of one point, below ``clients/``.
 
@@ -200,12 +204,11 @@ def write_events(folder: Path, columns: Mapping[str, Tensor], found: Valuation, 
     for client, place in enumerate(folders):
         _clear(folder / "clients" / place)
         file = EventFile(folder / "clients" / place, suffix=SUFFIX)
-        numbers = {name: float(column[client]) for name, column in columns.items()}
-        file.write(0, {f"value/{name}": x for name, x in numbers.items() if x == x})
+        found_of = {f"value/{name}": float(column[client]) for name, column in columns.items()}
+        file.write(0, {tag: x for tag, x in found_of.items() if x == x})
         file.close()
     with SummaryWriter(str(folder), filename_suffix=SUFFIX) as writer:
-        cells = {name: [*map(cell, column.tolist())] for name, column in columns.items()}
-        writer.add_text("value", text_table({"client": labels, **cells}), 0)
+        writer.add_text("value", text_table({"client": labels, **cells_of(columns)}), 0)
         tags = {f"value/{name}": False for name in columns}
         writer._get_file_writer().add_summary(layout_summary(layout(tags, clients, 0, names, None, by_client=True)))
         for name, draw in (("contributions", draw_contributions), ("gradients", histograms_of)):

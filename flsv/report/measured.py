@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv.functional.allocation import collaborative_fairness
 from flsv.metrics import ContributionMetric
 from flsv.models.imbalance import OWN_SCORES
 from flsv.report.run_table import Numbers, RunTable
@@ -30,15 +29,6 @@ def overall(metric: Metric, value: Tensor) -> Tensor:
 def columns_of(metric: Metric) -> list[str] | None:
     """Names of the columns of a metric's values where they are no classes."""
     return metric.columns() if isinstance(metric, ContributionMetric) else None
-
-
-def judged(metrics: Mapping[str, Metric]) -> list[str]:
-    """The metrics of which more is better for each client."""
-    return [
-        name
-        for name, metric in metrics.items()
-        if isinstance(metric, ContributionMetric) and metric.higher_is_better and metric.columns() is None
-    ]
 
 
 def numbers_of(
@@ -109,19 +99,6 @@ def own_title(name: str) -> str:
     return f"own {'AUROC' if name == 'auroc' else name.replace('_', ' ')}"
 
 
-def fairness(metrics: Mapping[str, Metric], table: RunTable, accuracy: Tensor) -> dict[str, float]:
-    """Per metric, whether those who contribute more end up with the better models: Pearson's correlation of the
-    clients' contributions and the accuracies ``[n]`` of their own models, after Xu et al., "Gradient Driven Rewards to
-    Guarantee Fairness in Collaborative Machine Learning", NeurIPS 2021, section 5; there what a client contributes is
-    its accuracy alone. Left out where it has no answer, as where all have one model and one test set."""
-    own = accuracy.cpu().double()
-    known = [name for name in judged(metrics) if name in table.metrics]
-    found = {
-        f"{name}/fairness": collaborative_fairness(own.new_tensor(table.last(name, len(own))), own) for name in known
-    }
-    return {name: float(value) for name, value in found.items() if value == value}
-
-
 def _diagnostics(metrics: Mapping[str, Metric]) -> Iterable[tuple[str, Tensor]]:
     for name, metric in metrics.items():
         for what, value in metric.diagnostics().items() if isinstance(metric, ContributionMetric) else ():
@@ -132,7 +109,7 @@ def _plain(value: Tensor) -> Tensor:
     return value.detach().cpu().double()
 
 
-#: Curves of one metric per class and client, above which only some clients' are written.
+#: Curves of one metric per class and client, above which none are written: pictures and the CSV have the values.
 MOST_PER_CLASS = 500
 
 
@@ -194,7 +171,6 @@ class RoundScalars:
 
 def scalars_of(
     table: RunTable,
-    known: RunTable,
     curves: Iterable[str],
     shared: Mapping[str, float],
     client_names: Sequence[str],
@@ -204,7 +180,6 @@ def scalars_of(
 
     Args:
         table: what is new in the round.
-        known: all that is known after it.
         curves: metrics whose values per class are curves.
         shared: numbers of no client.
         client_names: of the clients.
@@ -220,15 +195,11 @@ def scalars_of(
                 found.add(f"{metric}/low", client, low)
                 found.add(f"{metric}/high", client, high)
     for metric in curves:
-        keys = known.columns(metric)
-        clients = followed(known.last(metric, len(client_names)), len(keys))
-        # Where all would be too many curves, those at the top and at the bottom now are told whole.
-        source = table if len(clients) == len(client_names) else known
-        for key in keys:
-            part = source.part(metric, key).cells
+        keys = table.columns(metric)
+        for key in keys if len(keys) * len(client_names) <= MOST_PER_CLASS else ():
+            part = table.part(metric, key).cells
             for client, value in zip(part["client"].tolist(), part["value"].tolist()):
-                if client in clients:
-                    found.add_class(metric, int(key), client, value)
+                found.add_class(metric, int(key), client, value)
     return found
 
 
@@ -250,26 +221,6 @@ def class_part(column: int, names: Sequence[str] | None) -> str:
 def client_part(client: int, names: Sequence[str] | None) -> str:
     """A client in a tag, with its name; see :func:`class_part`."""
     return _part("client", client, names)
-
-
-def followed(overall: Sequence[float], classes: int) -> list[int]:
-    """The clients whose numbers per class become curves: all of them while that makes at most 500 curves; else those
-    that are at the top and at the bottom now.
-
-    Args:
-        overall: ``[n]``, one number per client; NaN is neither.
-        classes: M.
-
-    Example:
-        >>> followed([0.1, 0.9, float("nan"), 0.5], 10), followed(range(100), 100)
-        ([0, 1, 2, 3], [0, 1, 98, 99])
-    """
-    clients = range(len(overall))
-    if len(overall) * classes <= MOST_PER_CLASS:
-        return list(clients)
-    order = sorted((i for i in clients if overall[i] == overall[i]), key=lambda i: overall[i])
-    each = MOST_PER_CLASS // (2 * classes)
-    return sorted({*order[:each], *order[len(order) - each :]})
 
 
 def _part(kind: str, number: int, names: Sequence[str] | None) -> str:

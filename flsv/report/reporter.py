@@ -25,7 +25,6 @@ from flsv.report.measured import (
     client_score,
     client_tag,
     columns_of,
-    fairness,
     numbers_of,
     scalars_of,
     shared_numbers,
@@ -121,11 +120,9 @@ class Reporter:
         own += [Numbers(name, values.cpu()) for name, values in scores.items()]
         table = self._known.changes(before) + self._rows(round_index, *own)
         self._shared = shared_numbers(self._metrics, contributions)
-        shared = dict(self._shared)
-        if scores:
-            shared |= spread(scores) | fairness(self._metrics, self._known, scores["accuracy"])
+        shared = {**self._shared, **spread(scores)}
         curves = [name for name in contributions if self._per_class and columns_of(self._metrics[name]) is None]
-        scalars = scalars_of(table, self._known, curves, shared, self._client_names, self._class_names)
+        scalars = scalars_of(table, curves, shared, self._client_names, self._class_names)
         for client, loss in losses.items():
             if loss == loss:
                 scalars.add("train_loss", client, loss)

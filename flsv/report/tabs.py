@@ -23,13 +23,10 @@ from torch.utils.tensorboard.summary import custom_scalars, hparams
 from torchmetrics import Metric
 
 from flsv.charts import client_labels, label_text
-from flsv.csv_files import NAN
 from flsv.metrics import ContributionMetric
 from flsv.metrics.base import what_it_is
-from flsv.models.imbalance import OWN_SCORES
 from flsv.report.blocks import markdown_table, plain
-from flsv.report.measured import MOST_PER_CLASS, class_part, client_part, own_title
-from flsv.report.run_table import RunTable
+from flsv.report.measured import MOST_PER_CLASS, class_part, client_part
 
 #: Pictures of a metric in a run, unless something else is asked for; TensorBoard keeps as many.
 PICTURES = 10
@@ -266,11 +263,6 @@ def text_table(columns: Mapping[str, Sequence[object]]) -> str:
     return markdown_table(head, rows)
 
 
-def settings_text(settings: Mapping[str, Any]) -> str:
-    """The run's settings, by name."""
-    return text_table({"setting": list(settings), "value": list(settings.values())})
-
-
 def guide_text(name: str, metric: Metric) -> str:
     """How to read a metric."""
     rows = {"what it is": what_it_is(metric)}
@@ -278,38 +270,3 @@ def guide_text(name: str, metric: Metric) -> str:
     rows["settings"] = repr(metric)
     rows["bold lines"] = "TensorBoard smooths them, by 0.6 at first; for the values set Smoothing to 0."
     return text_table({name: list(rows), " ": list(rows.values())})
-
-
-def results_text(table: RunTable, metrics: Iterable[str], labels: Sequence[str]) -> str:
-    """A row per client.
-
-    Args:
-        table: of the last round: the metrics' rows, and ``samples``, ``rounds``, ``weight`` and the scores of clients'
-            own models.
-        metrics: names of those that are columns.
-        labels: what the clients are called, n of them.
-    """
-    columns: dict[str, Sequence[object]] = {"client": labels}
-    for name in ("samples", "rounds"):
-        columns[name] = [f"{count:.0f}" for count in table.last(name, len(labels))]
-    for name in metrics:
-        ends = (table.last(name, len(labels), what=what) for what in ("value", "low", "high"))
-        columns[name] = [*map(cell, *ends, table.last(f"{name}/stderr", len(labels)))]
-    for name in ("weight", *OWN_SCORES):
-        if name in table.metrics:
-            columns[own_title(name) if name in OWN_SCORES else name] = [*map(cell, table.last(name, len(labels)))]
-    return text_table(columns)
-
-
-def cell(value: float, low: float = NAN, high: float = NAN, error: float = NAN) -> str:
-    """A value with its interval, or with its standard error; NaN is unknown.
-
-    Example:
-        >>> cell(0.5), cell(0.5, 0.25, 0.75), cell(0.5, error=0.0625), cell(NAN)
-        ('0.5', '0.5 [0.25, 0.75]', '0.5 ± 0.062', '')
-    """
-    if value != value:
-        return ""
-    if low == low:
-        return f"{value:.4g} [{low:.4g}, {high:.4g}]"
-    return f"{value:.4g}" + (f" ± {error:.2g}" if error == error else "")

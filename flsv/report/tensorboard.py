@@ -35,7 +35,7 @@ from flsv.metrics import ContributionMetric
 from flsv.models.imbalance import OWN_SCORES
 from flsv.participants.artifacts import client_folders
 from flsv.report.folder import Reporting
-from flsv.report.measured import MOST_PER_CLASS, RoundScalars, class_part, client_score, columns_of, judged
+from flsv.report.measured import RoundScalars, class_part, client_score, columns_of
 from flsv.report.run_table import RunTable
 from flsv.report.tabs import (
     FixedScale,
@@ -46,9 +46,9 @@ from flsv.report.tabs import (
     hyperparameters,
     layout,
     layout_summary,
-    results_text,
-    settings_text,
+    text_table,
 )
+from flsv.report.terminal import client_columns
 
 _VERSION = "brain.Event:2"
 #: Begins the tags of what is to be seen first.
@@ -260,8 +260,9 @@ class TensorBoardRun:
         folders = folders if by_client and 1 < len(folders) <= MOST_RUNS else []
         # In a fast_dev_run a logger's experiment is no writer.
         self._files = [EventFiles(x, first_round, clients, folders, self._metrics) for x in self._loggers]
+        described = text_table({"setting": list(settings), "value": list(settings.values())})
         for files in self._files:
-            files.writer.add_text("settings", settings_text(settings), first_round)
+            files.writer.add_text("settings", described, first_round)
             for name, metric in self._metrics.items():
                 files.writer.add_text(f"how to read/{name}", guide_text(name, metric), first_round)
             # A run that goes on may do so in another folder; in the same one the last layout counts.
@@ -292,11 +293,6 @@ class TensorBoardRun:
         self.remember(known)
         if not self._in_table and (logged := accuracies(self._logged())):
             self._write_table(logged)
-        for name, value in contributions.items():
-            if value.ndim == 2 and value.numel() > MOST_PER_CLASS:
-                finite = value[value.isfinite()].detach().cpu()
-                for files in self._files if len(finite) else ():
-                    files.writer.add_histogram(f"{name}/histogram", finite, round_index)
         if self.figures_due(round_index):
             for name, value in contributions.items():
                 self._figure(f"{FIRST}{name}", partial(self.draw, name, value, round_index), round_index)
@@ -309,7 +305,9 @@ class TensorBoardRun:
         """After the last round: a table of the clients, and the run's line in the table of runs."""
         if not self._in_table:
             self._write_table(accuracies(self._logged()))
-        text = results_text(table, metrics, client_labels(len(self._client_names), self._client_names))
+        count = len(self._client_names)
+        labels = client_labels(count, self._client_names)
+        text = text_table({"client": labels, **client_columns(table, metrics, count)})
         for files in self._files:
             files.writer.add_text("contributions", text, last_round)
             files.writer.flush()
@@ -338,8 +336,7 @@ class TensorBoardRun:
         results = [*logged]
         if self._evaluated:
             # TensorBoard ticks the first five.
-            results += ["client_accuracy/mean", *(f"{name}/fairness" for name in judged(self._metrics))]
-            results += ["client_accuracy/min", "client_accuracy/std"]
+            results += ["client_accuracy/mean", "client_accuracy/min", "client_accuracy/std"]
             results += [f"{client_score(name)}/mean" for name in OWN_SCORES[1:]]
         for logger, files in zip(self._loggers, self._files):
             version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"

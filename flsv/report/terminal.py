@@ -40,18 +40,13 @@ def print_contributions(
         learned: what the run's record says of the model that the metrics share out, see :func:`lines_of`.
     """
     count, console = len(client_names), make_console()
-    values = {name: table.last(name, count) for name in metrics}
-    first = next(iter(values), None)
-    rows, gap = chosen(values[first] if first else None, count)
+    first = next(iter(metrics), None)
+    rows, gap = chosen(table.last(first, count) if first else None, count)
     title = "Contributions"
     if len(rows) < count:
         by = f", by {first}" if first else ""
         title += f" of {len(rows)} of {count} clients{by}; all are in contributions.csv"
-    ends = {name: [table.last(name, count, what=end) for end in ("low", "high")] for name in metrics}
-    weight = table.last("weight", count) if "weight" in table.metrics else None
-    own = {name: table.last(name, count) for name in OWN_SCORES if name in table.metrics}
-    samples = table.last("samples", count) if "samples" in table.metrics else None
-    columns = client_columns(samples, values, weight, own, table.last("rounds", count), ends)
+    columns = client_columns(table, metrics, count)
     if any("[" in cell for cells in columns.values() for cell in cells):
         title += f"; in brackets {MEANING.partition(':')[0]}"
     print_table(console, title, client_names, columns, rows, gap)
@@ -65,33 +60,21 @@ def print_contributions(
         console.print(Text(line))
 
 
-def client_columns(
-    num_samples: Iterable[float] | None,
-    values: Mapping[str, Iterable[float]],
-    weights: Iterable[float] | None,
-    own: Mapping[str, Iterable[float]] | None = None,
-    rounds: Iterable[float] | None = None,
-    intervals: Mapping[str, Iterable[Iterable[float]]] | None = None,
-) -> dict[str, list[str]]:
+def client_columns(table: RunTable, metrics: Iterable[str], clients: int) -> dict[str, list[str]]:
     """One row per client: what it had and what it was worth. Column to its cells, without the clients' own.
 
     Args:
-        num_samples: ``[n]`` training samples; None: not known.
-        values: metric name to ``[n]``, a client's overall contribution.
-        weights: ``[n]`` weights of the last aggregation, NaN for clients outside its cohort.
-        own: name to the scores ``[n]`` of the clients' own models.
-        rounds: ``[n]``, how many rounds each client took part in.
-        intervals: metric name to the low and high ends ``[2, n]``, which stand in brackets behind the values.
+        table: see :func:`print_contributions`.
+        metrics: their names; intervals stand in brackets behind the values.
+        clients: n.
     """
-    columns = {} if num_samples is None else {"samples": _numbers(num_samples, 0)}
-    if rounds is not None:
-        columns["rounds"] = _numbers(rounds, 0)
-    for name, value in values.items():
-        columns[name] = _with_intervals(value, (intervals or {}).get(name, ()))
-    if weights is not None:
-        columns["weight"] = _numbers(weights, 3)
-    for name, scores in (own or {}).items():
-        columns[own_title(name)] = _numbers(scores, 3)
+    columns = {name: numbers(table.last(name, clients), 0) for name in ("samples", "rounds")}
+    for name in metrics:
+        value, *ends = (table.last(name, clients, what=what) for what in ("value", "low", "high"))
+        columns[name] = _with_intervals(value, ends)
+    for name in ("weight", *OWN_SCORES):
+        if name in table.metrics:
+            columns[own_title(name) if name in OWN_SCORES else name] = numbers(table.last(name, clients))
     return columns
 
 
@@ -103,7 +86,7 @@ def class_columns(values: Iterable[Iterable[float]], class_names: Sequence[str] 
     for j, column in enumerate(table):
         # A class may have the name of another, or of the first column.
         header = names[j] if [*columns, *names, "client"].count(names[j]) == 1 else f"{names[j]} ({j})"
-        columns[header] = [x.replace("0.", ".", 1) for x in _numbers(column, 2)]
+        columns[header] = [x.replace("0.", ".", 1) for x in numbers(column, 2)]
     return columns
 
 
@@ -237,21 +220,19 @@ def lines_of(record: Mapping[str, Any]) -> list[str]:
 def _with_intervals(values: Iterable[float], ends: Iterable[Iterable[float]]) -> list[str]:
     """``0.500 [0.250, 0.750]``, with the same decimals for all; the value alone where no interval is known."""
     rows = [[float(value) for value in row] for row in (values, *ends)]
-    texts = _numbers([value for row in rows for value in row], 3)
-    count = len(rows[0])
-    cells, *brackets = (texts[place : place + count] for place in range(0, len(texts), count or 1))
-    if not brackets:
-        return cells
-    return [x if NONE in (x, low, high) else f"{x} [{low}, {high}]" for x, low, high in zip(cells, *brackets)]
+    texts, count = numbers([value for row in rows for value in row]), len(rows[0])
+    cells, lows, highs = (texts[place * count : (place + 1) * count] for place in range(3))
+    return [x if NONE in (x, low, high) else f"{x} [{low}, {high}]" for x, low, high in zip(cells, lows, highs)]
 
 
-def _numbers(values: Iterable[float], digits: int) -> list[str]:
-    numbers = [float(value) for value in values]
-    known = [abs(value) for value in numbers if math.isfinite(value)]
+def numbers(values: Iterable[float], digits: int = 3) -> list[str]:
+    """A column of numbers with the same decimals, so many, unless all are whole, or so small that they would be 0."""
+    values = [float(value) for value in values]
+    known = [abs(value) for value in values if math.isfinite(value)]
     if all(value == int(value) for value in known):  # counts
         digits = 0
     elif known and max(known) < 0.1:
         # Three digits of the largest, not 0.000 for all.
         digits = min(digits + 6, digits - 1 - math.floor(math.log10(max(known))))
-    texts = [NONE if value != value else f"{value:.{digits}f}" for value in numbers]
+    texts = [NONE if value != value else f"{value:.{digits}f}" for value in values]
     return [text.removeprefix("-") if not text.strip("-0.") else text for text in texts]  # what rounds to 0 has no sign

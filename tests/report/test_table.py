@@ -17,7 +17,8 @@ from toys import fit
 from flsv.aggregation import ShapFedWA
 from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley
-from flsv.report.terminal import chosen, class_columns, client_columns, make_console, print_table
+from flsv.report.run_table import Numbers, RunTable
+from flsv.report.terminal import chosen, class_columns, client_columns, make_console, numbers, print_table
 
 
 def printed(width: int, names: list[str], columns: dict[str, list[str]], **options: Any) -> str:
@@ -28,9 +29,12 @@ def printed(width: int, names: list[str], columns: dict[str, list[str]], **optio
 
 def many_columns(clients: int) -> dict[str, list[str]]:
     draw = torch.Generator().manual_seed(0)
-    values = {name: torch.rand(clients, generator=draw) for name in ("cssv", "fedsv", "leave_one_out", "relevance")}
-    counts = torch.arange(clients) + 100
-    return client_columns(counts, values, torch.rand(clients, generator=draw), {"accuracy": counts / 1000}, counts)
+    metrics = ("cssv", "fedsv", "leave_one_out", "relevance")
+    known = {name: torch.rand(clients, generator=draw) for name in (*metrics, "weight", "accuracy")}
+    known |= dict.fromkeys(("samples", "rounds"), torch.arange(clients) + 100)
+    names = [str(i) for i in range(clients)]
+    table = RunTable.of_round(0, [Numbers(name, values) for name, values in known.items()], names)
+    return client_columns(table, metrics, clients)
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 200, 10_000])
@@ -74,13 +78,11 @@ def test_of_many_clients_the_highest_and_the_lowest_ten() -> None:
 
 
 def test_small_values_are_not_all_0() -> None:
-    columns = client_columns(torch.tensor([3, 4]), {"sv": torch.tensor([0.00123, -0.00045])}, None)
-    assert columns["sv"] == ["0.00123", "-0.00045"]
+    assert numbers([0.00123, -0.00045]) == ["0.00123", "-0.00045"]
 
 
 def test_what_rounds_to_0_has_no_sign() -> None:
-    columns = client_columns(None, {"sv": [0.5, -0.0001, -0.0, -0.5]}, None)
-    assert columns["sv"] == ["0.500", "0.000", "0.000", "-0.500"]
+    assert numbers([0.5, -0.0001, -0.0, -0.5]) == ["0.500", "0.000", "0.000", "-0.500"]
     assert class_columns([[-0.001, 0.25], [0.5, 0.5]]) == {"0": [".00", ".50"], "1": [".25", ".50"]}
 
 
