@@ -203,8 +203,3 @@ def joined(names: Iterable[str], word: str = "and") -> str:
     """
     *first, last = names
     return f"{', '.join(first)} {word} {last}" if first else last
-
-
-def or_none(text: str | None) -> str:
-    """What is missing is a dash."""
-    return text if text not in (None, "") else NONE

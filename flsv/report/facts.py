@@ -10,7 +10,6 @@ from typing import Any
 
 import yaml
 
-from flsv import charts
 from flsv.csv_files import NAN
 from flsv.report.blocks import NONE, Block, Heat, Lines, Table, number, numbers, percent
 from flsv.report.reading import Run
@@ -80,7 +79,7 @@ def caveats(metric: Mapping[str, Any], errors: bool) -> list[str]:
         metric: as ``run.json`` describes it.
         errors: whether there are standard errors or intervals.
     """
-    found = list(CAVEATS.get(str(metric.get("class")), ()))
+    found = list(CAVEATS.get(metric["class"], ()))
     return found if errors else [*found, NO_ERROR]
 
 
@@ -154,11 +153,6 @@ def ends_of(order: Sequence[int]) -> list[int]:
     return list(order) if len(order) <= MOST else [*order[:ENDS], *order[-ENDS:]]
 
 
-def client_label(run: Run, client: int) -> str:
-    """``client 3`` for a client without a name, else its name."""
-    return charts.client_label(client, run.client_names)
-
-
 def over_rounds(run: Run, clients: Sequence[int], names: Sequence[str], titles: Mapping[str, str]) -> list[Block]:
     """Of each metric the history of these clients, from where something is known of them.
 
@@ -169,6 +163,8 @@ def over_rounds(run: Run, clients: Sequence[int], names: Sequence[str], titles: 
         titles: metric to what stands above its history.
     """
     blocks: list[Block] = []
+    if run.rounds < 2:
+        return blocks
     for metric, title in titles.items():
         history = [[row[client] for client in clients] for row in run.history(metric)]
         known = {r: row for r, row in zip(run.round_numbers, history) if any(value == value for value in row)}
@@ -186,7 +182,7 @@ def by_column(
         return []
     titles = [run.column_name(metric, column) for column in columns]
     if columns == tuple(map(str, range(run.num_clients))) and what == "column":
-        titles = [client_label(run, client) for client in range(run.num_clients)]
+        titles = [run.label(client) for client in range(run.num_clients)]
     values = [run.final(metric, column) for column in columns]
     rows = [[column[client] for column in values] for client in clients]
     return [Heat(names, titles, rows, corner, f"{metric} by {what}: blue is above 0, orange below")]
@@ -194,18 +190,22 @@ def by_column(
 
 def algorithm(run: Run) -> str:
     """The algorithm's parts, by their classes."""
-    parts = {role: str(name) for role, name in run.record.get("algorithm", {}).items() if name != "FullParticipation"}
-    first = parts.pop("aggregator", None)
-    if first is None:
-        return "an unknown algorithm"
+    parts = {role: name for role, name in run.record["algorithm"].items() if name != "FullParticipation"}
+    first = parts.pop("aggregator")
     return f"{first} with {', '.join(parts.values())}" if parts else first
+
+
+def subtitle(run: Run, what: str) -> str:
+    """The run in a line."""
+    return f"{what}, {state_of(run)}, begun {run.record['started'][:10]}"
 
 
 def state_of(run: Run) -> str:
     """The state of the run: its rounds, and whether it has ended."""
-    planned = run.record.get("rounds")
-    of = f" of {planned}" if run.ended is False and isinstance(planned, int) and planned > 0 else ""
-    return f"{run.rounds}{of} rounds{' (not ended)' if run.ended is False else ''}"
+    if run.ended:
+        return f"{run.rounds} rounds"
+    planned = run.record["rounds"] or -1
+    return f"{run.rounds}{f' of {planned}' if planned > 0 else ''} rounds (not ended)"
 
 
 def guides(run: Run) -> list[Block]:
@@ -213,9 +213,9 @@ def guides(run: Run) -> list[Block]:
     of: dict[tuple[str, str], list[str]] = {}
     for metric in run.metrics:
         told = run.about(metric)
-        for head, text in {"what it is": told.get("about"), **told.get("guide", {})}.items():
-            if text:
-                of.setdefault((head, str(text)), []).append(metric)
+        for key in {"what it is": told["about"], **told["guide"]}.items():
+            if key[1]:
+                of.setdefault(key, []).append(metric)
     heads = list(dict.fromkeys(head for head, _ in of))
     rows = [[head, ", ".join(of[key]), key[1]] for head in heads for key in of if key[0] == head]
     return [Table(["", "metric", ""], rows, texts=True)] if rows else []

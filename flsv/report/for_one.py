@@ -13,24 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flsv.csv_files import NAN
-from flsv.report.blocks import NONE, Block, Bullets, Page, Section, Table, Text, number, numbers, or_none, percent
-from flsv.report.facts import (
-    AT_CHANCE,
-    NOT_KNOWN,
-    ONE_RUN,
-    algorithm,
-    at_chance,
-    by_column,
-    caveats_of,
-    client_label,
-    guides,
-    logged,
-    mean,
-    over_rounds,
-    share,
-    state_of,
-    values_of,
-)
+from flsv.report import facts
+from flsv.report.blocks import NONE, Block, Bullets, Page, Section, Table, Text, number, numbers, percent
 from flsv.report.for_all import BESIDE_GAINS, GAIN_HEAD, RETRAINED, RETRAINED_HEAD, gain_cells, retrained_cells
 from flsv.report.front import SHARE_HEAD, share_cells
 from flsv.report.reading import Run
@@ -44,23 +28,26 @@ LISTED = 50
 
 def page_for_one(run: Run, client: int, shares: Shares | None = None) -> Page:
     """The report for one client, with its share of a budget where there is one."""
-    own = client_label(run, client)
+    of_share = "" if shares is None else shares.budget.text(shares.budget.amount)
+    # Columns that are no classes may be the other clients.
+    by_class = [metric for metric in run.metrics if run.columns_are_classes(metric)]
     sections = [
         Section("Your part", _part(run, client)),
-        *([] if shares is None else [_share(run, client, shares)]),
+        Section(f"Your share of {of_share}", [] if shares is None else _share(client, shares)),
         Section("What you contributed", _contributions(run, client)),
-        *_over_rounds(run, client),
-        *_per_class(run, client),
-        *_retrained(run, client),
-        *_gains(run, client),
-        *_valuation(run, client),
-        *_suspicious(run, client),
+        Section("Over the rounds", facts.over_rounds(run, [client], ["you"], dict(zip(run.metrics, run.metrics)))),
+        Section(
+            "Class by class", [x for metric in by_class for x in facts.by_column(run, metric, [client], ["you"], "")]
+        ),
+        Section("Retrained with some clients only", _retrained(run, client)),
+        Section("Compared with training alone", _gains(run, client)),
+        Section("Value of your data before training", _valuation(run, client)),
+        Section("Suspicious samples", _suspicious(run, client)),
         Section("How to read this", _caveats(run, shares is not None)),
         Section("The run", _facts(run, client)),
     ]
-    started = str(run.record.get("started", ""))[:10]
-    subtitle = ", ".join(filter(None, [algorithm(run), state_of(run), started and f"begun {started}"]))
-    return Page(f"Contribution of {own}", subtitle, sections)
+    title = f"Contribution of {run.label(client)}"
+    return Page(title, facts.subtitle(run, facts.algorithm(run)), [each for each in sections if each.blocks])
 
 
 def _told(run: Run, values: Sequence[float]) -> bool:
@@ -70,26 +57,22 @@ def _told(run: Run, values: Sequence[float]) -> bool:
 
 def _mean(run: Run, values: Sequence[float]) -> str:
     """Over all clients, in two digits."""
-    return number(float(f"{mean(values):.1e}")) if _told(run, values) else NONE
+    return number(float(f"{facts.mean(values):.1e}")) if _told(run, values) else NONE
 
 
 def _part(run: Run, client: int) -> list[Block]:
-    samples, taken = run.record.get("samples"), run.taken_part()[client]
-    rows = [["rounds with your update", f"{taken} of {run.rounds} ({percent(share(taken, run.rounds))})"]]
-    if samples:
-        rows.append(["your training samples", str(samples[client])])
-        if _told(run, samples):
-            rows.append(["of all training samples", f"{100 * share(samples[client], sum(samples)):.0f} %"])
-    counts, classes = run.record.get("class_counts"), run.record.get("classes")
+    samples, taken = run.record["samples"], run.taken_part()[client]
+    rows = [["rounds with your update", f"{taken} of {run.rounds} ({percent(facts.share(taken, run.rounds))})"]]
+    rows.append(["your training samples", str(samples[client])])
+    if _told(run, samples):
+        rows.append(["of all training samples", f"{100 * facts.share(samples[client], sum(samples)):.0f} %"])
+    counts, classes = run.record["class_counts"], run.record["classes"]
     blocks: list[Block] = [Table(["", ""], rows, texts=True)]
     if client in run.named:
         times, of = run.named[client]
-        blocks.append(
-            Text(
-                f"In {times} of the {of} rounds in which you sent an update it was not finite, or far larger than all "
-                "others. Those rounds count nothing for you: what you sent in them was not measured."
-            )
-        )
+        text = f"In {times} of the {of} rounds in which you sent an update it was not finite, or far larger than all "
+        text += "others. Those rounds count nothing for you: what you sent in them was not measured."
+        blocks.append(Text(text))
     for group in run.copies:
         if client in group:
             what = "another participant's" if len(group) > 1 else "the model's own last step"
@@ -103,25 +86,21 @@ def _part(run: Run, client: int) -> list[Block]:
 def _contributions(run: Run, client: int) -> list[Block]:
     if not run.metrics:
         return [Text("No contribution was measured: the run had no metric.")]
-    rows, blocks = [], []
+    rows, blocks = [], list[Block]()
     for metric in run.metrics:
-        values = values_of(run, metric)
+        values = facts.values_of(run, metric)
         rows.append([metric, values.shown([client])[0], _mean(run, values.values)])
-        about = str(run.about(metric).get("about", ""))
+        about = run.about(metric)["about"]
         interval = f" In brackets: {values.kind}." if values.kind else ""
         if about or interval:
             blocks.append(Text(f"{metric}: {about}{interval}"))
-    table = Table(["", "your value", "mean of all"], rows)
-    missing = any(run.final(metric)[client] != run.final(metric)[client] for metric in run.metrics)
-    note = (
-        [Text("A dash is no value, which is not 0: you were not drawn, or nothing could be measured.")]
-        if missing
-        else []
-    )
-    return [*blocks, table, *note]
+    blocks.append(Table(["", "your value", "mean of all"], rows))
+    if any(run.final(metric)[client] != run.final(metric)[client] for metric in run.metrics):
+        blocks.append(Text("A dash is no value, which is not 0: you were not drawn, or nothing could be measured."))
+    return blocks
 
 
-def _share(run: Run, client: int, shares: Shares) -> Section:
+def _share(client: int, shares: Shares) -> list[Block]:
     """Its part of a budget, and why."""
     value = numbers([shares.basis.values[client], shares.basis.low[client], shares.basis.high[client]])
     known = shares.low[client] == shares.low[client]
@@ -129,45 +108,29 @@ def _share(run: Run, client: int, shares: Shares) -> Section:
     said = explained(shares)
     if client in shares.missing:
         said.append(Text("You have no value by it, which is not 0, and so no share."))
-    title = f"Your share of {shares.budget.text(shares.budget.amount)}"
-    return Section(title, [Table(["", "your value", *SHARE_HEAD], [["", *cells]]), *said])
+    return [Table(["", "your value", *SHARE_HEAD], [["", *cells]]), *said]
 
 
-def _over_rounds(run: Run, client: int) -> list[Section]:
-    blocks = over_rounds(run, [client], ["you"], dict(zip(run.metrics, run.metrics))) if run.rounds > 1 else []
-    return [Section("Over the rounds", blocks)] if blocks else []
-
-
-def _per_class(run: Run, client: int) -> list[Section]:
-    # Columns that are no classes may be the other clients.
-    metrics = [metric for metric in run.metrics if run.columns_are_classes(metric)]
-    blocks = [block for metric in metrics for block in by_column(run, metric, [client], ["you"], "")]
-    return [Section("Class by class", blocks)] if blocks else []
-
-
-def _retrained(run: Run, client: int) -> list[Section]:
+def _retrained(run: Run, client: int) -> list[Block]:
     rows = run.retrained()
     if not rows or not rows[client]:
         return []
     # Of how many that is the share, is not told either.
-    told = _told(run, [row.get("value", NAN) for row in rows])
-    shown = slice(None if told else -1)
+    shown = slice(None if _told(run, [row.get("value", NAN) for row in rows]) else -1)
     table = Table(RETRAINED_HEAD[1:][shown], [retrained_cells(rows[client])[shown]])
-    return [Section("Retrained with some clients only", [Text(RETRAINED.format(rows[client]["by"])), table])]
+    return [Text(RETRAINED.format(rows[client]["by"])), table]
 
 
-def _gains(run: Run, client: int) -> list[Section]:
+def _gains(run: Run, client: int) -> list[Block]:
     rows = run.gains()
     if not rows or not rows[client]:
         return []
-    where = "the test set" if rows[client].get("tests", "shared") == "shared" else "your own test samples"
+    where = "the test set" if rows[client]["tests"] == "shared" else "your own test samples"
     text = f"Accuracy on {where}: of a model that you train alone for as many rounds, and of what you receive."
-    text += BESIDE_GAINS
-    return [Section("Compared with training alone", [Text(text), Table(GAIN_HEAD, [gain_cells(rows[client])])])]
+    return [Text(text + BESIDE_GAINS), Table(GAIN_HEAD, [gain_cells(rows[client])])]
 
 
-def _valuation(run: Run, client: int) -> list[Section]:
-    """Its own row of the valuation."""
+def _valuation(run: Run, client: int) -> list[Block]:
     rows = run.valued()
     if not rows:
         return []
@@ -175,27 +138,26 @@ def _valuation(run: Run, client: int) -> list[Section]:
     told = _told(run, [row.get("share", NAN) for row in rows])
     own = [[name.replace("_", " "), number(cell)] for name, cell in rows[client].items() if told or name != "share"]
     text = "Your data against the server's validation set, or the clients' barycentre, before training (flsv value):"
-    return [Section("Value of your data before training", [Text(text), Table(["", "yours"], own)])]
+    return [Text(text), Table(["", "yours"], own)]
 
 
-def _suspicious(run: Run, client: int) -> list[Section]:
+def _suspicious(run: Run, client: int) -> list[Block]:
     flagged = run.flagged().get(client)
     if flagged is None:
         return []
     if not flagged:
-        return [Section("Suspicious samples", [Text("None of your samples was flagged.")])]
+        return [Text("None of your samples was flagged.")]
     head = [name for name in ("index", "label", "score", "why") if name in flagged[0]]
-    rows = [[or_none(row.get(name)) for name in head] for row in flagged[:LISTED]]
+    rows = [[row.get(name) or NONE for name in head] for row in flagged[:LISTED]]
     text = f"{len(flagged)} of your samples look suspicious. A flag is a reason to look, not a proof."
     more = f" The {LISTED} most suspicious ones:" if len(flagged) > LISTED else ""
-    return [Section("Suspicious samples", [Text(text + more), Table(head, rows, texts=True)])]
+    return [Text(text + more), Table(head, rows, texts=True)]
 
 
 def _caveats(run: Run, paid: bool) -> list[Block]:
-    items = [*caveats_of(run)]
-    items += [AT_CHANCE.format(by) for by in at_chance(run.record)]
-    items += [f"{NOT_KNOWN}."] if "not_known" in run.record else []
-    return [*guides(run), Bullets([*items, ONE_RUN, *_disclosure(run, paid)])]
+    items = [*facts.caveats_of(run), *(facts.AT_CHANCE.format(by) for by in facts.at_chance(run.record))]
+    items += [f"{facts.NOT_KNOWN}."] if "not_known" in run.record else []
+    return [*facts.guides(run), Bullets([*items, facts.ONE_RUN, *_disclosure(run, paid)])]
 
 
 def _disclosure(run: Run, paid: bool) -> list[str]:
@@ -222,14 +184,15 @@ def _disclosure(run: Run, paid: bool) -> list[str]:
 
 def _facts(run: Run, client: int) -> list[Block]:
     """Classes and versions, no arguments: these may name other clients."""
-    rows = [[role.replace("_", " "), name] for role, name in run.record.get("algorithm", {}).items()]
-    rows += [["model", str(run.record["module"])]] if "module" in run.record else []
-    rows += [[f"metric {name}", str(run.about(name).get("class", NONE))] for name in run.metrics]
+    record = run.record
+    rows = [[role.replace("_", " "), name] for role, name in record["algorithm"].items()]
+    rows.append(["model", record["module"]])
+    rows += [[f"metric {name}", run.about(name)["class"]] for name in run.metrics]
     named = [name for name in run.client_names if not name.isdigit()]
     # What a model logs may be called after a client.
     if _told(run, [0.0] * run.num_clients):
-        rows += [[f"last {key}", value] for key, value in logged(run) if not any(name in key for name in named)]
-    rows += [[f"package {name}", str(version)] for name, version in run.record.get("packages", {}).items()]
-    own = run.record.get("hashes", {}).get(str(client))
+        rows += [[f"last {key}", value] for key, value in facts.logged(run) if not any(name in key for name in named)]
+    rows += [[f"package {name}", version] for name, version in record["packages"].items()]
+    own = record["hashes"].get(str(client))
     rows += [["hash of your samples and labels", own]] if own else []
-    return [Table(["", ""], rows, texts=True)] if rows else [Text("The folder does not say.")]
+    return [Table(["", ""], rows, texts=True)]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flsv.models.imbalance import OWN_SCORES
+from flsv.report import facts
 from flsv.report.blocks import (
     NONE,
     Bars,
@@ -22,7 +23,6 @@ from flsv.report.blocks import (
     numbers,
     percent,
 )
-from flsv.report.facts import AT_CHANCE, at_chance, client_label, ends_of, order_of, state_of, values_of
 from flsv.report.measured import own_title
 from flsv.report.reading import Run
 from flsv.report.shares import SHARES, Shares, explained
@@ -68,40 +68,40 @@ def front_page(run: Run, shares: Shares | None = None) -> list[Section]:
 def red_lines(run: Run) -> list[str]:
     """What has to be known before anything is made of the values."""
     lines = []
-    if run.ended is False:
+    if not run.ended:
         lines.append("The run has not come to its end: it was killed, or is still running. This is how far it was.")
-    lines += [AT_CHANCE.format(PLAIN.get(by, by)) for by in at_chance(run.record)]
+    lines += [facts.AT_CHANCE.format(_plain(by)) for by in facts.at_chance(run.record)]
     if run.named:
-        names = ", ".join(f"{client_label(run, who)} ({n} of {of} rounds)" for who, (n, of) in run.named.items())
+        names = ", ".join(f"{run.label(who)} ({n} of {of} rounds)" for who, (n, of) in run.named.items())
         lines.append(
             f"Sent an update that was not finite, or far larger than all others: {names}. Those rounds count nothing "
             "for them."
         )
     for group in run.copies:
-        names = ", ".join(client_label(run, client) for client in group)
+        names = ", ".join(run.label(client) for client in group)
         lines.append((COPYING if len(group) > 1 else ECHOING).format(names))
     return lines
 
 
 def _who(run: Run) -> str:
-    names = [client_label(run, client) for client in range(run.num_clients)]
+    names = [run.label(client) for client in range(run.num_clients)]
     if not names:
-        return f"Nobody has taken part yet: {state_of(run)}."
+        return f"Nobody has taken part yet: {facts.state_of(run)}."
     who = joined(names) if len(names) <= MOST_STEPS else f"{len(names)} partners"
-    return f"{who} trained one model together, in {state_of(run)}. These are their parts in what it has learned."
+    return f"{who} trained one model together, in {facts.state_of(run)}. These are their parts in what it has learned."
 
 
 def _shares(run: Run, shares: Shares) -> list[Block]:
     known = [client for client in range(run.num_clients) if client not in shares.missing]
-    order = ends_of([*sorted(known, key=lambda client: -shares.basis.values[client]), *shares.missing])
+    order = facts.ends_of([*sorted(known, key=lambda client: -shares.basis.values[client]), *shares.missing])
     found = any(shares.found)
     rows = [
-        [client_label(run, client), *share_cells(shares, client), *([shares.found[client] or NONE] if found else [])]
+        [run.label(client), *share_cells(shares, client), *([shares.found[client] or NONE] if found else [])]
         for client in order
     ]
     said = explained(shares)
     if shares.missing:
-        names = joined(client_label(run, client) for client in shares.missing)
+        names = joined(run.label(client) for client in shares.missing)
         said.append(Text(f"No value, which is not 0, and so no share: {names}."))
     if found:
         said.append(Text("Nothing is held back from those of whom something was found: who pays decides."))
@@ -130,22 +130,19 @@ def _contributions(run: Run) -> list[Block]:
     """Every metric's values with their intervals, the last weights, and the scores of the clients' own models."""
     if not run.metrics:
         return [Text("No contribution was measured: the run had no metric.")]
-    order = ends_of(order_of(run))
-    found = [values_of(run, metric) for metric in run.metrics]
+    order = facts.ends_of(facts.order_of(run))
+    found = [facts.values_of(run, metric) for metric in run.metrics]
     columns = {values.name: values.shown(order) for values in found}
     for title, key in (("last weight", "weight"), *((own_title(name), name) for name in OWN_SCORES)):
-        last = run.final(key)
-        if any(value == value for value in last):
+        if key in run.table.metrics:
+            last = run.final(key)
             columns[title] = numbers([last[client] for client in order])
-    names = [client_label(run, client) for client in order]
-    blocks: list[Block] = [Table(["partner", *columns], [list(row) for row in zip(names, *columns.values())])]
-    kinds = dict.fromkeys(values.kind for values in found if values.kind)
-    for kind in kinds:
+    rows = [[run.label(client), *cells] for client, *cells in zip(order, *columns.values())]
+    blocks: list[Block] = [Table(["partner", *columns], rows)]
+    for kind in dict.fromkeys(values.kind for values in found if values.kind):
         of = ", ".join(values.name for values in found if values.kind == kind)
         blocks.append(Text(f"In brackets, of {of}: {kind}."))
-    without = sum(
-        all(values.values[client] != values.values[client] for values in found) for client in range(run.num_clients)
-    )
+    without = sum(all(value != value for value in values) for values in zip(*(each.values for each in found)))
     if without:
         text = f"{without} clients were never drawn or could not be measured: they have no value, which is not 0."
         blocks.append(Text(text))
@@ -154,36 +151,29 @@ def _contributions(run: Run) -> list[Block]:
 
 def _steps(run: Run) -> list[Block]:
     """From the model's performance at the start to that at the end, by the first metric whose values add up to it."""
-    told = {name: each for name, each in run.record.get("paid_in", {}).items() if None not in each.values()}
-    told = {name: each for name, each in told.items() if name in run.metrics}
+    known = {name: each for name, each in run.record.get("paid_in", {}).items() if each["start"] is not None}
+    told = {name: each for name, each in known.items() if name in run.metrics and None not in each.values()}
     for name, each in told.items():
         if _adds_up(run, name, each):
             return [_waterfall(run, name, each)]
     if not told:
-        return [Text(line) for line in _grown(run)]
+        return [
+            Text(f"The model's {_plain(by)}: {_shown(by, start)} when training began, {_shown(by, end)} at its end.")
+            for by, start, end in ((each["by"], each["start"], each["end"]) for each in known.values())
+        ]
     name, each = next(iter(told.items()))
-    order = ends_of(_by_value(run, name))
+    order = facts.ends_of(_by_value(run, name))
     caption = (
         f"The values of {name}. They do not add up to the difference of the model's {_plain(each['by'])} between start "
         f"and end ({_shown(each['by'], each['start'])} and {_shown(each['by'], each['end'])})"
     )
     values = run.final(name)
-    return [Bars([client_label(run, c) for c in order], [values[c] for c in order], caption=caption)]
-
-
-def _grown(run: Run) -> list[str]:
-    """The performance at start and end where no metric shares it out."""
-    return [
-        f"The model's {_plain(each['by'])}: {_shown(each['by'], each['start'])} when training began, "
-        f"{_shown(each['by'], each['end'])} at its end."
-        for each in run.record.get("paid_in", {}).values()
-        if each["end"] is not None and each["start"] is not None
-    ]
+    return [Bars([run.label(client) for client in order], [values[client] for client in order], caption=caption)]
 
 
 def _adds_up(run: Run, name: str, told: Mapping[str, Any]) -> bool:
     whole = told["end"] - told["start"]
-    values = [value for value in run.table.last(name, run.num_clients) if value == value]
+    values = [value for value in run.final(name) if value == value]
     return bool(whole) and abs(math.fsum(values) - whole) <= TOLERANCE * abs(whole)
 
 
@@ -191,7 +181,7 @@ def _waterfall(run: Run, name: str, told: Mapping[str, Any]) -> Steps:
     """Of many clients those at both ends, and the others in one step."""
     values, order = run.final(name), _by_value(run, name)
     shown = order if len(order) <= MOST_STEPS else [*order[: MOST_STEPS // 2], *order[-(MOST_STEPS // 2) :]]
-    names = [client_label(run, client) for client in shown]
+    names = [run.label(client) for client in shown]
     heights = [values[client] for client in shown]
     rest = told["end"] - told["start"] - math.fsum(heights)
     if len(shown) < run.num_clients and abs(rest) > TOLERANCE * abs(told["end"] - told["start"]):
@@ -234,8 +224,7 @@ _LOGGED = {
 
 
 def _rests_on(run: Run) -> list[Block]:
-    items = []
-    judge = run.record.get("validation")
+    items, judge = [], run.record["validation"]
     if judge:
         cases = "" if judge["rows"] is None else f"{judge['rows']:,} cases of "
         items.append(f"The model was judged on {cases}{judge['of']}.")
@@ -247,8 +236,7 @@ def _rests_on(run: Run) -> list[Block]:
     ]
     if said:
         items.append(f"At the end of training, on these cases: {', '.join(said)}.")
-    if run.record.get("samples"):
-        items.append(f"The partners hold {sum(run.record['samples']):,} cases to train on.")
+    items.append(f"The partners hold {sum(run.record['samples']):,} cases to train on.")
     items.append("The values are of one run: with another seed, other partners or cases they would be others.")
     items.append("The appendix has the methods, what they cannot see, all settings, and how to repeat the run.")
     return [Bullets(items)]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flsv.charts import client_label
 from flsv.csv_files import Cell, number_or_nan, read_csv, whole
 from flsv.errors import ConfigurationError
 from flsv.models.imbalance import OWN_SCORES
@@ -53,6 +54,10 @@ class Run:
         """As they are; numbers where the data have no names."""
         return tuple(self.record["clients"])
 
+    def label(self, client: int) -> str:
+        """``client 3`` for a client without a name, else its name."""
+        return client_label(client, self.client_names)
+
     @cached_property
     def folders(self) -> tuple[str, ...]:
         """Of each client, below ``clients``."""
@@ -84,13 +89,13 @@ class Run:
 
     def columns_are_classes(self, metric: str) -> bool:
         """Whether the columns are classes, and not other clients, say."""
-        return bool(self.about(metric).get("per_class"))
+        return self.about(metric).get("per_class", False)
 
     def column_name(self, metric: str, column: str) -> str:
         """As it is shown."""
         if not column.isdigit() or not self.columns_are_classes(metric):
             return column
-        names = self.record.get("classes") or []
+        names = self.record["classes"] or []
         return names[int(column)] if int(column) < len(names) else column
 
     def history(self, metric: str, column: str = "") -> list[list[float]]:
@@ -110,13 +115,13 @@ class Run:
     def copies(self) -> list[list[int]]:
         """The groups of clients who were found to send one another's updates, all members of each; who sent the
         server's last step back is a group of its own."""
-        return self.record.get("copies", [])
+        return self.record["copies"]
 
     @cached_property
     def named(self) -> dict[int, tuple[int, int]]:
         """Client to in how many rounds its update was at fault (not finite, or far too large), of how many that it
         sent; without those in order. Those rounds count nothing for it: no metric has measured them."""
-        return {int(client): (times, of) for client, (times, of) in self.record.get("named", {}).items()}
+        return {int(client): (times, of) for client, (times, of) in self.record["named"].items()}
 
     def final(self, metric: str, column: str = "") -> list[float]:
         """``[n]``: the last value of each client, NaN where there is none."""
@@ -144,9 +149,8 @@ class Run:
 
     def gains(self) -> list[dict[str, Any]]:
         """``[n]``, what each client has alone and in the federation, where ``flsv compare`` has measured it."""
-        columns = {name: [f"{name}_{models}" for models in ("alone", "received", "trained")] for name in OWN_SCORES}
-        others = dict.fromkeys([*columns["balanced_accuracy"], *columns["auroc"]], number_or_nan)
-        return self._by_client(self.folder / GAINS, dict.fromkeys(columns["accuracy"], number_or_nan), others)
+        columns = [f"{name}_{models}" for name in OWN_SCORES for models in ("alone", "received", "trained")]
+        return self._by_client(self.folder / GAINS, {"tests": str, **dict.fromkeys(columns, number_or_nan)})
 
     def retrained(self) -> list[dict[str, Any]]:
         """``[n]``, what each client is worth by training with some of the clients only, where ``flsv retrain`` has."""
@@ -236,7 +240,7 @@ def open_run(path: str | Path, valuation: str | Path | None = None) -> Run:
     if not file.is_file():
         raise ConfigurationError(_nothing_there(folder))
     record = read_record(folder / RECORD)
-    rounds = record.get("rounds", -1)
+    rounds = record["rounds"]
     table = RunTable.read(file, record["clients"], None if rounds in (None, -1) else rounds)
     run = Run(folder, record, table, None if valuation is None else Path(valuation))
     if strange := _strange(run):
@@ -252,7 +256,7 @@ def _strange(run: Run) -> str | None:
     for metric in dict.fromkeys(name.partition("/")[0] for name in run.table.metrics):
         if metric not in run.record["metrics"] and metric not in OF_A_ROUND:
             return f"a metric {metric!r}"
-        if run.record.get("classes") and run.about(metric).get("per_class"):
+        if run.record["classes"] and run.columns_are_classes(metric):
             numbers = set(map(str, range(len(run.record["classes"]))))
             strange = next((column for column in run.table.columns(metric) if column not in numbers), None)
             if strange is not None:

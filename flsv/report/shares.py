@@ -15,7 +15,7 @@ from flsv.csv_files import NAN, save_csv
 from flsv.errors import ConfigurationError
 from flsv.functional.allocation import Negatives, allocate
 from flsv.report.blocks import Block, Text, Warning, joined
-from flsv.report.facts import client_label, values_of
+from flsv.report.facts import values_of
 from flsv.report.reading import Run
 from flsv.report.repeated import repeated_runs, summary
 
@@ -117,8 +117,8 @@ def basis_of(run: Run, by: str | None = None) -> Basis:
     """
     # Costs, and what clients are to each other, are nothing to pay by at all.
     about = {name: run.about(name) for name in run.metrics}
-    known = [name for name, of in about.items() if of.get("higher_is_better") is not False and not of.get("columns")]
-    fit = [name for name in known if about[name].get("to_pay_by")]
+    known = [name for name, of in about.items() if of["higher_is_better"] is not False and not of["columns"]]
+    fit = [name for name in known if about[name]["to_pay_by"]]
     if any(run.retrained()):
         known, fit = [*known, RETRAINED], [RETRAINED]
     if not known:
@@ -143,7 +143,7 @@ def _choice(names: Sequence[str]) -> str:
 
 def _measured(run: Run, metric: str) -> Basis:
     """A metric's values; of a run of ``flsv repeat`` the means over all seeds."""
-    fit = run.about(metric).get("to_pay_by") is True
+    fit = run.about(metric)["to_pay_by"]
     runs = repeated_runs(run)
     if runs:
         rows = [row for row in summary(runs) if row["metric"] == metric]
@@ -157,12 +157,12 @@ def _retrained(run: Run) -> Basis:
     rows = run.retrained()
     first = next(row for row in rows if row)
     value, low, high = ([row.get(name, NAN) for row in rows] for name in ("value", "low", "high"))
-    of = _words(first["seeds"].split() or ["unknown"], [first["rounds"]], run)
+    of = _words(first["seeds"].split(), [first["rounds"]], run)
     return Basis(RETRAINED, f"retraining, by {first['by']}", of, value, low, high)
 
 
 def _of(runs: Sequence[Run]) -> str:
-    seeds = (str(run.record.get("settings", {}).get("federation_seed", "unknown")) for run in runs)
+    seeds = (str(run.record["settings"]["federation_seed"]) for run in runs)
     return _words(sorted(seeds, key=lambda seed: (len(seed), seed)), [run.rounds for run in runs], runs[0])
 
 
@@ -174,11 +174,10 @@ def _words(seeds: Sequence[str], rounds: Sequence[float], run: Run) -> str:
         rounds: that they had.
         run: whose date it is, and who says how many rounds there should be.
     """
-    planned = run.record.get("rounds")
-    of = f" of {planned}" if isinstance(planned, int) and planned > 0 else ""
+    planned = run.record["rounds"] or -1
+    of = f" of {planned}" if planned > 0 else ""
     had = " to ".join(f"{count:g}" for count in sorted({min(rounds), max(rounds)}))
-    begun = str(run.record.get("started", ""))[:10] or "an unknown day"
-    return f"seed{'s' * (len(seeds) > 1)} {joined(seeds)}, {had}{of} rounds, run of {begun}"
+    return f"seed{'s' * (len(seeds) > 1)} {joined(seeds)}, {had}{of} rounds, run of {run.record['started'][:10]}"
 
 
 @dataclass(frozen=True)
@@ -265,7 +264,7 @@ def found_in(run: Run) -> list[str]:
     found: list[list[str]] = [[] for _ in range(run.num_clients)]
     for group in run.copies:
         for client in group:
-            others = joined(client_label(run, other) for other in group if other != client) if len(group) > 1 else ""
+            others = joined(run.label(other) for other in group if other != client) if len(group) > 1 else ""
             found[client].append(f"updates like those of {others}" if others else "sent the model's last step back")
     for client, (times, of) in run.named.items():
         found[client].append(f"not finite or far too large in {times} of {of} rounds")

@@ -51,6 +51,9 @@ def make_run(
         "classes": [f"class {j}" for j in range(classes)],
         "samples": [100 + 7 * i for i in range(clients)],
         "class_counts": [[1100 * (i + 1) + j for j in range(classes)] for i in range(clients)],
+        "validation": None,
+        "copies": [],
+        "named": {},
         "metrics": {
             "cssv": {
                 "class": "ClassSpecificShapley",

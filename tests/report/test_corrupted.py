@@ -19,6 +19,7 @@ from made_runs import make_run
 from flsv.csv_files import as_text
 from flsv.errors import ConfigurationError
 from flsv.games.retraining import KeptUtility
+from flsv.models.imbalance import OWN_SCORES
 from flsv.report import Run, open_run
 from flsv.report.for_all import page_for_all
 from flsv.report.for_one import page_for_one
@@ -28,6 +29,7 @@ from flsv.report.shares import Budget, shares_of
 
 NAMES = ("Málaga", "=1+1", "'-x")
 ROUNDS = 3
+SCORES = [f"{name}_{of}" for name in OWN_SCORES for of in ("alone", "received", "trained")]
 NASTY = [
     "",
     "-1",
@@ -63,8 +65,8 @@ def valid(folder: Path) -> Path:
     for r in range(ROUNDS):
         file.append(rows_of(r, [[-0.25 * i for i in range(3)], [0.5 + r] * 3]))
     (folder / "gains.csv").write_text(
-        "client,client_name,tests,accuracy_alone,accuracy_received,accuracy_trained\r\n"
-        + "".join(f"{i},n,shared,0.5,0.625,nan\r\n" for i in range(3))
+        f"client,client_name,tests,{','.join(SCORES)}\r\n"
+        + "".join(f"{i},n,shared{',0.5,0.625,nan' * 3}\r\n" for i in range(3))
     )
     (folder / "retrained.csv").write_text(
         "client,client_name,by,value,low,high,share,kernel_shap,majority,seeds,rounds\n"

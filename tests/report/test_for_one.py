@@ -11,6 +11,7 @@ import pytest
 from made_runs import make_run
 
 from flsv.csv_files import save_csv
+from flsv.models.imbalance import OWN_SCORES
 from flsv.report import write_report
 from flsv.report.blocks import NONE
 from flsv.report.run_table import ContributionsFile, Numbers, RunTable
@@ -86,9 +87,9 @@ def a_run(folder: Path, clients: int, known: list[int], seed: int, total: float)
         "rounds",
     ]
     save_csv(folder / "retrained.csv", [head, *retrained])
-    accuracies = [[own(i, "alone"), own(i, "received"), own(i, "trained")] for i in range(clients)]
-    scores = ["client", *(f"accuracy_{what}" for what in ("alone", "received", "trained"))]
-    save_csv(folder / "gains.csv", [scores, *([i, *row] for i, row in enumerate(accuracies))])
+    scores = [f"{name}_{what}" for name in OWN_SCORES for what in ("alone", "received", "trained")]
+    gains = [[i, "shared", *(own(i, score) for score in scores)] for i in range(clients)]
+    save_csv(folder / "gains.csv", [["client", "tests", *scores], *gains])
     valued = [(i, samples[i], 1 / x, x / sum(last.values()), names[i]) for i, x in sorted(last.items())]
     save_csv(folder / "valuation.csv", [("client", "samples", "distance", "share", "client_name"), *valued])
     return folder, {client: last[client] for client in others}
