@@ -24,7 +24,7 @@ from flsv.report.blocks import Bars, Lines, Steps, number
 _INK = {"#000000": "var(--ink)", "#333333": "var(--ink)", "#808080": "var(--dim)"}
 _SVG, _LINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
 #: In inches: so narrow that its letters can be read where it is as wide as a telephone.
-_WIDTH, _RIGHT = 5.2, 0.985
+_WIDTH, _LEFT, _RIGHT = 5.2, 0.115, 0.985
 #: Of a letter, on average.
 _LETTER = 0.06
 
@@ -95,15 +95,13 @@ def _level(axis: Any, names: Sequence[str]) -> None:
         text.set(rotation=0, horizontalalignment="center", rotation_mode="default")
 
 
-def _svg(
-    title: str, said: Sequence[str], draw: Callable[[Any], None], height: float, below: float, left: float = 0.115
-) -> str:
+def _svg(title: str, said: Sequence[str], draw: Callable[[Any], None], height: float, below: float) -> str:
     """What ``draw`` draws, with a title and, for those who do not see it, what it shows."""
     buffer, description = io.StringIO(), ", ".join(" ".join(text.split()) for text in said)
     # The same chart has the same bytes, whenever it is drawn; names are text that can be found and read out.
     with drawing(title), matplotlib.rc_context({"svg.hashsalt": description, "svg.fonttype": "none"}):
         figure = Figure(figsize=(_WIDTH, height + below))
-        draw(figure.add_axes((left, below / (height + below), _RIGHT - left, 0.96 - below / (height + below))))
+        draw(figure.add_axes((_LEFT, below / (height + below), _RIGHT - _LEFT, 0.96 - below / (height + below))))
         figure.savefig(buffer, format="svg", transparent=True)
         return _inline(buffer.getvalue(), title, description)
     return ""

@@ -138,7 +138,8 @@ def _retrained(run: Run, order: Sequence[int]) -> list[Block]:
     if not known:
         return []
     rows, names = [found[client] for client in known], [run.label(client) for client in known]
-    bars = Bars(names, *([row[name] for row in rows] for name in ("value", "low", "high")))
+    values, low, high = ([row[name] for row in rows] for name in ("value", "low", "high"))
+    bars = Bars(names, values, low, high)
     cells = [[name, *retrained_cells(row), number(row["kernel_shap"])] for name, row in zip(names, rows)]
     notes = facts.retrained_caveats(rows, names)
     text = Text(RETRAINED.format(rows[0]["by"]))

@@ -30,14 +30,6 @@ def written(path: Path, rounds: int) -> ContributionsFile:
     return file
 
 
-def test_rounds_and_floats_read_back(tmp_path: Path) -> None:
-    lines = written(tmp_path / "c.csv", 2).path.read_text().splitlines()
-    assert lines[0] == "round,metric,client,class,value,client_name,class_name,low,high"
-    assert len(lines) == 5
-    assert float(lines[2].split(",")[4]) == 1 / 3
-    assert lines[1].split(",")[3] == ""
-
-
 @pytest.mark.parametrize("damage", ["", "2,cssv,0,", '2,"cs'])
 def test_resuming_drops_rounds_that_are_run_again_and_a_line_cut_short(tmp_path: Path, damage: str) -> None:
     file = written(tmp_path / "c.csv", 3)
@@ -57,13 +49,6 @@ def test_resuming_elsewhere_takes_the_earlier_rounds_along(tmp_path: Path) -> No
     new.append(ROWS[3])
     assert new.path.read_text() == written(tmp_path / "whole.csv", 4).path.read_text()
     assert len(old.path.read_text().splitlines()) == 7  # left alone
-
-
-def test_starting_anew_empties_the_file(tmp_path: Path) -> None:
-    file = written(tmp_path / "c.csv", 3)
-    with pytest.warns(UserWarning, match="c_1.csv"):
-        file.begin(0)
-    assert file.path.read_text().splitlines() == ["round,metric,client,class,value,client_name,class_name,low,high"]
 
 
 def test_a_file_that_is_gone_is_said(tmp_path: Path) -> None:
@@ -148,11 +133,3 @@ def test_runs_of_a_logger_with_one_folder_for_all_have_a_file_each(tmp_path: Pat
         "experiment/a/contributions.csv",
         "experiment/b/contributions.csv",
     }
-
-
-def test_a_second_run_without_a_logger_keeps_the_firsts_file(tmp_path: Path) -> None:
-    fit(FederatedLoop(seed=1), tmp_path, rounds=2)
-    first = (tmp_path / "contributions.csv").read_bytes()
-    with pytest.warns(UserWarning, match="kept in .*contributions_1.csv"):
-        fit(FederatedLoop(seed=1), tmp_path, rounds=1)
-    assert (tmp_path / "contributions_1.csv").read_bytes() == first

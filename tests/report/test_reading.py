@@ -34,15 +34,6 @@ def test_values_stay_until_they_change_and_weights_do_not(tmp_path: Path) -> Non
     assert math.isnan(weights[1][0])
 
 
-def test_a_line_that_a_kill_cut_short_is_left_out(tmp_path: Path) -> None:
-    run = open_run(make_run(tmp_path, ended=False))
-    with (tmp_path / "contributions.csv").open("a") as file:
-        file.write("5,cssv,1,,0.2")
-    again = open_run(tmp_path)
-    assert again.table.csv() == run.table.csv()
-    assert again.ended is False
-
-
 def test_what_is_no_run_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="there is no folder"):
         open_run(tmp_path / "none")
@@ -84,7 +75,3 @@ def test_a_record_that_is_broken_or_of_another_run_or_version_is_said(tmp_path: 
     (folder / "run.json").write_text(json.dumps({**record, **one_class}))
     with pytest.raises(ConfigurationError, match="a class '1'"):
         open_run(folder)
-
-
-def test_without_a_valuation_nothing_is_valued(tmp_path: Path) -> None:
-    assert open_run(make_run(tmp_path)).valued() == []

@@ -142,13 +142,6 @@ def test_a_resumed_run_whose_file_is_gone_writes_everything_once(tmp_path: Path)
     assert len(clients) == 3
 
 
-def test_other_loggers_get_the_scalars(tmp_path: Path) -> None:
-    fit(loop(), tmp_path, logger=CSVLogger(tmp_path, name="", version="run", flush_logs_every_n_steps=1))
-    with (tmp_path / "run" / "metrics.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert {row["step"] for row in rows if row.get("cssv/client_0")} == {"0", "1", "2"}
-
-
 def test_other_loggers_are_told_who_is_who(tmp_path: Path) -> None:
     class Hospitals(FederatedDataModule):
         client_names = ("Boston", "Lyon", "2")
