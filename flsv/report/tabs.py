@@ -162,11 +162,7 @@ def layout(
     end = "$" if by_client else r"/client_\d+$"
     group = group if by_client else ""
     some = intervals if by_client or num_clients <= MOST_CLIENTS else ()
-    tags = {**{name: f"{group}{name}" for name in metrics}, **{name: name for name in more}}
-    found = [Category(title="all clients", chart=[_chart(name, re.escape(tag) + end) for name, tag in tags.items()])]
-    if some:
-        margins = [_margins(name, num_clients, by_client, group) for name in some]
-        found.append(Category(title="all clients with intervals", chart=margins))
+    found = _of_all(metrics, more, end, group, [_margins(name, num_clients, by_client, group) for name in some])
     for name, per_class in metrics.items():
         if not per_class or num_classes > MOST_PER_CLASS or num_clients * num_classes > MOST_PER_CLASS:
             continue
@@ -186,6 +182,15 @@ def layout(
         charts = [_chart(label, tag) for label, tag in zip(client_labels(num_clients, client_names), parts)]
         found.append(Category(title=f"{name} by client", chart=charts))
     return Layout(category=found)
+
+
+def _of_all(
+    metrics: Iterable[str], more: Iterable[str], end: str, group: str, margins: Sequence[Chart]
+) -> list[Category]:
+    """A chart per number that every client has; where there are intervals, one with margins, too."""
+    tags = {**{name: f"{group}{name}" for name in metrics}, **{name: name for name in more}}
+    found = [Category(title="all clients", chart=[_chart(name, re.escape(tag) + end) for name, tag in tags.items()])]
+    return [*found, *([Category(title="all clients with intervals", chart=margins)] if margins else [])]
 
 
 def layout_summary(charts: Layout) -> Summary:
