@@ -32,7 +32,7 @@ from torch.utils.data import TensorDataset
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
 from flsv.data import IIDPartitioner, Splits
 from flsv.engines.ranks import FederatedStrategy
-from flsv.engines.ranks.rendezvous import Rendezvous, meet
+from flsv.engines.ranks.group import meet
 from flsv.models import LeNet5
 
 #: Clients, images of each, their shape.
@@ -131,15 +131,16 @@ def federated(case: str, rounds: int, ranks: int) -> list[tuple[float, float]]:
 
 def exchange(k: int, parameters: int, rank: int, port: int) -> list[tuple[float, float]]:
     """Two ranks tell each other half of a cohort's models."""
-    ranks = meet(Rendezvous("127.0.0.1", port, rank, 2), torch.device("cpu"))
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = meet(rank, 2, torch.device("cpu"))
     block, spent = torch.randn(k // 2, parameters), []
     for _ in range(12):
         ranks.everybody(None, "ready")
         start = now()
         ranks.everybody([None] * (k // 2), "updates")
         whole = torch.empty(k, parameters)
-        for r, part in enumerate(ranks.blocks(block, [k // 2] * 2, "rows")):
-            whole[r::2] = part
+        whole[rank::2] = block
+        ranks.rows(whole, [i % 2 for i in range(k)], "rows")
         end = now()
         spent.append((end[0] - start[0], end[1] - start[1]))
     return spent

@@ -1,4 +1,4 @@
-"""One of two ranks of ``tools/gpu_report.py``: python tools/gpu_ranks.py cpu|cuda gloo|nccl 0,0 OUT"""
+"""One of two ranks of ``tools/gpu_report.py``: python tools/gpu_ranks.py cpu|cuda 0,0 OUT"""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from gpu_checks import Place, ran, tf32
 from flsv.engines.ranks import FederatedStrategy
 
 
-def main(name: str, backend: str, devices: str, out: Path) -> None:
+def main(name: str, devices: str, out: Path) -> None:
     places = [torch.device("cpu") if name == "cpu" else torch.device("cuda", int(each)) for each in devices.split(",")]
 
     def options() -> dict[str, object]:
-        strategy = FederatedStrategy(parallel_devices=places, process_group_backend=backend)  # type: ignore[arg-type]
+        strategy = FederatedStrategy(parallel_devices=places)
         ranks.append(strategy)
         return {"accelerator": name, "devices": len(places) if name == "cpu" else "auto", "strategy": strategy}
 
@@ -30,4 +30,4 @@ def main(name: str, backend: str, devices: str, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3], Path(sys.argv[4]))
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))

@@ -5,7 +5,7 @@ Here is what a process alone needs, which is nothing; ``flsv.engines.ranks`` has
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -38,17 +38,8 @@ class Ranks:
         """The value of rank ``source``."""
         return value
 
-    def at_first(self, value: Any, about: str) -> list[Any] | None:
-        """Every rank's value at rank 0, None at the others."""
-        return [value]
-
-    def blocks(self, block: Tensor, rows: Sequence[int], about: str) -> Iterator[Tensor]:
-        """Every rank's rows ``[rows[r], P]``, by rank; this rank's own is ``block`` itself."""
-        yield block
-
     def rows(self, matrix: Tensor, owners: Sequence[int], about: str) -> None:
-        """Row i of ``matrix [k, P]`` becomes rank ``owners[i]``'s, everywhere: in place, for rows that are so long that
-        a message for each does not matter."""
+        """Row i of ``matrix [k, P]`` becomes rank ``owners[i]``'s, everywhere, in place."""
 
     def give_up(self, why: str) -> None:
         """Tell the others that this rank will not meet them again."""

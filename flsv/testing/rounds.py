@@ -192,10 +192,6 @@ class ThreadRanks(Ranks):
     def from_rank(self, source: int, value: Any, about: str) -> Any:
         return self.everybody(value, about)[source]
 
-    def at_first(self, value: Any, about: str) -> list[Any] | None:
-        found = self.everybody(value, about)
-        return None if self.rank else found
-
 
 def on_ranks(function: Callable[[Ranks], T], size: int = 2) -> list[T]:
     """What every rank gets from ``function``, each in a thread of its own.

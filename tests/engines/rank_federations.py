@@ -19,7 +19,6 @@ from flsv.aggregation import FedAvg, ShapFedWA, ShapleyWeighted
 from flsv.attacks import Attack, MinMax, Scaling, SignFlip
 from flsv.clients.algorithms import SCAFFOLD, Ditto, InRunValues, PerFedAvg
 from flsv.data import FederatedDataModule, SizePartitioner, Splits
-from flsv.engines.ranks import several_ranks
 from flsv.filters import OutlierFilter
 from flsv.loop import FederatedLoop
 from flsv.metrics import (
@@ -79,6 +78,16 @@ class Validating(Plain):
 
     def on_validation_epoch_end(self) -> None:
         self.trainer.strategy.barrier("the end of a validation")
+
+
+class Asking(Validating):
+    """Would reduce and shard where there is a default process group."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        if torch.distributed.is_initialized():
+            torch.distributed.all_reduce(loss)
+        return loss * self.trainer.world_size
 
 
 class Dithered(ShapFedWA):
@@ -207,7 +216,6 @@ def in_run() -> Case:
 
 
 def kept_momentum() -> Case:
-    several_ranks.LONG = 1  # as if its rows were long; all that come after it are, too
     loop = FederatedLoop(
         metrics={"cssv": ClassSpecificShapley()},
         personalizer=ShapFedPersonalizer("cssv"),
@@ -323,6 +331,10 @@ def held_generator() -> Case:
     return loop, Plain(network(batch_norm=False)), data, {}
 
 
+def asks_torch() -> Case:
+    return FederatedLoop(sampler=UniformSampler(4), seed=3), Asking(), five(), {}
+
+
 def colluders() -> Case:
     # On different ranks, and each knows what the other would have sent.
     uploads = [TopK(0.3), MinMax(clients=[0, 1, 3], seed=1)]
@@ -359,5 +371,6 @@ CASES: dict[str, Callable[[], Case]] = {
         held_generator,
         broken_rank,
         colluders,
+        asks_torch,
     )
 }

@@ -57,7 +57,6 @@ class Group:
         for rank in range(size):
             own = {"NODE_RANK": str(rank), "LOCAL_RANK": "0"} if nodes else {"NODE_RANK": "0", "LOCAL_RANK": str(rank)}
             own["NODES"] = str(size if nodes else 1)
-            own |= {"ADDRESS": f"127.0.0.{rank + 1}"} if nodes else {}
             variables = {**common, **own, **(environment or {})}
             given = (function, list(arguments), variables, str(self._outputs[rank]))
             process = _context.Process(target=_run, args=given, daemon=True)

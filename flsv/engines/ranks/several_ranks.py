@@ -10,7 +10,6 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Checkpoint
 from torch import Tensor
 
 from flsv._lightning.several_processes import Counted, LoggedValues, add, counted
@@ -19,14 +18,11 @@ from flsv.clients.cohort import CohortLoader, CohortTraining
 from flsv.clients.train_client import LocalTraining
 from flsv.data import FederatedDataModule
 from flsv.engines.one_process import OneProcess
-from flsv.engines.ranks.strategy import FederatedStrategy, in_a_line, share_weights
-from flsv.participants import ClientStates, Owners, Ranks, at
-from flsv.round import FederationState, Instruction, Round
+from flsv.engines.ranks.strategy import ranks_of, share_weights
+from flsv.participants import Owners, Ranks, at
+from flsv.round import Instruction, Round
 from flsv.round.matrix import empty_rows
-from flsv.seeding import global_rngs, restore_global_rngs
-
-#: Bytes from which on a row is a message of its own. 100 messages take some 20 ms.
-LONG = 2**20
+from flsv.seeding import global_rngs, restore_global_rngs, restore_torch_rngs, torch_rngs
 
 
 class IdleLoader(CohortLoader):
@@ -100,25 +96,25 @@ class RankTraining(CohortTraining):
         about, device = f"the updates of round {round_index}", self._matrix.device
         own = counted(self._trainer) - self._begun
         own = own._replace(stepped=own.stepped + 1)  # Lightning adds the last batch after its hooks
-        trained = super().trained() if keep_trained else {}
-        others = {c: trained[c] for c, vector in self._vectors().items() if keep_trained and trained[c] is not vector}
+        rows, trained = self._vectors(), super().trained() if keep_trained else {}
         has_last = not self.idle and self._visits[-1].client == self._cohort[-1]
         told = {
             "updates": [replace(update, vector=update.vector.new_empty(0)) for update in self.updates],
             "broken": self.broken,
-            "trained": list(others),
+            "trained": {client: model for client, model in trained.items() if model is not rows[client]},
             "buffers": self.local.next_buffers,
             "counted": Counted() if self.idle else own,
-            "last": _rngs(device) if has_last else None,
+            "last": (*global_rngs()[:2], *torch_rngs(device)) if has_last else None,
         }
         parts = ranks.everybody(told, about)
         self._take_all(ranks, parts, about)
         if keep_trained:
-            mine = torch.stack(list(others.values())) if others else self._matrix.new_empty(0, self._matrix.shape[1])
             self._trained = self._vectors()
-            for part, block in zip(parts, ranks.blocks(mine, [len(part["trained"]) for part in parts], about)):
-                self._trained |= dict(zip(part["trained"], block))
-        _restore(next(part["last"] for part in parts if part["last"] is not None), device)
+            for part in parts:
+                self._trained |= part["trained"]
+        (last,) = [part["last"] for part in parts if part["last"] is not None]
+        restore_global_rngs((*last[:3], None))
+        restore_torch_rngs(last[2:], device)
         everywhere = Counted(*(sum(numbers) for numbers in zip(*(part["counted"] for part in parts))))
         add(self._trainer, everywhere - own)
 
@@ -127,62 +123,27 @@ class RankTraining(CohortTraining):
 
     def _take_all(self, ranks: Ranks, parts: Sequence[Mapping[str, Any]], about: str) -> None:
         """What all ranks have told becomes this one's, in the order of the cohort."""
-        place = {client: i for i, client in enumerate(self._cohort)}
-        where = sorted(
-            (place[update.client_id], rank, row)
-            for rank, part in enumerate(parts)
-            for row, update in enumerate(part["updates"])
-        )
-        places, folder = [(rank, row) for _, rank, row in where], self._trainer.default_root_dir
-        matrix = _gathered_rows(ranks, self.matrix, places, about, self.local.global_vector, folder)
-        own_rows = self._vectors()
-        self.updates = [
-            replace(parts[rank]["updates"][row], vector=matrix[i]) for i, (_, rank, row) in enumerate(where)
-        ]
-        for update in self.updates:
-            if update.client_id in own_rows:
-                self._move(update.client_id, own_rows[update.client_id], update.vector)
+        told = {update.client_id: (rank, update) for rank, part in enumerate(parts) for update in part["updates"]}
+        clients = [client for client in self._cohort if client in told]
+        owners = [told[client][0] for client in clients]
+        matrix = empty_rows(len(clients), self.local.global_vector, self._trainer.default_root_dir)
+        rows, own = dict(zip(clients, matrix)), self._vectors()
+        for client, vector in own.items():
+            rows[client].copy_(vector)
+        ranks.rows(matrix, owners, about)
+        self.updates = [replace(told[client][1], vector=row) for client, row in rows.items()]
+        for client, vector in own.items():
+            self._move(client, vector, rows[client])
         self._matrix = matrix
-        self.broken = sorted((client for part in parts for client in part["broken"]), key=place.__getitem__)
-        if where:
-            self.local.next_buffers = parts[where[0][1]]["buffers"]
+        self.broken = [client for client in self._cohort if any(client in part["broken"] for part in parts)]
+        if owners:
+            self.local.next_buffers = parts[owners[0]]["buffers"]
 
     def _move(self, client: int, row: Tensor, vector: Tensor) -> None:
         """What a client has trained is the row that it sends: one in memory."""
         with at(self._manager.locals[client]) as local:
             if local.sent is row:
                 local.visit(local.start, vector if local.model is row else local.model, vector, local.tell)
-
-
-def _gathered_rows(
-    ranks: Ranks, mine: Tensor, where: Sequence[tuple[int, int]], about: str, like: Tensor, folder: str
-) -> Tensor:
-    """The cohort's matrix ``[k, P]``, of rows by rank and place in that rank's."""
-    matrix = empty_rows(len(where), like, folder)
-    owners = [rank for rank, _ in where]
-    if mine.shape[1] * mine.element_size() >= LONG:
-        for i, (rank, row) in enumerate(where):
-            if rank == ranks.rank:
-                matrix[i] = mine[row]
-        ranks.rows(matrix, owners, about)
-        return matrix
-    for rank, block in enumerate(ranks.blocks(mine, [owners.count(rank) for rank in range(ranks.size)], about)):
-        places = [place for place, owner in enumerate(owners) if owner == rank]
-        if places:
-            matrix[torch.tensor(places, device=matrix.device)] = block[[where[place][1] for place in places]]
-    return matrix
-
-
-def _rngs(device: torch.device) -> tuple[Any, ...]:
-    """Of the global generators; of the devices' only this rank's own."""
-    cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-    return (*global_rngs()[:3], cuda)
-
-
-def _restore(rngs: tuple[Any, ...], device: torch.device) -> None:
-    restore_global_rngs((*rngs[:3], None))
-    if rngs[3] is not None:
-        torch.cuda.set_rng_state(rngs[3], device)
 
 
 class SeveralRanks(OneProcess):
@@ -193,22 +154,12 @@ class SeveralRanks(OneProcess):
     is checked at the end of every round.
     """
 
-    training: RankTraining | None
-
-    def __init__(
-        self,
-        trainer: L.Trainer,
-        data: FederatedDataModule,
-        state: FederationState,
-        states: ClientStates,
-        *rest: Any,
-    ) -> None:
-        strategy = trainer.strategy
-        assert isinstance(strategy, FederatedStrategy)
-        self._strategy, self.ranks = strategy, strategy.ranks
+    def __init__(self, trainer: L.Trainer, data: FederatedDataModule, *rest: Any) -> None:
+        self._strategy: Any = trainer.strategy
+        self.ranks = ranks_of(trainer)
         self.owners = Owners(self.ranks, data.num_samples.tolist())
-        share_weights(trainer.lightning_module, strategy)
-        super().__init__(trainer, data, state, states, *rest)
+        share_weights(trainer.lightning_module, self.ranks)
+        super().__init__(trainer, data, *rest)
         self._saved: tuple[dict[int, Any], dict[str, Any]] | None = None
         self._logged: LoggedValues | None = None
 
@@ -222,11 +173,8 @@ class SeveralRanks(OneProcess):
             mine = {part: {c: s for c, s in held[part].items() if owners.has(c)} for part in ("states", "paces")}
             optimizer_state = {**optimizer_state, **mine}
         super().begin_training(optimizer_state, buffers)
-        training = self.clients
-        assert isinstance(training, RankTraining)
-        self._logged = LoggedValues(
-            self._trainer, lambda: training.position, self._exchange_logged, lambda: training.idle
-        )
+        of: Any = self.clients
+        self._logged = LoggedValues(self._trainer, lambda: of.position, self._exchange_logged, lambda: of.idle)
         self._save()
 
     def _make_manager(self) -> ClientManager:
@@ -235,17 +183,11 @@ class SeveralRanks(OneProcess):
     def _make_training(self, local: LocalTraining) -> RankTraining:
         return RankTraining(local, self.manager)
 
-    def loader(self, limit: float) -> CohortLoader:
-        """The train dataloader of this rank's part of the current round."""
-        state = self._state
-        if self._loader is None or self._loader.round_index != state.round_index:
-            self.owners.deal(self._cohort())
-            mine = self.owners.mine(state.cohort)
-            if mine:
-                self._loader = self._load(mine, limit)
-            else:
-                self._loader = IdleLoader(self._data, state.cohort[0], state.seed, state.round_index)
-        return self._loader
+    def _load(self, clients: list[int], limit: float) -> CohortLoader:
+        self.owners.deal(clients)
+        if mine := self.owners.mine(clients):
+            return super()._load(mine, limit)
+        return IdleLoader(self._data, clients[0], self._state.seed, self._state.round_index)
 
     def begin_round(self, loader: CohortLoader) -> None:
         super().begin_round(loader)
@@ -253,8 +195,7 @@ class SeveralRanks(OneProcess):
 
     def end_round(self, evaluate: Callable[[], bool]) -> Round:
         self._strategy.within_round = False
-        training = self.clients
-        assert isinstance(training, RankTraining)
+        training: Any = self.clients
         training.exchange(self.ranks, self._state.round_index, self._config.evaluation.keeps)
         with warnings.catch_warnings():
             if self.ranks.rank:
@@ -273,7 +214,7 @@ class SeveralRanks(OneProcess):
 
     def failed(self, exception: BaseException, place: str) -> None:
         # Before anything else is done about it: the others wait, and whatever saves a checkpoint now must not.
-        self.ranks.give_up(f"{in_a_line(exception)} ({place})")
+        self.ranks.give_up(f"{exception!r} ({place})")
 
     def discard(self) -> bool:
         # The others would wait for this rank at the end of the round.
@@ -289,7 +230,6 @@ class SeveralRanks(OneProcess):
         Raises:
             RuntimeError: within a round, where that is on other ranks.
         """
-        training = self.clients
         if not (self._strategy.within_round or self.ranks.given_up):
             return self._gathered()
         if self._saved is not None:
@@ -297,8 +237,8 @@ class SeveralRanks(OneProcess):
         if not self.owners.bound:
             return super().kept()
         raise RuntimeError(
-            f"a checkpoint in the middle of a round (round {self._state.round_index}, client {training.client}) would "
-            "lack what the clients of other ranks keep. Save between two rounds, or let a ModelCheckpoint do it."
+            f"a checkpoint in the middle of a round ({self._state.round_index}) would lack what the clients of other "
+            "ranks keep. Save between two rounds, or let a ModelCheckpoint do it."
         )
 
     def close(self) -> None:
@@ -321,16 +261,18 @@ class SeveralRanks(OneProcess):
     def _gathered(self) -> tuple[dict[int, Any], dict[str, Any]]:
         states, optimizers = super().kept()
         kept = states, optimizers["states"], optimizers["paces"]
-        parts = self.ranks.at_first(kept, "what clients keep")
-        if parts is not None:
+        parts = self.ranks.everybody(kept, "what clients keep")
+        if self.ranks.rank == 0:
             states, of_optimizers, paces = (_together([part[i] for part in parts]) for i in range(3))
             optimizers = {**optimizers, "states": of_optimizers, "paces": paces}
         return states, optimizers
 
     def _save(self) -> None:
-        """Between two rounds: for checkpoints that will be asked for in the next."""
-        callbacks = [c for c in self._trainer.callbacks if isinstance(c, Checkpoint)]  # type: ignore[attr-defined]
-        if self.owners.bound and any(saves_within_rounds(callback) for callback in callbacks):
+        """Between two rounds: for checkpoints that will be asked for in the next; yes if nobody knows."""
+        names = ("_every_n_train_steps", "_train_time_interval", "save_on_exception")
+        callbacks = self._trainer.checkpoint_callbacks
+        saves = any(not hasattr(each, names[0]) or any(getattr(each, n, None) for n in names) for each in callbacks)
+        if self.owners.bound and saves:
             self._saved = self._gathered()
 
     def _exchange_logged(self, value: Any, about: str) -> list[Any]:
@@ -347,28 +289,18 @@ class SeveralRanks(OneProcess):
         values |= {f"metric {name}": value for name, value in self.server.board.contributions.items()}
         sums = {name: _checksum(value) for name, value in values.items() if value is not None}
         for rank, theirs in enumerate(self.ranks.everybody(sums, "checksums")):
-            differ = [name for name in {**sums, **theirs} if sums.get(name) != theirs.get(name)]
-            if differ:
-                # In one order, whoever says it first: the other may only hear of it.
+            if differ := [name for name in {**sums, **theirs} if sums.get(name) != theirs.get(name)]:
                 first, second = sorted((self.ranks.rank, rank))
                 raise RuntimeError(
                     f"round {round.round_index}: ranks {first} and {second} do not agree on the {differ[0]}. "
-                    "Every rank is the whole server and must come to the same numbers: a strategy or metric of your "
-                    "own must draw from round.generator(name) only, and all ranks need processors of one kind."
+                    "Every rank is the whole server and must come to the same numbers: a strategy or metric must draw "
+                    "from round.generator(name) only, and all ranks need processors of one kind."
                 )
 
 
 def _together(parts: list[dict[int, Any]]) -> dict[int, Any]:
     found = {client: kept for part in parts for client, kept in part.items()}
     return {client: found[client] for client in sorted(found)}
-
-
-def saves_within_rounds(callback: Checkpoint) -> bool:
-    """Whether a checkpoint callback may save in the middle of a round; yes if unknown."""
-    if not hasattr(callback, "_every_n_train_steps"):
-        return True
-    names = ("_every_n_train_steps", "_train_time_interval", "save_on_exception")
-    return any(getattr(callback, name, None) for name in names)
 
 
 def _checksum(value: Tensor) -> int:

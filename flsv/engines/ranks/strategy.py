@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import lightning as L
 import torch
-from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_zero_only
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.strategies import ParallelStrategy, StrategyRegistry
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
@@ -15,11 +15,10 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
 
 from flsv.arguments import check_number
-from flsv.engines.ranks.group import RankGroup, end_with_parent, told_to_children
-from flsv.engines.ranks.rendezvous import Rendezvous, meet
+from flsv.engines.ranks.group import STARTED_BY, end_with_parent, meet
 from flsv.errors import ConfigurationError
 from flsv.participants import ALONE, Ranks
-from flsv.server.identity import Identity
+from flsv.server.identity import Identity, versions
 
 
 class FederatedStrategy(ParallelStrategy):
@@ -35,13 +34,9 @@ class FederatedStrategy(ParallelStrategy):
 
     Args:
         threads: torch's intra-op threads in every rank.
-        address: this host's address on the network of the ranks; default: the one from which it reaches the main
-            address. It belongs to one host, so give it by the environment of your own scripts.
-        process_group_backend: how models on CUDA devices are exchanged, ``"nccl"`` or ``"gloo"`` (through the CPU).
-            Default: NCCL where every rank has a device of its own.
         start_timeout: seconds in which all ranks have to be there.
-        timeout: seconds that a rank waits for the others at the end of a round. That a rank is *gone* is found out
-            within seconds.
+        timeout: seconds that a rank waits for the others at the end of a round. That a process has died is found out by
+            its closed connection, by the script or by torchrun; a host that vanished is waited for as long.
         **kwargs: of Lightning's ``ParallelStrategy``.
 
     Attributes:
@@ -56,25 +51,14 @@ class FederatedStrategy(ParallelStrategy):
     strategy_name = "federated"
 
     def __init__(
-        self,
-        threads: int = 1,
-        address: str | None = None,
-        process_group_backend: Literal["gloo", "nccl"] | None = None,
-        start_timeout: float = 600.0,
-        timeout: float = 7 * 86400.0,
-        **kwargs: Any,
+        self, threads: int = 1, start_timeout: float = 600.0, timeout: float = 7 * 86400.0, **kwargs: Any
     ) -> None:
         end_with_parent()
         super().__init__(**kwargs)
-        if process_group_backend not in (None, "gloo", "nccl"):
-            raise ConfigurationError(
-                f'FederatedStrategy(process_group_backend={process_group_backend!r}): expected "gloo" or "nccl".'
-            )
         check_number(self, "threads", threads, least=1, whole=True)
         for name, seconds in (("start_timeout", start_timeout), ("timeout", timeout)):
             check_number(self, name, seconds, above=0)
-        self._threads, self._address, self._backend = threads, address, process_group_backend
-        self._start_timeout, self._timeout = start_timeout, timeout
+        self._threads, self._timeouts = threads, (start_timeout, timeout)
         self.num_nodes = 1
         self.ranks: Ranks = ALONE
         self.within_round = False
@@ -83,71 +67,42 @@ class FederatedStrategy(ParallelStrategy):
 
     @property
     def root_device(self) -> torch.device:
-        devices = self.parallel_devices or []
-        if self.local_rank >= len(devices):
-            raise ConfigurationError(
-                f"this is local rank {self.local_rank}, and the trainer has {len(devices)} devices on a host: "
-                "Trainer(devices=...) must be the number of processes that are started on each."
-            )
-        return devices[self.local_rank]
-
-    @property
-    def num_processes(self) -> int:
-        """On this host."""
-        return len(self.parallel_devices or ())
+        return self.parallel_devices[self.local_rank]  # type: ignore[index]
 
     @property
     def world_size(self) -> int:
         return 1  # there is nothing that Lightning could agree on
 
     @property
-    def is_distributed(self) -> bool:
-        return False
+    def _size(self) -> int:
+        return self.num_nodes * len(self.parallel_devices or ())
 
     def _configure_launcher(self) -> None:
-        assert self.cluster_environment is not None
-        self._launcher = _Launcher(self.cluster_environment, self.num_processes, self.num_nodes)
+        environment: Any = self.cluster_environment
+        if self._size > 1:
+            self._launcher = _Launcher(environment, self._size // self.num_nodes, self.num_nodes)
 
     def setup_environment(self) -> None:
         super().setup_environment()
-        environment, size = self.cluster_environment, self.num_nodes * self.num_processes
-        assert environment is not None
-        environment.set_global_rank(self.node_rank * self.num_processes + self.local_rank)
-        environment.set_world_size(size)
-        for decorator in (rank_zero_only, fabric_rank_zero_only):
-            decorator.rank = self.global_rank  # type: ignore[attr-defined]
-        if size == 1:
-            return
-        torch.set_num_threads(self._threads)
-        rendezvous = Rendezvous(
-            environment.main_address,
-            int(environment.main_port),
-            self.global_rank,
-            size,
-            self._address,
-            self._start_timeout,
-            self._timeout,
-        )
-        launcher: Any = self._launcher
-        self.ranks = meet(rendezvous, self.root_device, self._backend, launcher.ended)
-        self.ranks.heartbeat.enforced = True
+        environment: Any = self.cluster_environment
+        environment.set_global_rank(self.node_rank * (self._size // self.num_nodes) + self.local_rank)
+        environment.set_world_size(self._size)
+        rank_zero_only.rank = self.global_rank  # type: ignore[attr-defined]
+        if self._size > 1:
+            torch.set_num_threads(self._threads)
+            os.environ |= {"MASTER_ADDR": environment.main_address, "MASTER_PORT": str(environment.main_port)}
+            self.ranks = meet(self.global_rank, self._size, self.root_device, *self._timeouts)
 
     def setup(self, trainer: L.Trainer) -> None:
         if self.ranks.size > 1 and trainer.state.fn == "fit" and not self.federation:
             raise ConfigurationError(
-                'strategy="federated" spreads the clients of a federation, and the trainer has no FederatedLoop among '
-                'its callbacks: every rank would train on all data. Add one, or use strategy="ddp".'
+                'the trainer has no FederatedLoop among its callbacks, and with strategy="federated" every rank would '
+                'train on all data. Add one, or use strategy="ddp".'
             )
         super().setup(trainer)
 
     def model_to_device(self) -> None:
-        assert self.model is not None
-        self.model.to(self.root_device)
-
-    def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(self.ranks, RankGroup):
-            self.ranks.heartbeat.check()
-        return super().training_step(*args, **kwargs)
+        self.model.to(self.root_device)  # type: ignore[union-attr]
 
     # Within a round a rank is by itself. Around it all ranks do the same, and rank 0's word on paths holds.
 
@@ -161,51 +116,26 @@ class FederatedStrategy(ParallelStrategy):
     def reduce(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         return tensor
 
-    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
+    def all_gather(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return tensor
-
-    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        return decision
 
     def load_checkpoint(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Rank 0 reads it: the others' hosts need not have the file."""
         found = super().load_checkpoint(*args, **kwargs) if self.ranks.rank == 0 else {}
         return self.ranks.from_rank(0, found, "checkpoint")
 
-    def teardown(self) -> None:
-        super().teardown()
-        if isinstance(self.ranks, RankGroup):
-            self.ranks.heartbeat.enforced = False
-
     def on_exception(self, exception: BaseException) -> None:
-        self.ranks.give_up(in_a_line(exception))
+        self.ranks.give_up(repr(exception))
         super().on_exception(exception)
 
 
 class _Launcher(_SubprocessScriptLauncher):
-    """Starts processes as DDP's does, but leaves it to them to find out that one is gone: Lightning's own observer
-    kills all others after a few seconds, without a word."""
+    """DDP's, whose processes end with the one that starts them."""
 
-    def launch(self, function: Any, *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
-        environment = self.cluster_environment
-        environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
-        if not environment.creates_processes_externally and self.num_processes > 1:
-            with told_to_children():
-                self._call_children_scripts()
-        return function(*args, **kwargs)
-
-    def ended(self) -> str | None:
-        """Which of the processes that were started here has ended, in words."""
-        for place, process in enumerate(self.procs, start=1):
-            if process.poll() is not None:
-                return f"the process of local rank {place} has ended with code {process.returncode}"
-        return None
-
-
-def in_a_line(exception: BaseException) -> str:
-    """What an exception is, and the first line of what it says."""
-    said = str(exception).strip().splitlines()
-    return f"{type(exception).__name__}{': ' + said[0] if said else ''}"
+    def _call_children_scripts(self) -> None:
+        os.environ[STARTED_BY] = str(os.getpid())
+        super()._call_children_scripts()
+        del os.environ[STARTED_BY]
 
 
 def ranks_of(trainer: L.Trainer) -> Ranks:
@@ -213,27 +143,17 @@ def ranks_of(trainer: L.Trainer) -> Ranks:
     return getattr(trainer.strategy, "ranks", ALONE)
 
 
-def share_weights(module: nn.Module, strategy: FederatedStrategy) -> None:
+def share_weights(module: nn.Module, ranks: Ranks) -> None:
     """Copy rank 0's weights to the modules of all ranks.
 
     Raises:
         ConfigurationError: it is another module.
     """
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    shapes = {name: (tuple(tensor.shape), str(tensor.dtype)) for name, tensor in tensors.items()}
-    for rank, theirs in enumerate(strategy.ranks.everybody(shapes, "shapes of the module")):
-        differ = [name for name in {**shapes, **theirs} if shapes.get(name) != theirs.get(name)]
-        if differ:
-            name = differ[0]
-            raise ConfigurationError(
-                f"rank {rank} has another module than rank {strategy.ranks.rank}: {name} is {theirs.get(name)} there "
-                f"and {shapes.get(name)} here. Start all ranks with the same configuration."
-            )
-    first = strategy.ranks.from_rank(0, {n: t.detach() for n, t in tensors.items()}, "initial weights")
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            if first[name] is not tensor:
-                tensor.copy_(first[name])
+    shapes = {f"the module's {name}": f"{tuple(tensor.shape)}, {tensor.dtype}" for name, tensor in tensors.items()}
+    _check_alike(ranks, Identity(shapes, {}))
+    for name, first in ranks.from_rank(0, tensors, "initial weights").items():
+        tensors[name].data.copy_(first)
 
 
 def agree(trainer: L.Trainer, identity: Identity, seed: int, engine: Any = "sequential") -> int:
@@ -253,40 +173,33 @@ def agree(trainer: L.Trainer, identity: Identity, seed: int, engine: Any = "sequ
             several ranks.
     """
     strategy = trainer.strategy
-    if not isinstance(strategy, FederatedStrategy):
-        return seed
-    strategy.federation = True
-    ranks = strategy.ranks
+    if isinstance(strategy, FederatedStrategy):
+        strategy.federation = True
+    ranks = ranks_of(trainer)
     if ranks.size == 1:
         return seed
-    if engine != "sequential":
+    callbacks: Any = trainer.callbacks  # type: ignore[attr-defined]
+    if engine != "sequential" or any(isinstance(callback, Timer) for callback in callbacks):
         raise ConfigurationError(
-            f"FederatedLoop(engine=...) runs the clients elsewhere, and the trainer has {ranks.size} ranks: leave one "
-            "of the two out."
+            f"on {ranks.size} ranks, FederatedLoop(engine=...) would run the clients elsewhere, and max_time (a Timer) "
+            "would stop one rank in the middle of a round, by its own clock. Leave it out, and say max_epochs."
         )
-    if any(isinstance(callback, Timer) for callback in trainer.callbacks):  # type: ignore[attr-defined]
-        raise ConfigurationError(
-            "max_time (a Timer) would stop one rank in the middle of a round, by its own clock. Say max_epochs."
-        )
-    trains = {name: getattr(trainer, name) for name in ("max_epochs", "limit_train_batches", "limit_val_batches")}
-    trains |= {"accumulate_grad_batches": trainer.accumulate_grad_batches, "precision": trainer.precision}
-    settings = {**identity.settings, **{f"trainer.{name}": repr(value) for name, value in trains.items()}}
-    mine = replace(identity, settings=settings)
-    for rank, theirs in enumerate(ranks.everybody(mine.plain(), "the federation")):
-        _compare(mine, Identity(**theirs), ranks.rank, rank)
+    names = ("max_epochs", "limit_train_batches", "limit_val_batches", "accumulate_grad_batches", "precision")
+    trains = {f"trainer.{name}": repr(getattr(trainer, name)) for name in names}
+    _check_alike(ranks, replace(identity, settings={**versions(), **identity.settings, **trains}))
     return ranks.from_rank(0, seed, "the seed")
 
 
-def _compare(mine: Identity, theirs: Identity, rank: int, other: int) -> None:
-    if differ := mine.other_settings(theirs, f"is {{}} on rank {rank} and {{}} on rank {other}"):
-        raise ConfigurationError(f"{'; '.join(differ)}. Start all ranks with the same configuration.")
-    if who := mine.other_holders(theirs):
-        raise ConfigurationError(
-            f"ranks {rank} and {other} have dealt out other data: {who} hold other samples or labels. All ranks need "
-            "the same data, and a source that splits at random a seed: seed_everything before the data module is made."
-        )
+def _check_alike(ranks: Ranks, mine: Identity) -> None:
+    for rank, told in enumerate(ranks.everybody(mine.plain(), "the federation")):
+        theirs = Identity(**told)
+        if differ := mine.other_settings(theirs, f"is {{}} on rank {ranks.rank} and {{}} on rank {rank}"):
+            raise ConfigurationError(f"{'; '.join(differ)}. Start all ranks with the same configuration.")
+        if who := mine.other_holders(theirs):
+            raise ConfigurationError(
+                f"ranks {ranks.rank} and {rank} have dealt out other data: {who} hold other samples or labels. All "
+                "need the same data, and a source that splits at random a seed: seed_everything before the data module."
+            )
 
 
-StrategyRegistry.register(
-    FederatedStrategy.strategy_name, FederatedStrategy, description="the clients of a federation on several processes"
-)
+StrategyRegistry.register("federated", FederatedStrategy, "the clients of a federation on several processes")
