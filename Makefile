@@ -42,7 +42,7 @@ size: ## lines of code, and what is over a limit of length, complexity or argume
 test: ## the tests and doctests but the slow ones
 	$(PYTHON) -m pytest -n 2 --dist loadfile
 
-# GPU_REPORT="--out here.md --only Resume". Without a GPU it says so, and runs what goes on the emulated device or the CPU.
+# GPU_REPORT="--out here.md --only Resume". Without a GPU it says so, and runs what goes on the CPU.
 cuda: ## all that a person with a GPU is asked for, into docs/results/gpu.md
 	$(PYTHON) tools/gpu_report.py $(GPU_REPORT)
 

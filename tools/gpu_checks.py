@@ -39,17 +39,15 @@ class Place:
     """Where it runs.
 
     Attributes:
-        name: ``"cuda"``, ``"emulated"`` or ``"cpu"``.
+        name: ``"cuda"`` or ``"cpu"``.
         device: torch's.
         options: makes the arguments of a Trainer that trains there.
-        counts: of the emulated device, what it has done so far.
         short: whether every second of it counts.
     """
 
     name: str
     device: torch.device
     options: Callable[[], dict[str, Any]]
-    counts: Callable[[], dict[str, int]] | None = None
     short: bool = False
 
 
@@ -290,8 +288,6 @@ def resumed(place: Place) -> Iterator[Row]:
 
 def two_ranks(place: Place) -> Iterator[Row]:
     """Two processes on one device, and on two where there are as many; they exchange through the CPU."""
-    if place.name == "emulated":  # which is one process's
-        place = replace(place, name="cpu", options=lambda: {"accelerator": "cpu", "devices": 1})
     ways = [[0, 0]]
     if place.name == "cuda" and torch.cuda.device_count() > 1:
         ways.append([0, 1])
@@ -344,15 +340,8 @@ def one_round(place: Place) -> Iterator[Row]:
 
 def _counted(place: Place, kind: str, batches: int) -> dict[str, int]:
     with tempfile.TemporaryDirectory() as folder:
-        if place.counts is not None:
-            ran(place, kind, folder, batches=batches, measured=False)  # what is made once
-            before = place.counts()
-            ran(place, kind, folder, batches=batches, measured=False)
-            after = place.counts()
-            names = {"operators": "operators", "waits": "waits", "to_device": "copies to the device"}
-            return {names[name]: after[name] - before[name] for name in names}
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if place.name == "cuda" else [])]
-        ran(place, kind, folder, batches=batches, measured=False)
+        ran(place, kind, folder, batches=batches, measured=False)  # what is made once
         with profile(activities=activities) as profiled:
             ran(place, kind, folder, batches=batches, measured=False)
     events = {event.key: event.count for event in profiled.key_averages()}

@@ -1,12 +1,12 @@
 """All that a person with a GPU is asked for, in one Markdown file.
 
     make cuda                                                       # or:
-    python tools/gpu_report.py [--out docs/results/gpu.md] [--device cuda|emulated|cpu] [--short] [--only TITLE ...]
+    python tools/gpu_report.py [--out docs/results/gpu.md] [--device cuda|cpu] [--short] [--only TITLE ...]
 
 Hardware and versions; the checks of ``gpu_checks.py``: the CPU's numbers in every precision, clients and models at
 once, memory that runs out, streams, resume, two ranks on a device, peak memory, a round under the profiler; the tests
 of ``tests/cuda``; and the ratios of ``bench_gpu.py``. Without a CUDA device it says so, and runs as much of the list as
-goes on the emulated one of ``tests/device`` (which needs g++) or on the CPU. Ends with 1 where a check has failed.
+goes on the CPU. Ends with 1 where a check has failed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import platform
 import shutil
 import subprocess
 import sys
-import sysconfig
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -44,9 +43,6 @@ on the machine that it is started on and writes this page.
 #: By place, what a reader has to know first.
 SAID = {
     "cuda": "- **It was run on a CUDA device**, whose name is below.",
-    "emulated": """- **No run on a GPU has been made: the machine had none.** What follows is
-  the list as far as it goes on the *emulated* accelerator of the tests, which computes on the CPU and refuses what CUDA
-  refuses: it says nothing of CUDA's rounding, streams, memory or speed.""",
     "cpu": """- **No run on a GPU has been made: the machine had none.** What follows is the
   list as far as it goes on the CPU itself: it shows that the command works, and says nothing of CUDA.""",
 }
@@ -55,19 +51,12 @@ SAID = {
 def place_of(device: str, short: bool) -> Place:
     """The best device that there is, or the one that is asked for."""
     if device == "auto":
-        header = Path(sysconfig.get_paths()["include"]) / "Python.h"
-        emulated = shutil.which("g++") is not None and header.exists()
-        device = "cuda" if torch.cuda.is_available() else "emulated" if emulated else "cpu"
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda":
         if not torch.cuda.is_available():
             raise SystemExit("torch finds no CUDA device here; --device auto takes what there is")
-        return Place("cuda", torch.device("cuda", 0), lambda: {"accelerator": "cuda", "devices": 1}, None, short)
-    if device == "emulated":
-        sys.path.insert(0, str(ROOT / "tests"))
-        from device.emulated import DEVICE, counts, on_the_device
-
-        return Place("emulated", DEVICE, on_the_device, counts, short)
-    return Place("cpu", torch.device("cpu"), lambda: {"accelerator": "cpu", "devices": 1}, None, short)
+        return Place("cuda", torch.device("cuda", 0), lambda: {"accelerator": "cuda", "devices": 1}, short)
+    return Place("cpu", torch.device("cpu"), lambda: {"accelerator": "cpu", "devices": 1}, short)
 
 
 def environment(place: Place) -> list[tuple[str, str]]:
@@ -116,10 +105,6 @@ def checked(place: Place, check: Callable[[Place], Any]) -> list[Row]:
 
 def ratios(place: Place) -> list[Row]:
     """Seconds of a round, a coalition and of 100 clients at once; against plain loops on the same device."""
-    if place.name == "emulated":
-        return [
-            Row("a round, coalitions, 100 clients at once", "not here: the emulated device has no speed", "", "not run")
-        ]
     import bench_gpu
 
     rounds, count = (1, 16) if place.short else (3, 256)
@@ -173,7 +158,7 @@ def written(place: Place, tables: dict[str, list[Row]], seconds: float) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("docs/results/gpu.md"))
-    parser.add_argument("--device", choices=("auto", "cuda", "emulated", "cpu"), default="auto")
+    parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
     parser.add_argument("--short", action="store_true", help="fewer and smaller measurements")
     every = {**CHECKS, "Tests": tests, "Ratios": ratios}
     parser.add_argument("--only", nargs="+", choices=list(every), metavar="TITLE", help=f"of {', '.join(every)}")
@@ -182,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     warnings.filterwarnings("ignore")
     place = place_of(options.device, options.short)
     if place.name != "cuda":
-        print(f"There is no CUDA device here: this runs what goes on {place.name}.", flush=True)
+        print("There is no CUDA device here: this runs what goes on the CPU.", flush=True)
     start, tables = time.perf_counter(), {}
     for title in options.only or every:
         print(f"{title} ...", flush=True)

@@ -1,4 +1,4 @@
-"""Which data go to an accelerator, and what reads them there. Fits on a device: ``tests/device``."""
+"""Which data go to an accelerator, and what reads them there. Fits on a device: ``tests/cuda``."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from data_options import grouped
+from torch.utils.data import TensorDataset
 from toys import Plain, toy_data, toy_sets
 
-from flsv.data import FederatedDataModule, federation_view
+from flsv.data import FederatedDataModule, SizePartitioner, federation_view
 from flsv.data.corruption import ClosedSetLabelNoise, Corruption
 from flsv.data.loaders import TensorBatches
 from flsv.errors import ConfigurationError
@@ -18,10 +20,10 @@ META = torch.device("meta")
 BYTES = sum(tensor.nbytes for tensor in toy_sets()[0].tensors)
 
 
-def resident(data: FederatedDataModule, device: torch.device = META) -> FederatedDataModule:
+def resident(data: FederatedDataModule, device: torch.device = META, module: Any = None) -> FederatedDataModule:
     """``data`` as in a fit on ``device``."""
     data.setup("fit")
-    trainer: Any = SimpleNamespace(lightning_module=Plain(), strategy=SimpleNamespace(root_device=device))
+    trainer: Any = SimpleNamespace(lightning_module=module or Plain(), strategy=SimpleNamespace(root_device=device))
     data.device_cache = data.reside(trainer)
     return data
 
@@ -46,6 +48,42 @@ def test_the_choice() -> None:
     assert resident(toy_data(on_device=True), torch.device("cpu")).device_cache is None
     with pytest.raises(ConfigurationError, match="on_device='yes'.: expected \"auto\", True or False"):
         toy_data(on_device="yes")
+
+
+class Turned(Plain):
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return batch
+
+
+def test_who_may_count_on_the_cpus_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module's batch hook and a transform get them, unless they are told otherwise."""
+    monkeypatch.setattr(federation_view, "free_memory", lambda device: 4 * BYTES)
+    seen: list[str] = []
+
+    def noted(x: Any) -> Any:
+        seen.append(x.device.type)
+        return x
+
+    for on_device, there in (("auto", "cpu"), (True, "meta")):
+        assert devices(resident(toy_data(on_device=on_device), module=Turned()).client_loader(0)) == {there}
+        assert devices(resident(toy_data(on_device=on_device, train_transform=noted)).client_loader(0)) == {there}
+        assert {*seen} == {there}
+        seen.clear()
+
+
+class OneByOne(TensorDataset):
+    """Not exactly a TensorDataset: read sample by sample."""
+
+
+def test_data_that_are_no_tensors() -> None:
+    def data(**options: Any) -> FederatedDataModule:
+        sets = [OneByOne(*each.tensors) for each in toy_sets()]
+        return FederatedDataModule(sets, SizePartitioner([2, 1]), batch_size=16, **grouped(options))
+
+    assert resident(data()).device_cache is None
+    with pytest.raises(ConfigurationError, match="on_device=True: .* read sample by sample.*preload"):
+        resident(data(on_device=True))
+    assert resident(data(on_device=True, preload=True)).device_cache is not None
 
 
 def test_a_loader_of_an_evaluation_is_made_once() -> None:

@@ -139,7 +139,7 @@ def test_errors(arguments: dict[str, Any], message: str) -> None:
 
 
 def test_noise_on_the_updates_device() -> None:
-    """Is the usual noise on the CPU; other devices: ``tests/device``."""
+    """Is the usual noise on the CPU; other devices: ``tests/cuda``."""
     update, context = torch.ones(50), UploadContext(1, 3, 50, 4, seed=7)
     usual, there = (GaussianPrivacy(1.0, 2.0, noise_on_device=where) for where in (False, True))
     assert torch.equal(usual.apply(update, context), there.apply(update, context))

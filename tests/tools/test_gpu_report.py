@@ -60,6 +60,6 @@ def test_differences_are_seen(tmp_path: Path) -> None:
 
 def test_a_convolution_in_bf16_is_not_refused_for_its_rounding() -> None:
     """Entries differ by more than is allowed of one: a share of the way that training has gone is."""
-    place = Place("cpu", torch.device("cpu"), lambda: {"accelerator": "cpu", "devices": 1}, None, True)
+    place = Place("cpu", torch.device("cpu"), lambda: {"accelerator": "cpu", "devices": 1}, True)
     rows = [row for row in clients_at_once(place) if "bf16" in row.what]
     assert [row.verdict for row in rows] == ["ok", "ok"]
