@@ -1,6 +1,5 @@
 """ClassSpecificShapley: momentum, absent clients, torchmetrics' own ways of using a metric."""
 
-import pickle
 import warnings
 from functools import partial
 from pathlib import Path
@@ -58,33 +57,6 @@ def test_forward_gives_this_round_and_goes_on_accumulating() -> None:
         assert now[[i for i in range(5) if i not in ids]].isnan().all()
     torch.testing.assert_close(live.compute(), expected(), equal_nan=True)
     assert live.rounds == len(ROUNDS)
-
-
-@pytest.mark.skipif(not hasattr(ClassSpecificShapley, "merge_state"), reason="torchmetrics before 1.5 cannot merge")
-def test_merge_state_puts_the_incoming_rounds_first() -> None:
-    late, early = feed(metric(), ROUNDS[2:]), feed(metric(), ROUNDS[:2])
-    late.merge_state(early)
-    torch.testing.assert_close(late.compute(), expected(), equal_nan=True)
-
-
-def test_state_dict_round_trip_goes_on_bit_for_bit() -> None:
-    whole = feed(metric())
-    first = feed(metric(), ROUNDS[:2])
-    second = metric()
-    second.load_state_dict(first.state_dict())
-    feed(second, ROUNDS[2:])
-    assert torch.equal(second.compute().nan_to_num(9), whole.compute().nan_to_num(9))
-    assert second.rounds == whole.rounds
-
-
-def test_reset_pickle_and_repr() -> None:
-    live = feed(metric())
-    copy = pickle.loads(pickle.dumps(live))
-    torch.testing.assert_close(copy.compute(), live.compute(), equal_nan=True)
-    live.reset()
-    assert live.rounds == 0
-    feed(live, ROUNDS[:1])
-    torch.testing.assert_close(live.compute(), expected(ROUNDS[:1]), equal_nan=True)
 
 
 def test_memory_does_not_grow_with_the_rounds() -> None:
@@ -163,26 +135,8 @@ def test_wrong_arguments(kwargs: dict[str, object], message: str) -> None:
 
 
 def test_wrong_updates() -> None:
-    with pytest.raises(ValueError, match=r"client_ids must lie in \[0, 5\).*3 to 5"):
-        metric().update(torch.tensor([3, 5]), *heads(0, 2))
-    with pytest.raises(ValueError, match="appears twice"):
-        metric().update(torch.tensor([3, 3]), *heads(0, 2))
-    with pytest.raises(ValueError, match="is empty"):
-        metric().update(torch.tensor([], dtype=torch.long), *heads(0, 0))
     with pytest.raises(ValueError, match=r"\[k=1, M=2, D\], got \[2, 2, 4\]"):
         metric().update(torch.tensor([3]), *heads(0, 2))
-
-
-def test_plot_is_a_heatmap_with_a_cell_per_client_and_class() -> None:
-    live = feed(metric())
-    live.class_names = ["healthy", "ill"]
-    figure, axis = live.plot()
-    assert axis.images[0].get_array().shape == (5, 2)
-    assert [label.get_text() for label in axis.get_xticklabels()] == ["healthy", "ill"]
-    _, lines = live.plot([torch.rand(5) for _ in range(3)])
-    assert len(lines.lines) == 5
-    _, bars = live.plot(torch.rand(5))
-    assert len(bars.patches) == 5
 
 
 def test_weighed_by_samples_two_halves_come_to_the_whole_and_cosines_stay() -> None:
@@ -200,7 +154,7 @@ def test_weighed_by_samples_two_halves_come_to_the_whole_and_cosines_stay() -> N
     assert paid[3:].isnan().all()
 
 
-def test_weighed_by_samples_over_rounds_merged_and_in_the_interval() -> None:
+def test_weighed_by_samples_over_rounds_and_in_the_interval() -> None:
     def fed(rounds: list[tuple[list[int], int]]) -> ClassSpecificShapley:
         result = metric(weighting="samples", momentum=0.5)
         for ids, seed in rounds:
@@ -212,9 +166,6 @@ def test_weighed_by_samples_over_rounds_merged_and_in_the_interval() -> None:
     # Client 1 had 11, 21 and 31 samples.
     mean = expected(momentum=0.5).mean(-1)
     torch.testing.assert_close(found.per_client(found.compute())[1], mean[1] * (0.25 * 11 + 0.25 * 21 + 0.5 * 31))
-    late, early = fed(ROUNDS[2:]), fed(ROUNDS[:2])
-    late.merge_state(early)
-    torch.testing.assert_close(late.per_client(late.compute()), found.per_client(found.compute()), equal_nan=True)
     ends = found.intervals()
     assert ends is not None
     middle = (ends[0] + ends[1]) / 2

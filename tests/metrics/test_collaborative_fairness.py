@@ -20,23 +20,6 @@ def test_all_at_once_or_one_by_one() -> None:
     torch.testing.assert_close(parts.compute(), whole.compute())
 
 
-@pytest.mark.skipif(not hasattr(CollaborativeFairness, "merge_state"), reason="torchmetrics before 1.5 cannot merge")
-def test_merging() -> None:
-    first, second = CollaborativeFairness(), CollaborativeFairness()
-    first.update(ALONE[:2], FINAL[:2])
-    second.update(ALONE[2:], FINAL[2:])
-    first.merge_state(second)
-    torch.testing.assert_close(first.compute(), collaborative_fairness(ALONE, FINAL))
-
-
-def test_resetting() -> None:
-    metric = CollaborativeFairness()
-    metric.update(ALONE, FINAL)
-    metric.reset()
-    metric.update(ALONE, ALONE)
-    assert metric.compute() == 1
-
-
 def test_everybody_has_the_same_model() -> None:
     metric = CollaborativeFairness()
     metric.update(ALONE, torch.full((4,), 0.7))

@@ -12,7 +12,6 @@ import torch
 import torchmetrics
 from functional.test_contribution_estimation import reference_coefficients, reference_cosines
 from judging import judges
-from resuming import assert_resumes
 from toys import Plain, fit, network, toy_data
 
 from flsv import Reporting
@@ -23,7 +22,6 @@ from flsv.loop import FederatedLoop
 from flsv.metrics import ContributionEstimation
 from flsv.parameters import ParameterSpace
 from flsv.round import Round
-from flsv.sampling import FixedCohort
 from flsv.uploads import Upload
 
 THREE = (4.0, 1.0, 2.0)
@@ -135,14 +133,6 @@ def test_who_is_alone_is_judged_by_what_it_started_from() -> None:
     metric.update(torch.tensor([1]), model, torch.tensor([1.0]), model[0], judges(torch.tensor([1]), model))
     assert metric.scores.tolist() == [0, 0.5]  # the sigmoid of the zero model
     assert metric.compute()[1] == 1
-
-
-def test_the_whole_algorithm_resumes(tmp_path: Path) -> None:
-    assert_resumes(
-        lambda: FederatedLoop(FedCE(), {"fedce": ContributionEstimation()}, sampler=FixedCohort([0, 2]), seed=2),
-        tmp_path,
-        data=data,
-    )
 
 
 def test_another_score(tmp_path: Path) -> None:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from toys import Plain, fit, network, toy_data, trainer_for, validation_loss
+from toys import Plain, fit, network, toy_data, validation_loss
 
 from flsv import ConfigurationError
-from flsv.aggregation import DivergenceWeighted, FedAvg
+from flsv.aggregation import DivergenceWeighted
 from flsv.functional import decayed_shapley, exact_shapley
 from flsv.loop import FederatedLoop
 from flsv.metrics import DecayedShapley
-from flsv.sampling import UniformSampler
 
 NAN = float("nan")
 ROUNDS = [([0, 1, 2], 1), ([1, 3], 2), ([0, 2, 3], 3), ([0, 1], 4)]
@@ -75,34 +73,6 @@ def test_rounds_without_gain_are_counted() -> None:
         "flagged": 1,
         "truncated": 0,
     }
-
-
-def test_forward_merge_and_state_dict() -> None:
-    forward, first, second = (DecayedShapley(num_clients=5, decay=0.6) for _ in range(3))
-    for index, (ids, seed) in enumerate(ROUNDS):
-        value = forward(torch.tensor(ids), index, game(len(ids), seed))
-        assert torch.equal(~value.isnan(), torch.zeros(5).index_fill(0, torch.tensor(ids), 1).bool())
-        part = first if index < 2 else second
-        part.update(torch.tensor(ids), index, game(len(ids), seed))
-    torch.testing.assert_close(forward.compute(), expected(0.6), equal_nan=True)
-    again = pickle.loads(pickle.dumps(DecayedShapley(num_clients=5, decay=0.6)))
-    again.load_state_dict(first.state_dict())
-    for index, (ids, seed) in list(enumerate(ROUNDS))[2:]:
-        again.update(torch.tensor(ids), index, game(len(ids), seed))
-    torch.testing.assert_close(again.compute(), expected(0.6), equal_nan=True)
-    if hasattr(first, "merge_state"):  # torchmetrics 1.5
-        second.merge_state(first)
-        torch.testing.assert_close(second.compute(), expected(0.6), equal_nan=True)
-
-
-def test_plot() -> None:
-    metric = DecayedShapley(num_clients=3)
-    metric.update(torch.arange(3), 0, additive(1.0, 2.0, 3.0))
-    figure, ax = metric.plot()
-    assert [bar.get_height() for bar in ax.patches] == pytest.approx(metric.compute().tolist())
-    _, ax = metric.plot([metric.compute(), 2 * metric.compute()])
-    assert len(ax.lines) == 3
-    assert figure is not ax.figure
 
 
 def test_wrong_arguments() -> None:
@@ -174,20 +144,3 @@ def test_a_client_whose_weight_is_clipped_is_a_null_player(tmp_path: Path) -> No
     weights = remember.rounds[0][1]
     assert 0 < (weights == 0).sum() < 3
     assert (loop.contributions["guo"][weights == 0] == 0).all()
-
-
-def test_partial_participation_and_resume(tmp_path: Path) -> None:
-    def loop() -> FederatedLoop:
-        return FederatedLoop(FedAvg(), {"guo": DecayedShapley()}, sampler=UniformSampler(2), seed=1)
-
-    def data() -> Any:
-        return toy_data((3, 2, 2, 4), server_val=0.3)
-
-    whole, half, rest = loop(), loop(), loop()
-    fit(whole, tmp_path, data=data(), rounds=4)
-    trainer = trainer_for(half, tmp_path, 2)
-    trainer.fit(Plain(), data())
-    trainer.save_checkpoint(tmp_path / "half.ckpt")
-    fit(rest, tmp_path, data=data(), rounds=4, ckpt_path=tmp_path / "half.ckpt")
-    assert whole.contributions["guo"].shape == (4,)
-    torch.testing.assert_close(rest.contributions["guo"], whole.contributions["guo"], rtol=0, atol=0, equal_nan=True)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from resuming import assert_resumes
 from torch import Tensor
 from toys import Plain, fit, toy_data
 
@@ -112,21 +111,6 @@ def test_surrogate_of_equal_values_is_one_half() -> None:
     metric = SurrogateFederatedShapley(num_clients=3, estimator="exact")
     metric.update(torch.arange(3), lambda masks: torch.zeros(len(masks)))
     assert metric.compute().tolist() == [0.5] * 3
-
-
-@pytest.mark.parametrize("kind", [PartialFederatedShapley, SurrogateFederatedShapley, CumulativeShapley])
-def test_forward_and_state_dict(kind: type[PartialFederatedShapley]) -> None:
-    rounds = [([0, 1, 2], 1), ([1, 3], 2), ([0, 3], 3)]
-    whole, parts = kind(num_clients=4, estimator="exact"), kind(num_clients=4, estimator="exact")
-    for number, (ids, seed) in enumerate(rounds):
-        whole(torch.tensor(ids), table_game(len(ids), seed=seed)[1])
-        if number == 1:
-            again = kind(num_clients=4, estimator="exact")
-            again.load_state_dict(parts.state_dict())
-            parts = again
-        parts.update(torch.tensor(ids), table_game(len(ids), seed=seed)[1])
-    torch.testing.assert_close(whole.compute(), parts.compute(), equal_nan=True)
-    assert whole.rounds == parts.rounds == 3
 
 
 @pytest.mark.parametrize("value", ["shapley", "banzhaf", "beta"])
@@ -300,14 +284,6 @@ def test_a_federation_draws_by_relevance_that_starts_at_one_over_n(tmp_path: Pat
     held, ids = seen[1]
     never = sorted(set(range(len(held))) - set(seen[0][1].tolist()))
     assert held[never].tolist() == pytest.approx([1 / len(held)] * len(never))
-
-
-def test_s_fedavg_resumes(tmp_path: Path) -> None:
-    def make() -> FederatedLoop:
-        metric = PartialFederatedShapley(momentum=0.75, init="uniform")
-        return FederatedLoop(FedAvg(), {"sv": metric}, sampler=SoftmaxSampler(2, "sv", 0.05), seed=2)
-
-    assert_resumes(make, tmp_path)
 
 
 def test_init_is_a_number_or_uniform() -> None:

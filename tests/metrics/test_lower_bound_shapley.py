@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
-from resuming import assert_resumes
 from scipy import stats
 
-from flsv.aggregation import ShapleyWeighted
 from flsv.errors import ConfigurationError
-from flsv.loop import FederatedLoop
 from flsv.metrics import LowerBoundShapley
 
 
@@ -66,11 +61,3 @@ def test_per_class_and_arguments() -> None:
     for confidence in (0.3, 1):
         with pytest.raises(ConfigurationError, match="confidence"):
             LowerBoundShapley(3, confidence=confidence)
-
-
-def test_it_resumes(tmp_path: Path) -> None:
-    def make() -> FederatedLoop:
-        return FederatedLoop(ShapleyWeighted("bound"), {"bound": LowerBoundShapley(estimator="banzhaf")}, seed=2)
-
-    whole = assert_resumes(make, tmp_path)
-    assert whole.contributions["bound"].isfinite().all()

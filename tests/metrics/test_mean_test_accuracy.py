@@ -27,18 +27,6 @@ def test_without_samples():
     assert MeanTestAccuracy(2).compute().isnan()
 
 
-def test_merge_and_reset():
-    one, other = MeanTestAccuracy(2), MeanTestAccuracy(2)
-    one.update(0, torch.tensor([1, 1]), torch.tensor([1, 0]))
-    other.update(0, torch.tensor([1, 1]), torch.tensor([1, 1]))
-    other.update(1, torch.tensor([0]), torch.tensor([0]))
-    if hasattr(one, "merge_state"):  # torchmetrics 1.5
-        one.merge_state(other)
-        assert one.per_client.tolist() == [0.75, 1.0]
-    one.reset()
-    assert one.compute().isnan()
-
-
 def test_wrong_input():
     with pytest.raises(ConfigurationError):
         MeanTestAccuracy(0)

@@ -57,34 +57,6 @@ def test_the_budget_is_spent_by_whoever_took_part_most() -> None:
     )
 
 
-def test_states_survive_and_merge() -> None:
-    privacy = GaussianPrivacy(clip=1.0, noise_multiplier=1.0)
-    metric = run(PrivacyLoss(privacy, num_clients=4))
-    other = PrivacyLoss(privacy, num_clients=4)
-    other.load_state_dict(metric.state_dict())
-    torch.testing.assert_close(other.compute(), metric.compute(), equal_nan=True)
-    if hasattr(other, "merge_state"):  # torchmetrics 1.5
-        other.merge_state(metric)
-        assert other.participations.tolist() == [4, 0, 8, 2]
-        assert int(other.rounds) == 8
-    metric.reset()
-    assert not metric.participations.any()
-
-
-def test_forward_gives_this_round_and_compute_all() -> None:
-    metric = PrivacyLoss(GaussianPrivacy(clip=1.0, noise_multiplier=1.0), num_clients=2)
-    now = [metric(torch.tensor([0])) for _ in range(3)]
-    assert all(value[0].item() == pytest.approx(gaussian_epsilon(1.0, 1)) for value in now)
-    assert metric.compute()[0].item() == pytest.approx(gaussian_epsilon(1.0, 3))
-
-
-def test_plot() -> None:
-    metric = run(PrivacyLoss(GaussianPrivacy(clip=1.0, noise_multiplier=1.0), num_clients=4))
-    figure, axis = metric.plot()
-    assert axis.figure is figure
-    assert axis.patches[0].get_height() == pytest.approx(gaussian_epsilon(1.0, 2), rel=1e-5)
-
-
 def test_in_a_loop_it_follows_the_cohorts(tmp_path: Path) -> None:
     cohorts: list[list[int]] = []
 
@@ -121,11 +93,3 @@ def test_an_update_that_is_left_out_was_shared_all_the_same(tmp_path: Path) -> N
     assert loop.participations.tolist() == [2, 0, 2, 2]
     assert loop.metrics["epsilon"].diagnostics()["rounds"].tolist() == [2, 2, 2, 2]
     assert loop.contributions["epsilon"].isfinite().all()
-
-
-def test_errors() -> None:
-    metric = PrivacyLoss(GaussianPrivacy(clip=1.0, noise_multiplier=1.0), num_clients=2)
-    with pytest.raises(ValueError, match="client_ids must lie"):
-        metric.update(torch.tensor([2]))
-    with pytest.raises(ValueError, match="appears twice"):
-        metric.update(torch.tensor([1, 1]))

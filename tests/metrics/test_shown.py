@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import pytest
@@ -56,8 +55,3 @@ def test_pyplots_own_figures_are_left_to_it() -> None:
 
 def test_an_axis_of_ones_own_figure_is_a_picture_too() -> None:
     assert CumulativeShapley(3).plot(torch.rand(3), ax=Figure().add_subplot())._repr_png_()[:4] == PNG
-
-
-def test_metrics_are_pickled_as_before() -> None:
-    metric = pickle.loads(pickle.dumps(CumulativeShapley(3)))
-    assert metric.plot(torch.rand(3))._repr_png_()[:4] == PNG

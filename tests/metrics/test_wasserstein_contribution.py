@@ -79,19 +79,6 @@ def test_the_support_suits_the_smallest_client_of_the_federation_also_while_it_i
     assert torch.equal(default.diagnostics()["distance"][:2], named.diagnostics()["distance"][:2])
 
 
-def test_two_halves_of_a_run_merge() -> None:
-    clients, server = clients_of([draw(20, seed) for seed in range(1, 4)]), server_of(*draw(20, 0))
-    whole, halves = WassersteinContribution(3, features="pixels", **CHEAP), []
-    for index, cohort in enumerate(([0, 1], [1, 2])):
-        halves.append(WassersteinContribution(3, features="pixels", **CHEAP))
-        for metric in (whole, halves[-1]):
-            members = [clients[i] for i in cohort]
-            metric.update(torch.tensor(cohort), members, server, round_index=index, generator=seeded(index))
-    if hasattr(whole, "merge_state"):  # torchmetrics 1.5
-        halves[1].merge_state(halves[0])  # what merge_state is given came earlier
-        torch.testing.assert_close(halves[1].compute(), whole.compute())
-
-
 def test_without_validation_data_and_without_using_them() -> None:
     clients = clients_of([draw(40, 1), draw(40, 2), draw(40, 3, 4.0)])
     none = WassersteinContribution(3, features="pixels", **CHEAP)

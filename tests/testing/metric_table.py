@@ -46,8 +46,6 @@ OF_A_CLIENT = {
     "target": lambda round: torch.arange(len(round)),
 }
 
-#: Of so few coalitions that it draws them.
-DRAWS = {"clients_permuted": "the coalitions are drawn by the clients' places"}
 
 METRICS = [
     checks_of(CalibratedOTGradient(features="pixels", support=1, iterations=1, pictures=0)),
