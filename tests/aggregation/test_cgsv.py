@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
-from resuming import assert_resumes
 from toys import Plain
 
 from flsv.aggregation import CGSV
 from flsv.errors import ConfigurationError
-from flsv.loop import FederatedLoop
-from flsv.metrics import CosineGradientShapley
 from flsv.parameters import ParameterSpace
-from flsv.personalization import SparsifiedReward
 from flsv.round import Round
 
 
@@ -41,12 +35,6 @@ def test_later_by_reputation_of_the_cohort(round: Round) -> None:
     held = torch.tensor([0.1, 0.5, 0.3, float("nan")])  # client 3 is new: the mean, 0.3
     weights = CGSV().weights(round, {"cgsv": held})
     torch.testing.assert_close(weights, torch.tensor([1, 3, 3]) / torch.tensor(7.0).double(), check_dtype=False)
-
-
-def test_the_whole_algorithm_resumes(tmp_path: Path) -> None:
-    assert_resumes(
-        lambda: FederatedLoop(CGSV(scale=0.5), {"cgsv": CosineGradientShapley()}, SparsifiedReward(), seed=2), tmp_path
-    )
 
 
 def test_scale_must_be_positive() -> None:

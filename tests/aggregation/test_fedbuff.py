@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from one_client import cohort, train
-from resuming import assert_resumes
 from torch import Tensor, nn
 from toys import Plain, fit, network, toy_data
 
@@ -59,10 +58,6 @@ def test_same_global_model_as_by_hand(tmp_path: Path, batch_norm: bool) -> None:
     for name, value in module.net.state_dict().items():
         if value.is_floating_point():
             torch.testing.assert_close(value, expected[name], rtol=1e-6, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
-
-
-def test_resumes_to_the_bit(tmp_path: Path) -> None:
-    assert_resumes(loop, tmp_path)
 
 
 def test_without_old_models_it_says_so(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from toys import Plain, fit, toy_data, trainer_for, vector
+from toys import fit, toy_data
 
 from flsv.attacks import Alignment
 from flsv.errors import ConfigurationError
@@ -64,15 +64,3 @@ def test_in_a_federation_the_whole_mix_is_the_servers_last_step(tmp_path: Path) 
     for got, step in ((sent, second - first), (last, third - second)):
         cosine = torch.nn.functional.cosine_similarity(got, step[:size], dim=0)
         assert cosine.item() == pytest.approx(1, abs=1e-5)
-
-
-def test_a_resumed_run_remembers_the_last_step(tmp_path: Path) -> None:
-    def loop() -> FederatedLoop:
-        return FederatedLoop(uploads=[Alignment(mix=0.7, clients=[0])], seed=1)
-
-    whole = vector(fit(loop(), tmp_path / "whole", data=toy_data(), rounds=4))
-    trainer = trainer_for(loop(), tmp_path / "part", 2)
-    trainer.fit(Plain(), toy_data())
-    trainer.save_checkpoint(tmp_path / "two.ckpt")
-    resumed = fit(loop(), tmp_path / "rest", data=toy_data(), rounds=4, ckpt_path=tmp_path / "two.ckpt")
-    assert torch.equal(vector(resumed), whole)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from resuming import assert_resumes
 from torch import nn
 from toys import fit, toy_data
 
@@ -49,10 +48,6 @@ def test_in_a_federation_it_pays_under_class_specific_values(tmp_path: Path) -> 
         return float(values[1] / values.sum())
 
     assert share([HeadAlignment(clients=[1])]) > share([]) + 0.001
-
-
-def test_a_resumed_run_remembers_the_head(tmp_path: Path) -> None:
-    assert_resumes(lambda: FederatedLoop(uploads=[HeadAlignment(mix=0.7, clients=[0])], seed=1), tmp_path)
 
 
 def test_what_cannot_be(tmp_path: Path) -> None:

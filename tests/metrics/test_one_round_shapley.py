@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from toys import Plain, fit, network, toy_data, trainer_for, validation_loss
+from toys import Plain, fit, network, toy_data, validation_loss
 
 from flsv import ConfigurationError
-from flsv.aggregation import Aggregator, FedAvg
+from flsv.aggregation import FedAvg
 from flsv.functional import exact_shapley
 from flsv.games import Renormalized
 from flsv.loop import FederatedLoop
@@ -93,13 +93,6 @@ def test_batch_norms_buffers_are_the_global_models(tmp_path: Path) -> None:
     assert loop.contributions["or"].isfinite().all()
 
 
-class Growing(Aggregator):
-    """Another client weighs nothing in every round."""
-
-    def weights(self, round: Any, contributions: Any) -> torch.Tensor:
-        return torch.ones(len(round)).index_fill(0, torch.tensor([round.round_index % 3]), 0) / (len(round) - 1)
-
-
 def test_weights_of_zero() -> None:
     calls = []
 
@@ -118,20 +111,6 @@ def test_weights_of_zero() -> None:
     assert start.tolist() == [7] * 5
     assert updates[:, 0].tolist() == [3, 0, 4, 0]  # (0.5 + 1)/0.5, nobody, 1/0.25, nothing
     assert metric.compute().isnan().tolist() == [False, True, False, False]
-
-
-def test_resume(tmp_path: Path) -> None:
-    def loop() -> FederatedLoop:
-        return FederatedLoop(Growing(), {"or": OneRoundShapley(4, performance="negative_loss")}, seed=1)
-
-    whole, half, rest = loop(), loop(), loop()
-    fit(whole, tmp_path, data=toy_data(server_val=0.3), rounds=4)
-    trainer = trainer_for(half, tmp_path, 2)
-    trainer.fit(Plain(), toy_data(server_val=0.3))
-    trainer.save_checkpoint(tmp_path / "half.ckpt")
-    fit(rest, tmp_path, data=toy_data(server_val=0.3), rounds=4, ckpt_path=tmp_path / "half.ckpt")
-    assert whole.contributions["or"].isfinite().all()
-    torch.testing.assert_close(rest.contributions["or"], whole.contributions["or"], rtol=0, atol=0)
 
 
 def test_errors() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from toys import Plain, fit, toy_data, trainer_for, vector
+from toys import Plain, fit, toy_data
 
 from flsv.data import GaussianNoise
 from flsv.errors import ConfigurationError
@@ -157,21 +157,6 @@ def test_a_noisy_client_contributes_least_in_a_loop_with_partial_participation(t
     fit(FederatedLoop(metrics={"ot": metric}, sampler=UniformSampler(2), seed=1), tmp_path, data=data, rounds=8)
     assert metric.compute().isfinite().all()
     assert metric.compute().argmin() == 2
-
-
-def test_a_run_resumes_bit_for_bit(tmp_path: Path) -> None:
-    def run(folder: Path, rounds: int, resume: Any = None) -> tuple[Any, torch.Tensor]:
-        loop = FederatedLoop(metrics={"ot": WassersteinContribution(every=2, **CHEAP)}, seed=3)
-        module, trainer = Plain(), trainer_for(loop, folder, rounds)
-        trainer.fit(module, toy_data(), ckpt_path=resume)
-        trainer.save_checkpoint(folder / "last.ckpt")
-        return loop.contributions["ot"], vector(module)
-
-    whole, model = run(tmp_path / "whole", 4)
-    run(tmp_path / "part", 3)
-    resumed, same = run(tmp_path / "part", 4, tmp_path / "part" / "last.ckpt")
-    assert torch.equal(whole, resumed)
-    assert torch.equal(model, same)
 
 
 def test_an_option_that_is_an_argument_too_is_refused() -> None:

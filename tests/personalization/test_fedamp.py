@@ -9,11 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from resuming import assert_resumes
 from toys import fit, toy_data
 
-from flsv import ClientEvaluation
-from flsv.clients.algorithms import FedProx
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.personalization import FedAMP, HeurFedAMP
@@ -91,21 +88,6 @@ def test_clients_start_from_the_mixture_of_the_last_uploads(tmp_path: Path, amp:
     for client, model in loop.models.items():
         torch.testing.assert_close(model, own[client])
         assert (loop.space.unflatten(model)["net.1.running_var"] > 0).all()
-
-
-def test_resumes_with_the_proximal_term(tmp_path: Path) -> None:
-    loop = assert_resumes(
-        lambda: FederatedLoop(
-            personalizer=FedAMP(2.0, 5.0),
-            client_algorithm=FedProx(0.5, anchor="start"),
-            sampler=UniformSampler(2),
-            evaluation=ClientEvaluation(every=2, models="trained"),
-            local_epochs=2,
-            seed=1,
-        ),
-        tmp_path,
-    )
-    assert float(loop.client_accuracy.mean()) > 0.6
 
 
 def test_wrong_arguments() -> None:

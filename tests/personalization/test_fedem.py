@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import pytest
 import torch
-from resuming import assert_resumes
 from toys import fit, sgd, toy_data
 
 from flsv import ClientEvaluation
@@ -98,23 +96,6 @@ def test_evaluating_the_clients_changes_nothing(tmp_path: Path) -> None:
     plain, watched = run(0), run(1)
     assert plain.keys() == watched.keys()
     assert all(torch.equal(plain[i][f"module.{NAME}"], watched[i][f"module.{NAME}"]) for i in plain)
-
-
-def test_resumes(tmp_path: Path) -> None:
-    loop = assert_resumes(
-        lambda: FederatedLoop(
-            personalizer=FedEM(),
-            sampler=UniformSampler(2),
-            evaluation=ClientEvaluation(every=2),
-            local_epochs=2,
-            seed=1,
-        ),
-        tmp_path,
-        module=mixture,
-        data=partial(toy_data, (2, 3, 2, 3)),
-    )
-    assert loop.client_accuracy is not None
-    assert loop.client_accuracy.mean() > 0.6
 
 
 def test_it_needs_a_mixture(tmp_path: Path) -> None:

@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from resuming import assert_resumes
 from task_kinds import Glue
 from toys import Plain, fit, network, toy_data
 
-from flsv import ClientEvaluation
 from flsv.data import FederatedDataModule, SizePartitioner, Splits
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
@@ -149,21 +147,6 @@ def test_exploration_and_its_decay() -> None:
     assert explored[1] == pytest.approx(0.6 + 0.4 / 4, abs=0.08)
     assert (explored[2:] > 0.04).all()
     assert chosen(FedFomo(1, epsilon=0.4, epsilon_decay=0.1), affinity, first=4)[1] == 1
-
-
-def test_resumes(tmp_path: Path) -> None:
-    loop = assert_resumes(
-        lambda: FederatedLoop(
-            personalizer=FedFomo(2),
-            sampler=UniformSampler(3),
-            evaluation=ClientEvaluation(every=2),
-            local_epochs=2,
-            seed=5,
-        ),
-        tmp_path,
-        data=DATA,
-    )
-    assert float(loop.client_accuracy.mean()) > 0.6
 
 
 def test_wrong_arguments(tmp_path: Path) -> None:

@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from resuming import assert_resumes
 from toys import Plain, fit, toy_sets
 
-from flsv import ClientEvaluation
 from flsv.data import FederatedDataModule, Loader, ProportionPartitioner, Splits
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
@@ -98,17 +96,6 @@ def test_clients_of_a_kind_find_each_other(tmp_path: Path) -> None:
     round, before, *_ = personalizer.seen[-1]
     chosen = [[torch.equal(start, cluster) for cluster in before].index(True) for start in round.start_vectors]
     assert chosen[0] == chosen[1] != chosen[2] == chosen[3]
-
-
-def test_resumes(tmp_path: Path) -> None:
-    loop = assert_resumes(
-        lambda: FederatedLoop(
-            personalizer=IFCA(2), sampler=UniformSampler(2), evaluation=ClientEvaluation(every=2), seed=1
-        ),
-        tmp_path,
-    )
-    assert loop.models == {}
-    assert loop.client_accuracy is not None
 
 
 def test_one_cluster_is_fedavg_with_equal_weights(tmp_path: Path) -> None:

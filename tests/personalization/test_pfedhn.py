@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from resuming import assert_resumes
 from torch.utils._python_dispatch import TorchDispatchMode
 from toys import Plain, fit, network, toy_data, trainer_for
 
-from flsv import ClientEvaluation
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.personalization import PFedHN
@@ -119,21 +117,6 @@ def test_a_clients_own_step_takes_its_model_nearer_to_what_it_trained(tmp_path: 
     cut = round.space.num_parameters
     step = after(round.client_ids[0]).detach() - round.global_vector[:cut]
     torch.testing.assert_close(step, 0.5 * round.client_updates[0, :cut], rtol=1e-3, atol=1e-5)
-
-
-def test_resumes(tmp_path: Path) -> None:
-    loop = assert_resumes(
-        lambda: FederatedLoop(
-            personalizer=PFedHN(hidden=20),
-            sampler=UniformSampler(2),
-            evaluation=ClientEvaluation(every=2),
-            local_epochs=2,
-            seed=1,
-        ),
-        tmp_path,
-    )
-    assert loop.client_accuracy is not None
-    assert loop.client_accuracy.mean() > 0.4
 
 
 def test_wrong_arguments() -> None:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from personalization.judged import Judged, begun, closeness, nan, play, random_models
-from resuming import assert_resumes
 from torch import Tensor
 from toys import Plain, fit, network, toy_data
 from toys import vector as vector_of
@@ -133,14 +132,6 @@ def accuracy_of(local: LocalData, models: Tensor, split: Any = "val") -> Tensor:
 
 def loss_of(local: LocalData, models: Tensor) -> Tensor:
     return local.evaluate(models).value("negative_loss")
-
-
-def test_a_run_with_a_shared_start_resumes(tmp_path: Path) -> None:
-    def make() -> FederatedLoop:
-        personalizer = PFedSV(k=2, game="joining", shared=0.5)
-        return FederatedLoop(metrics={"relevance": DomainRelevance()}, personalizer=personalizer, seed=1)
-
-    assert_resumes(make, tmp_path, lambda: Plain(network(False)), lambda: toy_data(client_val=0.3))
 
 
 def test_a_client_keeps_no_more_than_its_own_model() -> None:

@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from resuming import assert_resumes
 from toys import Plain, fit
 
-from flsv import ClientEvaluation
 from flsv.loop import FederatedLoop
 from flsv.parameters import ParameterSpace
 from flsv.personalization import Standalone
@@ -46,11 +44,3 @@ def test_a_latecomer_knows_nothing_of_those_before(tmp_path: Path) -> None:
     for round_index in (0, 2, 3):
         assert torch.equal(starts[round_index], initial)
     assert not torch.equal(starts[1], initial)
-
-
-def test_resumes(tmp_path: Path) -> None:
-    assert_resumes(
-        lambda: FederatedLoop(personalizer=Standalone(), evaluation=ClientEvaluation(every=2), seed=1),
-        tmp_path,
-        module=Plain,
-    )

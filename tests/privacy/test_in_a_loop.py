@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from toys import Plain, fit, network, toy_data, trainer_for, vector
+from toys import Plain, fit, network, toy_data, trainer_for
 
 from flsv.aggregation import FedAvg
 from flsv.attacks import Scaling
@@ -135,23 +135,6 @@ def test_a_spent_budget_stays_spent(tmp_path: Path, how: str) -> None:
     trainer.save_checkpoint(tmp_path / "two.ckpt")
     with pytest.raises(ConfigurationError, match="no budget for another round: client 0 has spent"):
         fit(loop(), tmp_path, plain(), rounds=5, ckpt_path=tmp_path / "two.ckpt")
-
-
-def test_a_resumed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    def loop() -> FederatedLoop:
-        return FederatedLoop(Watch(), uploads=[GaussianPrivacy(0.5, 0.1)], sampler=UniformSampler(2), seed=0)
-
-    whole, half, rest = loop(), loop(), loop()
-    one, two = plain(), plain()
-    fit(whole, tmp_path / "whole", one, rounds=4)
-    trainer = trainer_for(half, tmp_path / "half", 2)
-    trainer.fit(plain(), toy_data())
-    trainer.save_checkpoint(tmp_path / "two.ckpt")
-    fit(rest, tmp_path / "rest", two, rounds=4, ckpt_path=tmp_path / "two.ckpt")
-    assert torch.equal(vector(one), vector(two))
-    torch.testing.assert_close(
-        whole.contributions["epsilon"], rest.contributions["epsilon"], equal_nan=True, atol=0, rtol=0
-    )
 
 
 def test_batch_norm_does_not_bear_noise(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from by_hand import PROPORTIONS, ROUNDS, SEED, assert_same, batches, buffers_of, cohort, copies, put, unequal_data
-from resuming import assert_resumes
 from torch import Tensor, nn
 from toys import Plain, fit, network
 
@@ -105,10 +104,6 @@ def test_both_models_are_told_the_same_number_of_a_batch(tmp_path: Path) -> None
     module = Numbered()
     fit(ditto(), tmp_path, module, unequal_data(), rounds=1)
     assert module.seen[::2] == module.seen[1::2]
-
-
-def test_resumes(tmp_path: Path) -> None:
-    assert_resumes(ditto, tmp_path, data=unequal_data)
 
 
 def test_refused(tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ from by_hand import (
     put,
     unequal_data,
 )
-from resuming import assert_resumes
 from torch import Tensor, nn
 from toys import Plain, fit, network
 
@@ -113,10 +112,6 @@ def test_nothing_crosses_but_the_model(tmp_path: Path) -> None:
     loop = feddyn()
     fit(loop, tmp_path, data=unequal_data(), rounds=1)
     assert loop.channel.names() == {("down", "start"), ("up", "update")}
-
-
-def test_resumes(tmp_path: Path) -> None:
-    assert_resumes(feddyn, tmp_path, data=unequal_data)
 
 
 @pytest.mark.parametrize(

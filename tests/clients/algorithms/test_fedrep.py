@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 import torch
 from by_hand import LOCAL_EPOCHS, ROUNDS, SEED, Train, assert_kept, assert_same, sharing_by_hand, unequal_data
-from resuming import assert_resumes
 from torch import nn
 from toys import Plain, fit, network
 
-from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg
 from flsv.clients.algorithms import FedProx, FedRep
 from flsv.errors import ConfigurationError
@@ -74,12 +72,6 @@ def test_clipping_sees_what_is_trained_only(tmp_path: Path) -> None:
     assert ["0.weight", "0.bias"] in norms
     assert HEAD in norms
     assert all(names in ([], HEAD, ["0.weight", "0.bias"]) for names in norms)
-
-
-def test_resumes(tmp_path: Path) -> None:
-    assert_resumes(
-        lambda: fedrep(client_optimizer="keep", evaluation=ClientEvaluation(every=2)), tmp_path, data=unequal_data
-    )
 
 
 def test_patterns_say_what_the_head_is(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from by_hand import ROUNDS, SEED, assert_same, batches, buffers_of, cohort, copies, put, unequal_data
-from resuming import assert_resumes
 from torch import Tensor, nn
 from toys import Plain, fit, network
 
@@ -96,10 +95,6 @@ def test_hessian_free_is_close_to_the_hessian(tmp_path: Path) -> None:
         return max(float((p - q).detach().abs().max()) for p, q in zip(a.parameters(), b.parameters()))
 
     assert distance(module.net, expected) < 0.02 * distance(first_order, expected)
-
-
-def test_resumes(tmp_path: Path) -> None:
-    assert_resumes(per_fedavg, tmp_path, data=unequal_data)
 
 
 @pytest.mark.parametrize("arguments", [{"alpha": 0}, {"delta": -1.0}, {"hessian": "exact"}])

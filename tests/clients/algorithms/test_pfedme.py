@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from resuming import assert_resumes
 from toys import Plain, fit, network
 
 from flsv import ClientEvaluation
@@ -151,14 +150,6 @@ def test_w_starts_anew_at_every_visit(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="FedAvg with fine-tuning"):
         modules = [fit(loop, tmp_path, moreau_client(o), rounds=3) for loop, o in zip(loops, (optimizer, plain))]
     torch.testing.assert_close(*(loop.space.read(module) for loop, module in zip(loops, modules)))
-
-
-def test_resumes(tmp_path: Path) -> None:
-    assert_resumes(
-        lambda: FederatedLoop(FedAvg("uniform"), evaluation=ClientEvaluation(every=2, models="trained"), seed=1),
-        tmp_path,
-        module=moreau_client,
-    )
 
 
 def test_wrong_arguments() -> None:

@@ -21,7 +21,6 @@ from by_hand import (
     put,
     unequal_data,
 )
-from resuming import assert_resumes
 from torch import Tensor, nn
 from toys import Plain, fit, network
 
@@ -186,10 +185,6 @@ def test_what_crosses(tmp_path: Path) -> None:
     size, parameters = loop.space.size, loop.space.num_parameters
     for direction in ("up", "down"):
         assert loop.channel.numbers(cohort(0), direction).tolist() == [size + parameters] * 3
-
-
-def test_resumes(tmp_path: Path) -> None:
-    assert_resumes(scaffold, tmp_path, module=lambda: Plain(optimizer=sgd), data=unequal_data)
 
 
 @pytest.mark.parametrize(
