@@ -399,3 +399,12 @@ def test_callbacks_of_batches_act_on_the_client_that_trains_as_by_hand(tmp_path:
         if value.is_floating_point():
             torch.testing.assert_close(value, server.state_dict()[key], rtol=1e-5, atol=1e-6)
     assert not {"on_train_batch_start", "on_train_batch_end"} & vars(callback).keys()  # given back
+
+
+def test_what_a_callback_counts_for_itself_is_the_runs(tmp_path: Path) -> None:
+    places: list[int] = []
+    count = Batchwise(end=lambda trainer, module, batch, batch_idx: places.append(batch_idx))
+    data = toy_data()
+    fit(FederatedLoop(seed=1), tmp_path, data=data, callbacks=[count], rounds=1)
+    lengths = [len(data.client_loader(client, generator=torch.Generator())) for client in range(data.num_clients)]
+    assert places == [i for length in lengths for i in range(length)]
