@@ -114,9 +114,9 @@ def no_placeholder(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
 
 def unprofiled(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
     """The attribute to patch so that a Trainer without a profiler does not enter two dozen empty contexts a batch."""
-    plain = type(trainer.profiler) is PassThroughProfiler
+    profiler: Any = trainer.profiler  # type: ignore[attr-defined]
     nothing = nullcontext()
-    return [(trainer.profiler, "profile", lambda action_name: nothing)] if plain else []
+    return [(profiler, "profile", lambda action_name: nothing)] if type(profiler) is PassThroughProfiler else []
 
 
 def stepping(

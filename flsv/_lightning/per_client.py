@@ -84,7 +84,7 @@ class ClientHooks:
             return kwargs
 
         # There is no public place to say which number training_step gets.
-        changes = [(loop, "_build_kwargs", step_arguments)]
+        changes: list[tuple[Any, str, Any]] = [(loop, "_build_kwargs", step_arguments)]
         for name in ("on_train_batch_start", "optimizer_step"):
             if is_overridden(name, module, L.LightningModule):
                 changes.append((module, name, partial(self._count, getattr(module, name))))
@@ -145,13 +145,13 @@ class CallbackHooks:
         begin: Callable[[Any], None],
         end: Callable[[Any, Any], None],
     ) -> None:
-        self._trainer: Any = trainer
+        self._trainer = trainer
         self._batch_idx = batch_idx
-        listed = list(self._trainer.callbacks)
+        listed = list(trainer.callbacks)  # type: ignore[attr-defined]
         saving = [each for each in listed if isinstance(each, Checkpoint)]
         others = [each for each in listed if each not in saving]
         self._own = _BeforeBatch(begin), _AfterBatch(end)
-        self._trainer.callbacks = [self._own[0], *others, self._own[1], *saving]
+        trainer.callbacks = [self._own[0], *others, self._own[1], *saving]  # type: ignore[attr-defined]
         self._patches = PatchedAttributes(
             [
                 (each, name, partial(self._counted, getattr(each, name)))
@@ -165,7 +165,8 @@ class CallbackHooks:
     def remove(self) -> None:
         """Give the callbacks their own hooks back."""
         self._patches.give_back()
-        self._trainer.callbacks = [each for each in self._trainer.callbacks if each not in self._own]
+        trainer: Any = self._trainer
+        trainer.callbacks = [each for each in trainer.callbacks if each not in self._own]
 
     def _counted(self, hook: Callable[..., Any], *arguments: Any) -> Any:
         return hook(*arguments[:-1], self._batch_idx())

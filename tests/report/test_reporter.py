@@ -150,9 +150,10 @@ def test_other_loggers_are_told_who_is_who(tmp_path: Path) -> None:
     data.__class__ = Hospitals
     fit(loop(), tmp_path, data=data, logger=CSVLogger(tmp_path, name="", version="run", flush_logs_every_n_steps=1))
     with (tmp_path / "run" / "metrics.csv").open() as file:
-        head = set(next(csv.reader(file)))
-    assert {"cssv/client_0_Boston", "cssv/class_1/client_1_Lyon", "weight/client_2"} <= head
-    assert "cssv/client_0" not in head
+        rows = list(csv.DictReader(file))
+    assert {"cssv/client_0_Boston", "cssv/class_1/client_1_Lyon", "weight/client_2"} <= rows[0].keys()
+    assert "cssv/client_0" not in rows[0]
+    assert {row["step"] for row in rows if row["cssv/client_0_Boston"]} == {"0", "1", "2"}
 
 
 def test_the_table_names_every_client(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
