@@ -33,7 +33,7 @@ def test_a_short_run_without_a_gpu_says_so(tmp_path: Path) -> None:
 def test_the_whole_list_on_the_cpu(tmp_path: Path) -> None:
     code, text = page(tmp_path, *CHECKS)
     assert code == 0, text
-    assert "two ranks on the CPU, gloo: weights" in text
+    assert "two ranks on the CPU: weights" in text
     assert ".item() a batch | 0.00 | 0 | ok" in text
 
 
