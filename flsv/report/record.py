@@ -27,7 +27,7 @@ from flsv.metrics.base import what_it_is
 from flsv.report.folder import RECORD
 
 #: Of the layout of ``run.json``.
-VERSION = 1
+VERSION = 2
 
 
 def record_of(

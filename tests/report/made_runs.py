@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flsv.csv_files import save_csv
+from flsv.report.record import VERSION
 from flsv.report.run_table import SCHEMA
 
 NAMES = ("Boston", "Lyon", "Graz", "Oslo", "Turin", "Kyoto", "Lima", "Quito")
@@ -40,7 +41,7 @@ def make_run(
             rows.append([r, "weight", i, "", round((i + 1) / (clients * (clients + 1) / 2), 6)])
     write_rows(folder, rows, named)
     said: dict[str, Any] = {
-        "version": 1,
+        "version": VERSION,
         "started": "2026-01-02T03:04:05+00:00",
         "first_round": 0,
         "packages": {"flsv": "0.0", "torch": "0.0"},
