@@ -40,7 +40,7 @@ from flsv import FederatedDataModule, FederatedLoop, Reporting
 from flsv.aggregation import CGSV, Aggregator, FedAdam, FedAvg, GeometricMedian
 from flsv.clients.algorithms import SCAFFOLD, InRunValues
 from flsv.data import IIDPartitioner, Splits
-from flsv.games import ModelEvaluator
+from flsv.games import CoalitionGames, ModelEvaluator
 from flsv.metrics import (
     ClassSpecificShapley,
     CommunicationCost,
@@ -148,7 +148,7 @@ def measure(case: str, size: str) -> None:
     personalizer: Personalizer | None = ShapFedPersonalizer() if case == "shapfed" else None
     y = torch.arange(len(x)) % CLASSES
     evaluator = ModelEvaluator(module, space, [(x, y)], num_classes=CLASSES)
-    server = RoundServer(board, aggregator, personalizer, [], space, Channel(), evaluator)
+    server = RoundServer(board, aggregator, personalizer, [], space, Channel(), games=CoalitionGames(evaluator))
 
     vector = space.read(module)
     personal = case in ("starts", "shapfed")

@@ -49,6 +49,7 @@ class LocalSteps:
         limit: Lightning's ``limit_train_batches``, per client and local epoch.
 
     Attributes:
+        limit: as given.
         asked: whether ``configure_optimizers`` has asked, so that its schedules are different ones for clients with
             different numbers of steps.
     """
@@ -63,7 +64,7 @@ class LocalSteps:
         limit: float,
     ) -> None:
         self._trainer, self._data, self._sampler, self._state = trainer, data, sampler, state
-        self._local_epochs, self._limit = local_epochs, limit
+        self._local_epochs, self.limit = local_epochs, limit
         self._client: int | None = None
         self._known: dict[int, float] = {}
         self._rounds: list[list[int]] | None = None
@@ -129,7 +130,7 @@ class LocalSteps:
         return sum(map(steps, self._rounds_of(client)))
 
     def _batches(self, client: int) -> int:
-        return limited(len(self._data.client_loader(client, "train")), self._limit) * self._local_epochs
+        return limited(len(self._data.client_loader(client, "train")), self.limit) * self._local_epochs
 
     def _rounds_of(self, client: int) -> list[int]:
         if self._rounds is None:

@@ -208,17 +208,13 @@ class VmapProcess(IdleProcess):
     def __init__(self, *options: Any, chunk: int | None = None) -> None:
         if chunk is not None:
             check_number("VmapProcess", "chunk", chunk, least=1, whole=True)
-        trainer, config = options[0], options[5]
+        trainer, config = options[0], options[4]
         check_batched(trainer, config.client_algorithm, config.client_optimizer)
-        self._chunk, self._limit = chunk, 1.0
+        self._chunk = chunk
         super().__init__(*options)
 
-    def loader(self, limit: float) -> Any:
-        self._limit = limit
-        return super().loader(limit)
-
-    def begin_round(self, loader: Any) -> None:
-        super().begin_round(self._load(self._state.cohort, self._limit))
+    def _batches(self) -> CohortLoader:
+        return self._load(self._state.cohort)
 
     def _make_training(self, local: LocalTraining) -> CohortTraining:
-        return VmapCohort(local, self.manager, self._data, self._chunk)
+        return VmapCohort(local, self.manager, self.data, self._chunk)

@@ -190,7 +190,7 @@ class Servers(CoalitionServers):
             server.send(instructions)
             matrix = torch.stack([update.vector for update in updates]) if updates else models[:0]
             manager = self._manager
-            round = server.collect(
+            round = server.receive(
                 updates, matrix, instructions, state, manager.clients, manager.server, broken=self._broken[row]
             )
             round = server.finish(round, state)

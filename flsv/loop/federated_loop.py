@@ -3,7 +3,7 @@
 One ``Trainer.fit`` is the whole federation and one epoch is one communication round. The train dataloader of a round
 yields the batches of the cohort, one client after the other; the LightningModule is, in turn, every client (with that
 client's start point and optimizer state in it) and, between the rounds, the global model, which Lightning validates and
-saves. What happens in a round is :class:`flsv.engines.one_process.OneProcess`'s; here are Lightning's hooks.
+saves. What happens in a round is in :class:`flsv.loop.federation.FederationRun`; here are Lightning's hooks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import lightning as L
 from torch import Tensor
@@ -24,10 +24,10 @@ from flsv._lightning.round_boundary import install
 from flsv.aggregation import Aggregator, FedAvg
 from flsv.arguments import ReadOnlyArguments
 from flsv.clients.algorithms import ClientAlgorithm, shadow_training
-from flsv.engines.one_process import OneProcess
 from flsv.filters import OutlierFilter, UpdateFilter, with_guard
 from flsv.loop.findings import Findings, history, html_of, table
-from flsv.loop.run import FitRun
+from flsv.loop.fit import LightningFit
+from flsv.loop.reports import RunReports
 from flsv.loop.saver import Saver
 from flsv.metrics import ContributionMetric, PrivacyLoss
 from flsv.parameters import ParameterSpace
@@ -47,6 +47,9 @@ from flsv.uploads import Upload
 
 if TYPE_CHECKING:
     import pandas
+
+
+_ARGUMENTS = tuple(field.name for field in fields(FederationConfig))
 
 
 class FederatedLoop(ReadOnlyArguments, L.Callback):
@@ -131,44 +134,6 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     reporting: Reporting
     seed: int | None
     engine: str | Callable[..., Any]
-    #: The metrics' current values by name.
-    contributions: dict[str, Tensor]
-    #: The number of completed rounds, so the index of the current or next one.
-    round_index: int
-    #: ``[n]`` weights of the last aggregation, NaN outside its cohort.
-    weights: Tensor | None
-    #: int64 ``[n]``, the number of rounds that each client's update was part of.
-    participations: Tensor
-    #: Of clients' own models: ``accuracy`` (also ``client_accuracy``), ``balanced_accuracy``, ``auroc`` to ``[n]``.
-    client_scores: dict[str, Tensor]
-    client_accuracy: Tensor | None
-    #: Client id to the model ``[P]`` that it trained last, with ``ClientEvaluation(keep_trained=True)``.
-    trained: dict[int, Tensor]
-    #: Client id to the model ``[P]`` that the server will send it to start from, where it is not the global one; see
-    #: :meth:`received` for models that clients keep themselves.
-    models: dict[int, Tensor]
-    #: The clients, by number, from the start of a fit on; like ``channel`` and ``space``.
-    clients: list[Client]
-    #: What has crossed in this round.
-    channel: Channel
-    #: The map between the module and vectors.
-    space: ParameterSpace
-    #: Fault (``"not_finite"``, ``"large"``, ``"copy"``, ``"echo"``), by the filters, to client to in how many rounds.
-    noticed: dict[str, dict[int, int]]
-    #: Client id to in how many rounds its update was at fault (not finite, or far too large), of how many that it sent;
-    #: without those in order. A round in which a client was named counts nothing for it: no metric has measured what it
-    #: sent, and ``flsv retrain`` takes the round's share off its value.
-    named: dict[int, tuple[int, int]]
-    #: Groups of clients who were found to send one another's updates; of one: who sent the server's last step back.
-    copies: list[list[int]]
-    _read_only = frozenset(field.name for field in fields(FederationConfig))
-    _parts: ClassVar = {
-        "config": tuple(_read_only),
-        "board": ("contributions",),
-        "state": ("round_index", "weights", "participations", "client_scores", "client_accuracy", "trained", "models"),
-        "_fit": ("clients", "channel", "space"),
-        "_found": ("noticed", "named", "copies"),
-    }
 
     def __init__(
         self,
@@ -203,12 +168,15 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             seed=seed,
             engine=engine,
         )
-        self._epsilon = None if config.privacy is None else PrivacyLoss(config.privacy)
-        spent = {} if self._epsilon is None else {"epsilon": self._epsilon}
+        for name in _ARGUMENTS:
+            if name != "metrics":
+                setattr(self, name, getattr(config, name))
+        spent = {} if config.privacy is None else {"epsilon": PrivacyLoss(config.privacy)}
         self.board = ContributionMetrics({**config.metrics, **spent}, check_names(config.strategies))
         for each in config.filters:
             each.check(personalizer, list(self.board.evaluating))
         self._reset()
+        self._read_only = frozenset(_ARGUMENTS)
 
     @cached_property
     def _described(self) -> dict[str, str]:
@@ -218,14 +186,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     def _reset(self) -> None:
         """As if no round had been run."""
         self.state, self.saver = FederationState(), Saver()
-        self._run: FitRun | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        # Only for what is no attribute of its own.
-        for part, names in self._parts.items():
-            if name in names and "config" in vars(self):
-                return getattr(getattr(self, part), name)
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        self._run: LightningFit | None = None
 
     def replace(self, **changes: Any) -> FederatedLoop:
         """A new loop of the same arguments but for these; those of a loop that is there cannot be set.
@@ -236,8 +197,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             >>> FederatedLoop(local_epochs=3).replace(seed=1).local_epochs
             3
         """
-        given = {field.name: getattr(self.config, field.name) for field in fields(self.config)}
-        given = {name: value for name, value in given.items() if name not in changes}
+        given = {name: getattr(self.config, name) for name in _ARGUMENTS if name not in changes}
         functions = {name: given.pop(name) for name in ("engine", "share") if name in given}  # which may hold anything
         return type(self)(**copy.deepcopy(given), **functions, **changes)
 
@@ -258,11 +218,13 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         if trainer.current_epoch == 0:
             self._reset()
             self.board.reset()
-        self._run = FitRun(trainer, data, self)
+        self._run = LightningFit(trainer, data, self.config, self.board, self.state, self.saver)
         self._run.set_up(self._described)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._fit.start(pl_module)
+        run = self._fit.start(pl_module)
+        self._fit.reports = RunReports(self, self._fit, run)
+        run.begin(resumed=self.saver.resumed or trainer.current_epoch > 0)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._fit.begin_training(pl_module)
@@ -273,11 +235,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         self._fit.begin_round()
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
-        self._running.clients.local.begin_step(optimizer)
-
-    def spent(self) -> str | None:
-        """Why the privacy budget does not last for another round; None where it does."""
-        return None if self._epsilon is None else self._epsilon.spent()
+        self._fit.running.engine.clients.local.begin_step(optimizer)
 
     # ---- between rounds
 
@@ -332,8 +290,8 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     def __getstate__(self) -> dict[str, Any]:
         """The federation as it stands between two rounds, without the trainer and the data of its fit: a copy knows
         what this loop's metrics and :attr:`state` know, and can be fitted anew; what resumes a run is a checkpoint."""
-        engine = None if self._run is None else self._run.engine
-        return {**vars(self), "saver": self.saver.copy(engine), "_run": None}
+        run = None if self._run is None else self._run.federation
+        return {**vars(self), "saver": self.saver.copy(None if run is None else run.engine), "_run": None}
 
     # ---- what is known
 
@@ -344,24 +302,99 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     @property
     def strategies(self) -> Mapping[str, Strategy]:
-        """The aggregator, personaliser, sampler and client algorithm, where there is one, by role."""
+        """The aggregator, personalizer, sampler and client algorithm, where there is one, by role."""
         return MappingProxyType(self.config.strategies)
+
+    @property
+    def contributions(self) -> dict[str, Tensor]:
+        """The metrics' current values by name."""
+        return self.board.contributions
+
+    @property
+    def round_index(self) -> int:
+        """The number of completed rounds, so the index of the current or next one."""
+        return self.state.round_index
+
+    @property
+    def weights(self) -> Tensor | None:
+        """``[n]`` weights of the last aggregation, NaN outside its cohort."""
+        return self.state.weights
+
+    @property
+    def participations(self) -> Tensor:
+        """int64 ``[n]``, the number of rounds that each client's update was part of."""
+        return self.state.participations
+
+    @property
+    def client_scores(self) -> dict[str, Tensor]:
+        """Of clients' own models: ``accuracy``, ``balanced_accuracy``, ``auroc`` to ``[n]``, where evaluated."""
+        return self.state.client_scores
+
+    @property
+    def client_accuracy(self) -> Tensor | None:
+        """``[n]`` of the last evaluation; None before the first."""
+        return self.state.client_scores.get("accuracy")
+
+    @property
+    def trained(self) -> dict[int, Tensor]:
+        """Client id to the model ``[P]`` that it trained last, with ``ClientEvaluation(keep_trained=True)``."""
+        return self.state.trained
+
+    @property
+    def models(self) -> dict[int, Tensor]:
+        """Client id to the model ``[P]`` that the server will send it to start from, where it is not the global one;
+        see :meth:`received` for models that clients keep themselves."""
+        return self.state.starts
+
+    @property
+    def clients(self) -> list[Client]:
+        """The clients, by number, from the start of a fit on; like ``channel`` and ``space``."""
+        return self._fit.running.engine.manager.clients
+
+    @property
+    def channel(self) -> Channel:
+        """What has crossed in this round."""
+        return self._fit.running.engine.manager.channel
+
+    @property
+    def space(self) -> ParameterSpace:
+        """The map between the module and vectors."""
+        return self._fit.running.engine.space
+
+    @property
+    def noticed(self) -> dict[str, dict[int, int]]:
+        """Fault (``"not_finite"``, ``"large"``, ``"copy"``, ``"echo"``), by the filters, to client to in how many
+        rounds."""
+        return self._found.noticed
+
+    @property
+    def named(self) -> dict[int, tuple[int, int]]:
+        """Client id to in how many rounds its update was at fault (not finite, or far too large), of how many that it
+        sent; without those in order. A round in which a client was named counts nothing for it: no metric has measured
+        what it sent, and ``flsv retrain`` takes the round's share off its value."""
+        return self._found.named
+
+    @property
+    def copies(self) -> list[list[int]]:
+        """Groups of clients who were found to send one another's updates; of one: who sent the server's last step
+        back."""
+        return self._found.copies
 
     @property
     def coalitions(self) -> int:
         """Coalitions whose models were evaluated in this fit so far, each once, however many metrics asked for it."""
-        games = None if self._run is None or self._run.engine is None else self._run.engine.server.games
-        return 0 if games is None else games.total_evaluations
+        run = None if self._run is None else self._run.federation
+        return 0 if run is None or run.server.games is None else run.server.games.total_evaluations
 
     @property
     def current_client(self) -> int | None:
         """The client whose turn it is; None after the cohort's last, and outside of a round."""
-        return self._running.clients.client if self._run is not None and self._run.within_round else None
+        return self._fit.running.engine.clients.client if self._run is not None and self._run.within_round else None
 
     def received(self) -> dict[int, Tensor]:
         """Client id to the model ``[P]`` that it would start the next round from, where that is not the global one.
         From the first round on."""
-        return self._running.received()
+        return self._fit.running.received()
 
     def to_frame(self) -> pandas.DataFrame:
         """What is known between two rounds, as a tidy DataFrame with the columns of :func:`flsv.read_run`: the metrics'
@@ -379,11 +412,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         return Findings(self.filters, self.state)
 
     @property
-    def _fit(self) -> FitRun:
+    def _fit(self) -> LightningFit:
         if self._run is None:
             raise RuntimeError("the loop knows this from the start of a fit on: call trainer.fit first.")
         return self._run
-
-    @property
-    def _running(self) -> OneProcess:
-        return self._fit.running

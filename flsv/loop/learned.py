@@ -18,11 +18,11 @@ from torch import Tensor
 from torchmetrics.functional.classification import binary_auroc
 
 from flsv.data import FederatedDataModule
-from flsv.engines.one_process import OneProcess
 from flsv.errors import ConfigurationError
 from flsv.games import ModelScore, Scores
 from flsv.games.constant import answers_of, ranked_apart, told_apart
 from flsv.games.scores import score_batch
+from flsv.loop.federation import FederationRun
 
 #: Performances of which a constant answer's is known.
 TESTED = ("accuracy", "balanced_accuracy", "per_class_accuracy", "negative_loss")
@@ -46,7 +46,7 @@ class Verdict:
 
 
 def verdicts(
-    trainer: L.Trainer, data: FederatedDataModule, fit: OneProcess, model: Tensor
+    trainer: L.Trainer, data: FederatedDataModule, fit: FederationRun, model: Tensor
 ) -> tuple[dict[str, Verdict], str | None]:
     """On the global model ``[P]``, by metric, and under ``NO_METRIC`` where none of theirs can be tested.
 
@@ -56,7 +56,7 @@ def verdicts(
     found: dict[str, Verdict] = {}
     scores: dict[Any, Any] = {}
     ranked = []
-    for name, measure in fit.server.board.performances.items():
+    for name, measure in fit.board.performances.items():
         other = measure if isinstance(measure, ModelScore) else None
         key = None if other is None else other.evaluator
         if key not in scores:
@@ -86,7 +86,7 @@ def verdicts(
 
 
 def _answers(
-    trainer: L.Trainer, data: FederatedDataModule, fit: OneProcess, model: Tensor
+    trainer: L.Trainer, data: FederatedDataModule, fit: FederationRun, model: Tensor
 ) -> tuple[Tensor, Tensor] | str:
     """Outputs and labels, or why there are none."""
     loaders = data.val_dataloader()
@@ -96,10 +96,10 @@ def _answers(
         return "nothing is validated (limit_val_batches=0)"
     if data.no_classes is not None:
         return f"there are no classes ({data.no_classes})"
-    if fit.space.private_names:
+    if fit.engine.space.private_names:
         return "a part of the model stays with the clients"
     try:
-        return answers_of(trainer, fit.space, model, loaders, data.num_classes)
+        return answers_of(trainer, fit.engine.space, model, loaders, data.num_classes)
     except ConfigurationError as error:
         return str(error)
     except Exception as error:  # whatever a forward raises that the run has no need of

@@ -14,8 +14,8 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from flsv.data import plot_partition
-from flsv.engines.one_process import OneProcess
 from flsv.functional.shapley.undecided import times_to_tell_apart, told_apart
+from flsv.loop.federation import FederationRun
 from flsv.loop.learned import verdicts
 from flsv.metrics import ContributionMetric
 from flsv.report.folder import leaves_files, where_results_are
@@ -27,7 +27,7 @@ from flsv.server.description import chosen, settings
 
 if TYPE_CHECKING:
     from flsv.loop.federated_loop import FederatedLoop
-    from flsv.loop.run import FitRun
+    from flsv.loop.fit import LightningFit
 
 
 class RunReports:
@@ -36,11 +36,11 @@ class RunReports:
     Args:
         loop: whose rounds are reported.
         run: the fit.
-        engine: that runs them.
+        federation: the same, as rounds.
     """
 
-    def __init__(self, loop: FederatedLoop, run: FitRun, engine: OneProcess) -> None:
-        self._loop, self._run, self._engine = loop, run, engine
+    def __init__(self, loop: FederatedLoop, run: LightningFit, federation: FederationRun) -> None:
+        self._loop, self._run, self._federation = loop, run, federation
         trainer, data, state = run.trainer, run.data, loop.state
         self._monitored: set[str] = set()
         self.reporter = Reporter(
@@ -52,7 +52,7 @@ class RunReports:
             csv=run.files and trainer.is_global_zero,
             evaluated=loop.evaluation.every > 0,
         )
-        self.reporter.folder = engine.ranks.from_rank(0, self.reporter.folder, "the run's folder")
+        self.reporter.folder = federation.engine.ranks.from_rank(0, self.reporter.folder, "the run's folder")
         partition = partial(plot_partition, data.class_counts, data.class_names, data.client_names)
         described = settings(loop.config, loop.metrics, data, state.seed)
         if self.reporter.csv is not None:
@@ -94,8 +94,8 @@ class RunReports:
             loop.contributions,
             loop.weights,
             losses={} if round.losses is None else dict(zip(round.client_ids.tolist(), round.losses.tolist())),
-            norms=self._engine.server.norms,
-            scores=loop.client_scores if self._engine.evaluated else {},
+            norms=self._federation.server.norms,
+            scores=loop.client_scores if self._federation.evaluated else {},
         )
         self.record_found()
         known, monitored = self.reporter.monitored(loop.weights, loop.client_scores), trainer.callback_metrics
@@ -104,7 +104,7 @@ class RunReports:
         monitored.update(known)
         self._monitored = set(known)
         if self.reporter.board.figures_due(index) and self._run.files:
-            self._engine.write_artifacts(round, self.reporter.folder / "clients")
+            self._federation.engine.write_artifacts(round, self.reporter.folder / "clients")
 
     @property
     def _looks(self) -> bool:
@@ -117,7 +117,7 @@ class RunReports:
         """What the metrics' games share out, of the model before the first round."""
         loop, trainer = self._loop, self._run.trainer
         if loop.round_index == 0 and self._looks:
-            found, _ = verdicts(trainer, self._run.data, self._engine, loop.state.model())
+            found, _ = verdicts(trainer, self._run.data, self._federation, loop.state.model())
             loop.state.start = {name: verdict.value for name, verdict in found.items()}
 
     def _paid_in(self, values: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -126,7 +126,7 @@ class RunReports:
         loop, trainer = self._loop, self._run.trainer
         if not self._looks:
             return {}
-        found, unknown = verdicts(trainer, self._run.data, self._engine, loop.state.model())
+        found, unknown = verdicts(trainer, self._run.data, self._federation, loop.state.model())
         paid = {
             name: {
                 "by": verdict.by,

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from flsv.participants import Traffic
 from flsv.participants.client import Direction
+
+if TYPE_CHECKING:
+    from flsv.round.round import Round
 
 #: Under this name the global model goes down beside another start point, where uploads refer to it.
 GLOBAL_MODEL = "global_model"
@@ -126,6 +129,21 @@ class FederationState:
         if self.global_vector is None:
             raise RuntimeError("there is no global model before the first round begins.")
         return self.global_vector
+
+    def complete(self, round: Round, senders: Sequence[int]) -> None:
+        """Take over what a round has come to.
+
+        Args:
+            round: with its next global model.
+            senders: ids of the clients that have sent an update, whatever became of it.
+        """
+        assert round.aggregation_weights is not None
+        ids = round.client_ids.cpu()
+        self.weights = torch.full((self.num_clients,), float("nan"))
+        self.weights[ids] = round.aggregation_weights.detach().float().cpu()
+        self.participations[ids] += 1
+        self.heard[list(senders)] += 1
+        self.global_vector = round.server_vector
 
     def note(self, client: int, what: str) -> None:
         """Something went wrong at a client in this round: kept once, with the first and the last round and how often.

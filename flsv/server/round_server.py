@@ -1,9 +1,9 @@
-"""RoundServer: instructs the clients, filters and measures their updates, aggregates, personalises."""
+"""RoundServer: instructs the clients, filters their updates, aggregates, personalizes."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -12,17 +12,19 @@ from torch import Tensor
 from flsv.aggregation import Aggregator
 from flsv.filters import Cohort, OutlierFilter, UpdateFilter, with_guard
 from flsv.functional.divergences import all_finite, distances
-from flsv.games import CoalitionGames, ModelEvaluator, ValidatedModels
+from flsv.games import CoalitionGames
 from flsv.parameters import ParameterSpace
-from flsv.participants import ALONE, Channel, Client, LocalData, Ranks
+from flsv.participants import Channel, Client, LocalData
 from flsv.personalization import Personalized, Personalizer
-from flsv.round import ClientUpdate, FederationState, Instruction, Round, Start, asked_starts
+from flsv.round import ClientUpdate, FederationState, Instruction, Round, Stage, Start, asked_starts
 from flsv.server.contribution_metrics import ContributionMetrics
 from flsv.strategy import Strategy
 
 
 class RoundServer:
-    """The server side of a federation. It knows no Trainer, and is the same wherever the clients run.
+    """The server side of a federation: what it does with a round, in the order in which its methods stand here.
+
+    It knows no Trainer, and is the same wherever the clients run.
 
     Args:
         board: the metrics.
@@ -31,8 +33,8 @@ class RoundServer:
         strategies: all of the run's, these two among them, in the order in which they are asked.
         space: the map between modules and vectors.
         channel: counts what crosses.
-        evaluator: evaluates models on the server's validation set; None where no metric plays coalition games.
         filters: what happens to a cohort's updates before they are measured and averaged.
+        games: evaluate models on the server's validation set; None where no metric plays coalition games.
 
     Attributes:
         norms: client id to the norm of its update in the last round; without those that are not finite.
@@ -46,27 +48,21 @@ class RoundServer:
         strategies: Sequence[Strategy],
         space: ParameterSpace,
         channel: Channel,
-        evaluator: ModelEvaluator | None = None,
         filters: Sequence[UpdateFilter] = (),
+        games: CoalitionGames | None = None,
     ) -> None:
-        self.board, self.aggregator, self.personalizer, self.strategies = board, aggregator, personalizer, strategies
+        self.board, self.strategies = board, strategies
+        self.aggregator, self.personalizer = aggregator, personalizer
         self.space, self.channel = space, channel
         self.filters = with_guard(filters)
         self.norms: dict[int, float] = {}
-        self.games: CoalitionGames | None = None
-        if evaluator is not None:
-            self.bind_evaluator(evaluator)
+        self.games = games
 
-    def bind_evaluator(
-        self,
-        evaluator: ModelEvaluator | None,
-        validated: Mapping[Hashable, ValidatedModels] | None = None,
-        ranks: Ranks = ALONE,
-    ) -> None:
-        """Coalition games evaluate models with these, see :class:`flsv.games.CoalitionGames`."""
-        self.games = CoalitionGames(evaluator, server_lr=self.aggregator.server_lr, validated=validated, ranks=ranks)
+    def bind_games(self, games: CoalitionGames) -> None:
+        """Metrics and strategies play these."""
+        self.games = games
         for strategy in self.strategies:
-            strategy.bind_evaluator(self.games)
+            strategy.bind_evaluator(games)
 
     @property
     def _guard(self) -> OutlierFilter:
@@ -93,7 +89,7 @@ class RoundServer:
             for name, tensor in instruction.tensors.items():
                 self.channel.send(client, "down", name, tensor)
 
-    def collect(
+    def receive(
         self,
         updates: Sequence[ClientUpdate],
         matrix: Tensor,
@@ -121,7 +117,7 @@ class RoundServer:
         """
         model, cut = state.model(), self.space.num_parameters
         if self.personalizer is None or self.personalizer.collaborates:
-            self._receive(updates)
+            self._count(updates)
         numbers = partial(torch.tensor, device=model.device)
         cohort = Cohort(
             round_index=state.round_index,
@@ -162,7 +158,7 @@ class RoundServer:
         names = updates[0].reports
         return {name: _stacked([update.reports[name] for update in updates]).to(device) for name in names}
 
-    def _receive(self, updates: Sequence[ClientUpdate]) -> None:
+    def _count(self, updates: Sequence[ClientUpdate]) -> None:
         """What the clients sent crosses."""
         for update in updates:
             self.channel.send(update.client_id, "up", "update", update.vector, update.traffic)
@@ -206,7 +202,8 @@ class RoundServer:
             return list(asked_starts(starts))
 
     def finish(self, round: Round, state: FederationState) -> Round:
-        """The round with its next global model; metrics are updated before and after, start points at the end.
+        """Measure the round, aggregate it, and measure what needs the aggregate; the clients' start points go into the
+        state.
 
         Where the aggregate is not finite, the model stays that of the round before, nobody has a weight, and nothing is
         measured that needs the aggregate.
@@ -216,40 +213,56 @@ class RoundServer:
         """
         if self.games is not None:
             self.games.begin(round.measured())
-        self.board.update(round.measured(), "training")
-        vector, weights = self.aggregator.aggregate(round, self.board.with_priors())
-        if self.aggregator.server_lr != 1:
-            cut = self.space.num_parameters
-            # Not in place: an aggregator may give a client's model as it lies in the matrix.
-            moved = torch.lerp(round.global_vector[:cut], vector[:cut], self.aggregator.server_lr)
-            vector = torch.cat([moved, vector[cut:]])
+        self._measure(round, "training")
+        vector, weights = self._aggregated(round)
         finite = all_finite(vector)
         if not finite:
-            what = f"round {round.round_index}: {self.aggregator!r} gave a global model that is not finite"
-            if state.weights is not None and not state.weights.nan_to_num().any():
-                raise RuntimeError(f"{what}, for the second time running.")
-            warnings.warn(f"{what}. The model stays that of the round before.", stacklevel=2)
+            self._warn_of_aggregate(round, state)
             vector, weights = round.global_vector.clone(), torch.zeros_like(weights)
         round = round.aggregated(vector, weights)
         if finite:
-            self.board.update(round.measured(), "aggregation")
-        if self.personalizer is not None:
-            own = self.personalizer.personalize(round, self.board.with_priors(), state.starts)
-            own = own if isinstance(own, Personalized) else Personalized(own)
-            # A view would keep, and save, the whole of what it is one of.
-            state.starts.update(
-                {i: model.detach().clone() if model._is_view() else model.detach() for i, model in own.starts.items()}
-            )
-            round = round.personalized(own.peer_values)
-        self.board.update(round.measured(), "personalization")
+            self._measure(round, "aggregation")
+        round = self._personalized(round, state)
+        self._measure(round, "personalization")
         for strategy in self.strategies:
             strategy.end_round(round)
             trained = strategy.coalition_models(round)
             round = round if trained is None else round.with_coalitions(trained)
-        self.board.update(round.measured(), "exchange")
+        self._measure(round, "exchange")
         if self.games is not None:
             self.games.end()
         return round
+
+    def _measure(self, round: Round, stage: Stage) -> None:
+        self.board.update(round.measured(), stage)
+
+    def _aggregated(self, round: Round) -> tuple[Tensor, Tensor]:
+        """The next global model ``[P]`` and the clients' weights ``[k]``."""
+        vector, weights = self.aggregator.aggregate(round, self.board.with_priors())
+        if self.aggregator.server_lr == 1:
+            return vector, weights
+        cut = self.space.num_parameters
+        # Not in place: an aggregator may give a client's model as it lies in the matrix.
+        moved = torch.lerp(round.global_vector[:cut], vector[:cut], self.aggregator.server_lr)
+        return torch.cat([moved, vector[cut:]]), weights
+
+    def _warn_of_aggregate(self, round: Round, state: FederationState) -> None:
+        what = f"round {round.round_index}: {self.aggregator!r} gave a global model that is not finite"
+        if state.weights is not None and not state.weights.nan_to_num().any():
+            raise RuntimeError(f"{what}, for the second time running.")
+        warnings.warn(f"{what}. The model stays that of the round before.", stacklevel=3)
+
+    def _personalized(self, round: Round, state: FederationState) -> Round:
+        """With what its clients find each other to be worth."""
+        if self.personalizer is None:
+            return round
+        own = self.personalizer.personalize(round, self.board.with_priors(), state.starts)
+        own = own if isinstance(own, Personalized) else Personalized(own)
+        # A view would keep, and save, the whole of what it is one of.
+        state.starts.update(
+            {i: model.detach().clone() if model._is_view() else model.detach() for i, model in own.starts.items()}
+        )
+        return round.personalized(own.peer_values)
 
 
 def _stacked(reports: Sequence[Tensor]) -> Tensor:

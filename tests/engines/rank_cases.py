@@ -96,7 +96,7 @@ class Die(Callback):
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         loop: Any = next(callback for callback in trainer.callbacks if isinstance(callback, FederatedLoop))  # type: ignore[attr-defined]
         for owner, name, place in (
-            (loop._running.clients, "exchange", "update"),
+            (loop._fit.running.engine.clients, "exchange", "update"),
             (loop.aggregator, "aggregate", "aggregate"),
             (trainer.strategy.checkpoint_io, "save_checkpoint", "checkpoint"),
         ):

@@ -75,7 +75,7 @@ def play(
         each.data.visit(start, vector if each.model is None else each.model)
     updates = [ClientUpdate(each.id, 1, vector) for each, vector in zip(clients, vectors)]
     known: Any = {each.id: Client(each.id, each.data, channel) for each in clients}
-    round = server.finish(server.collect(updates, vectors, instructions, state, known), state)
+    round = server.finish(server.receive(updates, vectors, instructions, state, known), state)
     assert state.starts == {}  # the clients keep their models themselves
     traffic = round.uploaded, round.downloaded
     assert all(len(each) == len(clients) for each in traffic)  # counted before the clients are asked for their models

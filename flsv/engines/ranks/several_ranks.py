@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -23,6 +22,7 @@ from flsv.participants import Owners, Ranks, at
 from flsv.round import Instruction, Round
 from flsv.round.matrix import empty_rows
 from flsv.seeding import global_rngs, restore_global_rngs, restore_torch_rngs, torch_rngs
+from flsv.server import RoundServer
 
 
 class IdleLoader(CohortLoader):
@@ -174,38 +174,32 @@ class SeveralRanks(OneProcess):
             optimizer_state = {**optimizer_state, **mine}
         super().begin_training(optimizer_state, buffers)
         of: Any = self.clients
-        self._logged = LoggedValues(self._trainer, lambda: of.position, self._exchange_logged, lambda: of.idle)
+        self._logged = LoggedValues(self.trainer, lambda: of.position, self._exchange_logged, lambda: of.idle)
         self._save()
 
     def _make_manager(self) -> ClientManager:
-        return ClientManager(self._trainer, self._data, self.space, self._states, self.owners)
+        return ClientManager(self.trainer, self.data, self.space, self._states, self.owners)
 
     def _make_training(self, local: LocalTraining) -> RankTraining:
         return RankTraining(local, self.manager)
 
-    def _load(self, clients: list[int], limit: float) -> CohortLoader:
+    def _load(self, clients: list[int]) -> CohortLoader:
         self.owners.deal(clients)
         if mine := self.owners.mine(clients):
-            return super()._load(mine, limit)
-        return IdleLoader(self._data, clients[0], self._state.seed, self._state.round_index)
+            return super()._load(mine)
+        return IdleLoader(self.data, clients[0], self._state.seed, self._state.round_index)
 
-    def begin_round(self, loader: CohortLoader) -> None:
-        super().begin_round(loader)
+    def instruct(self, instructions: dict[int, Instruction], sent: Callable[[Mapping[int, Instruction]], None]) -> None:
+        super().instruct(instructions, sent)
         self._strategy.within_round = True
 
-    def end_round(self, evaluate: Callable[[], bool]) -> Round:
+    def end_training(self) -> CohortTraining:
         self._strategy.within_round = False
         training: Any = self.clients
         training.exchange(self.ranks, self._state.round_index, self._config.evaluation.keeps)
-        with warnings.catch_warnings():
-            if self.ranks.rank:
-                warnings.simplefilter("ignore")  # rank 0 says it
-            round = super().end_round(evaluate)
-        self._check(round)
-        return round
+        return super().end_training()
 
-    def advance(self, last: bool) -> None:
-        super().advance(last)
+    def settle(self) -> None:
         # Everybody learns who keeps something, and so must stay where it is.
         own = self._states.clients() | self.clients.local.optimizers.clients()
         parts = self.ranks.everybody(sorted(own), "clients that keep something")
@@ -221,8 +215,8 @@ class SeveralRanks(OneProcess):
         self.ranks.give_up(f"its round {self._state.round_index} ended before the last batch")
         return super().discard()
 
-    def received(self) -> dict[int, Tensor]:
-        return _together(self.ranks.everybody(self._received(), "the clients' own models"))
+    def received(self, server: RoundServer) -> dict[int, Tensor]:
+        return _together(self.ranks.everybody(self._received(server), "the clients' own models"))
 
     def kept(self) -> tuple[dict[int, Any], dict[str, Any]]:
         """The state of clients and their optimizers, for a checkpoint: of all clients on rank 0, which writes it.
@@ -247,8 +241,8 @@ class SeveralRanks(OneProcess):
             self._logged.remove()
         super().close()
 
-    def _own_scores(self) -> dict[str, Tensor]:
-        own = super()._own_scores()
+    def own_scores(self, server: RoundServer) -> dict[str, Tensor]:
+        own = super().own_scores(server)
         result = {name: torch.full((self._state.num_clients,), float("nan")) for name in own}
         for clients, scores in self.ranks.everybody((self._mine(), own), "the clients' tests"):
             for name, values in scores.items():
@@ -270,7 +264,7 @@ class SeveralRanks(OneProcess):
     def _save(self) -> None:
         """Between two rounds: for checkpoints that will be asked for in the next; yes if nobody knows."""
         names = ("_every_n_train_steps", "_train_time_interval", "save_on_exception")
-        callbacks = self._trainer.checkpoint_callbacks
+        callbacks = self.trainer.checkpoint_callbacks
         saves = any(not hasattr(each, names[0]) or any(getattr(each, n, None) for n in names) for each in callbacks)
         if self.owners.bound and saves:
             self._saved = self._gathered()
@@ -279,14 +273,14 @@ class SeveralRanks(OneProcess):
         # After an epoch that ended early the others are elsewhere.
         return [value] if self.clients.active else self.ranks.everybody(value, about)
 
-    def _check(self, round: Round) -> None:
+    def agree(self, round: Round, contributions: Mapping[str, Tensor]) -> None:
         """All ranks must have come to the same.
 
         Raises:
             RuntimeError: one has not.
         """
         values = {"global model": self._state.model(), "aggregation weights": round.aggregation_weights}
-        values |= {f"metric {name}": value for name, value in self.server.board.contributions.items()}
+        values |= {f"metric {name}": value for name, value in contributions.items()}
         sums = {name: _checksum(value) for name, value in values.items() if value is not None}
         for rank, theirs in enumerate(self.ranks.everybody(sums, "checksums")):
             if differ := [name for name in {**sums, **theirs} if sums.get(name) != theirs.get(name)]:

@@ -36,7 +36,7 @@ from flsv.participants import LocalData
 from flsv.report.folder import FolderLock
 from flsv.round import Instruction, Round
 from flsv.round.matrix import empty_rows
-from flsv.server import ContributionMetrics
+from flsv.server import ContributionMetrics, RoundServer
 from flsv.server.checks import check_names
 from flsv.server.config import FederationConfig
 from flsv.strategy import Strategy
@@ -52,18 +52,16 @@ class RemoteCohort(CohortTraining):
         local: of the server's module, which stays the global model.
         manager: the sites.
         remote: the same, as those who train.
-        send: counts the instructions that went down.
+
+    Attributes:
+        sent: counts the instructions that went down.
     """
 
-    def __init__(
-        self,
-        local: LocalTraining,
-        manager: ClientManager,
-        remote: Remote,
-        send: Callable[[Mapping[int, Instruction]], None],
-    ) -> None:
+    sent: Callable[[Mapping[int, Instruction]], None]
+
+    def __init__(self, local: LocalTraining, manager: ClientManager, remote: Remote) -> None:
         super().__init__(local, manager)
-        self._remote, self._send = remote, send
+        self._remote = remote
 
     @property
     def place(self) -> str:
@@ -76,7 +74,7 @@ class RemoteCohort(CohortTraining):
         device = self.local.global_vector.device
         self.updates, self.broken = self._remote.train(self._instructions, device, self.local.space)
         heard = {*self.broken, *(update.client_id for update in self.updates)}
-        self._send({client: told for client, told in self._instructions.items() if client in heard})
+        self.sent({client: told for client, told in self._instructions.items() if client in heard})
         if not heard:
             raise RuntimeError(
                 "no site sent a model in this round. Start them again and then this server: it goes on from its last "
@@ -147,7 +145,7 @@ class RemoteFederation(IdleProcess):
     """
 
     def __init__(self, directory: Directory, *options: Any) -> None:
-        trainer, data, state, _, _, config, *_ = options
+        trainer, data, state, _, config, *_ = options
         _check_parts(config)
         state.run = state.run or secrets.token_hex(8)
         # A batch has a sample at least; who steps by hand may do so several times a batch.
@@ -156,16 +154,21 @@ class RemoteFederation(IdleProcess):
         reports = check_names(config.strategies)
         self._remote = Remote(directory, state, trainer.max_epochs or 1, steps, reports, num_classes)
         super().__init__(*options)
-        _check_questions(self._strategies, self.server.board)
 
     clients_here = False
 
-    def _send(self) -> None:
-        """Only what has reached a site counts: the cohort says it when the replies are there."""
+    def check(self, board: ContributionMetrics) -> None:
+        _check_questions(self._strategies, board)
 
-    def advance(self, last: bool) -> None:
+    def instruct(self, instructions: dict[int, Instruction], sent: Callable[[Mapping[int, Instruction]], None]) -> None:
+        # Only what has reached a site counts: the cohort says it when the replies are there.
+        cohort: Any = self.clients
+        cohort.sent = sent
+        super().instruct(instructions, lambda _: None)
+
+    def commit(self) -> None:
         self._remote.commit()
-        super().advance(last)
+        super().commit()
 
     def discard(self) -> bool:
         self._remote.discard()
@@ -174,7 +177,7 @@ class RemoteFederation(IdleProcess):
     def write_artifacts(self, round: Round, folder: Path) -> None:
         """Pictures of a site's data stay there."""
 
-    def received(self) -> dict[int, Tensor]:
+    def received(self, server: RoundServer) -> dict[int, Tensor]:
         """Without the models that are at their sites alone."""
         personalizer, state = self._strategies.get("personalizer"), self._state
         if personalizer is None:
@@ -183,14 +186,14 @@ class RemoteFederation(IdleProcess):
         return {i: model for i, model in known.items() if model is not None and model is not state.model()}
 
     def _make_manager(self) -> ClientManager:
-        options = (self._trainer, self._data, self.space, self._states)
+        options = (self.trainer, self.data, self.space, self._states)
         return RemoteClientManager(self._remote, lambda: self._state.round_index, *options)
 
     def _make_training(self, local: LocalTraining) -> CohortTraining:
-        return RemoteCohort(local, self.manager, self._remote, self._sent)
+        return RemoteCohort(local, self.manager, self._remote)
 
-    def _own_scores(self) -> dict[str, Tensor]:
-        told = self._remote.test(self._state.round_index, self.server.instruct(self._mine(), self._state))
+    def own_scores(self, server: RoundServer) -> dict[str, Tensor]:
+        told = self._remote.test(self._state.round_index, server.instruct(self._mine(), self._state))
         unknown = dict.fromkeys(OWN_SCORES, float("nan"))
         everybody = [told.get(client, unknown) for client in range(self._state.num_clients)]
         return {name: torch.tensor([scores[name] for scores in everybody]) for name in OWN_SCORES}
