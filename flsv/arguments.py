@@ -1,18 +1,17 @@
 """Checks of what a user gives: numbers that are finite and in range, names that become parts of paths and of tags;
-and arguments that stay as they were given.
-
-A comparison with NaN is false, so ``if lr <= 0: raise`` lets NaN through. Here a number has to prove that it is good.
-"""
+and arguments that stay as they were given. What a constructor takes is declared there, see :mod:`flsv.declared`."""
 
 from __future__ import annotations
 
 import inspect
-import math
 import re
 import reprlib
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
+from annotated_types import Ge, Gt, Le, Lt
+
+from flsv.declared import check_argument
 from flsv.errors import ConfigurationError
 
 _PLAIN = re.compile(r"(?![. ])[^/\\:\x00-\x1f\x7f]{1,100}")
@@ -101,21 +100,10 @@ def check_number(
         ...
         flsv.errors.ConfigurationError: FedProx(mu=nan): expected a finite number of at least 0.
     """
-    try:
-        good = math.isfinite(value) and (not whole or value == int(value))
-    except (TypeError, ValueError):
-        good = False
-    if (
-        good
-        and (above is None or value > above)
-        and (least is None or value >= least)
-        and (below is None or value < below)
-        and (most is None or value <= most)
-    ):
-        return
-    expected = f"a {'whole' if whole else 'finite'} number{_range(above, least, below, most)}"
-    who = owner if isinstance(owner, str) else type(owner).__name__
-    raise ConfigurationError(f"{who}({name}={value!r}): expected {expected}.{' ' + hint if hint else ''}")
+    bounds = ((Gt, above), (Ge, least), (Lt, below), (Le, most))
+    markers = [kind(bound) for kind, bound in bounds if bound is not None]
+    hinted = Annotated[(int if whole else float, *markers, hint)]  # type: ignore[valid-type]
+    check_argument(owner if isinstance(owner, str) else type(owner).__name__, name, value, hinted)
 
 
 def check_one_of(owner: Any, name: str, value: Any, known: Iterable[Any]) -> None:
@@ -157,14 +145,6 @@ def check_kind(owner: Any, name: str, value: Any, kind: type | tuple[type, ...],
     if not isinstance(value, kind):
         who = owner if isinstance(owner, str) else type(owner).__name__
         raise ConfigurationError(f"{who}({name}={reprlib.repr(value)}): expected {expected}.")
-
-
-def _range(above: float | None, least: float | None, below: float | None, most: float | None) -> str:
-    low, high = above if least is None else least, below if most is None else most
-    if low is not None and high is not None:
-        return f" in {'(' if least is None else '['}{low:g}, {high:g}{')' if most is None else ']'}"
-    bounds = (("above", above), ("of at least", least), ("below", below), ("of at most", most))
-    return "".join(f" {word} {bound:g}" for word, bound in bounds if bound is not None)
 
 
 def plain_name(name: str, what: str = "name") -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -12,6 +11,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 from torch.optim import Optimizer
 
+from flsv.declared import Declared
 from flsv.parameters import ParameterSpace
 from flsv.participants import LocalData
 from flsv.round import FederationState, Round, TrainedCoalitions
@@ -55,10 +55,10 @@ class Federation:
     metrics: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Component(ABC):  # noqa: B024 - its subclasses have the abstract methods
+class Component(Declared, ABC):
     """Base class of the parts of a federation: learns the federation's sizes, has a state, and describes itself."""
 
-    def begin(self, federation: Federation) -> None:  # noqa: B027 - most have nothing to prepare
+    def begin(self, federation: Federation) -> None:
         """Before the first round of a new fit: forget an earlier fit, check, prepare. For a resumed fit
         ``load_state_dict`` is called instead, and then :meth:`resume`.
 
@@ -66,7 +66,7 @@ class Component(ABC):  # noqa: B024 - its subclasses have the abstract methods
             ConfigurationError: what is needed is not there.
         """
 
-    def resume(self, federation: Federation) -> None:  # noqa: B027
+    def resume(self, federation: Federation) -> None:
         """After ``load_state_dict``, before the first round of a resumed fit. The global vector is that round's."""
 
     #: Names of the attributes that the next round needs: tensors, numbers, lists and dicts of them. What is in them is
@@ -81,14 +81,6 @@ class Component(ABC):  # noqa: B024 - its subclasses have the abstract methods
         """The inverse of ``state_dict``."""
         for name in self.saved:
             setattr(self, name, _held(state[name.lstrip("_")]))
-
-    #: Arguments that go without saying where they have this value.
-    unsaid: ClassVar[Mapping[str, Any]] = {}
-
-    def __repr__(self) -> str:
-        held = {name: getattr(self, name) for name in inspect.signature(type(self)).parameters if hasattr(self, name)}
-        said = [f"{name}={value!r}" for name, value in held.items() if self.unsaid.get(name, ...) != value]
-        return f"{type(self).__name__}({', '.join(said)})"
 
 
 def _held(value: Any) -> Any:

@@ -40,7 +40,7 @@ def test_another_loop_has_the_other_arguments_and_keeps_the_rest() -> None:
     assert (second.local_epochs, second.metrics["cssv"]) == (3, first.metrics["cssv"])
     assert isinstance(second.config.aggregator, GeometricMedian)
     assert len(first.filters) == 2
-    assert repr(second.filters) == "(OutlierFilter(threshold=None, exclude=False),)"
+    assert repr(second.filters) == "(OutlierFilter(threshold=None),)"
 
 
 def test_what_a_loop_holds_is_not_changed_from_outside() -> None:

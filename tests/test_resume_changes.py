@@ -94,7 +94,10 @@ def test_inputs_that_changed_under_equal_labels_are_found(saved: Path, tmp_path:
     ("changes", "said"),
     [
         ({"seed": 4}, "the seed is 4 and was 3"),
-        ({"aggregator": ShapFedWA("m")}, r"federation.aggregator is ShapFedWA\(metric='m'\) and was FedAvg"),
+        (
+            {"aggregator": ShapFedWA("m")},
+            r"federation.aggregator is ShapFedWA\(metric='m', weighting='uniform'\) and was FedAvg",
+        ),
         ({"aggregator": FedAvg(weighting="uniform")}, r"weighting='uniform'\) and was FedAvg\(weighting='samples'"),
         ({"metrics": {"m": CosineGradientShapley()}}, "federation.metrics.m is CosineGradientShapley"),
         ({"metrics": {"m": ClassSpecificShapley(momentum=0.5)}}, r"federation.metrics.m is .*momentum=0.5.* and was"),

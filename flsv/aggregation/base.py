@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from flsv.arguments import check_number
+from flsv.declared import Positive
 from flsv.round import Round
 from flsv.strategy import Contributions, Strategy
 
@@ -26,10 +26,8 @@ class Aggregator(Strategy):
     server_lr: float = 1.0
     #: Whether it asks who the clients are or how they trained, beside their models and samples.
     of_clients: ClassVar[bool] = False
-    unsaid: ClassVar = {"server_lr": 1.0}
 
-    def __init__(self, *, server_lr: float = 1.0) -> None:
-        check_number(self, "server_lr", server_lr, above=0)
+    def __init__(self, *, server_lr: Positive = 1.0) -> None:
         self.server_lr = server_lr
 
     @abstractmethod

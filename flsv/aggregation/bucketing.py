@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from flsv.aggregation.base import Aggregator
-from flsv.arguments import check_number
-from flsv.errors import ConfigurationError
+from flsv.declared import Count
 from flsv.round import Round
 from flsv.strategy import Contributions, Federation
 
@@ -39,15 +38,20 @@ class Bucketing(Aggregator):
         3
     """
 
-    def __init__(self, aggregator: Aggregator, size: int = 2) -> None:
+    rules = (
+        (
+            lambda a: (
+                not (a.aggregator.metric or a.aggregator.sends or a.aggregator.reports or a.aggregator.of_clients)
+            ),
+            "it works with every client's own steps, report or contribution, which a bucket has not. Give one that "
+            "looks at models only, such as TrimmedMean or GeometricMedian.",
+        ),
+    )
+
+    def __init__(self, aggregator: Aggregator, size: Count = 2) -> None:
         super().__init__(server_lr=aggregator.server_lr)
-        check_number(self, "size", size, least=1, whole=True)
-        self.aggregator, self.size = aggregator, size
-        if aggregator.metric is not None or aggregator.sends or aggregator.reports or aggregator.of_clients:
-            raise ConfigurationError(
-                f"Bucketing({aggregator!r}): it works with every client's own steps, report or contribution, which a "
-                "bucket has not. Give one that looks at models only, such as TrimmedMean or GeometricMedian."
-            )
+        self.aggregator = aggregator
+        self.size = size
 
     def begin(self, federation: Federation) -> None:
         self.aggregator.begin(self._of_buckets(federation))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from flsv.aggregation.base import Aggregator
-from flsv.arguments import check_number
+from flsv.declared import Positive
 from flsv.functional.agreement import EPSILON, cohort_reputation
 from flsv.round import Round
 from flsv.strategy import Contributions
@@ -37,20 +37,13 @@ class CGSV(Aggregator):
 
     Example:
         >>> CGSV(scale=0.5)
-        CGSV(metric='cgsv', scale=0.5)
+        CGSV(scale=0.5)
     """
 
     metric_shape = ("n",)
 
-    def __init__(
-        self,
-        metric: str = "cgsv",
-        scale: float = 1.0,
-        *,
-        server_lr: float = 1.0,
-    ) -> None:
+    def __init__(self, metric: str = "cgsv", scale: Positive = 1.0, *, server_lr: Positive = 1.0) -> None:
         super().__init__(server_lr=server_lr)
-        check_number(self, "scale", scale, above=0)
         self.metric: str = metric
         self.scale = scale
 

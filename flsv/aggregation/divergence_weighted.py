@@ -10,8 +10,7 @@ from typing import Literal
 from torch import Tensor
 
 from flsv.aggregation.base import Aggregator
-from flsv.arguments import check_number
-from flsv.errors import ConfigurationError
+from flsv.declared import Positive
 from flsv.functional.divergences import Divergence, divergence_weights, label_divergence
 from flsv.participants import LocalData
 from flsv.round import Round
@@ -38,7 +37,7 @@ class DivergenceWeighted(Aggregator):
 
     Example:
         >>> DivergenceWeighted(a=0.5)
-        DivergenceWeighted(a=0.5, b=0.1, kind='kl', reference='uniform', normalize_divergence=True)
+        DivergenceWeighted(a=0.5)
     """
 
     reports = ("label_divergence",)
@@ -52,16 +51,13 @@ class DivergenceWeighted(Aggregator):
         reference: Literal["uniform", "global"] = "uniform",
         normalize_divergence: bool = True,
         *,
-        server_lr: float = 1.0,
+        server_lr: Positive = 1.0,
     ) -> None:
         super().__init__(server_lr=server_lr)
-        check_number(self, "a", a)
-        check_number(self, "b", b)
-        if kind not in ("kl", "l2"):
-            raise ConfigurationError(f'DivergenceWeighted(kind={kind!r}): expected "kl" or "l2".')
-        if reference not in ("uniform", "global"):
-            raise ConfigurationError(f'DivergenceWeighted(reference={reference!r}): expected "uniform" or "global".')
-        self.a, self.b, self.kind, self.reference = a, b, kind, reference
+        self.a = a
+        self.b = b
+        self.kind = kind
+        self.reference = reference
         self.normalize_divergence = normalize_divergence
 
     def report(self, local: LocalData) -> dict[str, float]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flsv.aggregation.base import Aggregator
-from flsv.errors import ConfigurationError
+from flsv.declared import Positive
 from flsv.round import Round
 from flsv.strategy import Contributions
 
@@ -28,15 +28,8 @@ class FedAvg(Aggregator):
         FedAvg(weighting='uniform')
     """
 
-    def __init__(
-        self,
-        weighting: Literal["samples", "uniform"] = "samples",
-        *,
-        server_lr: float = 1.0,
-    ) -> None:
+    def __init__(self, weighting: Literal["samples", "uniform"] = "samples", *, server_lr: Positive = 1.0) -> None:
         super().__init__(server_lr=server_lr)
-        if weighting not in ("samples", "uniform"):
-            raise ConfigurationError(f'FedAvg(weighting={weighting!r}): expected "samples" or "uniform".')
         self.weighting = weighting
 
     def weights(self, round: Round, contributions: Contributions) -> Tensor:

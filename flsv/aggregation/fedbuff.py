@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from flsv.aggregation.base import Aggregator
-from flsv.arguments import check_number
+from flsv.declared import NonNegative, Positive
 from flsv.errors import ConfigurationError
 from flsv.personalization import Personalizer
 from flsv.personalization.base import Starts
@@ -42,19 +42,13 @@ class FedBuff(Aggregator):
 
     Example:
         >>> FedBuff()
-        FedBuff(exponent=0.5)
+        FedBuff()
     """
 
     of_clients = True
 
-    def __init__(
-        self,
-        exponent: float = 0.5,
-        *,
-        server_lr: float = 1.0,
-    ) -> None:
+    def __init__(self, exponent: NonNegative = 0.5, *, server_lr: Positive = 1.0) -> None:
         super().__init__(server_lr=server_lr)
-        check_number(self, "exponent", exponent, least=0)
         self.exponent = exponent
         self._versions: dict[int, int] = {}
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from flsv.aggregation.base import Aggregator
+from flsv.declared import Positive
 from flsv.round import Round
 from flsv.sampling.contribution import known_or_mean
 from flsv.strategy import Contributions
@@ -27,17 +28,12 @@ class FedCE(Aggregator):
 
     Example:
         >>> FedCE()
-        FedCE(metric='fedce')
+        FedCE()
     """
 
     metric_shape = ("n",)
 
-    def __init__(
-        self,
-        metric: str = "fedce",
-        *,
-        server_lr: float = 1.0,
-    ) -> None:
+    def __init__(self, metric: str = "fedce", *, server_lr: Positive = 1.0) -> None:
         super().__init__(server_lr=server_lr)
         self.metric: str = metric
 

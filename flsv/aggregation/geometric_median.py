@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from flsv.aggregation.base import Aggregator
-from flsv.arguments import check_number
+from flsv.declared import Count, NonNegative, Positive
 from flsv.functional.divergences import distances, weighted_mean
 from flsv.round import Round
 from flsv.strategy import Contributions
@@ -36,22 +36,21 @@ class GeometricMedian(Aggregator):
 
     Example:
         >>> GeometricMedian()
-        GeometricMedian(smoothing=1e-06, iterations=10, tolerance=1e-06)
+        GeometricMedian()
     """
 
     def __init__(
         self,
-        smoothing: float = 1e-6,
-        iterations: int = 10,
-        tolerance: float = 1e-6,
+        smoothing: Positive = 1e-6,
+        iterations: Count = 10,
+        tolerance: NonNegative = 1e-6,
         *,
-        server_lr: float = 1.0,
+        server_lr: Positive = 1.0,
     ) -> None:
         super().__init__(server_lr=server_lr)
-        check_number(self, "smoothing", smoothing, above=0)
-        check_number(self, "iterations", iterations, least=1, whole=True)
-        check_number(self, "tolerance", tolerance, least=0)
-        self.smoothing, self.iterations, self.tolerance = smoothing, iterations, tolerance
+        self.smoothing = smoothing
+        self.iterations = iterations
+        self.tolerance = tolerance
 
     def weights(self, round: Round, contributions: Contributions) -> Tensor:
         cut = round.space.num_parameters

@@ -21,10 +21,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from flsv.aggregation.fedavg import FedAvg
-from flsv.arguments import check_number
+from flsv.declared import Momentum, Positive
 from flsv.errors import ConfigurationError
 from flsv.round import ClientMatrix, Round
-from flsv.strategy import Contributions, Federation, Strategy
+from flsv.strategy import Contributions, Federation
 
 #: Entries that :class:`AdaptiveServer` steps at a time.
 PIECE = 2**20
@@ -94,7 +94,7 @@ class ServerOptimizer(FedAvg):
 
     def __repr__(self) -> str:
         if type(self) is not ServerOptimizer:
-            return Strategy.__repr__(self)
+            return super().__repr__()
         arguments = ", ".join(f"{name}={value!r}" for name, value in self._defaults.items())
         name = type(self.optimizer([torch.zeros(1)])).__name__
         return f"ServerOptimizer({name}({arguments}), weighting={self.weighting!r})"
@@ -113,15 +113,14 @@ class FedAvgM(ServerOptimizer):
 
     Example:
         >>> FedAvgM(momentum=0.7)
-        FedAvgM(lr=1.0, momentum=0.7, weighting='samples')
+        FedAvgM(momentum=0.7)
     """
 
     def __init__(
-        self, lr: float = 1.0, momentum: float = 0.9, weighting: Literal["samples", "uniform"] = "samples"
+        self, lr: Positive = 1.0, momentum: Momentum = 0.9, weighting: Literal["samples", "uniform"] = "samples"
     ) -> None:
-        check_number(self, "lr", lr, above=0)
-        check_number(self, "momentum", momentum, least=0, below=1)
-        self.lr, self.momentum = lr, momentum
+        self.lr = lr
+        self.momentum = momentum
         super().__init__(self._sgd, weighting)
 
     def _sgd(self, params: Iterable) -> Optimizer:
@@ -143,20 +142,23 @@ class FedAdam(ServerOptimizer):
 
     Example:
         >>> FedAdam(lr=0.03)
-        FedAdam(lr=0.03, beta1=0.9, beta2=0.99, tau=0.001, weighting='samples')
+        FedAdam(lr=0.03)
     """
 
     rule: Literal["adam", "yogi"] = "adam"
 
     def __init__(
         self,
-        lr: float = 0.01,
-        beta1: float = 0.9,
-        beta2: float = 0.99,
-        tau: float = 1e-3,
+        lr: Positive = 0.01,
+        beta1: Momentum = 0.9,
+        beta2: Momentum = 0.99,
+        tau: Positive = 1e-3,
         weighting: Literal["samples", "uniform"] = "samples",
     ) -> None:
-        self.lr, self.beta1, self.beta2, self.tau = lr, beta1, beta2, tau
+        self.lr = lr
+        self.beta1 = beta1
+        self.beta2 = beta2
+        self.tau = tau
         super().__init__(self._adaptive, weighting)
 
     def _adaptive(self, params: Iterable) -> Optimizer:
@@ -168,7 +170,7 @@ class FedYogi(FedAdam):
 
     Example:
         >>> FedYogi()
-        FedYogi(lr=0.01, beta1=0.9, beta2=0.99, tau=0.001, weighting='samples')
+        FedYogi()
     """
 
     rule: Literal["adam", "yogi"] = "yogi"
@@ -190,9 +192,6 @@ class AdaptiveServer(Optimizer):
         tau: above 0.
         rule: for v.
 
-    Raises:
-        ConfigurationError: an argument out of range.
-
     Example:
         >>> x = torch.nn.Parameter(torch.zeros(1))
         >>> x.grad = torch.tensor([-3.0])
@@ -210,12 +209,6 @@ class AdaptiveServer(Optimizer):
         tau: float = 1e-3,
         rule: Literal["adam", "yogi"] = "adam",
     ) -> None:
-        for name, value in (("lr", lr), ("tau", tau)):
-            check_number(self, name, value, above=0)
-        for name, value in (("beta1", beta1), ("beta2", beta2)):
-            check_number(self, name, value, least=0, below=1)
-        if rule not in ("adam", "yogi"):
-            raise ConfigurationError(f'AdaptiveServer(rule={rule!r}): expected "adam" or "yogi".')
         super().__init__(params, {"lr": lr, "beta1": beta1, "beta2": beta2, "tau": tau, "rule": rule})
 
     @torch.no_grad()

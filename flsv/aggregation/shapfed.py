@@ -5,13 +5,13 @@ Tastan et al., "Redefining Contributions: Shapley-Driven Federated Learning", IJ
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from flsv.aggregation.base import Aggregator
-from flsv.errors import ConfigurationError
+from flsv.declared import Positive
 from flsv.functional import participant_weights
 from flsv.round import Round
 from flsv.strategy import Contributions
@@ -39,25 +39,20 @@ class ShapFedWA(Aggregator):
         ConfigurationError: another weighting.
 
     Example:
-        >>> ShapFedWA(metric="cssv")
-        ShapFedWA(metric='cssv')
         >>> ShapFedWA(weighting="samples")
-        ShapFedWA(metric='cssv', weighting='samples')
+        ShapFedWA(weighting='samples')
     """
 
     metric_shape = ("n", "M")
-    unsaid: ClassVar = {**Aggregator.unsaid, "weighting": "uniform"}
 
     def __init__(
         self,
         metric: str = "cssv",
         weighting: Literal["uniform", "samples"] = "uniform",
         *,
-        server_lr: float = 1.0,
+        server_lr: Positive = 1.0,
     ) -> None:
         super().__init__(server_lr=server_lr)
-        if weighting not in ("uniform", "samples"):
-            raise ConfigurationError(f'ShapFedWA(weighting={weighting!r}): expected "uniform" or "samples".')
         self.metric: str = metric
         self.weighting = weighting
 

@@ -7,10 +7,13 @@ by it.
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from annotated_types import Gt, Le
 from torch import Tensor
 
 from flsv.aggregation.base import Aggregator
-from flsv.arguments import check_number
+from flsv.declared import Positive
 from flsv.round import Round
 from flsv.sampling.contribution import known_or_mean
 from flsv.strategy import Contributions
@@ -37,8 +40,8 @@ class ShapleySoftmax(Aggregator):
             after aggregation.
 
     Example:
-        >>> ShapleySoftmax("sv")
-        ShapleySoftmax(metric='sv', step=0.5, temperature=1.0)
+        >>> ShapleySoftmax(step=1.0)
+        ShapleySoftmax(step=1.0)
     """
 
     metric_shape = ("n",)
@@ -47,16 +50,15 @@ class ShapleySoftmax(Aggregator):
     def __init__(
         self,
         metric: str = "sv",
-        step: float = 0.5,
-        temperature: float = 1.0,
+        step: Annotated[float, Gt(0), Le(1)] = 0.5,
+        temperature: Positive = 1.0,
         *,
-        server_lr: float = 1.0,
+        server_lr: Positive = 1.0,
     ) -> None:
         super().__init__(server_lr=server_lr)
-        check_number(self, "step", step, above=0, most=1)
-        check_number(self, "temperature", temperature, above=0)
         self.metric: str = metric
-        self.step, self.temperature = step, temperature
+        self.step = step
+        self.temperature = temperature
 
     def weights(self, round: Round, contributions: Contributions) -> Tensor:
         values = contributions.get(self.metric)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from flsv.aggregation.base import Aggregator
+from flsv.declared import Positive
 from flsv.round import Round
 from flsv.sampling.contribution import known_or_mean
 from flsv.strategy import Contributions
@@ -28,19 +29,13 @@ class ShapleyWeighted(Aggregator):
         server_lr: see :class:`flsv.aggregation.Aggregator`.
 
     Example:
-        >>> ShapleyWeighted("ssv")
-        ShapleyWeighted(metric='ssv', normalize=False)
+        >>> ShapleyWeighted("value")
+        ShapleyWeighted(metric='value')
     """
 
     metric_shape = ("n",)
 
-    def __init__(
-        self,
-        metric: str = "ssv",
-        normalize: bool = False,
-        *,
-        server_lr: float = 1.0,
-    ) -> None:
+    def __init__(self, metric: str = "ssv", normalize: bool = False, *, server_lr: Positive = 1.0) -> None:
         super().__init__(server_lr=server_lr)
         self.metric: str = metric
         self.normalize = normalize

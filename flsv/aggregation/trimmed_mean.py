@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 import warnings
+from typing import Annotated
 
 import torch
+from annotated_types import Ge, Lt
 from torch import Tensor
 
 from flsv.aggregation.base import Aggregator
-from flsv.arguments import check_number
+from flsv.declared import Positive
 from flsv.errors import ConfigurationError
 from flsv.round import Round
 from flsv.strategy import Contributions, Federation
@@ -35,13 +37,12 @@ class TrimmedMean(Aggregator):
         ConfigurationError: an argument out of range; before training, a trim above 0 that leaves out nobody.
 
     Example:
-        >>> TrimmedMean(trim=0.2)
-        TrimmedMean(trim=0.2)
+        >>> TrimmedMean(trim=0.3)
+        TrimmedMean(trim=0.3)
     """
 
-    def __init__(self, trim: float = 0.2, *, server_lr: float = 1.0) -> None:
+    def __init__(self, trim: Annotated[float, Ge(0), Lt(0.5)] = 0.2, *, server_lr: Positive = 1.0) -> None:
         super().__init__(server_lr=server_lr)
-        check_number(self, "trim", trim, least=0, below=0.5)
         self.trim = trim
 
     def begin(self, federation: Federation) -> None:

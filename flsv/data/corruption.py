@@ -17,7 +17,6 @@ authors' code, the unknown categories are classes of the data set itself: five o
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Literal
@@ -26,11 +25,12 @@ import torch
 from torch import Tensor
 
 from flsv.arguments import check_number, check_one_of
+from flsv.declared import Declared
 from flsv.errors import ConfigurationError
 from flsv.seeding import generator_for
 
 
-class ClientChoice:
+class ClientChoice(Declared):
     """Named clients, a random share of them, or all.
 
     The choice is a function of its arguments and the number of clients only, so that a corruption and an attack with
@@ -82,11 +82,6 @@ class ClientChoice:
             )
         order = torch.randperm(num_clients, generator=generator_for(self.seed, "chosen clients"))
         return sorted(order[:count].tolist())
-
-    def __repr__(self) -> str:
-        names = inspect.signature(type(self)).parameters
-        given = {name: getattr(self, name) for name, p in names.items() if getattr(self, name, p.default) != p.default}
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
 
 
 class Corruption(ClientChoice, ABC):

@@ -36,7 +36,7 @@ class MultiKrum(UpdateFilter):
 
     Example:
         >>> MultiKrum(byzantine=2)
-        MultiKrum(byzantine=2, keep=None)
+        MultiKrum(byzantine=2)
     """
 
     def __init__(self, byzantine: int, keep: int | None = None) -> None:

@@ -235,12 +235,10 @@ class ContributionMetric(ReadOnlyArguments, WithIntervals):
         """The class and the arguments that are not its defaults."""
         parameters = inspect.signature(type(self)).parameters
         held = {name: getattr(self, name) for name in parameters if hasattr(self, name) and name not in _OF_THE_DATA}
-        unsaid = getattr(self, "unsaid", {})
         said = [
             f"{name}={value!r}"
             for name, value in held.items()
-            if not isinstance(value, Tensor)
-            and unsaid.get(name, parameters[name].default) != (None if value == {} else value)
+            if not isinstance(value, Tensor) and parameters[name].default != (None if value == {} else value)
         ]
         return f"{type(self).__name__}({', '.join(said)})"
 

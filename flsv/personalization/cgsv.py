@@ -47,7 +47,7 @@ class SparsifiedReward(Personalizer):
 
     Example:
         >>> SparsifiedReward(beta=2.0)
-        SparsifiedReward(metric='cgsv', beta=2.0)
+        SparsifiedReward(beta=2.0)
     """
 
     metric_shape = ("n",)

@@ -56,7 +56,7 @@ class FedFomo(UploadKeeper):
 
     Example:
         >>> FedFomo(num_downloads=3)
-        FedFomo(num_downloads=3, epsilon=0.3, epsilon_decay=0.05, performance='negative_loss')
+        FedFomo(num_downloads=3)
     """
 
     gives_peer_values = True

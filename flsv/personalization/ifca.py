@@ -39,7 +39,7 @@ class IFCA(Personalizer):
 
     Example:
         >>> IFCA(num_clusters=3)
-        IFCA(num_clusters=3, spread=1.0)
+        IFCA(num_clusters=3)
     """
 
     sends = ("clusters",)

@@ -87,7 +87,7 @@ class PFedHN(Personalizer):
 
     Example:
         >>> PFedHN()
-        PFedHN(lr=0.005, embedding_dim=32, hidden=100)
+        PFedHN()
     """
 
     def __init__(self, lr: float = 0.005, embedding_dim: int = 32, hidden: int = 100) -> None:

@@ -82,8 +82,7 @@ class PFedSV(UploadKeeper):
 
     Example:
         >>> PFedSV(k=3)
-        PFedSV(metric='relevance', k=3, permutations_factor=3, self_weight='mean', mode='model', explore='score', \
-classifier=None, safeguard=False, game='coalition', shared=0.0)
+        PFedSV(k=3)
     """
 
     gives_peer_values = True

@@ -34,7 +34,7 @@ class ShapFedPersonalizer(Personalizer):
 
     Example:
         >>> ShapFedPersonalizer()
-        ShapFedPersonalizer(metric='cssv')
+        ShapFedPersonalizer()
     """
 
     metric_shape = ("n", "M")

@@ -205,9 +205,9 @@ def described(value: Any, depth: int = 4) -> str:
     it has learnt.
 
     Example:
-        >>> from flsv.aggregation import ShapFedWA
-        >>> described([ShapFedWA("cssv"), None, 0.5])
-        "[ShapFedWA(metric='cssv'), None, 0.5]"
+        >>> from flsv.aggregation import FedAvg
+        >>> described([FedAvg(), None, 0.5])
+        "[FedAvg(weighting='samples'), None, 0.5]"
     """
     if isinstance(value, list | tuple):
         return f"[{', '.join(described(item, depth) for item in value)}]"
@@ -223,9 +223,7 @@ def described(value: Any, depth: int = 4) -> str:
     names |= {f"_{name}" for name in inspect.signature(kind.__init__).parameters if f"_{name}" in vars(value)}
     if isinstance(value, Metric):
         names -= _OF_EVERY_METRIC | set(value._defaults)
-    unsaid = getattr(value, "unsaid", {})
     held = {name: getattr(value, name) for name in sorted(names - FREE)}
-    held = {name: each for name, each in held.items() if name not in unsaid or unsaid[name] != each}
     told = [f"{k.lstrip('_')}={described(v, depth - 1)}" for k, v in held.items() if not isinstance(v, Tensor)]
     return f"{kind.__name__}({', '.join(told)})"
 

@@ -95,7 +95,7 @@ def arguments_of(part: Any) -> dict[str, Any]:
 
 
 def _held(part: Any, name: str) -> Any:
-    holders = [part, *(value for value in vars(part).values() if is_dataclass(value) or hasattr(value, "unsaid"))]
+    holders = [part, *(value for value in vars(part).values() if is_dataclass(value))]
     for holder in holders:
         for attribute in (name, f"_{name}"):
             if hasattr(holder, attribute):

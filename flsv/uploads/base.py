@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +11,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from flsv.declared import Declared
 from flsv.errors import ConfigurationError
 from flsv.parameters import ParameterSpace
 from flsv.participants import State, Traffic
@@ -48,7 +48,7 @@ class UploadContext:
         return replace(self, position=position)
 
 
-class Upload(ABC):
+class Upload(Declared, ABC):
     """Base class: an attack, noise, compression.
 
     Attributes:
@@ -85,16 +85,12 @@ class Upload(ABC):
         """
         return value
 
-    def check(self, space: ParameterSpace) -> None:  # noqa: B027 - most work with any module
+    def check(self, space: ParameterSpace) -> None:
         """Before training, whether it can be done with this module's vectors.
 
         Raises:
             ConfigurationError: it cannot.
         """
-
-    def __repr__(self) -> str:
-        names = inspect.signature(type(self)).parameters
-        return f"{type(self).__name__}({', '.join(f'{n}={getattr(self, n)!r}' for n in names if hasattr(self, n))})"
 
 
 def check_order(uploads: Sequence[Upload]) -> None:

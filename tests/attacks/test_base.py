@@ -98,7 +98,7 @@ def test_an_attack_of_ones_own_keeps_the_shape():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: FreeRider("sleep"), "mode must be"),
+        (lambda: FreeRider("sleep"), 'expected "zero" or "noise"'),
         (lambda: FreeRider("noise", scale=0), "scale=.*expected a finite number above 0"),
         (lambda: SignFlip(scale=-1), "scale=.*expected a finite number above 0"),
         (lambda: Scaling(float("inf")), "factor=inf.*expected a finite number"),

@@ -141,7 +141,7 @@ def test_colluders_come_last_and_send_dense_updates(tmp_path: Path) -> None:
 def test_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="colluders compare updates where everybody starts"):
         FederatedLoop(uploads=[MinMax()], personalizer=Standalone())
-    with pytest.raises(ConfigurationError, match='expected knows="colluders"'):
+    with pytest.raises(ConfigurationError, match='expected "colluders" or "all"'):
         MinMax(knows="nobody")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="direction"):
         MinMax("up")  # type: ignore[arg-type]

@@ -208,7 +208,7 @@ def test_texts(fitted: tuple[FederatedLoop, Path]) -> None:
     loop, folder = fitted
     seen = events(folder)
     settings = text(seen, "settings")
-    assert "| aggregator | ShapFedWA(metric='cssv') |" in settings
+    assert "| aggregator | ShapFedWA() |" in settings
     for name in loop.metrics:
         told = text(seen, f"how to read/{name}")
         for line in ("what it is", "unit", "sign", "needs", "cost"):

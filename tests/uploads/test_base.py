@@ -93,15 +93,9 @@ def test_the_loop_says_who_sends_what_and_counts_it(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("upload", "told"),
-    [
-        (TopK(0.1), "TopK(share=0.1, error_feedback=True)"),
-        (Quantized(4), "Quantized(bits=4, bucket=512, stochastic=True, error_feedback=True)"),
-    ],
-)
-def test_settings_are_told(upload: Any, told: str) -> None:
-    assert repr(upload) == told
+@pytest.mark.parametrize(("upload", "text"), [(TopK(0.1), "TopK(share=0.1)"), (Quantized(4), "Quantized(bits=4)")])
+def test_settings_are_shown(upload: Any, text: str) -> None:
+    assert repr(upload) == text
 
 
 class Downloads(ContributionMetric):

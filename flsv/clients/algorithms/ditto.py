@@ -42,8 +42,8 @@ class Ditto(ClientAlgorithm):
             start than the global model; a module that steps its optimizers itself.
 
     Example:
-        >>> Ditto(lamda=0.1)
-        Ditto(lamda=0.1, lr=0.01)
+        >>> Ditto()
+        Ditto()
     """
 
     uses = PERSONAL

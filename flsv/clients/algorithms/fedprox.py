@@ -29,7 +29,7 @@ class FedProx(ClientAlgorithm):
 
     Example:
         >>> FedProx(mu=0.1)
-        FedProx(mu=0.1, anchor='global')
+        FedProx(mu=0.1)
     """
 
     sends = ("anchor",)

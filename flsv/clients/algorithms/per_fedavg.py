@@ -38,8 +38,8 @@ class PerFedAvg(ClientAlgorithm):
         ConfigurationError: an argument out of range; in the first step, a module that steps its optimizers itself.
 
     Example:
-        >>> PerFedAvg(alpha=0.01)
-        PerFedAvg(alpha=0.01, hessian='first_order', delta=0.001)
+        >>> PerFedAvg(alpha=0.02)
+        PerFedAvg(alpha=0.02)
     """
 
     def __init__(

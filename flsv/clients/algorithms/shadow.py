@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,7 +62,6 @@ class ShadowTraining(ClientAlgorithm):
     sends = (ROWS,)
     reports = (TRAINED,)
     saved = ("_rows", "_initial")
-    unsaid: ClassVar = {"one_by_one": False}
 
     def __init__(self, coalitions: Coalitions = "pairs", part: Part = "all", one_by_one: bool = False) -> None:
         self.coalitions, self.part, self.one_by_one = coalitions, part, one_by_one

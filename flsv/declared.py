@@ -1,0 +1,228 @@
+"""Arguments are declared where they are taken: ``Annotated[float, Ge(0), Lt(1)]``, ``Literal``, ``int | None``, ...
+
+One decorator checks them before a constructor or a function runs, and one mixin gives it to a class and its subclasses,
+with a ``repr`` that shows them. As ``sklearn/utils/_param_validation.py``, with the markers of annotated-types.
+
+A comparison with NaN is false, so ``if lr <= 0: raise`` lets NaN through. Here a number has to prove that it is good.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import operator
+import reprlib
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from annotated_types import Ge, Gt, Le, Lt
+
+from flsv.errors import ConfigurationError
+
+Positive = Annotated[float, Gt(0)]
+NonNegative = Annotated[float, Ge(0)]
+Share = Annotated[float, Ge(0), Le(1)]
+Momentum = Annotated[float, Ge(0), Lt(1)]
+Count = Annotated[int, Ge(1)]
+#: What must hold of a call's arguments, and what to say where it does not, with ``{argument}`` for what was given.
+Rules = Sequence[tuple[Callable[[Any], bool], str]]
+
+_T = TypeVar("_T")
+_Choice = tuple[Callable[[Any], bool], str]
+_BOUNDS: Mapping[type, tuple[str, Callable[[Any, Any], bool], str]] = {
+    Gt: ("gt", operator.gt, "above"),
+    Ge: ("ge", operator.ge, "of at least"),
+    Lt: ("lt", operator.lt, "below"),
+    Le: ("le", operator.le, "of at most"),
+}
+
+
+def checked(thing: _T) -> _T:
+    """Decorates a function, or a class for its constructor: arguments are checked by their annotations, then by the
+    class's :attr:`Declared.rules`.
+
+    Numbers (finite, or whole), ``bool`` and ``Literal`` are checked wherever they are declared; a text in ``Annotated``
+    is what else the message says. Defaults are not checked. LightningModules call :func:`check_arguments` instead:
+    Lightning looks for hyper-parameters on the stack.
+
+    Raises:
+        ConfigurationError: at the call, ``Owner(argument=value): expected ...``.
+
+    Example:
+        >>> @checked
+        ... def draw(least: Count, most: int | None = None): ...
+        >>> draw(0)
+        Traceback (most recent call last):
+        ...
+        flsv.errors.ConfigurationError: draw(least=0): expected a whole number of at least 1.
+    """
+    if isinstance(thing, type):
+        thing.__init__ = _checking(thing.__init__, vars(thing).get("rules", ()))  # type: ignore[misc]
+        return thing
+    return _checking(thing, ())
+
+
+def _checking(function: Any, rules: Rules) -> Any:
+    signature = inspect.signature(function)
+    of_class = function.__name__ == "__init__"
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError:
+            return function(*args, **kwargs)  # Python says it better
+        owner = type(args[0]).__name__ if of_class else function.__name__
+        check_arguments(owner, function, bound.arguments)
+        bound.apply_defaults()
+        for holds, message in rules:
+            if not holds(types.SimpleNamespace(**bound.arguments)):
+                shown = _shown(signature, bound.arguments)
+                raise ConfigurationError(f"{owner}({shown}): {message.format(**bound.arguments)}")
+        return function(*args, **kwargs)
+
+    return call
+
+
+class Declared:
+    """What its constructor's arguments say: they are checked, also those of subclasses, and shown."""
+
+    rules: ClassVar[Rules] = ()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if vars(cls).keys() & {"__init__", "rules"}:
+            checked(cls)
+
+    def __repr__(self) -> str:
+        """The class and the arguments that are not its defaults."""
+        signature = inspect.signature(type(self))
+        held = {name: getattr(self, name) for name in signature.parameters if hasattr(self, name)}
+        return f"{type(self).__name__}({_shown(signature, held)})"
+
+
+def _shown(signature: inspect.Signature, arguments: Mapping[str, Any]) -> str:
+    held = {name: default for name, default in _defaults(signature).items() if name in arguments}
+    changed = {name: repr(arguments[name]) for name in held if repr(arguments[name]) != repr(held[name])}
+    return ", ".join(f"{name}={text}" for name, text in changed.items())
+
+
+def _defaults(signature: inspect.Signature) -> dict[str, Any]:
+    """Arguments that have a name, and their defaults."""
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = [p for p in signature.parameters.values() if p.kind not in variable and p.name != "self"]
+    return {p.name: p.default for p in parameters}
+
+
+def check_arguments(owner: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    """Check arguments by the annotations of the function that takes them.
+
+    Raises:
+        ConfigurationError: see :func:`checked`.
+    """
+    for name, (hint, default) in declared(function).items():
+        if name in arguments and arguments[name] is not default:
+            check_argument(owner, name, arguments[name], hint)
+
+
+@functools.cache
+def declared(function: Callable[..., Any]) -> Mapping[str, tuple[Any, Any]]:
+    """The arguments that are checked: name to annotation and default."""
+    try:
+        hints = get_type_hints(function, include_extras=True)
+    except NameError:  # a stranger's, whose names only a type checker knows
+        return {}
+    named = _defaults(inspect.signature(function)).items()
+    return {name: (hints[name], default) for name, default in named if _is_checked(hints.get(name))}
+
+
+def check_argument(owner: str, name: str, value: Any, hint: Any) -> None:
+    """Raise unless a value is what an annotation says, as far as that is checked.
+
+    Example:
+        >>> check_argument("FedProx", "mu", None, NonNegative | None)
+        >>> check_argument("FedProx", "mu", float("nan"), NonNegative)
+        Traceback (most recent call last):
+        ...
+        flsv.errors.ConfigurationError: FedProx(mu=nan): expected a finite number of at least 0.
+    """
+    choices = _choices(hint)
+    if not any(accepts(value) for accepts, _ in choices):
+        expected = " ".join([f"{' or '.join(words for _, words in choices)}.", *_remarks(hint)])
+        raise ConfigurationError(f"{owner}({name}={reprlib.repr(value)}): expected {expected}")
+
+
+def _is_checked(hint: Any) -> bool:
+    if get_origin(hint) in _COLLECTIONS + _UNIONS:
+        return any(_is_checked(part) for part in get_args(hint))
+    return hint in (bool, int, float) or get_origin(hint) in (Literal, Annotated)
+
+
+def _choices(hint: Any) -> list[_Choice]:
+    """What an annotation admits: tests of a value, each with its words."""
+    kind, parts = get_origin(hint), get_args(hint)
+    if kind is Annotated:
+        return [
+            _bounded(choice, [marker for marker in parts[1:] if type(marker) in _BOUNDS])
+            for choice in _choices(parts[0])
+        ]
+    if kind in _UNIONS:
+        return [choice for part in parts for choice in _choices(part)]
+    if kind is Literal:
+        return [(_equals(part), f'"{part}"' if isinstance(part, str) else repr(part)) for part in parts]
+    if kind in _COLLECTIONS:
+        return [_each(_choices(parts[0]))]
+    if hint in _PLAIN:
+        return [_PLAIN[hint]]
+    if isinstance(hint, type) and hint is not Any and not getattr(hint, "_is_protocol", False):
+        return [(lambda value: isinstance(value, hint), f"a {hint.__name__}")]
+    return [(lambda value: not isinstance(value, str | int | float | None), str(hint))]
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value) and not isinstance(value, bool)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return False
+
+
+_UNIONS = (Union, types.UnionType)
+_COLLECTIONS = (list, Sequence)
+_PLAIN: Mapping[Any, _Choice] = {
+    float: (_is_finite, "a finite number"),
+    int: (lambda value: _is_finite(value) and value == int(value), "a whole number"),
+    bool: (lambda value: isinstance(value, bool), "True or False"),
+    types.NoneType: (lambda value: value is None, "None"),
+}
+
+
+def _equals(option: Any) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, type(option)) and value == option
+
+
+def _each(choices: Sequence[_Choice]) -> _Choice:
+    def accepts(values: Any) -> bool:
+        if not isinstance(values, list | tuple):  # an array: whoever takes it looks into it
+            return not isinstance(values, str | int | float | None)
+        return all(any(accepts(value) for accepts, _ in choices) for value in values)
+
+    return accepts, f"a list, each of it {' or '.join(words for _, words in choices)}"
+
+
+def _bounded(choice: _Choice, markers: Sequence[Any]) -> _Choice:
+    accepts, words = choice
+    bounds = [(*_BOUNDS[type(marker)][1:], getattr(marker, _BOUNDS[type(marker)][0])) for marker in markers]
+    if len(bounds) == 2:
+        (low, high), (least, most) = markers, (bound for *_, bound in bounds)
+        words += f" in {'[' if isinstance(low, Ge) else '('}{least:g}, {most:g}{']' if isinstance(high, Le) else ')'}"
+    else:
+        words += "".join(f" {word} {bound:g}" for _, word, bound in bounds)
+    return lambda value: accepts(value) and all(holds(value, bound) for holds, _, bound in bounds), words
+
+
+def _remarks(hint: Any) -> list[str]:
+    own = [each for each in getattr(hint, "__metadata__", ()) if isinstance(each, str) and each]
+    parts = () if get_origin(hint) is Literal else get_args(hint)
+    return own + [text for part in parts for text in _remarks(part)]

@@ -1,0 +1,241 @@
+"""What arguments may be is declared beside the constructors: all public classes, and the mechanism itself."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import importlib
+import inspect
+import math
+import pickle
+import types
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import pytest
+import torch
+from annotated_types import Ge, Gt, Le, Lt
+from torch import nn
+
+from flsv import ConfigurationError, FederatedLoop
+from flsv.aggregation import Aggregator, FedAvg, TrimmedMean
+from flsv.cli import main
+from flsv.declared import Count, Declared, NonNegative, Share, check_argument, checked, declared
+
+PACKAGES = (
+    *("flsv", "flsv.aggregation", "flsv.attacks", "flsv.data", "flsv.features", "flsv.filters"),
+    *(
+        "flsv.clients.algorithms",
+        "flsv.metrics",
+        "flsv.models",
+        "flsv.personalization",
+        "flsv.privacy",
+        "flsv.sampling",
+    ),
+    *("flsv.uploads", "flsv.valuation"),
+)
+#: What a class cannot be made without, beside numbers.
+NEEDED: dict[str, dict[str, Any]] = {
+    "Bucketing": {"aggregator": FedAvg()},
+    "MoreauSGD": {"params": [nn.Parameter(torch.zeros(1))]},
+    "OpenSetLabelNoise": {"unknown_classes": [0]},
+    "ServerOptimizer": {"optimizer": partial(torch.optim.SGD, lr=1.0)},
+    "ShadowShapley": {"client_algorithm": None},
+}
+STEP = 1e-6
+
+
+def public() -> list[type]:
+    found: dict[type, None] = {}
+    for package in map(importlib.import_module, PACKAGES):
+        for item in map(partial(getattr, package), package.__all__):
+            if inspect.isclass(item) and not inspect.isabstract(item) and hasattr(item.__init__, "__wrapped__"):
+                found[item] = None
+    return list(found)
+
+
+def alternatives(hint: Any) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+    """Types of a union, each with its markers."""
+    if get_origin(hint) in (Union, types.UnionType):
+        for part in get_args(hint):
+            yield from alternatives(part)
+    elif get_origin(hint) is Annotated:
+        base, *markers = get_args(hint)
+        yield from ((kind, tuple(markers)) for kind, _ in alternatives(base))
+    else:
+        yield hint, ()
+
+
+def edge(kind: type, marker: Any) -> tuple[float, float]:
+    """The last value that a bound does not admit, and the first that it does."""
+    (bound,) = dataclasses.astuple(marker)
+    step = 1 if kind is int else STEP
+    return {
+        Gt: (bound, bound + step),
+        Ge: (bound - step, bound),
+        Lt: (bound, bound - step),
+        Le: (bound + step, bound),
+    }[type(marker)]
+
+
+def beyond(hint: Any) -> Iterator[Any]:
+    """Values that no alternative admits."""
+    kinds = dict(alternatives(hint))
+    for kind, markers in kinds.items():
+        if kind in (int, float):
+            yield from (math.nan, math.inf, -math.inf)
+            if kind is int:
+                yield 1.5
+            yield from (edge(kind, marker)[0] for marker in markers if not isinstance(marker, str))
+    if str not in kinds and not any(get_origin(kind) in (list, Sequence) for kind in kinds):
+        yield "nonsense"
+
+
+def at_bounds(hint: Any) -> Iterator[Any]:
+    """Values that are just admitted."""
+    for kind, markers in alternatives(hint):
+        yield from (edge(kind, marker)[1] for marker in markers if not isinstance(marker, str))
+        yield from get_args(kind) if get_origin(kind) is Literal else [True] if kind is bool else []
+
+
+CASES = [(cls, name, hint) for cls in public() for name, (hint, _) in declared(cls.__init__).items()]
+
+
+def arguments(cls: type) -> dict[str, Any]:
+    required = {
+        name: hint for name, (hint, default) in declared(cls.__init__).items() if default is inspect.Parameter.empty
+    }
+    plain = {name: next(at_bounds(hint), 1.0) for name, hint in required.items()}
+    return {**plain, **NEEDED.get(cls.__name__, {})}
+
+
+@pytest.mark.parametrize(("cls", "name", "hint"), CASES, ids=lambda part: part if isinstance(part, str) else "")
+def test_bounds_are_kept(cls: type, name: str, hint: Any) -> None:
+    for value in beyond(hint):
+        with pytest.raises(ConfigurationError) as error:
+            cls(**{**arguments(cls), name: value})
+        assert str(error.value).startswith(f"{cls.__name__}({name}={value!r}): expected ")
+    for value in at_bounds(hint):
+        check_argument(cls.__name__, name, value, hint)
+        with contextlib.suppress(ConfigurationError):  # beside the other arguments it may be wrong
+            cls(**{**arguments(cls), name: value})
+
+
+def test_whose_arguments_are_looked_at() -> None:
+    assert {cls.__name__ for cls in public()} >= {"FedAvg", "TrimmedMean"}
+    assert len({cls for cls, *_ in CASES}) > 5
+
+
+def test_lists_of_numbers() -> None:
+    for wrong in ([1.0, math.nan], (1.0, "2"), "12", 3.0):
+        with pytest.raises(ConfigurationError, match="expected a list, each of it a finite number of at least 0"):
+            check_argument("Owner", "shares", wrong, Sequence[NonNegative])
+    check_argument("Owner", "shares", torch.ones(2), list[NonNegative])  # whoever takes it looks into it
+
+
+@pytest.mark.parametrize(
+    ("value", "hint", "expected"),
+    [
+        (1.5, Annotated[float, Gt(0), Le(1)], "a finite number in (0, 1]."),
+        (2.5, Count, "a whole number of at least 1."),
+        (True, Count, "a whole number of at least 1."),
+        ("much", Share | None, "a finite number in [0, 1] or None."),
+        (10**400, float, "a finite number."),
+        (torch.ones(2), float, "a finite number."),
+        (1, bool, "True or False."),
+        ("c", Literal["a", "b"] | None, '"a" or "b" or None.'),
+        (0, Annotated[float, Gt(0), "Such as 1.5."] | None, "a finite number above 0 or None. Such as 1.5."),
+    ],
+)
+def test_what_a_message_says(value: Any, hint: Any, expected: str) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        check_argument("Owner", "x", value, hint)
+    assert str(error.value).endswith(f"): expected {expected}")
+
+
+@pytest.mark.parametrize(
+    ("value", "hint"), [(0, Share), (torch.tensor(0.5), Share), (3.0, int), (object(), int | object)]
+)
+def test_what_is_admitted(value: Any, hint: Any) -> None:
+    check_argument("Owner", "x", value, hint)
+
+
+class Own(Aggregator):
+    """As somebody else writes one."""
+
+    rules = ((lambda a: a.high > a.low, "high={high}: expected more than low, {low}."),)
+
+    def __init__(self, low: NonNegative = 0, high: float = 1, name: str | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.low, self.high, self.name = low, high, name
+
+    weights = FedAvg.weights
+    weighting = "uniform"
+
+
+def test_a_class_of_ones_own_is_checked_and_shown_by_its_base() -> None:
+    own = Own(0.5, high=2.0)
+    assert repr(own) == "Own(low=0.5, high=2.0)"
+    assert repr(copy.deepcopy(own)) == repr(pickle.loads(pickle.dumps(own))) == repr(own)
+    assert list(inspect.signature(Own).parameters) == ["low", "high", "name", "kwargs"]
+    with pytest.raises(ConfigurationError, match=r"Own\(low=-1\): expected a finite number of at least 0"):
+        Own(-1)
+    with pytest.raises(ConfigurationError, match=r"Own\(server_lr=0\): expected a finite number above 0"):
+        Own(server_lr=0)  # by its base's constructor
+    with pytest.raises(ConfigurationError, match=r"Own\(low=3\): high=1: expected more than low, 3\."):
+        Own(3)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'hihg'"):
+        TrimmedMean(hihg=2)  # type: ignore[call-arg]
+
+
+def test_rules_may_be_added_without_a_constructor() -> None:
+    class Narrow(Own):
+        rules = ((lambda a: a.high < 10, "expected high below 10."),)
+
+    with pytest.raises(ConfigurationError, match=r"Narrow\(high=20\): expected high below 10\."):
+        Narrow(high=20)
+    with pytest.raises(ConfigurationError, match="expected more than low"):
+        Narrow(low=5)
+
+
+def test_annotations_that_only_a_type_checker_knows_are_not_checked() -> None:
+    class Odd(Declared):
+        def __init__(self, x: Unknown, y: Count) -> None:  # type: ignore[name-defined]  # noqa: F821
+            self.x, self.y = x, y
+
+    assert Odd(1, 0).y == 0
+
+
+def test_functions() -> None:
+    @checked
+    def draw(least: Count, most: int = 3) -> int:
+        return most - least
+
+    assert draw(1) == 2
+    with pytest.raises(ConfigurationError, match=r"draw\(least=0\): expected a whole number of at least 1\."):
+        draw(0)
+
+
+def test_the_command_line_reads_the_same_annotations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["fit", "--federation.aggregator.help", "TrimmedMean"])
+    assert end.value.code == 0
+    text = capsys.readouterr().out
+    assert "--federation.aggregator.trim" in text
+    assert "(type: float, default: 0.2)" in text
+    config = tmp_path / "bad.yaml"
+    quickstart = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
+    for value, said in (("0.7", "TrimmedMean(trim=0.7): expected a finite number in [0, 0.5)."), ("much", "trim")):
+        aggregator = "{class_path: flsv.aggregation.TrimmedMean, init_args: {trim: VALUE}}"
+        config.write_text(f"federation: {{aggregator: {aggregator}}}".replace("VALUE", value))
+        with pytest.raises(SystemExit) as end:
+            raise SystemExit(main(["fit", "--config", str(quickstart), "--config", str(config)]))
+        assert end.value.code == 2
+        assert said in capsys.readouterr().err
+
+
+def test_the_loop_takes_them() -> None:
+    assert repr(FederatedLoop(Own(high=3)).aggregator) == "Own(high=3)"
