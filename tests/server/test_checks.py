@@ -50,7 +50,7 @@ def test_a_metric_nobody_defines(tmp_path: Path) -> None:
     refused(
         FederatedLoop(ShapFedWA("cssv"), {"shapley": ClassSpecificShapley()}),
         tmp_path,
-        r"aggregator ShapFedWA\(metric='cssv'\) reads the metric 'cssv', which is not defined. Defined: \['shapley'\]",
+        r"aggregator ShapFedWA\(\) reads the metric 'cssv', which is not defined. Defined: \['shapley'\]",
     )
 
 

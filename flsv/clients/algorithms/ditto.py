@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from flsv.arguments import check_number
 from flsv.clients.algorithms.base import ClientAlgorithm, ClientContext
+from flsv.declared import NonNegative, Positive
 from flsv.errors import ConfigurationError
 from flsv.strategy import Federation
 
@@ -48,10 +48,9 @@ class Ditto(ClientAlgorithm):
 
     uses = PERSONAL
 
-    def __init__(self, lamda: float = 0.1, lr: float = 0.01) -> None:
-        check_number(self, "lamda", lamda, least=0)
-        check_number(self, "lr", lr, above=0)
-        self.lamda, self.lr = lamda, lr
+    def __init__(self, lamda: NonNegative = 0.1, lr: Positive = 0.01) -> None:
+        self.lamda = lamda
+        self.lr = lr
 
     def begin(self, federation: Federation) -> None:
         personalizer = federation.strategies.get("personalizer")

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from flsv.aggregation.base import Aggregator
-from flsv.arguments import check_number
 from flsv.clients.algorithms.base import ClientAlgorithm, ClientContext
+from flsv.declared import Positive
 from flsv.errors import ConfigurationError
 from flsv.round import Round
 from flsv.strategy import Contributions, Federation
@@ -44,8 +44,7 @@ class FedDyn(ClientAlgorithm):
         FedDyn(alpha=0.1)
     """
 
-    def __init__(self, alpha: float = 0.01) -> None:
-        check_number(self, "alpha", alpha, above=0)
+    def __init__(self, alpha: Positive = 0.01) -> None:
         self.alpha = alpha
 
     def begin(self, federation: Federation) -> None:

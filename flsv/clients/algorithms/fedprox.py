@@ -10,9 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flsv.arguments import check_number
 from flsv.clients.algorithms.base import ClientAlgorithm, ClientContext
-from flsv.errors import ConfigurationError
+from flsv.declared import NonNegative
 from flsv.round import FederationState
 
 
@@ -34,11 +33,9 @@ class FedProx(ClientAlgorithm):
 
     sends = ("anchor",)
 
-    def __init__(self, mu: float = 0.01, anchor: Literal["global", "start"] = "global") -> None:
-        check_number(self, "mu", mu, least=0)
-        if anchor not in ("global", "start"):
-            raise ConfigurationError(f'FedProx(anchor={anchor!r}): expected "global" or "start".')
-        self.mu, self.anchor = mu, anchor
+    def __init__(self, mu: NonNegative = 0.01, anchor: Literal["global", "start"] = "global") -> None:
+        self.mu = mu
+        self.anchor = anchor
 
     def send(self, client: int, start: Tensor | None, state: FederationState) -> dict[str, Tensor]:
         # Whoever starts from the global model has it.

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
-from flsv.arguments import check_number
 from flsv.clients.algorithms.base import ClientAlgorithm, ClientContext
+from flsv.declared import Count
 from flsv.errors import ConfigurationError
 from flsv.strategy import Federation
 
@@ -38,8 +38,7 @@ class FedRep(ClientAlgorithm):
         FedRep(head_epochs=4)
     """
 
-    def __init__(self, head_epochs: int = 1) -> None:
-        check_number(self, "head_epochs", head_epochs, least=1, whole=True)
+    def __init__(self, head_epochs: Count = 1) -> None:
         self.head_epochs = head_epochs
 
     def begin(self, federation: Federation) -> None:

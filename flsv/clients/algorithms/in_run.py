@@ -26,10 +26,10 @@ import torch
 from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 
-from flsv.arguments import check_number
 from flsv.clients.algorithms.base import ClientAlgorithm, ClientContext
 from flsv.clients.ghost import GhostProducts
 from flsv.data.labels import batch_labels
+from flsv.declared import Count
 from flsv.errors import ConfigurationError
 from flsv.functional.gradients import step_weights
 from flsv.metrics import InRunShapley
@@ -85,8 +85,7 @@ class InRunValues(ClientAlgorithm):
     sends = (GRADIENT,)
     reports = (VALUES,)
 
-    def __init__(self, every: int = 1) -> None:
-        check_number(self, "every", every, least=1, whole=True)
+    def __init__(self, every: Count = 1) -> None:
         self.every = every
         self._games: Any = None
         self._loss: Any = "negative_loss"

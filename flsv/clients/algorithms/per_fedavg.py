@@ -16,9 +16,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flsv.arguments import check_number
 from flsv.clients.algorithms.base import ClientAlgorithm, ClientContext
-from flsv.errors import ConfigurationError
+from flsv.declared import Positive
 
 
 class PerFedAvg(ClientAlgorithm):
@@ -43,13 +42,11 @@ class PerFedAvg(ClientAlgorithm):
     """
 
     def __init__(
-        self, alpha: float = 0.01, hessian: Literal["first_order", "free"] = "first_order", delta: float = 1e-3
+        self, alpha: Positive = 0.01, hessian: Literal["first_order", "free"] = "first_order", delta: Positive = 1e-3
     ) -> None:
-        check_number(self, "alpha", alpha, above=0)
-        check_number(self, "delta", delta, above=0)
-        if hessian not in ("first_order", "free"):
-            raise ConfigurationError(f'PerFedAvg(hessian={hessian!r}): expected "first_order" or "free".')
-        self.alpha, self.hessian, self.delta = alpha, hessian, delta
+        self.alpha = alpha
+        self.hessian = hessian
+        self.delta = delta
 
     @torch.no_grad()
     def gradients(self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]) -> None:
