@@ -24,6 +24,7 @@ from flsv._lightning.round_boundary import install
 from flsv.aggregation import Aggregator, FedAvg
 from flsv.arguments import ReadOnlyArguments
 from flsv.clients.algorithms import ClientAlgorithm, shadow_training
+from flsv.declared import Count, checked
 from flsv.filters import OutlierFilter, UpdateFilter, with_guard
 from flsv.loop.findings import Findings, history, html_of, table
 from flsv.loop.fit import LightningFit
@@ -135,6 +136,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     seed: int | None
     engine: str | Callable[..., Any]
 
+    @checked
     def __init__(
         self,
         aggregator: Aggregator | None = None,
@@ -144,7 +146,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         client_algorithm: ClientAlgorithm | None = None,
         uploads: list[Upload] | None = None,
         filters: list[UpdateFilter] | None = None,
-        local_epochs: int = 1,
+        local_epochs: Count = 1,
         client_optimizer: Literal["reset", "keep"] = "reset",
         share: str | list[str] | Callable[[str, Tensor], bool] = "all",
         evaluation: ClientEvaluation = ClientEvaluation(),

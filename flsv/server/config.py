@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from annotated_types import Ge
 from torchmetrics import Metric
 
 from flsv.aggregation import Aggregator
-from flsv.arguments import check_number
 from flsv.attacks.collusion import check_collusion
+from flsv.declared import checked
 from flsv.errors import ConfigurationError
 from flsv.filters import UpdateFilter
 from flsv.participants.sharing import Share, check_share
@@ -25,6 +26,7 @@ from flsv.uploads import Upload, check_order
 ROLES = ("aggregator", "personalizer", "sampler", "client_algorithm")
 
 
+@checked
 @dataclass(frozen=True)
 class ClientEvaluation:
     """When the clients' own models are evaluated on their own test splits, and which models these are.
@@ -43,13 +45,9 @@ class ClientEvaluation:
         True
     """
 
-    every: int = 0
+    every: Annotated[int, Ge(0)] = 0
     models: Literal["received", "trained"] = "received"
     keep_trained: bool | None = None
-
-    def __post_init__(self) -> None:
-        check_number(self, "every", self.every, least=0, whole=True)
-        _check_word(self, "models", self.models, ("received", "trained"))
 
     @property
     def keeps(self) -> bool:
@@ -86,8 +84,6 @@ class FederationConfig:
                 raise ConfigurationError(
                     f"FederatedLoop({name}={getattr(self, name)!r}): expected {name}=flsv.{kind.__name__}(...)."
                 )
-        check_number("FederatedLoop", "local_epochs", self.local_epochs, least=1, whole=True)
-        _check_word("FederatedLoop", "client_optimizer", self.client_optimizer, ("reset", "keep"))
         check_share(self.share)
         check_order(self.uploads)
         check_collusion(self.uploads, self.personalizer)
@@ -155,9 +151,3 @@ def named_head(parts: Iterable[Any]) -> str | None:
         who = " and ".join(f"{type(part).__name__}(head={name!r})" for name, part in named.items())
         raise ConfigurationError(f"{who} name different heads of one module. Name one and the same.")
     return next(iter(named), None)
-
-
-def _check_word(owner: Any, name: str, value: Any, words: Sequence[str]) -> None:
-    if value not in words:
-        who = owner if isinstance(owner, str) else type(owner).__name__
-        raise ConfigurationError(f'{who}({name}={value!r}): expected "{words[0]}" or "{words[1]}".')
