@@ -11,16 +11,17 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import pandas
 import torch
+from annotated_types import Ge
 from lightning.fabric.wrappers import _unwrap_objects
 from torch import Tensor, nn
 from torchmetrics import Metric
 
 import flsv.metrics
-from flsv.arguments import check_number
+from flsv.declared import Count, check_argument, checked
 from flsv.errors import ConfigurationError
 from flsv.games import CoalitionGames
 from flsv.games.outside_fit import LOSS, games_outside_fit
@@ -75,6 +76,7 @@ class RoundValues:
         return self.table.frame[[*COLUMNS]]
 
 
+@checked
 @torch.inference_mode(False)  # what the metrics keep is written again in later rounds
 def value_round(
     module: nn.Module,
@@ -92,7 +94,7 @@ def value_round(
     num_clients: int | None = None,
     num_classes: int | None = None,
     client_names: Sequence[Any] | None = None,
-    round_index: int | None = None,
+    round_index: Annotated[int, Ge(0)] | None = None,
     seed: int = 0,
 ) -> RoundValues:
     """Measure what each client contributed to one round of federated training.
@@ -149,38 +151,49 @@ def value_round(
     board = ContributionMetrics(_made(metrics, performance, mode, loss))
     head = named_head(board.metrics.values())
     space = ParameterSpace(module, head)
-    made = [metric for metric in board.metrics.values() if isinstance(metric, ContributionMetric)]
-    sized = [metric.num_clients for metric in made if metric.num_clients is not None]
-    places = NamedCohort.of(updates, client_names, next(iter(sized), None) if num_clients is None else num_clients)
+    own = [metric for metric in board.metrics.values() if isinstance(metric, ContributionMetric)]
+    if num_clients is None:
+        num_clients = next((metric.num_clients for metric in own if metric.num_clients is not None), None)
+    cohort = NamedCohort.of(updates, client_names, num_clients)
     classes = num_classes if num_classes is not None or space.head is None else space.head.num_classes
     _check(board, space, head, num_classes, classes)
-    _check_names(board, places.names)
-    board.bind(len(places.names), classes or 1, None, client_names=places.names)
+    _check_names(board, cohort.names)
+    board.bind(len(cohort.names), classes or 1, None, client_names=cohort.names)
     device = module_device(module)
     board.to(device)
 
-    counts = [count for _, count in places.each(num_samples, "num_samples")] or [1] * len(places.ids)
-    for count in counts:
-        check_number("value_round", "num_samples", count, least=1, whole=True)
-    given = [float(weight) for _, weight in places.each(weights, "weights")]
-    if not all(map(math.isfinite, given)):
-        raise ConfigurationError(f"value_round(weights={given}): expected finite numbers.")
-    if round_index is not None:
-        check_number("value_round", "round_index", round_index, least=0, whole=True)
-    seen = [int(metric.rounds) for metric in made]
-    vector, models = _models(space, module, start, updates, places, deltas)
+    counts, shares = _counts(cohort, num_samples), _weights(cohort, weights)
+    vector, models = _models(space, module, start, updates, cohort, deltas)
+    if round_index is None:
+        round_index = max((int(metric.rounds) for metric in own), default=0)
     round = Round(
-        round_index=max(seen, default=0) if round_index is None else round_index,
-        client_ids=torch.tensor(places.ids, device=device),
-        num_samples=torch.tensor([int(count) for count in counts], device=device),
+        round_index=round_index,
+        client_ids=torch.tensor(cohort.ids, device=device),
+        num_samples=counts.to(device),
         global_vector=vector.to(device),
         client_vectors=models.to(device),
         space=space,
         seed=seed,
         games=_games(board, module, val_loader, loss, classes),
     )
-    shares = torch.tensor(given, dtype=torch.float64, device=device)
-    return _measured(board, round, shares if given else round.num_samples.double() / sum(counts), places.names)
+    shares = counts.double() / counts.sum() if shares is None else shares
+    return _measured(board, round, shares.to(device), cohort.names)
+
+
+def _counts(cohort: NamedCohort, num_samples: Any) -> Tensor:
+    """``[k]`` training samples of each client."""
+    counts = [count for _, count in cohort.each(num_samples, "num_samples")] or [1] * len(cohort.ids)
+    for count in counts:
+        check_argument("value_round", "num_samples", count, Count)
+    return torch.tensor([int(count) for count in counts])
+
+
+def _weights(cohort: NamedCohort, weights: Any) -> Tensor | None:
+    """float64 ``[k]``; None where none are given."""
+    given = [float(weight) for _, weight in cohort.each(weights, "weights")]
+    if not all(map(math.isfinite, given)):
+        raise ConfigurationError(f"value_round(weights={given}): expected finite numbers.")
+    return torch.tensor(given, dtype=torch.float64) if given else None
 
 
 def _games(
@@ -221,40 +234,47 @@ def _measured(board: ContributionMetrics, round: Round, weights: Tensor, names: 
 
 def _made(metrics: Any, performance: Any, mode: Mode | None, loss: Any) -> dict[str, ContributionMetric]:
     """The metrics by name; those that are names are made."""
-    if isinstance(metrics, str | Metric):
-        metrics = [metrics]
-    if not isinstance(metrics, Mapping):
-        names = [metric if isinstance(metric, str) else type(metric).__name__ for metric in metrics]
-        if len(set(names)) < len(names):
-            raise ConfigurationError(f"value_round(metrics={names}): give them names of their own, as a mapping.")
-        metrics = dict(zip(names, metrics))
+    named = _by_name(metrics)
     wanted: dict[str, Any] = {"performance": performance, "mode": mode}
     if loss is not None and performance is None:
         wanted = {"performance": LOSS, "mode": mode or "min", "loss": LOSS}
-    made, used = {}, False
-    for name, metric in metrics.items():
-        if isinstance(metric, str):
-            known = _known()
-            if metric not in known:
-                raise ConfigurationError(
-                    f"value_round: there is no contribution metric {metric!r}. There are {list(known)}."
-                )
-            kind = known[metric]
-            takes = inspect.signature(kind).parameters
-            needs = [p.name for p in takes.values() if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
-            if needs:
-                raise ConfigurationError(
-                    f"value_round: {metric} is made with {needs}. Make it once, and give the object after every round."
-                )
-            used |= "performance" in takes
-            metric = kind(**{n: value for n, value in wanted.items() if n in takes and value is not None})
-        made[name] = metric
-    if (performance is not None or mode is not None) and not used:
+    made = {name: _make(metric, wanted) if isinstance(metric, str) else metric for name, metric in named.items()}
+    takes = [metric for metric in named.values() if isinstance(metric, str) and "performance" in _arguments(metric)]
+    if (performance is not None or mode is not None) and not takes:
         raise ConfigurationError(
             f"value_round(performance={performance!r}, mode={mode!r}): none of the metrics {list(made)} is made here "
             "and takes it. Give it to the metrics themselves."
         )
     return made
+
+
+def _by_name(metrics: Any) -> Mapping[str, Any]:
+    """Metrics, or names of metrics, by the names that their values get."""
+    if isinstance(metrics, Mapping):
+        return metrics
+    listed = [metrics] if isinstance(metrics, str | Metric) else list(metrics)
+    names = [metric if isinstance(metric, str) else type(metric).__name__ for metric in listed]
+    if len(set(names)) < len(names):
+        raise ConfigurationError(f"value_round(metrics={names}): give them names of their own, as a mapping.")
+    return dict(zip(names, listed))
+
+
+def _make(name: str, wanted: Mapping[str, Any]) -> ContributionMetric:
+    """The metric of this name, with what it takes of ``wanted``."""
+    takes = _arguments(name)
+    needs = [p.name for p in takes.values() if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    if needs:
+        raise ConfigurationError(
+            f"value_round: {name} is made with {needs}. Make it once, and give the object after every round."
+        )
+    return _known()[name](**{n: value for n, value in wanted.items() if n in takes and value is not None})
+
+
+def _arguments(name: str) -> Mapping[str, inspect.Parameter]:
+    known = _known()
+    if name not in known:
+        raise ConfigurationError(f"value_round: there is no contribution metric {name!r}. There are {list(known)}.")
+    return inspect.signature(known[name]).parameters
 
 
 def _known() -> dict[str, type[ContributionMetric]]:
@@ -303,15 +323,15 @@ def _check(
 
 
 def _models(
-    space: ParameterSpace, module: nn.Module, start: Model, updates: Any, places: NamedCohort, deltas: bool
+    space: ParameterSpace, module: nn.Module, start: Model, updates: Any, cohort: NamedCohort, deltas: bool
 ) -> tuple[Tensor, Tensor]:
     """``[P]`` and ``[k, P]``."""
     vector = _vector(space, module, start, "start")
     if not vector.isfinite().all():
         raise ConfigurationError("the start model holds NaN or infinite entries.")
-    models = torch.stack([_vector(space, module, model, client) for client, model in places.each(updates, "updates")])
+    models = torch.stack([_vector(space, module, model, client) for client, model in cohort.each(updates, "updates")])
     models = models + vector if deltas else models
-    broken = [name for name, model in zip(places.called, models) if not model.isfinite().all()]
+    broken = [name for name, model in zip(cohort.called, models) if not model.isfinite().all()]
     if broken:
         raise ConfigurationError(f"the models of {', '.join(broken)} hold NaN or infinite entries: leave them out.")
     return vector, models

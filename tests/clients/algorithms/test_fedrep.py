@@ -82,9 +82,7 @@ def test_patterns_say_what_the_head_is(tmp_path: Path) -> None:
 
 
 def test_what_cannot_work_is_refused_before_training(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"FedRep\(\) trains the part that a client keeps, and all"
-    ):
+    with pytest.raises(ConfigurationError, match=r"FedRep\(\) trains the part that a client keeps, and all"):
         fit(fedrep(share="all"), tmp_path)
     with pytest.raises(ConfigurationError, match=r"no epoch for the shared part: local_epochs=1\. Set .*=2\) or more"):
         fit(fedrep(local_epochs=1), tmp_path)
