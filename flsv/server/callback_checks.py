@@ -98,24 +98,30 @@ def _check_monitor(callback: Any, metrics: set[str], num_clients: int, evaluate_
     name = callback.monitor or ""
     who = f"{type(callback).__name__}(monitor={name!r})"
     found = _CLIENT.fullmatch(name)
-    metric = None if found is None else found["metric"]
-    if metric is not None and metric not in metrics and metric not in _OURS:
-        # A module may log such a name; one much like a metric's was meant to be one.
-        if difflib.get_close_matches(metric, metrics):
-            raise ConfigurationError(
-                f"{who}: there is no metric {metric!r}. Defined: {sorted(metrics)}. Add it to "
-                "FederatedLoop(metrics=...)."
-            )
+    if found is not None and not _is_known(found["metric"], metrics, who):
         return
     if found is not None and int(found["client"]) >= num_clients:
         raise ConfigurationError(f"{who}: the clients are 0 to {num_clients - 1}.")
-    if metric in _SCORES or name in [f"{score}/{what}" for score in _SCORES for what in ("mean", "min", "std")]:
-        if not evaluate_every:
-            raise ConfigurationError(
-                f"{who}: nobody measures it. Set FederatedLoop(evaluation=ClientEvaluation(every=1))."
-            )
-        if evaluate_every > 1 and isinstance(callback, EarlyStopping) and callback.strict:
-            raise ConfigurationError(
-                f"{who}: it is first known after {evaluate_every} rounds. Set ClientEvaluation(every=1), or "
-                "EarlyStopping(strict=False)."
-            )
+    if name.split("/")[0] not in _SCORES or (found is None and name.split("/")[-1] not in ("mean", "min", "std")):
+        return
+    if not evaluate_every:
+        raise ConfigurationError(
+            f"{who}: nobody measures it. Set FederatedLoop(evaluation=ClientEvaluation(every=1))."
+        )
+    if evaluate_every > 1 and isinstance(callback, EarlyStopping) and callback.strict:
+        raise ConfigurationError(
+            f"{who}: it is first known after {evaluate_every} rounds. Set ClientEvaluation(every=1), or "
+            "EarlyStopping(strict=False)."
+        )
+
+
+def _is_known(metric: str, metrics: set[str], who: str) -> bool:
+    """Whether these are values of the loop's. A module may log such a name; one much like a metric's was meant to be
+    one."""
+    if metric in metrics or metric in _OURS:
+        return True
+    if difflib.get_close_matches(metric, metrics):
+        raise ConfigurationError(
+            f"{who}: there is no metric {metric!r}. Defined: {sorted(metrics)}. Add it to FederatedLoop(metrics=...)."
+        )
+    return False

@@ -219,13 +219,18 @@ def described(value: Any, depth: int = 4) -> str:
     plain = isinstance(value, type | partial | Tensor) or inspect.isroutine(value) or not hasattr(value, "__dict__")
     if plain or not depth:
         return _anywhere(repr(value))
+    held = {name: getattr(value, name) for name in sorted(_made_with(value) - FREE)}
+    shown = [f"{k.lstrip('_')}={described(v, depth - 1)}" for k, v in held.items() if not isinstance(v, Tensor)]
+    return f"{kind.__name__}({', '.join(shown)})"
+
+
+def _made_with(value: Any) -> set[str]:
+    """Names of an object's attributes that say what it was made with."""
     names = {name for name in vars(value) if not name.startswith("_")}
-    names |= {f"_{name}" for name in inspect.signature(kind.__init__).parameters if f"_{name}" in vars(value)}
+    names |= {f"_{name}" for name in inspect.signature(type(value).__init__).parameters if f"_{name}" in vars(value)}
     if isinstance(value, Metric):
         names -= _OF_EVERY_METRIC | set(value._defaults)
-    held = {name: getattr(value, name) for name in sorted(names - FREE)}
-    told = [f"{k.lstrip('_')}={described(v, depth - 1)}" for k, v in held.items() if not isinstance(v, Tensor)]
-    return f"{kind.__name__}({', '.join(told)})"
+    return names
 
 
 def _anywhere(text: str) -> str:
