@@ -28,7 +28,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
-from flsv.clients.batched import BatchedTraining, GatheredBatches
+from flsv.clients.kernel import GatheredBatches, RowTraining
 from flsv.data import IIDPartitioner, Splits
 from flsv.engines.vmap import ON_CPU, VmapProcess
 
@@ -111,7 +111,7 @@ def computation(network: nn.Module, data: TensorDataset, clients: int) -> Second
         chunk = range(first, min(first + ON_CPU, clients))
         states = {name: p.detach().expand(len(chunk), *p.shape).clone() for name, p in names.items()}
         rows = [(client * IMAGES + torch.randperm(IMAGES)).split(BATCH) for client in chunk]
-        training = BatchedTraining(module, torch.optim.SGD(module.parameters(), lr=0.05))
+        training = RowTraining(module, torch.optim.SGD(module.parameters(), lr=0.05))
         training.train(states, GatheredBatches(data.tensors, rows))
     return _since(start)
 

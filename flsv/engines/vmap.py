@@ -15,21 +15,18 @@ from flsv._lightning.evaluation import as_given
 from flsv._lightning.several_processes import Counted, add
 from flsv.arguments import check_number
 from flsv.clients.algorithms import ClientContext
-from flsv.clients.batched import BatchedTraining, GatheredBatches, GivenBatches, ManyBatches
-from flsv.clients.batched_checks import at_once, check_batched, clip_norm, try_batched
-from flsv.clients.batched_step import State
 from flsv.clients.client_manager import ClientManager
 from flsv.clients.cohort import CohortLoader, CohortTraining
+from flsv.clients.kernel import GatheredBatches, GivenBatches, ManyBatches, RowTraining
+from flsv.clients.row_checks import at_once, check_batched, clip_norm, try_batched
+from flsv.clients.row_step import State
 from flsv.clients.train_client import LocalTraining
 from flsv.data import FederatedDataModule
 from flsv.engines.one_process import IdleProcess
-from flsv.games.backends import CudaMemory
 from flsv.round import Instruction
 
-#: Clients at once where the device tells nothing of its memory.
-ON_CPU = 50
-_LARGEST = 1024
-_SHARE_OF_FREE = 0.5
+#: Clients at once, halved where they do not fit.
+ON_CPU, ON_GPU = 50, 256
 _TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
@@ -51,7 +48,7 @@ class VmapCohort(CohortTraining):
         local: how a client begins and ends.
         manager: the clients as holders of data.
         data: dealt out.
-        chunk: clients at once; None: by the device.
+        chunk: clients at once; None: 50 on a CPU, 256 on a GPU.
     """
 
     def __init__(
@@ -63,14 +60,14 @@ class VmapCohort(CohortTraining):
     ) -> None:
         super().__init__(local, manager)
         self._module: Any = local.module
-        self._chunk = chunk
+        self._chunk = chunk or (ON_GPU if self._module.device.type == "cuda" else ON_CPU)
         self._transfers = any(
             is_overridden(hook, self._module, L.LightningModule) or is_overridden(hook, data, L.LightningDataModule)
             for hook in _TRANSFER_HOOKS
         )
         # The same at all clients: the module's own will do.
         self._apart = {*local.space.constant_names, *local.space.left_names}
-        self._training: BatchedTraining | None = None
+        self._training: RowTraining | None = None
         self._now: int | None = None
 
     def begin_round(self, loader: CohortLoader, instructions: dict[int, Instruction], num_samples: Tensor) -> None:
@@ -98,10 +95,8 @@ class VmapCohort(CohortTraining):
     def begin_batch(self, batch: Any = None) -> bool:
         """The whole cohort trains."""
         while self._visited < len(self._visits):
-            begun = [self._begin(self._visited)]  # the very first is the trial, and decides how many fit
-            stop = min(self._visited + (self._chunk or ON_CPU), len(self._visits))
-            begun += [self._begin(place) for place in range(self._visited + 1, stop)]
-            self._train(begun)
+            stop = min(self._visited + self._chunk, len(self._visits))
+            self._train([self._begin(place) for place in range(self._visited, stop)])
         add(self._trainer, Counted(steps=sum(visit.batches for visit in self._visits)))
         return True
 
@@ -111,23 +106,28 @@ class VmapCohort(CohortTraining):
     def _begin(self, place: int) -> _Begun:
         visit = self._visits[place]
         self._now = visit.client
-        told = (
-            self._instructions[visit.client],
-            self._manager.locals[visit.client],
-            int(self._samples[visit.client]),
+        client = visit.client
+        begin = partial(
+            self.local.begin,
+            self._instructions[client],
+            self._manager.locals[client],
+            int(self._samples[client]),
+            visit.batches,
         )
         if self._tensors is not None:
             given: list[Any] = self._loader.rows(place)
-            self.local.begin(*told, visit.batches)
+            begin()
         else:
             # The first is transferred before the client begins and the others after it, as in a Trainer: what
             # augmentation draws follows from that.
             given = [as_given(self._trainer, next(self._batches))]
-            self.local.begin(*told, visit.batches)
+            begin()
             given += [as_given(self._trainer, next(self._batches)) for _ in range(visit.batches - 1)]
         state = {name: tensor.clone() for name, tensor in self._own.items()}
         if self._training is None:
-            self._training = self._try(self._stacked([given]))
+            clip = clip_norm(self._trainer)
+            unused = try_batched(self._trainer, self._stacked([given]), clip, self._apart)
+            self._training = RowTraining(self._module, self._trainer.optimizers[0], clip, unused)
         turn = self.local.suspend()
         self._now = None
         return _Begun(turn, state, given)
@@ -157,18 +157,6 @@ class VmapCohort(CohortTraining):
             self._end_client()
         self._now = None
 
-    def _try(self, batches: ManyBatches) -> BatchedTraining:
-        trainer, clip = self._trainer, clip_norm(self._trainer)
-        memory = CudaMemory(self._module.device) if self._module.device.type == "cuda" else None
-        if memory is not None:
-            memory.start()
-        unused = try_batched(trainer, batches, clip, self._apart)
-        if memory is not None and self._chunk is None:
-            fitting = int(_SHARE_OF_FREE * (memory.free() or 0) / max(memory.peak() / 2, 1))
-            # A power of two, so that a little more or less free memory does not change the rounding.
-            self._chunk = 1 << max(0, min(fitting, _LARGEST).bit_length() - 1)
-        return BatchedTraining(self._module, trainer.optimizers[0], clip, unused)
-
     def _stacked(self, given: list[list[Any]]) -> ManyBatches:
         return (
             GivenBatches(given)
@@ -194,7 +182,7 @@ class VmapProcess(IdleProcess):
 
     Args:
         options: what :class:`OneProcess` takes.
-        chunk: clients at once; None: 50 on a CPU, as many as half of its free memory allows on a GPU.
+        chunk: clients at once; None: 50 on a CPU, 256 on a GPU. Halved where the GPU's memory does not suffice.
 
     Raises:
         ConfigurationError: what cannot be trained at once, and why.

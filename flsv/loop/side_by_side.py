@@ -2,7 +2,7 @@
 
 A client sees the same batches in every coalition: what it sees depends on the seed, the round and the client only. So
 the models of all coalitions that a client is in are trained on its batches at once, as rows of one batched model
-(:mod:`flsv.clients.batched`). To rounding it is what :class:`flsv.games.retraining.RetrainedUtility` comes to, which
+(:mod:`flsv.clients.kernel`). To rounding it is what :class:`flsv.games.retraining.RetrainedUtility` comes to, which
 trains them one after the other; for small models all coalitions of six clients take about as long as two fits.
 
 The server's part is a weighted sum where the aggregator is FedAvg; any other aggregator, and the metric that it reads,
@@ -21,12 +21,9 @@ import torch
 from torch import Tensor
 
 from flsv.attacks import Collusion
-from flsv.clients.batched import BatchedTraining
-from flsv.clients.batched_checks import batched_steps, clip_norm, not_batched
-from flsv.clients.batched_step import BatchedStep
 from flsv.clients.cohort import CohortLoader
-from flsv.clients.rows import RowTraining
-from flsv.clients.traced_step import TracedStep
+from flsv.clients.kernel import RowTraining, SharedBatches
+from flsv.clients.row_checks import at_once, clip_norm, not_batched
 from flsv.data import FederatedDataModule
 from flsv.engines.one_process import shared_space
 from flsv.errors import ConfigurationError
@@ -252,14 +249,13 @@ class CoalitionTraining(L.Callback):
                 f"{LEAST} models of {size / 2**20:.0f} MB and what their training takes are too large to train at once."
             )
         schedules, trained = SideBySideSchedules(trainer), []
-        named = BatchedTraining(module, trainer.optimizers[0], clip_norm(trainer))
-        step = TracedStep(module, sorted(named.trained), named.fused)
+        kernel = RowTraining(module, trainer.optimizers[0], clip_norm(trainer), shared=True)
         initial = space.read(module).expand(len(self._masks), -1).clone()
         noise = torch.randn(space.size, generator=torch.Generator().manual_seed(0), dtype=initial.dtype)
         initial[len(CHECKED) - 1] *= 1 + NUDGE * noise.to(initial.device)
         for masks, models in zip(self._masks.to(module.device).split(chunk), initial.split(chunk)):
             schedules.restart()
-            trained.append(self._train_at_once(trainer, module, space, config, schedules, step, masks, models))
+            trained.append(self._train_at_once(trainer, module, space, config, schedules, kernel, masks, models))
         return torch.cat(trained)
 
     def _train_at_once(
@@ -269,7 +265,7 @@ class CoalitionTraining(L.Callback):
         space: ParameterSpace,
         config: FederationConfig,
         schedules: SideBySideSchedules,
-        step: BatchedStep,
+        kernel: RowTraining,
         masks: Tensor,
         models: Tensor,
     ) -> Tensor:
@@ -293,15 +289,11 @@ class CoalitionTraining(L.Callback):
                 states = {name: tensor.expand(len(rows), *tensor.shape).clone() for name, tensor in rest.items()}
                 states |= {name: tensor.clone() for name, tensor in space.unflatten(models[rows]).items()}
                 schedules.enter(visit.client)
-                losses = models.new_zeros(len(rows))
-                with batched_steps(trainer):
-                    training = RowTraining(module, trainer.optimizers[0], states, clip_norm(trainer), step=step)
-                    for batch in self._begun(drawn, index, visit.client):
-                        losses += training.step(batch)
-                        schedules.after_step()
+                shared = SharedBatches(self._begun(drawn, index, visit.client), visit.batches, len(rows))
+                trained, losses = at_once(trainer, kernel, states, shared, schedules.after_step)
                 schedules.leave()
-                sent = torch.cat([states[name].flatten(1).to(space.dtype) for name in space.names], 1)
-                servers.receive(visit.client, visit.batches, rows, models, sent, losses / visit.batches)
+                sent = torch.cat([trained[name].flatten(1).to(space.dtype) for name in space.names], 1)
+                servers.receive(visit.client, visit.batches, rows, models, sent, losses)
             models = servers.end_round(models)
             schedules.end_round(index)
         return models

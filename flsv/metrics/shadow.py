@@ -105,14 +105,12 @@ class ShadowShapley(ContributionMetric):
         performance: what a model is measured by, see :mod:`flsv.games.performance`.
         per_class: values per class, with the number of classes taken from the data.
         mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.
-        one_by_one: train the coalitions' models one after the other, for modules that cannot be batched. A model costs
-            a training.
         every: value the clients after so many rounds, and after the last; in between they keep their values. Training
             goes on in every round.
         kwargs: see ``torchmetrics.Metric``.
 
     Raises:
-        ConfigurationError: an unknown name, a part with ``one_by_one``, values per class of another performance than
+        ConfigurationError: an unknown name, values per class of another performance than
             accuracy; in a loop, before training, whatever the coalitions cannot be
             trained with.
 
@@ -138,7 +136,6 @@ class ShadowShapley(ContributionMetric):
         performance: str | Metric = "accuracy",
         per_class: bool = False,
         mode: Mode | None = None,
-        one_by_one: bool = False,
         every: int = 1,
         **kwargs: Any,
     ) -> None:
@@ -152,15 +149,10 @@ class ShadowShapley(ContributionMetric):
             raise ConfigurationError(
                 f'ShadowShapley(part={part!r}): expected "all", "head" or a list of patterns of names.'
             )
-        if one_by_one and part != "all":
-            raise ConfigurationError(
-                f"ShadowShapley(part={part!r}, one_by_one=True): a part is trained at once for all coalitions. Leave "
-                "one of the two out."
-            )
         self.coalitions = coalitions if isinstance(coalitions, str) else [list(members) for members in coalitions]
         self.part = part if isinstance(part, str) else list(part)
         check_number(self, "every", every, least=1, whole=True)
-        self.one_by_one, self.every = one_by_one, every
+        self.every = every
         self._last: int | None = None
         self.per_class = per_class or num_classes is not None
         self.performance = performance_of(self, performance, mode)

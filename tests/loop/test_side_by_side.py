@@ -28,14 +28,13 @@ from flsv.aggregation import (
     TrimmedMean,
 )
 from flsv.attacks import Alignment, FreeRider, MinMax, Scaling, SignFlip
+from flsv.clients import row_step
 from flsv.clients.algorithms import FedProx
-from flsv.clients.traced_step import TracedStep
 from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError
 from flsv.filters import NormCap, OutlierFilter, SampleCap
 from flsv.functional.shapley.game import all_coalitions
 from flsv.games.retraining import RetrainedUtility
-from flsv.loop import side_by_side
 from flsv.loop.side_by_side import CoalitionTraining, NotSideBySide, SideBySideSchedules, SideBySideUtility, check_same
 from flsv.metrics import ClassSpecificShapley, CosineGradientShapley, SurrogateFederatedShapley, WassersteinContribution
 from flsv.personalization import Standalone
@@ -167,17 +166,14 @@ def test_modules_and_trainers(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize(("name", "recorded"), [("BatchNorm", True), ("schedule of steps", True), ("dropout", False)])
 def test_steps_that_are_played_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, recorded: bool) -> None:
-    made: list[TracedStep] = []
-
-    def step(*args: Any) -> TracedStep:
-        made.append(TracedStep(*args, often=1))
-        return made[-1]
-
-    monkeypatch.setattr(side_by_side, "TracedStep", step)
+    plays: list[Any] = []
+    record = row_step.RowStep._record
+    monkeypatch.setattr(row_step.RowStep, "_record", lambda *args: (plays.append(record(*args)), plays[-1])[1])
+    monkeypatch.setattr(row_step, "OFTEN", 1)
     options = dict(MODULES[name])
     found, expected = both(tmp_path, module=options.pop("module")(), **options)
     torch.testing.assert_close(found, expected, rtol=2e-4, atol=1e-5)
-    assert [each.recorded > 0 for each in made] == [recorded]
+    assert any(play is not None for play in plays) == recorded
 
 
 @pytest.mark.parametrize("name", ["schedule of rounds", "schedule of steps"])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from resuming import assert_resumes
-from shadow_cases import ROUNDS, SEED, Draws, Kept, Reads, by_a_plain_loop, data, loop
+from shadow_cases import ROUNDS, SEED, Kept, by_a_plain_loop, data, loop
 from torch import Tensor, nn
 from toys import Plain, adam, fit, network, vector
 
@@ -154,7 +154,7 @@ def test_any_coalitions(tmp_path: Path, coalitions: Any) -> None:
 def test_the_federation_trains_as_without(tmp_path: Path) -> None:
     plain = FederatedLoop(seed=SEED, reporting=Reporting(table=False))
     without = fit(plain, tmp_path, Plain(), data())
-    for metric in (ShadowShapley(), ShadowShapley(part="head"), ShadowShapley(one_by_one=True)):
+    for metric in (ShadowShapley(), ShadowShapley(part="head")):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             beside = fit(loop(metric), tmp_path, Plain(), data())
@@ -199,26 +199,6 @@ def test_a_model_that_diverges_keeps_its_client_out_of_the_coalition(tmp_path: P
     torch.testing.assert_close(models[False, True, False].double(), vector(start), rtol=0, atol=0)
     expected = by_a_plain_loop(start, [0], EVERYBODY[:2])
     torch.testing.assert_close(models[True, True, False].double(), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_one_by_one_is_the_same(tmp_path: Path) -> None:
-    federation = loop(Kept(coalitions="all", one_by_one=True))
-    whole = loop()
-    with pytest.warns(UserWarning, match="about 4 times as long"):
-        fit(federation, tmp_path, Plain(), data(), rounds=2)
-    fit(whole, tmp_path, Plain(), data(), rounds=2)
-    models, every = federation.metrics["shadow"].models, whole.metrics["shadow"].models
-    for mask, model in models.items():
-        torch.testing.assert_close(model, every[mask], rtol=1e-4, atol=1e-5)
-
-
-def test_one_by_one_takes_what_cannot_be_batched(tmp_path: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for module in (Draws(network(dropout=0.5)), Reads(network())):
-            federation = loop(Kept(coalitions="pairs", one_by_one=True))
-            fit(federation, tmp_path, module, data(), rounds=2)
-            assert federation.contributions["shadow"].isfinite().all()
 
 
 def test_estimates_are_those_of_few_coalitions() -> None:

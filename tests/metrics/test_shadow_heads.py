@@ -111,14 +111,14 @@ class Between(Plain):
 def test_a_layer_between_two_of_the_part_sees_the_coalitions_own(tmp_path: Path) -> None:
     """Against the gradient of the part by hand, in the second round's first step, where coalitions differ."""
     steps: list[tuple[dict[str, Tensor], dict[str, Tensor], Any, dict[str, Tensor], Tensor]] = []
-    from flsv.clients.rows import RowTraining
+    from flsv.clients.kernel import RowTraining
 
     class Watched(RowTraining):
-        def gradients(self, batch: Any) -> dict[str, Tensor]:
+        def gradients(self, batch: Any, beside: Any = None) -> dict[str, Tensor]:
             before = {name: tensor.clone() for name, tensor in self.states.items()}
             own = {name: tensor.detach().clone() for name, tensor in module.named_parameters()}
             drawn = torch.get_rng_state()
-            found = super().gradients(batch)
+            found = super().gradients(batch, beside)
             steps.append((before, {n: g.clone() for n, g in found.items()}, batch, own, drawn))
             return found
 

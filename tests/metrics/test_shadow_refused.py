@@ -68,8 +68,8 @@ def test_refused_before_training(tmp_path: Path, what: str) -> None:
 @pytest.mark.parametrize(
     ("module", "match"),
     [
-        (lambda: Draws(network(batch_norm=False)), "one_by_one=True"),
-        (lambda: Reads(network(batch_norm=False)), "reads values off tensors.*one_by_one=True"),
+        (lambda: Draws(network(batch_norm=False)), "flsv retrain"),
+        (lambda: Reads(network(batch_norm=False)), "reads values off tensors.*flsv retrain"),
         (lambda: Twice(network(batch_norm=False)), "on_after_backward"),
         (lambda: Plain(network(batch_norm=False), lambda p: torch.optim.LBFGS(p)), "LBFGS"),
     ],
@@ -80,7 +80,7 @@ def test_modules_that_cannot_be_batched(tmp_path: Path, module: Any, match: str)
 
 def test_a_row_that_is_not_the_clients_own_model_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where both began alike and saw the same: here rows step twice as far."""
-    from flsv.clients.batched import StackedOptimizer
+    from flsv.clients.kernel import StackedOptimizer
 
     step = StackedOptimizer.step
 
@@ -93,27 +93,10 @@ def test_a_row_that_is_not_the_clients_own_model_is_noticed(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize(
-    ("module", "options", "match"),
-    [
-        (Twice, {}, "on_after_backward"),
-        (Plain, {"gradient_clip_val": 0.1, "gradient_clip_algorithm": "value"}, "Clip by norm"),
-        (Plain, {"accumulate_grad_batches": 2}, "accumulated"),
-    ],
-)
-def test_one_by_one_is_refused_what_it_would_do_otherwise(
-    tmp_path: Path, module: Any, options: dict[str, Any], match: str
-) -> None:
-    federation = loop(ShadowShapley(one_by_one=True))
-    with pytest.raises(ConfigurationError, match=match):
-        fit(federation, tmp_path, module(network(batch_norm=False)), data(), rounds=1, **options)
-
-
-@pytest.mark.parametrize(
     "arguments",
     [
         {"coalitions": "some"},
         {"part": "tail"},
-        {"part": "head", "one_by_one": True},
         {"per_class": True, "performance": "f1"},
     ],
 )

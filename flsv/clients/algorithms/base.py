@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from flsv._lightning.patches import metric_states, put_metric_states, unlogged
-from flsv.clients.batched_step import loss_of, step_arguments
 from flsv.clients.non_vector_state import NonVectorState
+from flsv.clients.row_step import loss_of, step_arguments
 from flsv.errors import ConfigurationError
 from flsv.parameters import ParameterSpace
 from flsv.participants import LocalData

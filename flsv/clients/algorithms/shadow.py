@@ -16,7 +16,6 @@ brings features rather than a better head is worth more in a retraining.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,9 +25,9 @@ from torch import Tensor
 from flsv.aggregation import FedAvg
 from flsv.attacks import Attack
 from flsv.clients.algorithms.base import ClientAlgorithm, ClientContext
-from flsv.clients.algorithms.shadow_rows import Batched, Entries, OneByOne
-from flsv.clients.batched import ELEMENTWISE, is_elementwise
-from flsv.clients.batched_checks import not_batched
+from flsv.clients.algorithms.shadow_rows import CoalitionRows, Entries
+from flsv.clients.kernel import ELEMENTWISE, RowTraining, is_elementwise
+from flsv.clients.row_checks import not_batched
 from flsv.errors import ConfigurationError
 from flsv.filters import OutlierFilter
 from flsv.metrics import ShadowShapley
@@ -51,7 +50,6 @@ class ShadowTraining(ClientAlgorithm):
     Args:
         coalitions: see the metric, as all of these.
         part: likewise.
-        one_by_one: likewise.
 
     Raises:
         ConfigurationError: before training, whatever would make a coalition's model another than that of a run of the
@@ -63,13 +61,14 @@ class ShadowTraining(ClientAlgorithm):
     reports = (TRAINED,)
     saved = ("_rows", "_initial")
 
-    def __init__(self, coalitions: Coalitions = "pairs", part: Part = "all", one_by_one: bool = False) -> None:
-        self.coalitions, self.part, self.one_by_one = coalitions, part, one_by_one
-        self._visit: OneByOne | Batched | None = None
-        self._tried = False  # in this process
+    def __init__(self, coalitions: Coalitions = "pairs", part: Part = "all") -> None:
+        self.coalitions, self.part = coalitions, part
+        self._visit: CoalitionRows | None = None
+        self._kernel: RowTraining | None = None
+        self._round = -1  # of the kernel's recordings
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_visit": None}
+        return {**vars(self), "_visit": None, "_kernel": None}
 
     # ---- at the server
 
@@ -80,13 +79,12 @@ class ShadowTraining(ClientAlgorithm):
         self._rows = rows.expand(len(self._members), -1).clone()
 
     def resume(self, federation: Federation) -> None:
-        self._visit = None
+        self._visit = self._kernel = None
         self._aggregator: Any = federation.strategies["aggregator"]
         self._entries = Entries(federation.space, self.part)
         self._masks = coalition_masks(self.coalitions, federation.num_clients)
         self._members = _trained(self._masks)
         self._places = [mine.nonzero().flatten() for mine in self._members.T]
-        self._most = max(len(places) for places in self._places)
         rows = len(self._members) + 3 * sum(map(len, self._places))  # the server's, and as they cross
         size = rows * self._entries.size * federation.space.dtype.itemsize
         if size > MOST_BYTES:
@@ -99,13 +97,6 @@ class ShadowTraining(ClientAlgorithm):
     def check_fit(self, trainer: Any, config: Any) -> None:
         if why := self._why_not(trainer, config):
             raise ConfigurationError(f"ShadowShapley trains a model for each of many coalitions, and {why}.")
-        if self.one_by_one:
-            most = self._most
-            warnings.warn(
-                f"ShadowShapley(one_by_one=True) trains up to {most} models of coalitions at every client, one after "
-                f"the other: the run takes about {most + 1} times as long as without them.",
-                stacklevel=2,
-            )
 
     def _why_not(self, trainer: Any, config: Any) -> str | None:
         """Why coalitions' models would not be those of runs of the coalitions, and what to do."""
@@ -136,8 +127,6 @@ class ShadowTraining(ClientAlgorithm):
                 "trained"
             )
         why = not_batched(trainer, None, config.client_optimizer, schedules=True)
-        if self.one_by_one and why is not None and why.startswith("precision"):
-            why = None  # a step of one model is in the trainer's own
         if why is None and not is_elementwise(trainer.optimizers[0]):
             name = type(trainer.optimizers[0]).__name__
             why = f"{name} is not known to step entry by entry. Use one of torch's {', '.join(ELEMENTWISE)}"
@@ -191,8 +180,11 @@ class ShadowTraining(ClientAlgorithm):
 
     def begin_client(self, context: ClientContext) -> None:
         self.leave_client(context)
-        rows, entries = context.received(ROWS), Entries(context.space, self.part)
-        self._visit = OneByOne(context, rows) if self.one_by_one else Batched(context, rows, entries, not self._tried)
+        if self._kernel is not None and self._round != context.instruction.round_index:
+            self._kernel.recordings.doubt()
+        self._round = context.instruction.round_index
+        entries = Entries(context.space, self.part)
+        self._visit = CoalitionRows(context, context.received(ROWS), entries, self._kernel)
 
     def begin_batch(self, context: ClientContext, batch: Any) -> None:
         assert self._visit is not None
@@ -212,7 +204,7 @@ class ShadowTraining(ClientAlgorithm):
         if self.part == "all":
             for place, start in enumerate(sent):
                 rows[place] = context.upload(rows[place], start, f"coalition {place} ")
-        self._visit, self._tried = None, True
+        self._visit, self._kernel = None, self._visit.kernel
         finite = rows.isfinite().all(1, keepdim=True)
         return {TRAINED: torch.cat([finite.to(rows), torch.where(finite, rows, sent)], 1)}
 
@@ -230,9 +222,9 @@ def shadow_training(metrics: Mapping[str, Any], given: ClientAlgorithm | None) -
         ConfigurationError: both; or several metrics of different coalitions.
     """
     asking = {name: metric for name, metric in metrics.items() if isinstance(metric, ShadowShapley)}
-    wanted = [(metric.coalitions, metric.part, metric.one_by_one) for metric in asking.values()]
+    wanted = [(metric.coalitions, metric.part) for metric in asking.values()]
     if isinstance(given, ShadowTraining):  # of a loop that this one replaces
-        known = (given.coalitions, given.part, given.one_by_one)
+        known = (given.coalitions, given.part)
         given = given if known in wanted else None
         if given is not None and all(each == known for each in wanted):
             return given

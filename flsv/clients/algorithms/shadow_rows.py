@@ -1,26 +1,31 @@
-"""The models of one client's coalitions, while it trains: all at once, or one after the other."""
+"""The models of one client's coalitions, while it trains: rows of the kernel, which take every batch with it."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, nullcontext
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from flsv.clients.algorithms.base import ClientContext
-from flsv.clients.batched_checks import NotBatched, batched_steps, clip_norm, purely
-from flsv.clients.batched_step import State
-from flsv.clients.rows import ReusedOutputs, RowTraining
+from flsv.clients.kernel import RowTraining
+from flsv.clients.pure_steps import NotBatched, batched_steps, purely
+from flsv.clients.row_checks import clip_norm
+from flsv.clients.row_step import State
 from flsv.errors import ConfigurationError
 from flsv.metrics.shadow import Part
 from flsv.parameters import ParameterSpace
 from flsv.seeding import restore_torch_rngs, torch_rngs
 
 #: How far a row may be from the client's own model where both are the same training, relative to how far it went; and
-#: its gradient of the first batch; and both in bf16-mixed.
-TOLERANCE, OF_GRADIENT, ROUNDED = 0.01, 1e-3, 0.1
+#: in bf16-mixed.
+TOLERANCE, ROUNDED = 0.01, 0.1
 
 
 class Entries:
@@ -87,30 +92,33 @@ class Entries:
         return torch.cat([states[name].flatten(1).to(like) for name in self.names], 1)
 
 
-class Batched:
+class CoalitionRows:
     """Trains the coalitions' models of one client at once, in a Trainer's fit of the client's own.
 
     Args:
         context: the client's.
         rows: ``[m, Q]``, the models of its coalitions, or of a part of them.
         entries: which part.
-        attempt: whether to check that the first step is pure: that it draws no random numbers, and keeps nothing.
+        kernel: of a visit before.
+
+    Attributes:
+        kernel: for the next visit; its recordings are of this one's round.
 
     Raises:
-        ConfigurationError: while it trains, a module that does not allow it; at the end, a model that differs from the
-            client's own though both started from the same and took the same batches.
+        ConfigurationError: in the first step, a module that does not allow it; at the end, a model that differs from
+            the client's own though both started from the same and took the same batches.
     """
 
-    def __init__(self, context: ClientContext, rows: Tensor, entries: Entries, attempt: bool = False) -> None:
-        self._context, self._rows, self._entries, self._attempt = context, rows, entries, attempt
+    def __init__(self, context: ClientContext, rows: Tensor, entries: Entries, kernel: RowTraining | None) -> None:
+        self._context, self._rows, self._entries, self.kernel = context, rows, entries, kernel
         self._start = entries.of(context.start)
         # At first all coalitions are the initial model: what becomes of one becomes of all, and of the client's own.
         self._alike = bool(len(rows)) and bool((rows == self._start).all())
-        self._training: RowTraining | None = None
+        self._states: State = {}
         self._batch: Any = None
-        module: Any = context.module
         self._whole = len(entries.names) == len(context.space.names)
-        self._reused = None if self._whole or not len(rows) else ReusedOutputs(module, entries.names, self._remember)
+        part = None if self._whole or not len(rows) else entries.names
+        self._reused = None if part is None else ReusedOutputs(context.module, part, self._remember)
         self._drawn: Any = None
 
     def begin_batch(self, batch: Any) -> None:
@@ -130,57 +138,58 @@ class Batched:
         if not len(self._rows):
             return
         module: Any = self._context.module
-        trainer = module.trainer
-        first = self._training is None
-        try:
-            if self._training is None:
-                with batched_steps(trainer):
-                    self._training = self._begin(trainer)
-            with purely(module) if first and self._attempt else nullcontext():
-                gradients = self._gradients(trainer)
-        except NotBatched as error:
-            raise ConfigurationError(
-                f"ShadowShapley trains the models of many coalitions as one batched model, and training_step of "
-                f"{type(module).__name__} does not allow it: {error.reason}. Use one_by_one=True, or value the run by "
-                "flsv retrain."
-            ) from error
-        if first and self._alike:
-            self._check_gradients(gradients)
-        self._training.take(gradients)
+        before = self.kernel
+        kernel = self._begin(module.trainer) if not self._states else self.kernel
+        assert kernel is not None
+        gradients = kernel.played(self._batch)
+        if gradients is None:
+            try:
+                with nullcontext() if kernel is before else purely(module), self._as_the_client():
+                    gradients = kernel.gradients(self._batch, self._beside())
+            except NotBatched as error:
+                raise ConfigurationError(
+                    f"ShadowShapley trains the models of many coalitions as one batched model, and training_step of "
+                    f"{type(module).__name__} does not allow it: {error.reason}. Value the run by flsv retrain."
+                ) from error
+        kernel.take(gradients)
 
     def _begin(self, trainer: Any) -> RowTraining:
         module = self._context.module
         own = dict(module.named_parameters())
         rows = self._rows[:1] if self._alike else self._rows
-        states = {
+        self._states = {
             name: tensor.to(own[name].dtype if name in own else tensor.dtype, copy=True)
             for name, tensor in self._entries.unflatten(rows).items()
         }
         if self._whole:
             # Counters that no vector holds are, as in a round, not averaged.
-            rest = {name: tensor for name, tensor in module.named_buffers() if name not in states}
-            states |= {name: tensor.expand(len(rows), *tensor.shape).clone() for name, tensor in rest.items()}
-        unused = [name for name, parameter in own.items() if parameter.grad is None]
-        return RowTraining(module, trainer.optimizers[0], states, clip_norm(trainer), unused)
+            rest = {name: tensor for name, tensor in module.named_buffers() if name not in self._states}
+            self._states |= {name: tensor.expand(len(rows), *tensor.shape).clone() for name, tensor in rest.items()}
+        apart = {name for name, parameter in own.items() if parameter.grad is None or name not in self._states}
+        optimizer, kernel = trainer.optimizers[0], self.kernel
+        if kernel is None or (kernel.module, kernel.optimizer, kernel.apart) != (module, optimizer, apart):
+            self.kernel = kernel = RowTraining(module, optimizer, clip_norm(trainer), apart, shared=True)
+        kernel.begin(self._states)
+        return kernel
 
-    def _gradients(self, trainer: Any) -> State:
-        assert self._training is not None
-        now = torch_rngs(self._rows.device)
-        restore_torch_rngs(self._drawn or now, self._rows.device)
+    def _beside(self) -> State:
+        """What is in no row: the client's own, which is not changed."""
+        module = self._context.module
+        named = (*module.named_parameters(), *module.named_buffers())
+        left = {name: tensor for name, tensor in named if name not in self._states}
+        return {n: t.detach() if isinstance(t, nn.Parameter) else t.clone() for n, t in left.items()}
+
+    @contextmanager
+    def _as_the_client(self) -> Iterator[None]:
+        """Within it rows draw what the client's own model has drawn of this batch, and have its features of it."""
+        module: Any = self._context.module
+        now, device = torch_rngs(self._rows.device), self._rows.device
+        restore_torch_rngs(self._drawn or now, device)
         try:
-            with batched_steps(trainer), nullcontext() if self._reused is None else self._reused.again():
-                return self._training.gradients(self._batch)
+            with batched_steps(module.trainer), nullcontext() if self._reused is None else self._reused.again():
+                yield
         finally:
-            restore_torch_rngs(now, self._rows.device)
-
-    def _check_gradients(self, gradients: State) -> None:
-        """Raise where a model that is the client's own has another gradient."""
-        own = dict(self._context.module.named_parameters())
-        pairs = [(gradient[0].detach(), own[name].grad) for name, gradient in gradients.items()]
-        mine = torch.cat([(g - o).flatten() for g, o in pairs if o is not None])
-        whole = torch.cat([o.flatten() for _, o in pairs if o is not None])
-        if not mine.norm() <= self._allowed(OF_GRADIENT) * whole.norm() + 1e-7 * len(whole) ** 0.5:
-            self._refuse("gradient of the first batch", float(mine.norm() / whole.norm().clamp_min(1e-12)))
+            restore_torch_rngs(now, device)
 
     def leave(self) -> None:
         """The client has trained, or failed."""
@@ -189,68 +198,102 @@ class Batched:
 
     def trained(self) -> Tensor:
         """``[m, Q]``, what has become of the rows."""
-        if self._training is None:
+        if not self._states:
             return self._rows
-        rows = self._entries.flatten(self._training.states, self._rows)
+        rows = self._entries.flatten(self._states, self._rows)
         if not self._alike:
             return rows
-        assert self._context.trained is not None
-        own = self._entries.of(self._context.trained)
-        way = (own - self._start).norm()
-        if (
-            own.isfinite().all()
-            and not (rows[0] - own).norm() <= self._allowed(TOLERANCE) * way + 1e-6 * self._start.norm()
-        ):
-            self._refuse("model", float((rows[0] - own).norm() / way.clamp_min(1e-12)))
+        context: Any = self._context
+        own = self._entries.of(context.trained)
+        allowed = ROUNDED if context.module.trainer.precision == "bf16-mixed" else TOLERANCE
+        apart, way = (rows[0] - own).norm(), (own - self._start).norm()
+        if own.isfinite().all() and not apart <= allowed * way + 1e-6 * self._start.norm():
+            raise ConfigurationError(
+                f"ShadowShapley: at client {context.instruction.client_id} the model of a coalition differs by "
+                f"{100 * float(apart / way.clamp_min(1e-12)):.1f} % from the client's own, and both began alike and "
+                "saw the same: the module, its optimizer or its schedule does something that batched training does "
+                "not. Value the run by flsv retrain."
+            )
         return rows.expand(len(self._rows), -1)
 
-    def _allowed(self, tolerance: float) -> float:
-        module: Any = self._context.module
-        return ROUNDED if module.trainer.precision == "bf16-mixed" else tolerance
 
-    def _refuse(self, what: str, far: float) -> None:
-        raise ConfigurationError(
-            f"ShadowShapley: at client {self._context.instruction.client_id} the {what} of a coalition differs by "
-            f"{100 * far:.1f} % from the client's own, and both began alike and saw the same: the module, its "
-            "optimizer or its schedule does something that batched training does not. Use one_by_one=True, or value "
-            "the run by flsv retrain."
-        )
+class ReusedOutputs:
+    """Keeps what a module's outer layers give before a part of it is reached, to give the same once more.
 
-
-class OneByOne:
-    """Trains them one after the other, by :meth:`ClientContext.step`, for modules that cannot be batched.
+    So a second pass for other parameters of the part costs what comes from the part on, and layers before it that draw
+    or count (dropout, BatchNorm's statistics) do so once. What is called after the first layer of the part may depend
+    on it, and is called again.
 
     Args:
-        context: the client's.
-        rows: ``[m, P]``, the models of its coalitions.
+        module: its layers are hooked from now on; :meth:`remove` undoes that.
+        part: names of parameters and buffers.
+        reached: called when a forward pass comes to the part.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(2, 2), nn.Dropout(), nn.Linear(2, 1))
+        >>> reused = ReusedOutputs(net, {"2.weight", "2.bias"})
+        >>> first = net(torch.ones(1, 2))
+        >>> with reused.again():
+        ...     print(bool(net(torch.zeros(1, 2)) == first))
+        True
+        >>> reused.remove()
     """
 
-    def __init__(self, context: ClientContext, rows: Tensor) -> None:
-        self._context, self._rows = context, rows.clone()
-        self._training: RowTraining | None = None
-        self._batch: Any = None
+    def __init__(self, module: nn.Module, part: Collection[str], reached: Callable[[], None] = lambda: None) -> None:
+        owners = {module.get_submodule(name.rpartition(".")[0]) for name in part}
+        layers = () if module in owners else _outermost(module, owners)
+        self._kept: dict[nn.Module, deque[Any]] = {layer: deque() for layer in layers}
+        self._hooks = [layer.register_forward_hook(self._keep) for layer in self._kept]
+        self._hooks += [owner.register_forward_pre_hook(self._reach) for owner in owners]
+        self._reached, self._again, self._past = reached, False, False
 
-    def begin_batch(self, batch: Any) -> None:
-        """Before the client's own step on it."""
-        self._batch = batch
+    def begin(self) -> None:
+        """Another forward pass comes: forget the one before."""
+        self._past = False
+        for outputs in self._kept.values():
+            outputs.clear()
 
-    def step(self) -> None:
-        """On the same batch; the client's own gradients are there, and it has not taken its step."""
-        if not len(self._rows):
-            return
-        module: Any = self._context.module
-        space, trainer = self._context.space, module.trainer
-        if self._training is None:
-            unused = [name for name, parameter in module.named_parameters() if parameter.grad is None]
-            states = space.unflatten(self._rows)
-            self._training = RowTraining(module, trainer.optimizers[0], states, clip_norm(trainer), unused)
-        found = torch.stack([self._context.step(row, self._batch)[1] for row in self._rows])
-        views = space.unflatten(found)
-        self._training.take({n: views[n] for n, p in module.named_parameters() if p.grad is not None})
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Within it layers give what they gave, in the same order."""
+        self._again = True
+        own = {layer: vars(layer).get("forward") for layer in self._kept}
+        for layer, outputs in self._kept.items():
+            vars(layer)["forward"] = partial(_give, outputs, layer.forward)
+        try:
+            yield
+        finally:
+            self._again = False
+            for layer, forward in own.items():
+                del vars(layer)["forward"]
+                if forward is not None:
+                    vars(layer)["forward"] = forward
+            self.begin()
 
-    def leave(self) -> None:
-        """The client has trained, or failed."""
+    def remove(self) -> None:
+        """Hook nothing any more."""
+        for hook in self._hooks:
+            hook.remove()
 
-    def trained(self) -> Tensor:
-        """``[m, P]``, what has become of the rows."""
-        return self._rows
+    def _reach(self, layer: nn.Module, given: Any) -> None:
+        if not (self._again or self._past):
+            self._past = True
+            self._reached()
+
+    def _keep(self, layer: nn.Module, given: Any, output: Any) -> None:
+        if not (self._again or self._past):
+            self._kept[layer].append(tree_map_only(Tensor, Tensor.detach, output))
+
+
+def _give(outputs: deque[Any], forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return outputs.popleft() if outputs else forward(*args, **kwargs)
+
+
+def _outermost(layer: nn.Module, owners: Collection[nn.Module]) -> Iterator[nn.Module]:
+    """The largest layers that hold none of the owners, and have a state or draw."""
+    for child in layer.children():
+        parts = set(child.modules())
+        if child not in owners and parts & set(owners):
+            yield from _outermost(child, owners)
+        elif child not in owners and any(p._parameters or p._buffers or "Drop" in type(p).__name__ for p in parts):
+            yield child

@@ -62,9 +62,7 @@ def test_games_on_the_servers_own_data(tmp_path: Path) -> None:
     assert json.loads(record.read_text())["validation"] == {"of": "the server's own data", "rows": 144}
 
 
-@pytest.mark.parametrize(
-    "options", slow_except([{"coalitions": "all"}], [{"coalitions": "all"}, {"part": "head"}, {"one_by_one": True}])
-)
+@pytest.mark.parametrize("options", slow_except([{"coalitions": "all"}], [{"coalitions": "all"}, {"part": "head"}]))
 @pytest.mark.filterwarnings("ignore:.*one after the other")
 def test_sites_train_the_models_of_their_coalitions(tmp_path: Path, options: dict[str, Any]) -> None:
     def make() -> FederatedLoop:

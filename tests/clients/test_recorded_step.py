@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flsv.clients.batched_step import BatchedStep
-from flsv.clients.traced_step import TracedStep
+from flsv.clients.row_step import RowStep
 
 MODELS, BATCH, OFTEN = 4, 6, 2
 
@@ -76,7 +75,7 @@ def test_played_back_is_the_same_and_what_may_change_is_not_recorded(name: str) 
     start = {n: torch.randn(MODELS, *t.shape).abs() for n, t in (*module.named_parameters(), *module.named_buffers())}
     start = {n: t.to(dict(module.state_dict())[n].dtype) for n, t in start.items()}
     results = []
-    for step in (BatchedStep(module, names, randomness="same", shared=True), TracedStep(module, names, often=OFTEN)):
+    for step in (RowStep(module, names, shared=True, often=99), RowStep(module, names, shared=True, often=OFTEN)):
         module.count, taken = 0, []
         states = {n: t.clone() for n, t in start.items()}
         torch.manual_seed(1)
@@ -84,7 +83,7 @@ def test_played_back_is_the_same_and_what_may_change_is_not_recorded(name: str) 
         for place in range(5):
             x = torch.randn(BATCH, 5, generator=torch.Generator().manual_seed(place))
             y = (torch.arange(BATCH) + place) % 3
-            gradients, losses = step(states, (x, y))
+            gradients, losses = step.played(states, (x, y)) or step(states, (x, y))
             taken.append({**gradients, "losses": losses, **{n: states[n].clone() for n in states if n not in names}})
         results.append(taken)
     assert step.recorded == recorded
@@ -99,10 +98,35 @@ def test_each_shape_is_recorded_for_itself_and_large_weights_are_not() -> None:
     names = ["net.weight", "net.bias"]
     for models, recorded in ((MODELS, 2), (600, 0)):  # 600 x 1800 numbers: gradients stay two factors
         states = {n: p.detach().expand(models, *p.shape).clone() for n, p in module.named_parameters()}
-        step, plain = TracedStep(module, names, factors=True, often=1), BatchedStep(module, names, True, shared=True)
+        step, plain = (RowStep(module, names, True, shared=True, often=often) for often in (1, 99))
         for size in (4, 4, 7, 7, 4):
             batch = torch.randn(size, 600), torch.arange(size) % 3
-            found, expected = step(states, batch), plain(states, batch)
+            found, expected = step.played(states, batch) or step(states, batch), plain(states, batch)
             torch.testing.assert_close(found, expected)
             assert step.factors.keys() == plain.factors.keys()
         assert step.recorded == recorded
+
+
+class Moves(Step):
+    """On what a round may change."""
+
+    share = 1.0
+
+    def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return super().training_step(batch) * self.share
+
+
+def test_a_recording_in_doubt_is_compared_before_it_is_played_again() -> None:
+    module = Moves(mlp())
+    states = {name: p.detach().expand(MODELS, *p.shape).clone() for name, p in module.named_parameters()}
+    step, batch = RowStep(module, list(states), shared=True, often=1), (torch.randn(BATCH, 5), torch.arange(BATCH) % 3)
+    step(states, batch)
+    for share, plays in ((1.0, True), (0.5, False)):
+        module.share = share
+        step.doubt()
+        assert step.played(states, batch) is None
+        gradients, _ = step(states, batch)
+        assert (step.played(states, batch) is not None) == plays
+    assert step.recorded == 0
+    expected = RowStep(module, list(states), shared=True)(states, batch)[0]
+    assert all(torch.equal(gradient, expected[name]) for name, gradient in gradients.items())

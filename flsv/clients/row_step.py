@@ -1,4 +1,4 @@
-"""One step of many models at once: each model's loss and gradients on its own batch.
+"""One step of many models at once, as rows of stacked tensors: each model's loss and gradients.
 
 ``torch.func.vmap`` of ``torch.func.grad_and_value`` of ``training_step``. Where all that is trained are linear layers,
 as in softmax regressions and MLPs, there is a cheaper way: ``vmap`` runs the losses only, and autograd itself derives
@@ -7,27 +7,43 @@ pass costs for every operation, and small models are bound by that. Linear layer
 outputs a batched product of that order takes little more than half the time of ``x W^T``. Where the gradient of a large
 weight is wanted for plain SGD only, it is left as its two factors: many models' gradients fit no cache. For
 convolutions autograd's own backward pass of a batched one is slower, and recurrent layers have none.
+
+What ``vmap`` adds to each call of a small model is more than its arithmetic, and the same in every step on batches of
+one shape. So the tensor operations that a step of a shared batch comes to are recorded once it has been taken often
+(:func:`torch.fx.experimental.proxy_tensor.make_fx`), and later steps do these alone, with the same results. A recording
+holds whatever Python decided on the way: a step that draws, keeps something or reads values off tensors is not
+recorded, and what may have moved on since (an epoch) is asked for by :meth:`RowStep.doubt`.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NoReturn
 
 import torch
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten
 
+from flsv.clients.pure_steps import NotBatched, Watch, purely
 from flsv.errors import ConfigurationError
+from flsv.seeding import isolated_rngs
 
 State = dict[str, Tensor]
 Keep = Callable[[tuple[Tensor, Tensor]], None]
+Play = Callable[[State, Any], tuple[State, Tensor, State]]
 #: Numbers in a stacked weight from which on its gradient is worth leaving out: it is beyond the caches.
 _LARGE = 2**20
+_VIEWS = {torch.ops.aten.alias.default, torch.ops.aten.expand.default, torch.ops.aten.view.default}
+#: Steps of a kind from which on a recording pays: it takes as long as what it saves in so many.
+OFTEN = 100
 
 
 class BatchIndex:
@@ -62,7 +78,7 @@ def loss_of(outputs: Any) -> Tensor:
     return loss.reshape(())
 
 
-class BatchedStep:
+class RowStep:
     """Losses and gradients of stacked models.
 
     Args:
@@ -70,10 +86,10 @@ class BatchedStep:
         trained: names of the parameters to derive by.
         factors: leave the gradients of large linear layers' weights as the two factors of their product, in
             :attr:`factors`.
-        randomness: what becomes of a step that draws random numbers, as dropout does: ``"error"``, or ``"same"``, the
-            same ones for all models, see :func:`torch.vmap`.
         shared: all models are given one and the same batch ``[B, ...]``, which is not stacked: what depends on it alone
-            is computed once.
+            is computed once, and a step that draws random numbers, as dropout does, draws the same for all. Otherwise
+            one that draws is an error.
+        often: steps on a shared batch of the same shape before they are recorded.
 
     Attributes:
         factors: by names of weights, what the last call has left out of their gradients: pairs ``[m, out, B]`` and
@@ -83,7 +99,7 @@ class BatchedStep:
         >>> class Line(nn.Linear):
         ...     def training_step(self, batch, batch_idx):
         ...         return self(batch).sum()
-        >>> step = BatchedStep(Line(2, 1), ["weight"])
+        >>> step = RowStep(Line(2, 1), ["weight"])
         >>> states = {"weight": torch.tensor([[[1.0, 2.0]], [[3.0, 4.0]]]), "bias": torch.zeros(2, 1)}
         >>> gradients, losses = step(states, torch.tensor([[[1.0, 0.0]], [[1.0, 1.0]]]))
         >>> gradients["weight"].tolist(), losses.tolist()
@@ -95,20 +111,42 @@ class BatchedStep:
         module: nn.Module,
         trained: Collection[str],
         factors: bool = False,
-        randomness: str = "error",
         shared: bool = False,
+        often: int | None = None,
     ) -> None:
         self._module, self._trained = module, list(trained)
         self._index = step_arguments(module, None, BatchIndex())[1:]
         self._places = dict(_places(module))
-        linear = {name for name, layer in module.named_modules() if type(layer) is nn.Linear}
-        self._linear = all(name.rpartition(".")[0] in linear for name in self._trained)
         self._split, self.factors = factors, dict[str, list[tuple[Tensor, Tensor]]]()
-        # Products of one's own would not be rounded as autocast rounds a layer's.
-        self._linear &= not any(map(torch.is_autocast_enabled, {p.device.type for p in module.parameters()}))
-        of_one: Any = self._of_one if self._linear else grad_and_value(self._of_one, has_aux=True)
-        self._of_many: Any = vmap(of_one, (0, 0, None if shared else 0), randomness=randomness)
         self._beside: State = {}
+        self._shared, self._often = shared, OFTEN if often is None else often
+        self._seen, self._doubted = Counter[Any](), set[Any]()
+        self._plays: dict[Any, Play | None] = {}
+
+    @cached_property
+    def _linear(self) -> bool:
+        """Whether all that is trained are linear layers, in a precision in which products of one's own are rounded as a
+        layer's."""
+        linear = {name for name, layer in self._module.named_modules() if type(layer) is nn.Linear}
+        devices = {parameter.device.type for parameter in self._module.parameters()}
+        rounded = any(map(torch.is_autocast_enabled, devices))
+        return not rounded and all(name.rpartition(".")[0] in linear for name in self._trained)
+
+    @cached_property
+    def _of_many(self) -> Any:
+        of_one: Any = self._of_one if self._linear else grad_and_value(self._of_one, has_aux=True)
+        dims, randomness = (0, 0, None if self._shared else 0), "same" if self._shared else "error"
+        return vmap(of_one, dims, randomness=randomness)
+
+    @property
+    def recorded(self) -> int:
+        """How many kinds of steps are played back."""
+        return sum(play is not None for play in self._plays.values())
+
+    def doubt(self) -> None:
+        """What Python decides may be something else by now: every recording is compared with a step before it is
+        played again."""
+        self._doubted = {kind for kind, play in self._plays.items() if play is not None}
 
     def __call__(self, states: State, batch: Any, beside: State | None = None) -> tuple[State, Tensor]:
         """One batch of each.
@@ -122,10 +160,48 @@ class BatchedStep:
         Returns:
             Gradients by name ``[m, ...]``, and losses ``[m]``.
         """
-        gradients, losses, after = self._derive(states, batch, beside)
+        kind = None if beside or not self._shared else _kind(states, batch)
+        if kind is None:
+            return self._end(states, *self._derive(states, batch, beside))
+        watch = None if self._seen[kind] else Watch(self._module)
+        results = self._derive(states, batch)
+        self._seen[kind] += 1
+        if watch is not None and watch.changed():
+            self._plays[kind] = None
+        elif kind in self._doubted:
+            self._doubted.discard(kind)
+            self._plays[kind] = self._confirmed(kind, states, batch, results)
+        elif kind not in self._plays and self._seen[kind] >= self._often and not self.factors:
+            self._plays[kind] = self._record(states, batch)
+        return self._end(states, *results)
+
+    def played(self, states: State, batch: Any) -> tuple[State, Tensor] | None:
+        """The same by a recording; None: there is none."""
+        play = self._plays.get(kind := _kind(states, batch)) if self._plays else None
+        if play is None or kind in self._doubted:
+            return None
+        self.factors = {}
+        with torch.no_grad():
+            return self._end(states, *play(states, batch))
+
+    def _end(self, states: State, gradients: State, losses: Tensor, after: State) -> tuple[State, Tensor]:
         for name, tensor in after.items():
             states[name].copy_(tensor)
         return gradients, losses
+
+    def _record(self, states: State, batch: Any) -> Play | None:
+        try:
+            with isolated_rngs(0, "recording"), purely(self._module):
+                return _shortened(make_fx(lambda states, batch: self._derive(states, batch))(states, batch))
+        except NotBatched:
+            return None
+
+    @torch.no_grad()
+    def _confirmed(self, kind: Any, states: State, batch: Any, results: Any) -> Play | None:
+        play = self._plays[kind]
+        assert play is not None
+        pairs = zip(tree_flatten(play(states, batch))[0], tree_flatten(results)[0])
+        return play if all(torch.equal(again, tensor) for again, tensor in pairs) else None
 
     def _derive(self, states: State, batch: Any, beside: State | None = None) -> tuple[State, Tensor, State]:
         """Gradients, losses, and what buffers are after it."""
@@ -245,6 +321,26 @@ class _Product(torch.autograd.Function):
             for tensor, dim in ((weight, in_dims[0]), (columns, in_dims[1]))
         ]
         return _Product.apply(*stacked, keep), 0
+
+
+def _shortened(play: GraphModule) -> GraphModule:
+    """Without views that change nothing, which is a quarter of what ``vmap`` does."""
+    for node in play.graph.nodes:
+        if node.target in _VIEWS:
+            before, after = (each.meta["tensor_meta"] for each in (node.args[0], node))
+            if (before.shape, before.stride, before.dtype) == (after.shape, after.stride, after.dtype):
+                node.replace_all_uses_with(node.args[0])
+    play.graph.eliminate_dead_code()
+    play.recompile()
+    return play
+
+
+def _kind(states: State, batch: Any) -> Any:
+    """What steps of one recording have in common; None where a batch holds more than tensors."""
+    leaves, spec = tree_flatten((states, batch))
+    if not all(isinstance(leaf, Tensor) for leaf in leaves):
+        return None
+    return str(spec), tuple((leaf.shape, leaf.dtype, leaf.device) for leaf in leaves)
 
 
 def _places(module: nn.Module) -> Iterator[tuple[str, list[tuple[dict[str, Tensor | None], str]]]]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flsv.clients.batched_step import BatchedStep
+from flsv.clients.row_step import RowStep
 
 MODELS, BATCH = 3, 5
 
@@ -86,7 +86,7 @@ def test_every_model_has_its_own(name: str) -> None:
     before = {key: tensor.clone() for key, tensor in names.items()}
     begun = {key: tensor.clone() for key, tensor in states.items()}
     batch = torch.randn(MODELS, *shape)
-    gradients, losses = BatchedStep(module, [key for key, _ in module.named_parameters()])(states, batch)
+    gradients, losses = RowStep(module, [key for key, _ in module.named_parameters()])(states, batch)
     for i in range(MODELS):
         own = copy.deepcopy(module)
         with torch.no_grad():
@@ -109,7 +109,7 @@ def test_what_a_batch_does_not_use_has_a_gradient_of_zeros() -> None:
     module = Step(nn.Linear(4, 3))
     module.idle = nn.Parameter(torch.ones(2))
     states = {name: torch.stack([p.detach()] * 2) for name, p in module.named_parameters()}
-    gradients, _ = BatchedStep(module, ["idle", "net.weight"])(states, torch.randn(2, BATCH, 4))
+    gradients, _ = RowStep(module, ["idle", "net.weight"])(states, torch.randn(2, BATCH, 4))
     assert torch.equal(gradients["idle"], torch.zeros(2, 2))
     assert gradients.keys() == {"idle", "net.weight"}
 
@@ -119,7 +119,7 @@ def test_a_step_that_fails_leaves_the_module_its_own_tensors() -> None:
     own = dict(module.named_parameters())
     states = {name: torch.stack([p.detach()] * 2) for name, p in own.items()}
     with pytest.raises(RuntimeError, match="size"):
-        BatchedStep(module, list(own))(states, torch.randn(2, BATCH, 5))
+        RowStep(module, list(own))(states, torch.randn(2, BATCH, 5))
     assert all(parameter is own[name] for name, parameter in module.named_parameters())
 
 
@@ -128,7 +128,7 @@ def test_a_layer_that_is_frozen_and_not_stacked() -> None:
     torch.manual_seed(0)
     states = {"net.1.weight": torch.randn(2, 2, 4), "net.1.bias": torch.randn(2, 2)}
     batch = torch.randn(2, BATCH, 4)
-    gradients, losses = BatchedStep(module, list(states))(states, batch)
+    gradients, losses = RowStep(module, list(states))(states, batch)
     for i in range(2):
         weight, bias = (states[name][i].clone().requires_grad_() for name in states)
         loss = nn.functional.linear(module.net[0](batch[i]).detach(), weight, bias).square().mean()

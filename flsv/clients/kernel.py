@@ -1,8 +1,10 @@
-"""Trains many small clients at once: stacked models take each step as one batched computation.
+"""The kernel: trains many models of one structure at once, as rows of stacked tensors.
 
-One call gives every client's gradient (:mod:`flsv.clients.batched_step`); the module's own optimizer then steps on the
-stacked parameters, which for an optimizer that works entry by entry is the same as one optimizer per client. Equal
-to training one after the other up to rounding, since batched kernels sum in another order.
+One call gives every row's gradient (:mod:`flsv.clients.row_step`); the module's own optimizer then steps on the stacked
+parameters, which for an optimizer that works entry by entry is the same as one optimizer per row. Equal to training
+one after the other up to rounding, since batched kernels sum in another order. ``engine="vmap"`` has a client a row,
+each on batches of its own; ``flsv retrain`` a coalition a row, on the batches of the client that all of them have in
+common, as :class:`flsv.metrics.ShadowShapley` has, which takes step after step beside the client's own.
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ import copy
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from operator import is_
 from typing import Any
 
 import torch
@@ -19,42 +20,44 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
-from flsv.clients.batched_step import BatchedStep, State
+from flsv.clients.row_step import RowStep, State
 from flsv.clients.schedules import SCHEDULED
 from flsv.errors import ConfigurationError
 
 Factors = dict[str, list[tuple[Tensor, Tensor]]]
 
-#: Their steps work entry by entry, so that of stacked parameters they are every client's own.
+#: Their steps work entry by entry, so that of stacked parameters they are every row's own.
 ELEMENTWISE = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "SGD")
 
 
-class BatchedTraining:
-    """Trains models of the same structure side by side.
+class RowTraining:
+    """Trains models of one structure side by side.
 
     Args:
         module: whose ``training_step`` gives the loss; it is called under ``torch.func``, so it has to be pure: no
-            random numbers, no values read off tensors, nothing kept but buffers.
+            values read off tensors, nothing kept but buffers.
         optimizer: of the module's parameters; its class and options are used, its state is not touched.
-        clip_norm: the largest norm of a client's gradient, a longer one is shortened; None: as it is.
-        unused: names of parameters without a gradient: they stay as they are.
+        clip_norm: the largest norm of a row's gradient, a longer one is shortened; None: as it is.
+        apart: names of parameters that are not trained: they have no gradient, or are in no row.
+        shared: all rows take the same batches. What they draw then, all draw alike; rows of batches of their own must
+            not draw.
+        often: see :class:`flsv.clients.row_step.RowStep`.
 
     Attributes:
-        groups: names of the parameters that are trained, by the optimizer's groups.
-        trained: the same in one set.
-        fused: whether steps take gradients as their factors.
+        module, optimizer, apart: as given.
+        states: of the rows that train, ``[m, ...]`` by name.
+        recordings: how steps are taken, see :meth:`flsv.clients.row_step.RowStep.doubt`.
 
     Raises:
         ConfigurationError: an optimizer whose steps are not known to work entry by entry.
 
     Example:
-        >>> from flsv.clients.batched import GivenBatches
         >>> class Line(nn.Linear):
         ...     def training_step(self, batch, batch_idx):
         ...         x, y = batch
         ...         return nn.functional.mse_loss(self(x), y)
         >>> line = Line(1, 1, bias=False)
-        >>> many = BatchedTraining(line, torch.optim.SGD(line.parameters(), lr=0.5))
+        >>> many = RowTraining(line, torch.optim.SGD(line.parameters(), lr=0.5))
         >>> x = torch.ones(2, 1)
         >>> batches = GivenBatches([[(x, x)], [(x, 3 * x), (x, 3 * x)]])
         >>> models, losses = many.train({"weight": torch.zeros(2, 1, 1)}, batches)
@@ -67,74 +70,119 @@ class BatchedTraining:
         module: nn.Module,
         optimizer: Optimizer,
         clip_norm: float | None = None,
-        unused: Collection[str] = (),
+        apart: Collection[str] = (),
+        shared: bool = False,
+        often: int | None = None,
     ) -> None:
         if not is_elementwise(optimizer):
             raise ConfigurationError(
                 f'engine="vmap" steps on the parameters of many clients at once, which {type(optimizer).__name__} is '
                 f'not known to allow. Use one of torch\'s {", ".join(ELEMENTWISE)}, or engine="sequential".'
             )
-        self._optimizer, self._clip_norm = optimizer, clip_norm
+        self.module, self.optimizer, self.apart = module, optimizer, frozenset(apart)
+        self._clip_norm = clip_norm
         names = {parameter: name for name, parameter in module.named_parameters()}
-        trained = {p for p in names if p.requires_grad and names[p] not in unused}
-        self.groups = [[names[p] for p in group["params"] if p in trained] for group in optimizer.param_groups]
-        self.trained = {name for group in self.groups for name in group}
-        self._module, self.fused = module, clip_norm is None and plain_sgd(optimizer)
+        trained = {p for p in names if p.requires_grad and names[p] not in apart}
+        self._groups = [[names[p] for p in group["params"] if p in trained] for group in optimizer.param_groups]
+        self._trained = {name for group in self._groups for name in group}
+        fused = clip_norm is None and plain_sgd(optimizer)
+        self.recordings = self._step = RowStep(module, sorted(self._trained), fused, shared, often)
+        self.states: State = {}
 
-    def train(self, states: State, batches: ManyBatches) -> tuple[State, Tensor]:
-        """Train every model on its own batches, one after the other.
+    def train(
+        self, states: State, batches: ManyBatches, after_step: Callable[[], None] = lambda: None
+    ) -> tuple[State, Tensor]:
+        """Train every row on its batches, one after the other.
 
         Args:
-            states: parameters and buffers by name, ``[k, ...]``, which are used up; the module's own stand for what is
+            states: parameters and buffers by name, ``[m, ...]``, which are used up; the module's own stand for what is
                 not among them, and nothing may write into these.
-            batches: of each model, in the order of the states.
+            batches: of each row, in the order of the states.
+            after_step: called after every step, such as a schedule's.
 
         Returns:
-            The states after it, and the mean losses ``[k]``.
+            The states after it, and the mean losses ``[m]``.
         """
         first = next(iter(states.values()))
         # The longest first: who is done leaves a prefix.
         order = sorted(range(len(first)), key=lambda i: -batches.lengths[i])
         lengths = [batches.lengths[i] for i in order]
-        rows = None if order == sorted(order) else torch.tensor(order, device=first.device)
-        stacked = states if rows is None else {name: tensor.index_select(0, rows) for name, tensor in states.items()}
+        index = None if order == sorted(order) else torch.tensor(order, device=first.device)
+        stacked = states if index is None else _rows(states, index)
         losses = torch.zeros(len(order), device=first.device)
-        optimizer = StackedOptimizer(self._optimizer, self.groups, stacked)
-        a_step = BatchedStep(self._module, sorted(self.trained), self.fused)
-        for step in range(lengths[0]):
-            active = sum(length > step for length in lengths)
-            now = {name: tensor[:active] for name, tensor in stacked.items()}
-            gradients, factors = self._gradients(a_step, now, batches.at(order[:active], step), losses[:active])
-            if self._clip_norm is not None:
-                clip(gradients, self._clip_norm)
-            optimizer.step(active, gradients, factors)
+        self.begin(stacked)
+        try:
+            for step in range(lengths[0]):
+                active = sum(length > step for length in lengths)
+                now = {name: tensor[:active] for name, tensor in stacked.items()}
+                gradients, factors = self._derive(now, batches.at(order[:active], step), losses[:active])
+                self.take(gradients, factors, active)
+                after_step()
+        finally:
+            self.end()
         losses /= torch.tensor(lengths, device=losses.device)
-        if rows is None:
+        if index is None:
             return stacked, losses
-        back = rows.argsort()
-        return {name: tensor.index_select(0, back) for name, tensor in stacked.items()}, losses[back]
+        back = index.argsort()
+        return _rows(stacked, back), losses[back]
 
-    def _gradients(
-        self, a_step: BatchedStep, now: State, given: Iterable[tuple[list[int], Any]], losses: Tensor
-    ) -> tuple[State, Factors]:
-        """Of the models that still train, on batches of one size after the other; their losses are added to."""
+    def begin(self, states: State) -> None:
+        """Other rows, whose states are changed in place from now on."""
+        self.states = states
+        self._stacked = StackedOptimizer(self.optimizer, self._groups, states)
+
+    def end(self) -> None:
+        """Keep nothing of the rows."""
+        self.states = {}
+        del self._stacked
+
+    def gradients(self, batch: Any, beside: State | None = None) -> State:
+        """Of all rows on a batch that they share, ``[m, ...]`` by name; buffers move.
+
+        Args:
+            batch: as the module gets it.
+            beside: tensors by name that all rows have in common, instead of the module's own.
+        """
+        gradients, _ = self._step(self.states, batch, beside)
+        put_together(gradients, self._step.factors)
+        return gradients
+
+    def played(self, batch: Any) -> State | None:
+        """The same by a recording; None: there is none."""
+        results = self._step.played(self.states, batch)
+        return None if results is None else results[0]
+
+    def take(self, gradients: State, factors: Factors | None = None, active: int | None = None) -> None:
+        """An optimizer's step of all rows, or of the first ones, by their gradients ``[m, ...]``, with the options that
+        schedulers have given the module's optimizer."""
+        self._stacked.follow(self.optimizer)
+        if self._clip_norm is not None:
+            clip(gradients, self._clip_norm)
+        self._stacked.step(active, gradients, factors)
+
+    def _derive(self, now: State, given: Iterable[tuple[list[int], Any]], losses: Tensor) -> tuple[State, Factors]:
+        """Of the rows that still train, on batches of one size after the other; their losses are added to."""
         gradients: State = {}
         for places, batch in given:
             if len(places) == len(losses):
-                gradients, loss = a_step(now, batch)
-                losses += loss
-                return gradients, a_step.factors
+                results = self._step.played(now, batch) or self._step(now, batch)
+                losses += results[1]
+                return results[0], self._step.factors
             index = torch.tensor(places, device=losses.device)
-            part = {name: tensor.index_select(0, index) for name, tensor in now.items()}
-            found, loss = a_step(part, batch)
-            put_together(found, a_step.factors)
+            part = _rows(now, index)
+            slopes, loss = self._step(part, batch)
+            put_together(slopes, self._step.factors)
             losses.index_add_(0, index, loss.to(losses))
-            gradients = gradients or {name: torch.empty_like(now[name]) for name in self.trained}
-            for name, gradient in found.items():
+            gradients = gradients or {name: torch.empty_like(now[name]) for name in self._trained}
+            for name, gradient in slopes.items():
                 gradients[name][index] = gradient
-            for name in now.keys() - self.trained:
+            for name in now.keys() - self._trained:
                 now[name][index] = part[name]
         return gradients, {}
+
+
+def _rows(states: State, index: Tensor) -> State:
+    return {name: tensor.index_select(0, index) for name, tensor in states.items()}
 
 
 class StackedOptimizer:
@@ -158,10 +206,10 @@ class StackedOptimizer:
         ]
 
     @torch.no_grad()
-    def step(self, active: int, gradients: State, factors: Factors | None = None) -> None:
-        """One step of the first ``active`` models; the others have ended and stay as they are. Gradients that are left
-        as ``factors`` never exist: plain SGD multiplies them into the weights."""
-        if active != self._active:
+    def step(self, active: int | None, gradients: State, factors: Factors | None = None) -> None:
+        """One step of the first ``active`` models (None: all); the others have ended and stay as they are. Gradients
+        that are left as ``factors`` never exist: plain SGD multiplies them into the weights."""
+        if active is not None and active != self._active:
             self._narrow(active)
         for name, view in self._views.items():
             view.grad = gradients.get(name)
@@ -271,7 +319,7 @@ class GatheredBatches(ManyBatches):
     Args:
         tensors: ``[N, ...]`` each.
         rows: which of their rows, int64 ``[B]`` for every client's every batch.
-        move: to where the batches are needed. Not called again for a shape that it has left where it was.
+        move: to where the batches are needed.
 
     Example:
         >>> many = GatheredBatches([torch.arange(5)], [[torch.tensor([4, 0])], [torch.tensor([1, 2])]])
@@ -288,8 +336,7 @@ class GatheredBatches(ManyBatches):
     ) -> None:
         self._tensors, self._rows, self._move = tensors, rows, move
         self.lengths = [len(each) for each in rows]
-        self._gathered: dict[torch.Size, tuple[list[Tensor], tuple[Tensor, ...]]] = {}
-        self._there: set[torch.Size] = set()
+        self._gathered: dict[torch.Size, list[Tensor]] = {}
 
     def at(self, clients: Sequence[int], step: int) -> Iterator[tuple[list[int], Any]]:
         rows = [self._rows[client][step] for client in clients]
@@ -297,15 +344,27 @@ class GatheredBatches(ManyBatches):
             index = torch.stack([rows[place] for place in places])
             if index.shape not in self._gathered:
                 new = [tensor.new_empty(index.numel(), *tensor.shape[1:]) for tensor in self._tensors]
-                self._gathered[index.shape] = new, tuple(each.unflatten(0, index.shape) for each in new)
-            gathered, given = self._gathered[index.shape]
+                self._gathered[index.shape] = new
+            gathered = self._gathered[index.shape]
             for tensor, out in zip(self._tensors, gathered):
                 torch.index_select(tensor, 0, index.flatten(), out=out)
-            if index.shape not in self._there:
-                moved = self._move(given)
-                if isinstance(moved, tuple) and all(map(is_, moved, given)):
-                    self._there.add(index.shape)
-            yield places, given if index.shape in self._there else moved
+            yield places, self._move(tuple(out.unflatten(0, index.shape) for out in gathered))
+
+
+class SharedBatches(ManyBatches):
+    """The same batches for all rows, as they come.
+
+    Args:
+        batches: as the module gets them.
+        count: how many.
+        rows: that train on them.
+    """
+
+    def __init__(self, batches: Iterator[Any], count: int, rows: int) -> None:
+        self._batches, self.lengths = batches, [count] * rows
+
+    def at(self, clients: Sequence[int], step: int) -> Iterator[tuple[list[int], Any]]:
+        yield list(range(len(clients))), next(self._batches)
 
 
 def _alike(keys: Sequence[Any]) -> Iterator[list[int]]:
