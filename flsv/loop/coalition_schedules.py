@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import copy
+from copy import deepcopy
 from typing import Any
 
 import lightning as L
 
+from flsv.clients.optimizers import ClientOptimizers
 from flsv.clients.schedules import SCHEDULED, put
 from flsv.errors import ConfigurationError
 
@@ -29,54 +30,43 @@ class SideBySideSchedules:
                     f"{type(config.scheduler).__name__} steps by a value, which every coalition has of its own, and "
                     "they are trained side by side. Use flsv.games.RetrainedUtility, or another schedule."
                 )
-        self._of_rounds: list[Any] = [config for config in trainer.lr_scheduler_configs if config.interval == "epoch"]
-        self._of_steps: list[Any] = [config for config in trainer.lr_scheduler_configs if config.interval == "step"]
-        self._optimizers = trainer.optimizers
-        for optimizer in self._optimizers:
+        self._trainer: Any = trainer
+        self._groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+        for optimizer in trainer.optimizers:
             optimizer._opt_called = True  # type: ignore[attr-defined]  # torch warns of a schedule before a step
-        self._rounds_begun = copy.deepcopy([config.scheduler.state_dict() for config in self._of_rounds])
-        self._fresh, self._left = self._now(), dict[int, Any]()
-        self._client, self._steps = -1, 0
+        self._options = deepcopy([{k: v for k, v in group.items() if k in SCHEDULED} for group in self._groups])
+        self._states = deepcopy([config.scheduler.state_dict() for config in trainer.lr_scheduler_configs])
+        self.restart()
 
     def restart(self) -> None:
         """As before the first round, for other coalitions."""
-        self._put(self._fresh)
-        self._left.clear()
-        for config, state in zip(self._of_rounds, copy.deepcopy(self._rounds_begun)):
-            config.scheduler.load_state_dict(state)
+        for group, options in zip(self._groups, self._options):
+            put(group, options)
+        for config, state in zip(self._trainer.lr_scheduler_configs, self._states):
+            config.scheduler.load_state_dict(deepcopy(state))
+        self._clients = ClientOptimizers(self._trainer, "reset")
 
     def end_round(self, index: int) -> None:
         """After the round of this number, from 0."""
-        for config in self._of_rounds:
-            if (index + 1) % config.frequency == 0:
+        self._clients.commit()
+        for config in self._trainer.lr_scheduler_configs:
+            if config.interval == "epoch" and (index + 1) % config.frequency == 0:
                 config.scheduler.step()
 
     def enter(self, client: int) -> None:
         """Before a client's batches of a round."""
-        if self._of_steps:
-            self._put(self._left.get(client, self._fresh))
-            self._client, self._steps = client, 0
+        self._clients.load(client)
+        self._client, self._steps = client, 0
+        self._clients.begin_batch(0)
 
     def after_step(self) -> None:
         """After each of them."""
-        self._steps += 1
-        for config in self._of_steps:
-            if self._steps % config.frequency == 0:
+        for config in self._trainer.lr_scheduler_configs:
+            if config.interval == "step" and config.frequency == 1:
                 config.scheduler.step()
+        self._steps += 1
+        self._clients.begin_batch(self._steps)
 
     def leave(self) -> None:
         """After the last one."""
-        if self._of_steps:
-            self._left[self._client] = self._now()
-
-    def _now(self) -> Any:
-        options = [[{k: v for k, v in g.items() if k in SCHEDULED} for g in o.param_groups] for o in self._optimizers]
-        return copy.deepcopy((options, [config.scheduler.state_dict() for config in self._of_steps]))
-
-    def _put(self, state: Any) -> None:
-        options, schedulers = copy.deepcopy(state)
-        for optimizer, groups in zip(self._optimizers, options):
-            for group, scheduled in zip(optimizer.param_groups, groups):
-                put(group, scheduled)
-        for config, scheduler in zip(self._of_steps, schedulers):
-            config.scheduler.load_state_dict(scheduler)
+        self._clients.save(self._client)

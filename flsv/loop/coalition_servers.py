@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from abc import ABC, abstractmethod
-from typing import Any
+from typing import Protocol
 
 import lightning as L
 import torch
@@ -31,22 +30,9 @@ from flsv.server.description import federation
 from flsv.uploads import UploadContext, sanitize_report, upload
 
 
-class CoalitionServers(ABC):
-    """The servers of all coalitions.
+class CoalitionServers(Protocol):
+    """The servers of all coalitions."""
 
-    Args:
-        data: dealt out.
-        space: the map between models and vectors.
-        config: of the loop.
-        seed: of the run.
-    """
-
-    def __init__(self, data: FederatedDataModule, space: ParameterSpace, config: FederationConfig, seed: int) -> None:
-        self._data, self._space, self._uploads, self._seed = data, space, config.uploads, seed
-        self._kept: dict[tuple[int, int], State] = {}
-        self._round_index = 0
-
-    @abstractmethod
     def receive(self, client: int, steps: int, rows: Tensor, models: Tensor, sent: Tensor, losses: Tensor) -> None:
         """What a client has made of the models of its coalitions.
 
@@ -59,94 +45,76 @@ class CoalitionServers(ABC):
             losses: ``[R]``, its mean training losses.
         """
 
-    @abstractmethod
     def end_round(self, models: Tensor) -> Tensor:
         """The next models ``[K, P]``."""
 
-    def _context(self, row: int, client: int) -> UploadContext:
-        kept = self._kept.setdefault((row, client), {})
-        clients, cut = self._data.num_clients, self._space.num_parameters
-        return UploadContext(client, clients, cut, self._round_index, self._seed, kept)
-
 
 def servers_of(
-    trainer: L.Trainer,
-    data: FederatedDataModule,
-    space: ParameterSpace,
-    config: FederationConfig,
-    masks: Tensor,
-    seed: int,
-    models: Tensor,
+    trainer: L.Trainer, space: ParameterSpace, config: FederationConfig, masks: Tensor, seed: int, models: Tensor
 ) -> CoalitionServers:
     """The servers of coalitions ``[K, n]`` that start from the models ``[K, P]``."""
+    data: FederatedDataModule = trainer.datamodule  # type: ignore[attr-defined]
     # Whom an outlier filter leaves out, whatever its threshold, sends what an upload changed, or what is not finite,
     # which sums refuse.
     whole = all(isinstance(each, OutlierFilter) and not each.exclude for each in config.filters)
     if type(config.aggregator) is FedAvg and whole and not config.uploads:
-        return Sums(data, space, config, seed, masks, models)
-    return Servers(data, space, config, seed, masks, models, trainer)
+        return Sums(config.aggregator, data.num_samples, masks, models, space.num_parameters)
+    return Servers(trainer, data, space, config, masks, seed, models)
 
 
-class Sums(CoalitionServers):
+class Sums:
     """Where servers average: weighted sums, to which every client's models are added."""
 
     def __init__(
-        self,
-        data: FederatedDataModule,
-        space: ParameterSpace,
-        config: FederationConfig,
-        seed: int,
-        masks: Tensor,
-        models: Tensor,
+        self, aggregator: FedAvg, num_samples: Tensor, masks: Tensor, models: Tensor, num_parameters: int
     ) -> None:
-        super().__init__(data, space, config, seed)
-        aggregator: Any = config.aggregator
-        samples = data.num_samples if aggregator.weighting == "samples" else torch.ones_like(data.num_samples)
+        samples = num_samples if aggregator.weighting == "samples" else torch.ones_like(num_samples)
         members = masks.double() * samples.to(masks.device)
         self._weights = (members / members.sum(1, keepdim=True).clamp(min=1)).to(models)
-        self._empty, self._server_lr = ~masks.any(1), aggregator.server_lr
+        self._empty, self._server_lr, self._cut = ~masks.any(1), aggregator.server_lr, num_parameters
         self._next = torch.zeros_like(models)
 
     def receive(self, client: int, steps: int, rows: Tensor, models: Tensor, sent: Tensor, losses: Tensor) -> None:
-        if self._uploads:
-            contexts = [self._context(row, client) for row in rows.tolist()]
-            given = zip(sent, models[rows], contexts)
-            sent = torch.stack([upload(self._uploads, vector, start, start, at)[0] for vector, start, at in given])
         self._next.index_add_(0, rows, sent * self._weights[rows, client, None])
 
     def end_round(self, models: Tensor) -> Tensor:
         after, self._next = self._next, torch.zeros_like(models)
         if self._server_lr != 1:
-            cut = self._space.num_parameters
+            cut = self._cut
             after[:, :cut] = torch.lerp(models[:, :cut], after[:, :cut], self._server_lr)
         after[self._empty] = models[self._empty]
         if not after.isfinite().all():
             raise ConfigurationError("some coalitions come to models with NaN.")
-        self._round_index += 1
         return after
 
 
-class Servers(CoalitionServers):
+class Servers:
     """A server for each coalition, with an aggregator, filters and metrics of its own."""
 
     def __init__(
         self,
+        trainer: L.Trainer,
         data: FederatedDataModule,
         space: ParameterSpace,
         config: FederationConfig,
-        seed: int,
         masks: Tensor,
+        seed: int,
         models: Tensor,
-        trainer: L.Trainer,
     ) -> None:
-        super().__init__(data, space, config, seed)
+        self._data, self._space, self._uploads, self._seed = data, space, config.uploads, seed
+        self._kept: dict[tuple[int, int], State] = {}
+        self._round_index = 0
         self._manager = ClientManager(trainer, data, space, ClientStates())
         self._servers: dict[int, tuple[RoundServer, FederationState]] = {}
-        for row, members in enumerate(masks.tolist()):
-            cohort = [client for client, there in enumerate(members) if there]
-            if cohort:
+        for row, members in enumerate(masks):
+            if cohort := members.nonzero().flatten().tolist():
                 self._servers[row] = self._server(trainer, copy.deepcopy(config), cohort, models[row].clone())
         self._begin()
+
+    def _context(self, row: int, client: int) -> UploadContext:
+        kept = self._kept.setdefault((row, client), {})
+        clients, cut = self._data.num_clients, self._space.num_parameters
+        return UploadContext(client, clients, cut, self._round_index, self._seed, kept)
 
     def _server(
         self, trainer: L.Trainer, config: FederationConfig, cohort: list[int], start: Tensor

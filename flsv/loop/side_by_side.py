@@ -20,11 +20,12 @@ import lightning as L
 import torch
 from torch import Tensor
 
+from flsv._lightning.evaluation import as_given
 from flsv.attacks import Collusion
 from flsv.clients.cohort import CohortLoader
 from flsv.clients.kernel import RowTraining, SharedBatches
 from flsv.clients.row_checks import at_once, clip_norm, not_batched
-from flsv.data import FederatedDataModule
+from flsv.clients.row_step import State
 from flsv.engines.one_process import shared_space
 from flsv.errors import ConfigurationError
 from flsv.games.coalition import utility_of
@@ -219,6 +220,7 @@ class CoalitionTraining(L.Callback):
         self._evaluate, self._rounds, self._ranks = evaluate, rounds, ranks
         self.models, self.checked, self.scores = torch.empty(0), torch.empty(0), None  # type: Tensor, Tensor, Any
         self.seconds, self.trainer_rounds = 0.0, 0
+        self._trainer: Any = None
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._initial is not None or self._ranks.size > 1:
@@ -232,50 +234,37 @@ class CoalitionTraining(L.Callback):
         why = why or not_batched(trainer, config.client_algorithm, config.client_optimizer, schedules=True)
         if why:
             raise ConfigurationError(f"{why}.")
-        space, _ = shared_space(pl_module, config)
+        self._trainer, (self._space, _) = trainer, shared_space(pl_module, config)
         start, self.trainer_rounds = time.perf_counter(), trainer.max_epochs or 0
-        models = self._train(trainer, pl_module, space, config)
+        models = self._train()
         self.checked, self.models = models[: len(CHECKED)], models[len(CHECKED) :]
         self.seconds = time.perf_counter() - start
-        self.scores = self._evaluate(trainer, space, self.models)
+        self.scores = self._evaluate(trainer, self._space, self.models)
 
-    def _train(
-        self, trainer: L.Trainer, module: L.LightningModule, space: ParameterSpace, config: FederationConfig
-    ) -> Tensor:
+    def _train(self) -> Tensor:
+        trainer, space, module = self._trainer, self._space, self._trainer.lightning_module
         size = space.size * space.dtype.itemsize
         chunk = BYTES // (COPIES * size)
         if chunk < LEAST:
             raise ConfigurationError(
                 f"{LEAST} models of {size / 2**20:.0f} MB and what their training takes are too large to train at once."
             )
-        schedules, trained = SideBySideSchedules(trainer), []
-        kernel = RowTraining(module, trainer.optimizers[0], clip_norm(trainer), shared=True)
+        self._schedules, trained = SideBySideSchedules(trainer), []
+        self._kernel = RowTraining(module, trainer.optimizers[0], clip_norm(trainer), shared=True)
         initial = space.read(module).expand(len(self._masks), -1).clone()
         noise = torch.randn(space.size, generator=torch.Generator().manual_seed(0), dtype=initial.dtype)
         initial[len(CHECKED) - 1] *= 1 + NUDGE * noise.to(initial.device)
         for masks, models in zip(self._masks.to(module.device).split(chunk), initial.split(chunk)):
-            schedules.restart()
-            trained.append(self._train_at_once(trainer, module, space, config, schedules, kernel, masks, models))
+            self._schedules.restart()
+            trained.append(self._train_at_once(masks, models))
         return torch.cat(trained)
 
-    def _train_at_once(
-        self,
-        trainer: L.Trainer,
-        module: L.LightningModule,
-        space: ParameterSpace,
-        config: FederationConfig,
-        schedules: SideBySideSchedules,
-        kernel: RowTraining,
-        masks: Tensor,
-        models: Tensor,
-    ) -> Tensor:
-        data: FederatedDataModule = trainer.datamodule  # type: ignore[attr-defined]
-        # Sizes and counters that no vector holds are, as in a round, not averaged.
-        rest = {name: tensor for name, tensor in module.named_buffers() if name not in set(space.names)}
-        servers = servers_of(trainer, data, space, config, masks, self._seed, models)
+    def _train_at_once(self, masks: Tensor, models: Tensor) -> Tensor:
+        trainer, config = self._trainer, self._loop.config
+        servers = servers_of(trainer, self._space, config, masks, self._seed, models)
         for index in range(self._rounds or self.trainer_rounds):
             loader = CohortLoader(
-                data,
+                trainer.datamodule,
                 masks.any(0).nonzero().flatten().tolist(),
                 seed=self._seed,
                 round_index=index,
@@ -285,26 +274,33 @@ class CoalitionTraining(L.Callback):
             batches = iter(loader)
             for visit in loader.visits:
                 rows = masks[:, visit.client].nonzero().flatten()
-                drawn = (_on_device(trainer, batch) for batch in islice(batches, visit.batches))
-                states = {name: tensor.expand(len(rows), *tensor.shape).clone() for name, tensor in rest.items()}
-                states |= {name: tensor.clone() for name, tensor in space.unflatten(models[rows]).items()}
-                schedules.enter(visit.client)
-                shared = SharedBatches(self._begun(drawn, index, visit.client), visit.batches, len(rows))
-                trained, losses = at_once(trainer, kernel, states, shared, schedules.after_step)
-                schedules.leave()
-                sent = torch.cat([trained[name].flatten(1).to(space.dtype) for name in space.names], 1)
+                drawn = self._begun(islice(batches, visit.batches), index, visit.client)
+                shared = SharedBatches(drawn, visit.batches, len(rows))
+                self._schedules.enter(visit.client)
+                states = self._states(models[rows])
+                trained, losses = at_once(trainer, self._kernel, states, shared, self._schedules.after_step)
+                self._schedules.leave()
+                sent = torch.cat([trained[name].flatten(1).to(models) for name in self._space.names], 1)
                 servers.receive(visit.client, visit.batches, rows, models, sent, losses)
             models = servers.end_round(models)
-            schedules.end_round(index)
+            self._schedules.end_round(index)
         return models
+
+    def _states(self, models: Tensor) -> State:
+        states = {name: tensor.clone() for name, tensor in self._space.unflatten(models).items()}
+        # Sizes and counters that no vector holds are, as in a round, not averaged.
+        buffers = self._trainer.lightning_module.named_buffers()
+        rest = {name: tensor for name, tensor in buffers if name not in states}
+        return states | {name: tensor.expand(len(models), *tensor.shape).clone() for name, tensor in rest.items()}
 
     def _begun(self, batches: Iterator[Any], round_index: int, client: int) -> Iterator[Any]:
         """Batches as they are needed, from the second on out of the random numbers that the client's steps draw from:
         so it is where it trains alone."""
-        first = next(batches)
+        first = as_given(self._trainer, next(batches))
         seed_global_rngs(self._seed, "train", round_index, client)
         yield first
-        yield from batches
+        for batch in batches:
+            yield as_given(self._trainer, batch)
 
 
 def _why_not(config: FederationConfig, board: ContributionMetrics) -> str | None:
@@ -327,9 +323,3 @@ def _why_not(config: FederationConfig, board: ContributionMetrics) -> str | None
     if asking:
         return f"metrics {list(asking)} evaluate models in every round"
     return None
-
-
-def _on_device(trainer: L.Trainer, batch: Any) -> Any:
-    module = trainer.lightning_module
-    batch = module._on_before_batch_transfer(trainer.precision_plugin.convert_input(batch), dataloader_idx=0)
-    return trainer.strategy.batch_to_device(batch, dataloader_idx=0)
