@@ -9,10 +9,8 @@ from typing import Any
 import lightning as L
 import torch
 import torch.nn.functional as F
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from flsv._lightning.evaluation import all_on_device, as_given, count_answers, each_loader, evaluating, on_device
 from flsv._lightning.validation import keep_batches
@@ -312,29 +310,3 @@ def _widened(counts: Tensor, num_classes: int) -> Tensor:
 
 def _what(value: Any) -> str:
     return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-
-
-@torch.no_grad()
-def initialise_lazy_layers(trainer: L.Trainer, data: FederatedDataModule, seed: int) -> None:
-    """Put a batch of the first client's through the module if any of its layers has no shape yet: all clients must be
-    sent the same model.
-
-    Only ``forward(x)`` of batches ``(x, y)`` is tried; what is still without a shape after it, the parameter space
-    refuses. The weights are drawn from the run's seed.
-
-    Args:
-        trainer: with its module on its device and its optimizers set up.
-        data: dealt out.
-        seed: the run's.
-    """
-    module = trainer.lightning_module
-    if not any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
-        return
-    if not is_overridden("forward", module, L.LightningModule):
-        return
-    with isolated_rngs(seed, "lazy layers"), evaluating(module), trainer.strategy.precision_plugin.forward_context():
-        try:
-            x, _ = next(on_device(trainer, data.client_loader(0, "train", shuffle=False)))
-        except ConfigurationError:  # no pair
-            return
-        module(x)

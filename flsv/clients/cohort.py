@@ -281,14 +281,6 @@ def where(client: int | None, round_index: int, names: Sequence[str] = ()) -> st
     return f"{who} in round {round_index}"
 
 
-def name_place(error: BaseException, place: str) -> None:
-    """Add the place to what an error says; its type stays, for those who catch it."""
-    if hasattr(error, "add_note"):  # from Python 3.11 on
-        error.add_note(f"flsv: {place} (both counted from 0)")
-    elif len(error.args) == 1 and isinstance(error.args[0], str):
-        error.args = (f"{error.args[0]} ({place})",)
-
-
 def no_stop_iteration(function: Callable[..., Any], place: Callable[[], str]) -> Callable[..., Any]:
     """``function``, but a StopIteration that leaves it is an error, as from a generator (PEP 479).
 

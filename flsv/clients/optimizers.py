@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections import defaultdict
 from copy import deepcopy
 from typing import Any, Literal
@@ -11,7 +10,6 @@ from typing import Any, Literal
 import lightning as L
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from flsv._lightning.per_client import LossScale
 from flsv.clients.schedules import SCHEDULED, LocalSteps, Schedules, put, same
@@ -167,7 +165,6 @@ class ClientOptimizers:
                 c: [_by_index(o, s) for o, s in zip(self._optimizers, all_)] for c, all_ in self._states.items()
             },
             "paces": self._paces,
-            "schedules": self._schedules.state_dict(),
             "scale": self._scale.state_dict(),
         }
 
@@ -178,7 +175,6 @@ class ClientOptimizers:
             self._states[client] = [optimizer.state for optimizer in self._optimizers]
             self.discard()
         self._paces = state["paces"]
-        self._schedules.load_state_dict(state["schedules"])
         self._scale.load_state_dict(state["scale"])
 
     def _options(self) -> Options:
@@ -246,11 +242,9 @@ class OptimizerOptions:
     """Remembers the options of ``configure_optimizers`` before Lightning restores a checkpoint, so that changed options
     have effect.
 
-    Lightning restores an optimizer with all its options and a scheduler with all its settings: a learning rate given on
-    resume would change nothing. Here what ``configure_optimizers`` gives now is compared with what it gave when the run
-    was started. Where nothing differs, everything goes on as restored. An option that differs is used; with a scheduler
-    that steps once a round, the schedule is that of a run that had been started with the new options, at the round that
-    is resumed.
+    Lightning restores an optimizer with all its options: a learning rate given on resume would change nothing. Here
+    what ``configure_optimizers`` gives now is compared with what it gave when the run was started. Where nothing
+    differs, everything goes on as restored. An option that differs is used.
 
     Args:
         trainer: with its optimizers set up.
@@ -260,18 +254,15 @@ class OptimizerOptions:
     """
 
     def __init__(self, trainer: L.Trainer) -> None:
-        self._trainer = trainer
+        self._optimizers = trainer.optimizers
         self._groups = [[_options(group) for group in optimizer.param_groups] for optimizer in trainer.optimizers]
-        self._fresh = [deepcopy(config.scheduler.state_dict()) for config in trainer.lr_scheduler_configs]
+        schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
         self.asked: dict[str, Any] = {
             "optimizers": [
                 {"class": type(optimizer).__name__, "groups": [_texts(group) for group in groups]}
                 for optimizer, groups in zip(trainer.optimizers, self._groups)
             ],
-            "schedulers": [
-                {"class": type(config.scheduler).__name__, **_texts(state)}
-                for config, state in zip(trainer.lr_scheduler_configs, self._fresh)
-            ],
+            "schedulers": [{"class": type(each).__name__, **_texts(each.state_dict())} for each in schedulers],
         }
 
     def check(self, before: dict[str, Any]) -> None:
@@ -279,7 +270,7 @@ class OptimizerOptions:
 
         Raises:
             ConfigurationError: another class or number of optimizers, groups or schedulers; other options together with
-                a scheduler that steps per batch or watches a value.
+                a scheduler.
         """
         was, now = _kinds(before), _kinds(self.asked)
         if was != now:
@@ -287,44 +278,18 @@ class OptimizerOptions:
                 f"the run was started with {was} and is resumed with {now}: an optimizer's state is of no use to "
                 "another. Resume with the same; its options, such as the learning rate, may change."
             )
-        differ = _differences(before, self.asked)
-        stuck = [
-            type(config.scheduler).__name__
-            for config in self._trainer.lr_scheduler_configs
-            if config.interval == "step"
-            or isinstance(config.scheduler, ReduceLROnPlateau)
-            or not self._trainer.lightning_module.automatic_optimization
-        ]
-        if differ and stuck:
+        differ, schedulers = _differences(before, self.asked), self.asked["schedulers"]
+        if differ and schedulers:
             raise ConfigurationError(
-                f"{', '.join(differ)}: with {stuck[0]}, the learning rate follows from what has happened so far and "
-                "cannot be changed on resume. Resume with what the run was started with."
+                f"{', '.join(differ)}: with {schedulers[0]['class']}, the learning rate follows from what has happened "
+                "so far and cannot be changed on resume. Resume with what the run was started with."
             )
 
     def apply(self, before: dict[str, Any]) -> None:
         """After Lightning's restore: use what differs from ``before``."""
-        if not _differences(before, self.asked):
-            return
-        trainer = self._trainer
-        for optimizer, groups, old in zip(trainer.optimizers, self._groups, before["optimizers"]):
+        for optimizer, groups, old in zip(self._optimizers, self._groups, before["optimizers"]):
             for group, options, texts in zip(optimizer.param_groups, groups, old["groups"]):
                 group.update({k: v for k, v in options.items() if k in texts and _text(v) != texts[k]})
-        for config, fresh in zip(trainer.lr_scheduler_configs, self._fresh):
-            scheduler: Any = config.scheduler
-            steps = _steps(scheduler)
-            place = trainer.optimizers.index(scheduler.optimizer)
-            for group, options in zip(scheduler.optimizer.param_groups, self._groups[place]):
-                group.update(deepcopy(options))
-            scheduler.load_state_dict(fresh)
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message=".*lr_scheduler.step\\(\\)")
-                for _ in range(steps - _steps(scheduler)):
-                    scheduler.step()
-
-
-def _steps(scheduler: Any) -> int:
-    first = scheduler if hasattr(scheduler, "last_epoch") else scheduler._schedulers[0]  # ChainedScheduler
-    return int(first.last_epoch)
 
 
 def _options(group: dict[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,7 @@
 """Each client's own place in step-wise learning-rate schedules, and how many optimizer steps it takes in the whole fit.
 
-With automatic optimization the configuration says it: a scheduler with ``interval="step"`` is the client's, one with
-``interval="epoch"`` the federation's. With manual optimization it is seen: one that is stepped while a client trains is
-the client's, one that is stepped between rounds (``on_train_epoch_end``) the federation's.
+The configuration says it, with manual optimization, too: a scheduler with ``interval="step"`` is the client's, one with
+``interval="epoch"`` the federation's.
 
 A schedule such as a linear decay is given its length when it is made, by ``trainer.estimated_stepping_batches`` in
 ``configure_optimizers``. Here that number is one client's: the steps of the rounds that it takes part in, so that its
@@ -203,24 +202,24 @@ class Schedules:
 
     Raises:
         ConfigurationError: one optimizer has a client's and a federation's scheduler; the module keeps a scheduler
-            that it does not return from ``configure_optimizers``.
+            that it does not return from ``configure_optimizers``, or steps the federation's while a client trains.
     """
 
     def __init__(self, trainer: L.Trainer, steps: LocalSteps | None = None) -> None:
         self._trainer, self._steps = trainer, steps
         self._manual = not trainer.lightning_module.automatic_optimization
         configs = trainer.lr_scheduler_configs
-        tracked = [c for c in configs if self._manual or c.interval == "step"]
+        tracked = [c for c in configs if c.interval == "step"]
         self.all: list[Any] = [config.scheduler for config in configs]
         self._places = [configs.index(config) for config in tracked]
         self._schedulers: list[Any] = [config.scheduler for config in tracked]
-        self._inside, self._outside = [not self._manual] * len(tracked), [False] * len(tracked)
         self._frequencies = [(c, c.frequency) for c in tracked if not self._manual and c.frequency > 1]
         self._check(trainer)
         self._families: dict[float, _Family] = {}
         self._own = [vars(scheduler) for scheduler in self._schedulers]
         self._federations: list[Any] | None = None
-        self._last: list[Any] | None = None
+        self._of_rounds = [c.scheduler for c in configs if self._manual and c.interval != "step"]
+        self._begun: list[Any] = []
 
     def is_federations(self, optimizer: Optimizer) -> bool:
         """Whether an optimizer's learning rate follows the rounds, by a scheduler that is told to.
@@ -236,19 +235,14 @@ class Schedules:
 
     def load(self, client: int, states: dict[int, Any] | None) -> None:
         """Put the schedulers where the client has left them; at their beginning where it comes for the first time."""
+        self._begun = [deepcopy(scheduler.state_dict()) for scheduler in self._of_rounds]
         if not self._schedulers:
             return
-        states_now = self.states()
-        if self._manual and self._last is not None:
-            for i, (before, now) in enumerate(zip(self._last, states_now)):
-                self._outside[i] |= not same(before, now)
-            self._check_owner()
-        self._federations = self._begun = states_now
+        self._federations = self.states()
         if (family := self._family(client)) is not None:
-            family.enter(self._schedulers, self._outside)
+            family.enter(self._schedulers)
         for i, state in (states or {}).items():
             self._schedulers[i].load_state_dict(deepcopy(state))
-        self._begun = self.states()
 
     def begin_batch(self, position: int) -> None:
         """Before a client's batch, counted from 0: a scheduler of ``frequency=k`` steps after every k-th of its own."""
@@ -257,20 +251,17 @@ class Schedules:
 
     def leave(self) -> dict[int, Any]:
         """The states of the client's own schedulers; all of them are the federation's again."""
+        self._check_owner()
         if self._federations is None:
             return {}
         now = self.states()
-        if self._manual:
-            for i, (before, after) in enumerate(zip(self._begun, now)):
-                self._inside[i] |= not same(before, after)
         for scheduler, own, state in zip(self._schedulers, self._own, self._federations):
             scheduler.__dict__ = own
             scheduler.load_state_dict(deepcopy(state))
         for config, frequency in self._frequencies:
             config.frequency = frequency
-        self._last, self._federations = self._federations, None
-        self._check_owner()  # last: what comes after an error finds the federation's
-        return {i: state for i, state in enumerate(now) if self._inside[i]}
+        self._federations = None
+        return dict(enumerate(now))
 
     def states(self) -> list[Any]:
         """Copies, in the order of the tracked schedulers."""
@@ -280,12 +271,6 @@ class Schedules:
         """Put the federation's states into those of a checkpoint that is saved while a client trains."""
         for place, state in zip(self._places, self._federations or []):
             saved[place] = deepcopy(state)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"inside": list(self._inside), "outside": list(self._outside)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._inside, self._outside = list(state["inside"]), list(state["outside"])
 
     def _family(self, client: int) -> _Family | None:
         """The schedulers that ``configure_optimizers`` gives for a client with so many steps; None: those that are
@@ -318,13 +303,13 @@ class Schedules:
                     )
 
     def _check_owner(self) -> None:
-        for scheduler, inside, outside in zip(self._schedulers, self._inside, self._outside):
-            rival = any(o and s.optimizer is scheduler.optimizer for s, o in zip(self._schedulers, self._outside))
-            if inside and (outside or rival):
+        begun, self._begun = self._begun, []
+        for scheduler, state in zip(self._of_rounds, begun):
+            if not same(scheduler.state_dict(), state):
                 raise ConfigurationError(
-                    f"{type(scheduler).__name__}: the learning rate of its optimizer is stepped both while clients "
-                    "train and between rounds, so that it would belong to the client and to the federation at once. "
-                    "Step it in training_step only, or in on_train_epoch_end only."
+                    f"{type(scheduler).__name__} is stepped while a client trains, and its interval is a round's: it "
+                    "would pass from client to client. Return it with {'scheduler': ..., 'interval': 'step'}, or step "
+                    "it in on_train_epoch_end only."
                 )
 
 
@@ -349,18 +334,13 @@ class _Family:
         for optimizer in self._optimizers:
             optimizer._opt_called = True  # type: ignore[attr-defined]  # torch warns of a schedule before a step
 
-    def enter(self, schedulers: list[Any], outside: list[bool]) -> None:
-        """Become these schedulers, but for the federation's: whoever holds one of them holds this one."""
-        federations = [scheduler.optimizer for scheduler, theirs in zip(schedulers, outside) if theirs]
+    def enter(self, schedulers: list[Any]) -> None:
+        """Become these schedulers: whoever holds one of them holds this one."""
         for optimizer, used, fresh in zip(self._optimizers, self._used, self._groups):
-            if any(each is used for each in federations):
-                continue
             optimizer.param_groups = used.param_groups
             for group, options in zip(used.param_groups, fresh):
                 put(group, options)
-        for scheduler, mine, fresh_state, theirs in zip(schedulers, self._schedulers, self._fresh, outside):
-            if theirs:
-                continue
+        for scheduler, mine, fresh_state in zip(schedulers, self._schedulers, self._fresh):
             mine.load_state_dict(deepcopy(fresh_state))
             optimizer = scheduler.optimizer
             scheduler.__dict__ = vars(mine)

@@ -16,8 +16,7 @@ from torch import Tensor
 from flsv._lightning.patches import PatchedAttributes, no_placeholder, round_axis, stepping, unprofiled
 from flsv._lightning.per_client import CallbackHooks, ClientHooks
 from flsv._lightning.round_boundary import FinetuningState, RoundAverage, RoundBoundary, global_weights
-from flsv.clients.client_manager import initialise_lazy_layers
-from flsv.clients.cohort import name_place, no_stop_iteration, where
+from flsv.clients.cohort import no_stop_iteration, where
 from flsv.clients.schedules import LocalSteps, TrainLength
 from flsv.data import FederatedDataModule
 from flsv.engines.one_process import OneProcess
@@ -134,7 +133,6 @@ class LightningFit:
         check_stochastic_averaging(trainer)
         self.finetuning = FinetuningState(trainer)
         self.finetuning.restore(module, saver.finetuned)
-        initialise_lazy_layers(trainer, self.data, self.state.seed)
         make = _ENGINES[config.engine] if isinstance(config.engine, str) else config.engine
         if make is OneProcess and ranks_of(trainer).size > 1:
             make = SeveralRanks
@@ -295,7 +293,7 @@ class LightningFit:
         if self.federation is not None:
             self.federation.engine.failed(exception, self.place())
         if self.within_round:
-            name_place(exception, self.place())
+            exception.add_note(f"flsv: {self.place()} (both counted from 0)")
             self.discard(f"{type(exception).__name__} {self.place()}")
             with suppress(OSError):  # what went wrong first matters more
                 assert self.reports is not None

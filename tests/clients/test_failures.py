@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from toys import Plain, fit, toy_sets, vector
 
-from flsv.clients.cohort import name_place
 from flsv.data import FederatedDataModule, SizePartitioner, Splits
 from flsv.loop import FederatedLoop
 
@@ -175,13 +174,3 @@ def test_an_error_of_the_server_names_no_client(tmp_path: Path, monkeypatch: pyt
     with pytest.warns(UserWarning, match="is discarded"), pytest.raises(ArithmeticError) as error:
         fit(loop, tmp_path)
     assert "at the server in round 0" in said(error)
-
-
-def test_errors_before_python_3_11() -> None:
-    class Old(Exception):
-        add_note = property()
-
-    error = Old("mine")
-    assert not hasattr(error, "add_note")
-    name_place(error, "while client 2 trained in round 1")
-    assert str(error) == "mine (while client 2 trained in round 1)"

@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import ModelPruning
 from resuming import assert_resumes
 from torch import Tensor, nn
 from torch.nn.utils import prune
-from toys import CLASSES, FEATURES, Plain, fit, network, toy_data, vector
+from toys import FEATURES, Plain, fit, network, toy_data, vector
 
 from flsv.aggregation import FedAdam, FedAvg, GeometricMedian
 from flsv.clients.non_vector_state import NonVectorState
@@ -21,7 +21,6 @@ from flsv.loop import FederatedLoop
 from flsv.metrics import PartialFederatedShapley
 from flsv.personalization import FedAMP
 from flsv.sampling import UniformSampler
-from flsv.seeding import isolated_rngs
 
 
 class OneElementLoss(Plain):
@@ -156,25 +155,7 @@ def test_what_nobody_changes_stays_as_it_is(tmp_path: Path, arguments: Any) -> N
     assert not torch.equal(module.net[4].weight, before["net.4.weight"])
 
 
-def lazy() -> Plain:
-    return Plain(nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.ReLU(), nn.LazyLinear(CLASSES)))
-
-
-def test_lazy_layers_are_initialised_before_the_first_round(tmp_path: Path) -> None:
-    module = lazy()
-    fit(FederatedLoop(seed=1), tmp_path, module)
-    with isolated_rngs(1, "lazy layers"):
-        first = nn.Linear(FEATURES, 8)
-        plain = Plain(nn.Sequential(first, nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES)))
-    fit(FederatedLoop(seed=1), tmp_path, plain)
-    assert torch.equal(vector(module), vector(plain))
-
-
-def test_lazy_layers_are_resumed(tmp_path: Path) -> None:
-    assert_resumes(lambda: FederatedLoop(seed=1), tmp_path, module=lazy)
-
-
-def test_lazy_layers_that_forward_does_not_reach_are_refused(tmp_path: Path) -> None:
+def test_lazy_layers_are_refused(tmp_path: Path) -> None:
     module = Plain()
     module.unused = nn.LazyLinear(2)
     with pytest.raises(ConfigurationError, match=r"\['unused.weight', 'unused.bias'\] have no shape before the first"):

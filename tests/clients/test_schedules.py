@@ -57,7 +57,7 @@ class Scheduled(Plain):
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
         scheduler = self.make(optimizer, self.trainer.estimated_stepping_batches)
         config = {"scheduler": scheduler, "interval": "step", "frequency": self.frequency}
-        return [optimizer], [scheduler if self.manual else config]
+        return [optimizer], [scheduler if self.manual == "epoch" else config]
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         loss = super().training_step(batch, batch_idx)
@@ -189,15 +189,18 @@ def test_a_schedule_of_the_rounds_is_stepped_between_them(tmp_path: Path) -> Non
         assert [rate for rate, _ in rates] == pytest.approx([rate for rate in expected for _ in range(steps)])
 
 
-class SteppedTwice(Scheduled):
-    def on_train_epoch_end(self) -> None:
-        self.lr_schedulers().step()
+class OfRounds(Scheduled):
+    """Its scheduler is said to be stepped between rounds."""
+
+    def configure_optimizers(self) -> Any:
+        optimizers, (config,) = super().configure_optimizers()
+        return optimizers, [config["scheduler"]]
 
 
 class Hidden(Scheduled):
     def configure_optimizers(self) -> Any:
-        (optimizer,), (scheduler,) = super().configure_optimizers()
-        self.kept = scheduler
+        (optimizer,), (config,) = super().configure_optimizers()
+        self.kept = config["scheduler"]
         return optimizer
 
 
@@ -210,7 +213,7 @@ class Foreign(Plain):
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        (lambda: SteppedTwice(stairs, manual="batch"), "both while clients train and between rounds"),
+        (lambda: OfRounds(stairs, manual="batch"), "StepLR is stepped while a client trains"),
         (
             lambda: Hidden(stairs, manual="batch"),
             "kept is a learning-rate scheduler that configure_opti",
