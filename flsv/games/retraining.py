@@ -139,26 +139,23 @@ def _line(value: Mapping[str, Any]) -> bytes:
 
 def _kept(path: Path) -> list[dict[str, Any]]:
     """The settings and the trainings, as they were written; a last line that a kill cut short is left out."""
-    found: list[dict[str, Any]] = []
+    lines: list[dict[str, Any]] = []
     for number, text in enumerate(whole_lines(path) if path.is_file() else (), 1):
         try:
             line = json.loads(text)
-        except (ValueError, RecursionError) as error:
+            right = _is_training(line) if lines else isinstance(line["settings"], dict)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ConfigurationError(f"{path}, line {number}: {error}. {_AWAY}") from error
-        known = isinstance(line, dict) and (_is_training(line) if found else isinstance(line.get("settings"), dict))
-        if not known:
-            what = '{"members": [0, 2], "utility": 0.5}' if found else '{"settings": {...}}'
-            raise ConfigurationError(f"{path}, line {number} is {text[:60]!r}, expected such as {what}. {_AWAY}")
-        found.append(line)
-    return found
+        if not right:
+            raise ConfigurationError(f"{path}, line {number} is {text[:60]!r}, expected a training. {_AWAY}")
+        lines.append(line)
+    return lines
 
 
 def _is_training(line: Mapping[str, Any]) -> bool:
-    members, utility = line.get("members"), line.get("utility")
-    if not isinstance(members, list) or not isinstance(utility, int | float):
-        return False
+    members = line["members"]
     players = all(type(member) is int and member >= 0 for member in members)
-    return players and members == sorted(set(members)) and math.isfinite(utility)
+    return players and members == sorted(set(members)) and math.isfinite(line["utility"])
 
 
 _AWAY = "Move the file away: its trainings are then done again."

@@ -204,7 +204,8 @@ class ShadowTraining(ClientAlgorithm):
         if self.part == "all":
             for place, start in enumerate(sent):
                 rows[place] = context.upload(rows[place], start, f"coalition {place} ")
-        self._visit, self._kernel = None, self._visit.kernel
+        self._kernel = self._visit.kernel
+        self._visit = None
         finite = rows.isfinite().all(1, keepdim=True)
         return {TRAINED: torch.cat([finite.to(rows), torch.where(finite, rows, sent)], 1)}
 

@@ -60,14 +60,11 @@ class Entries:
                 )
             patterns = [f"{space.head.name}.*"] if part == "head" else list(part)  # type: ignore[union-attr]
             self.names = tuple(n for n in space.names if any(fnmatchcase(n, pattern) for pattern in patterns))
-        ends = torch.tensor([shape.numel() for shape in space.shapes]).cumsum(0).tolist()
-        places = {n: slice(end - s.numel(), end) for n, s, end in zip(space.names, space.shapes, ends)}
-        shapes = dict(zip(space.names, space.shapes))
-        self._shapes = [shapes[name] for name in self.names]
-        self._sizes = [shape.numel() for shape in self._shapes]
-        self._places = [places[name] for name in self.names]
-        self.size = sum(self._sizes)
-        self.num_parameters = sum(p.stop - p.start for p in self._places if p.stop <= space.num_parameters)
+        numbers = space.unflatten(torch.arange(space.size))
+        self._shapes = [numbers[name].shape for name in self.names]
+        self._index = torch.cat([numbers[name].flatten() for name in self.names] or [torch.empty(0, dtype=torch.long)])
+        self.size = len(self._index)
+        self.num_parameters = int((self._index < space.num_parameters).sum())
         if not self.num_parameters:
             raise ConfigurationError(
                 f"ShadowShapley(part={part!r}) matches no parameter of the module, which has {list(space.names)}."
@@ -75,16 +72,15 @@ class Entries:
 
     def of(self, vector: Tensor) -> Tensor:
         """Of a vector ``[P]``: ``[Q]``."""
-        return torch.cat([vector[place] for place in self._places])
+        return vector[self._index.to(vector.device)]
 
     def put(self, vector: Tensor, row: Tensor) -> None:
         """Write a row ``[Q]`` into a vector ``[P]``."""
-        for place, values in zip(self._places, row.split(self._sizes)):
-            vector[place] = values
+        vector[self._index.to(vector.device)] = row
 
     def unflatten(self, rows: Tensor) -> State:
         """Rows ``[m, Q]`` as tensors ``[m, ...]`` by name."""
-        parts = rows.split(self._sizes, dim=1)
+        parts = rows.split([shape.numel() for shape in self._shapes], dim=1)
         return {n: part.reshape(len(rows), *shape) for n, part, shape in zip(self.names, parts, self._shapes)}
 
     def flatten(self, states: State, like: Tensor) -> Tensor:
