@@ -64,9 +64,9 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     ``max_epochs``, ``server_lr``, ``local_epochs``, the optimizer's options where it has no scheduler, batch sizes, the
     privacy budget and all that is only logged or drawn may change, and are used.
 
-    A scheduler with ``interval="epoch"`` steps once a round; one with ``interval="step"``, also where
-    ``training_step`` steps it itself, belongs to the client. ``trainer.estimated_stepping_batches`` is the number of steps
-    of one client in all rounds that it is drawn in, so that a schedule of that length ends where it would end if the
+    A scheduler with ``interval="epoch"`` steps once a round; one with ``interval="step"``, also where ``training_step``
+    steps it itself, belongs to the client. ``trainer.estimated_stepping_batches`` is the number of steps of one client
+    in all rounds that it is drawn in, so that a schedule of that length ends where it would end if the
     module were trained on this client's data alone. ``trainer.is_last_batch`` is the client's.
 
     Other callbacks see the global model between rounds, in any order. ``trainer.callback_metrics`` holds the last
