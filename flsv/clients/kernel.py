@@ -114,7 +114,8 @@ class RowTraining:
         try:
             for step in range(lengths[0]):
                 active = sum(length > step for length in lengths)
-                now = {name: tensor[:active] for name, tensor in stacked.items()}
+                everybody = active == len(order)
+                now = stacked if everybody else {name: tensor[:active] for name, tensor in stacked.items()}
                 gradients, factors = self._derive(now, batches.at(order[:active], step), losses[:active])
                 self.take(gradients, factors, active)
                 after_step()

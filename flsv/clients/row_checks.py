@@ -58,6 +58,13 @@ def check_batched(trainer: L.Trainer, algorithm: Any, client_optimizer: str) -> 
     RowTraining(trainer.lightning_module, trainer.optimizers[0])
 
 
+def moves_batches(trainer: L.Trainer) -> bool:
+    """Whether the module or the data define what happens to a batch on its way."""
+    hooks = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+    parts = (trainer.lightning_module, L.LightningModule), (trainer.datamodule, L.LightningDataModule)  # type: ignore[attr-defined]
+    return any(is_overridden(hook, part, base) for hook in hooks for part, base in parts)
+
+
 def clip_norm(trainer: L.Trainer) -> float | None:
     """The largest norm of a gradient that the trainer allows."""
     value = trainer.gradient_clip_val

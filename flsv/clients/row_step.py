@@ -337,10 +337,11 @@ def _shortened(play: GraphModule) -> GraphModule:
 
 def _kind(states: State, batch: Any) -> Any:
     """What steps of one recording have in common; None where a batch holds more than tensors."""
-    leaves, spec = tree_flatten((states, batch))
+    leaves, spec = tree_flatten(batch)
     if not all(isinstance(leaf, Tensor) for leaf in leaves):
         return None
-    return str(spec), tuple((leaf.shape, leaf.dtype, leaf.device) for leaf in leaves)
+    held = tuple((name, tensor.shape, tensor.dtype) for name, tensor in states.items())
+    return held, str(spec), tuple((leaf.shape, leaf.dtype, leaf.device) for leaf in leaves)
 
 
 def _places(module: nn.Module) -> Iterator[tuple[str, list[tuple[dict[str, Tensor | None], str]]]]:

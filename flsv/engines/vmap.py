@@ -5,10 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, NamedTuple
 
-import lightning as L
 import torch
 from lightning.pytorch.utilities.memory import is_oom_error
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from flsv._lightning.evaluation import as_given
@@ -18,16 +16,14 @@ from flsv.clients.algorithms import ClientContext
 from flsv.clients.client_manager import ClientManager
 from flsv.clients.cohort import CohortLoader, CohortTraining
 from flsv.clients.kernel import GatheredBatches, GivenBatches, ManyBatches, RowTraining
-from flsv.clients.row_checks import at_once, check_batched, clip_norm, try_batched
+from flsv.clients.row_checks import at_once, check_batched, clip_norm, moves_batches, try_batched
 from flsv.clients.row_step import State
 from flsv.clients.train_client import LocalTraining
-from flsv.data import FederatedDataModule
 from flsv.engines.one_process import IdleProcess
 from flsv.round import Instruction
 
 #: Clients at once, halved where they do not fit.
 ON_CPU, ON_GPU = 50, 256
-_TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
 class _Begun(NamedTuple):
@@ -47,7 +43,6 @@ class VmapCohort(CohortTraining):
     Args:
         local: how a client begins and ends.
         manager: the clients as holders of data.
-        data: dealt out.
         chunk: clients at once; None: 50 on a CPU, 256 on a GPU.
     """
 
@@ -55,16 +50,12 @@ class VmapCohort(CohortTraining):
         self,
         local: LocalTraining,
         manager: ClientManager,
-        data: FederatedDataModule,
         chunk: int | None = None,
     ) -> None:
         super().__init__(local, manager)
         self._module: Any = local.module
         self._chunk = chunk or (ON_GPU if self._module.device.type == "cuda" else ON_CPU)
-        self._transfers = any(
-            is_overridden(hook, self._module, L.LightningModule) or is_overridden(hook, data, L.LightningDataModule)
-            for hook in _TRANSFER_HOOKS
-        )
+        self._transfers = moves_batches(self._trainer)
         # The same at all clients: the module's own will do.
         self._apart = {*local.space.constant_names, *local.space.left_names}
         self._training: RowTraining | None = None
@@ -205,4 +196,4 @@ class VmapProcess(IdleProcess):
         return self._load(self._state.cohort)
 
     def _make_training(self, local: LocalTraining) -> CohortTraining:
-        return VmapCohort(local, self.manager, self.data, self._chunk)
+        return VmapCohort(local, self.manager, self._chunk)

@@ -19,12 +19,13 @@ from typing import Any, TypeVar
 import lightning as L
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from flsv._lightning.evaluation import as_given
 from flsv.attacks import Collusion
 from flsv.clients.cohort import CohortLoader
 from flsv.clients.kernel import RowTraining, SharedBatches
-from flsv.clients.row_checks import at_once, clip_norm, not_batched
+from flsv.clients.row_checks import at_once, clip_norm, moves_batches, not_batched
 from flsv.clients.row_step import State
 from flsv.engines.one_process import shared_space
 from flsv.errors import ConfigurationError
@@ -221,6 +222,7 @@ class CoalitionTraining(L.Callback):
         self.models, self.checked, self.scores = torch.empty(0), torch.empty(0), None  # type: Tensor, Tensor, Any
         self.seconds, self.trainer_rounds = 0.0, 0
         self._trainer: Any = None
+        self._left = False  # whether batches are left as they are on their way to the module
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._initial is not None or self._ranks.size > 1:
@@ -296,11 +298,20 @@ class CoalitionTraining(L.Callback):
     def _begun(self, batches: Iterator[Any], round_index: int, client: int) -> Iterator[Any]:
         """Batches as they are needed, from the second on out of the random numbers that the client's steps draw from:
         so it is where it trains alone."""
-        first = as_given(self._trainer, next(batches))
+        first = self._given(next(batches))
         seed_global_rngs(self._seed, "train", round_index, client)
         yield first
         for batch in batches:
-            yield as_given(self._trainer, batch)
+            yield self._given(batch)
+
+    def _given(self, batch: Any) -> Any:
+        """As the module gets it. Where nothing happened to one on its way, nothing happens to the others."""
+        if self._left:
+            return batch
+        given = as_given(self._trainer, batch)
+        same = all(a is b for a, b in zip(tree_leaves(given), tree_leaves(batch)))
+        self._left = same and not moves_batches(self._trainer)
+        return given
 
 
 def _why_not(config: FederationConfig, board: ContributionMetrics) -> str | None:
