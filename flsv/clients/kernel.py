@@ -36,7 +36,8 @@ class RowTraining:
     Args:
         module: whose ``training_step`` gives the loss; it is called under ``torch.func``, so it has to be pure: no
             values read off tensors, nothing kept but buffers.
-        optimizer: of the module's parameters; its class and options are used, its state is not touched.
+        optimizer: of the module's parameters, :func:`is_elementwise`; its class and options are used, its state is not
+            touched.
         clip_norm: the largest norm of a row's gradient, a longer one is shortened; None: as it is.
         apart: names of parameters that are not trained: they have no gradient, or are in no row.
         shared: all rows take the same batches. What they draw then, all draw alike; rows of batches of their own must
@@ -47,9 +48,6 @@ class RowTraining:
         module, optimizer, apart: as given.
         states: of the rows that train, ``[m, ...]`` by name.
         recordings: how steps are taken, see :meth:`flsv.clients.row_step.RowStep.doubt`.
-
-    Raises:
-        ConfigurationError: an optimizer whose steps are not known to work entry by entry.
 
     Example:
         >>> class Line(nn.Linear):
@@ -74,11 +72,6 @@ class RowTraining:
         shared: bool = False,
         often: int | None = None,
     ) -> None:
-        if not is_elementwise(optimizer):
-            raise ConfigurationError(
-                f'engine="vmap" steps on the parameters of many clients at once, which {type(optimizer).__name__} is '
-                f'not known to allow. Use one of torch\'s {", ".join(ELEMENTWISE)}, or engine="sequential".'
-            )
         self.module, self.optimizer, self.apart = module, optimizer, frozenset(apart)
         self._clip_norm = clip_norm
         names = {parameter: name for name, parameter in module.named_parameters()}

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 
 from flsv._lightning.precision import TOLERANCES, share_of_way, tolerance
-from flsv.clients.kernel import GivenBatches, ManyBatches, RowTraining
+from flsv.clients.kernel import ELEMENTWISE, GivenBatches, ManyBatches, RowTraining, is_elementwise
 from flsv.clients.pure_steps import Watch, batched_steps, pure_step, refusal, refusing
 from flsv.clients.row_step import State, loss_of, step_arguments
 from flsv.errors import ConfigurationError
@@ -55,7 +55,6 @@ def check_batched(trainer: L.Trainer, algorithm: Any, client_optimizer: str) -> 
         raise ConfigurationError(
             f'engine="vmap" trains many clients as one batched model, and {why}, or engine="sequential".'
         )
-    RowTraining(trainer.lightning_module, trainer.optimizers[0])
 
 
 def moves_batches(trainer: L.Trainer) -> bool:
@@ -85,6 +84,9 @@ def not_batched(trainer: L.Trainer, algorithm: Any, client_optimizer: str, sched
         return f"{name} steps its optimizers itself (automatic_optimization = False). Use automatic optimization"
     if len(trainer.optimizers) != 1:
         return f"{name} has {len(trainer.optimizers)} optimizers. Use one"
+    if not is_elementwise(trainer.optimizers[0]):
+        kind = type(trainer.optimizers[0]).__name__
+        return f"{kind} is not known to allow one step of many models. Use one of torch's {', '.join(ELEMENTWISE)}"
     if algorithm is not None:
         return f"client_algorithm={algorithm!r} changes the gradients of one client. Leave it out"
     if client_optimizer != "reset":

@@ -26,7 +26,7 @@ from flsv.aggregation import FedAvg
 from flsv.attacks import Attack
 from flsv.clients.algorithms.base import ClientAlgorithm, ClientContext
 from flsv.clients.algorithms.shadow_rows import CoalitionRows, Entries
-from flsv.clients.kernel import ELEMENTWISE, RowTraining, is_elementwise
+from flsv.clients.kernel import RowTraining
 from flsv.clients.row_checks import not_batched
 from flsv.errors import ConfigurationError
 from flsv.filters import OutlierFilter
@@ -126,11 +126,7 @@ class ShadowTraining(ClientAlgorithm):
                 f"with share={config.share!r} {sorted(kept)[0]!r} and others stay at the clients. Share all that is "
                 "trained"
             )
-        why = not_batched(trainer, None, config.client_optimizer, schedules=True)
-        if why is None and not is_elementwise(trainer.optimizers[0]):
-            name = type(trainer.optimizers[0]).__name__
-            why = f"{name} is not known to step entry by entry. Use one of torch's {', '.join(ELEMENTWISE)}"
-        return why
+        return not_batched(trainer, None, config.client_optimizer, schedules=True)
 
     def send(self, client: int, start: Tensor | None, state: FederationState) -> dict[str, Tensor]:
         self._rows = self._rows.to(state.model())
