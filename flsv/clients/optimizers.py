@@ -250,19 +250,18 @@ class OptimizerOptions:
         trainer: with its optimizers set up.
 
     Attributes:
-        asked: per optimizer and parameter group, its options as text; then the schedulers'. To be saved.
+        asked: what there is, and the options of every parameter group, then of every scheduler, as text. To be saved.
     """
 
     def __init__(self, trainer: L.Trainer) -> None:
         self._optimizers = trainer.optimizers
-        self._groups = [[_options(group) for group in optimizer.param_groups] for optimizer in trainer.optimizers]
+        self._options = [_options(group) for group in self._groups()]
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
+        self._schedulers = [type(scheduler).__name__ for scheduler in schedulers]
+        optimizers = [f"{type(each).__name__} ({len(each.param_groups)} groups)" for each in trainer.optimizers]
         self.asked: dict[str, Any] = {
-            "optimizers": [
-                {"class": type(optimizer).__name__, "groups": [_texts(group) for group in groups]}
-                for optimizer, groups in zip(trainer.optimizers, self._groups)
-            ],
-            "schedulers": [{"class": type(each).__name__, **_texts(each.state_dict())} for each in schedulers],
+            "kinds": ", ".join(optimizers + self._schedulers),
+            "options": [_texts(options) for options in self._options + [each.state_dict() for each in schedulers]],
         }
 
     def check(self, before: dict[str, Any]) -> None:
@@ -272,24 +271,30 @@ class OptimizerOptions:
             ConfigurationError: another class or number of optimizers, groups or schedulers; other options together with
                 a scheduler.
         """
-        was, now = _kinds(before), _kinds(self.asked)
-        if was != now:
+        if before["kinds"] != self.asked["kinds"]:
             raise ConfigurationError(
-                f"the run was started with {was} and is resumed with {now}: an optimizer's state is of no use to "
-                "another. Resume with the same; its options, such as the learning rate, may change."
+                f"the run was started with {before['kinds']} and is resumed with {self.asked['kinds']}: an optimizer's "
+                "state is of no use to another. Resume with the same; its options, such as the learning rate, may "
+                "change."
             )
-        differ, schedulers = _differences(before, self.asked), self.asked["schedulers"]
-        if differ and schedulers:
+        differ: dict[str, None] = {}
+        for was, now in zip(before["options"], self.asked["options"]):
+            # Names that only one of them has are another version's of torch.
+            names = [name for name in was if name in now and was[name] != now[name]]
+            differ |= dict.fromkeys(f"{name} is {now[name]} and was {was[name]}" for name in names)
+        if differ and self._schedulers:
             raise ConfigurationError(
-                f"{', '.join(differ)}: with {schedulers[0]['class']}, the learning rate follows from what has happened "
-                "so far and cannot be changed on resume. Resume with what the run was started with."
+                f"{', '.join(differ)}: with {self._schedulers[0]}, the learning rate follows from what has happened so "
+                "far and cannot be changed on resume. Resume with what the run was started with."
             )
 
     def apply(self, before: dict[str, Any]) -> None:
         """After Lightning's restore: use what differs from ``before``."""
-        for optimizer, groups, old in zip(self._optimizers, self._groups, before["optimizers"]):
-            for group, options, texts in zip(optimizer.param_groups, groups, old["groups"]):
-                group.update({k: v for k, v in options.items() if k in texts and _text(v) != texts[k]})
+        for group, options, texts in zip(self._groups(), self._options, before["options"]):
+            group.update({k: v for k, v in options.items() if k in texts and _text(v) != texts[k]})
+
+    def _groups(self) -> list[dict[str, Any]]:
+        return [group for optimizer in self._optimizers for group in optimizer.param_groups]
 
 
 def _options(group: dict[str, Any]) -> dict[str, Any]:
@@ -303,16 +308,3 @@ def _text(value: Any) -> str:
 
 def _texts(options: dict[str, Any]) -> dict[str, str]:
     return {name: _text(value) for name, value in options.items()}
-
-
-def _kinds(asked: dict[str, Any]) -> str:
-    optimizers = [f"{o['class']} ({len(o['groups'])} groups)" for o in asked["optimizers"]]
-    return ", ".join(optimizers + [scheduler["class"] for scheduler in asked["schedulers"]])
-
-
-def _differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    pairs = [pair for a, b in zip(before["optimizers"], now["optimizers"]) for pair in zip(a["groups"], b["groups"])]
-    pairs += list(zip(before["schedulers"], now["schedulers"]))
-    # Names that only one of them has are another version's of torch.
-    changed = [(name, a[name], b[name]) for a, b in pairs for name in a if name in b and a[name] != b[name]]
-    return list(dict.fromkeys(f"{name} is {now} and was {was}" for name, was, now in changed))
