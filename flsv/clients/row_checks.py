@@ -101,6 +101,12 @@ def not_batched(trainer: L.Trainer, algorithm: Any, client_optimizer: str, sched
     stepped = [c.scheduler for c in trainer.lr_scheduler_configs if c.interval == "step"]
     if stepped and not schedules:
         return f"{type(stepped[0]).__name__} steps after every batch of a client. Use interval='epoch' (a round)"
+    return _unseen(trainer)
+
+
+def _unseen(trainer: L.Trainer) -> str | None:
+    """Hooks that would see nothing."""
+    module, name = trainer.lightning_module, type(trainer.lightning_module).__name__
     hooks = [hook for hook in HOOKS_OF_A_MODULE if is_overridden(hook, module, L.LightningModule)]
     if hooks:
         return f"{name} defines {', '.join(hooks)}, which would see no client's batches or steps. Leave it out"
