@@ -61,7 +61,6 @@ class SampleCount(ContributionMetric):
 
     def update(self, client_ids: Tensor, num_samples: Tensor) -> None:
         """Add one round; shapes ``[k]``, ``[k]``."""
-        self._check_lengths(client_ids, num_samples=num_samples)
         self.counted = self.counted.clone()
         self.counted[client_ids] = num_samples.to(self.counted)
 
@@ -90,7 +89,6 @@ class TrainingLoss(SampleCount):
 
     def update(self, client_ids: Tensor, losses: Tensor) -> None:  # type: ignore[override]
         """Add one round; shapes ``[k]``, ``[k]``."""
-        self._check_lengths(client_ids, losses=losses)
         self.total = self.total.index_add(0, client_ids, losses.to(self.total))
         self.seen = self.seen.index_add(0, client_ids, torch.ones_like(losses).to(self.seen))
 

@@ -306,7 +306,6 @@ class CosineGradientShapley(ContributionMetric):
         Without ``num_samples`` the shares of the first round are equal; without ``aggregation_weights`` the reputations
         weigh. A ``FederatedLoop`` gives the cohort's matrix in place of the updates, which needs no second one.
         """
-        self._check_lengths(client_ids, num_samples=num_samples, aggregation_weights=aggregation_weights)
         matrix = self._matrix(client_ids, client_updates)
         samples = torch.ones_like(client_ids) if num_samples is None else num_samples
         before = cohort_reputation(self.reputation, client_ids, samples)

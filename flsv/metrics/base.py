@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from typing import Any
 
@@ -78,7 +78,8 @@ class ContributionMetric(ReadOnlyArguments, WithIntervals):
     ``compute()`` gives ``[num_clients]`` or ``[num_clients, num_classes]``; clients never seen are NaN. A subclass
     writes ``init_states`` (its ``add_state`` calls), ``update`` and ``compute``. The names of ``update``'s arguments
     are those of :class:`flsv.Round`: inside a :class:`flsv.FederatedLoop` the metric is handed what it names. Its
-    ``client_ids`` are checked before, and the state ``rounds`` counts the updates.
+    ``client_ids``, and that there is a row for each of them, are checked before, and the state ``rounds`` counts the
+    updates.
 
     Its memory does not grow with the number of rounds (but for a metric that says so): the running value is folded as
     rounds come in. A state's
@@ -342,6 +343,7 @@ class ContributionMetric(ReadOnlyArguments, WithIntervals):
                 )
             if "client_ids" in given:
                 self._check_clients(given["client_ids"])
+                self._check_rows(given["client_ids"], given)
             with torch.inference_mode(False):  # whose tensors cannot be changed outside of it
                 update(*args, **kwargs)
                 self.rounds += 1
@@ -375,13 +377,23 @@ class ContributionMetric(ReadOnlyArguments, WithIntervals):
             raise ValueError(f"expected client_updates [k={len(client_ids)}, P], got {list(client_updates.shape)}.")
         return ClientMatrix(client_updates, [torch.zeros_like(client_updates[0])] * len(client_updates))
 
-    def _check_lengths(self, client_ids: Tensor, **given: Tensor | None) -> None:
+    @staticmethod
+    def _check_rows(client_ids: Tensor, given: Mapping[str, Any]) -> None:
         """One row for each client: a single one would be taken for everybody's."""
-        for name, value in given.items():
-            if value is not None and value.shape[:1] != client_ids.shape:
-                raise ValueError(f"expected {name} [k={len(client_ids)}], got {list(value.shape)}.")
+        for name in _BY_CLIENT & given.keys():
+            value = given[name]
+            if isinstance(value, Tensor) and value.shape[:1] != client_ids.shape:
+                shape = f"k={len(client_ids)}{_MORE.get(name, '')}"
+                raise ValueError(f"expected {name} [{shape}], got {list(value.shape)}.")
 
 
+#: What of a :class:`flsv.Round` has a row for each client of the cohort, and what more than a number.
+_BY_CLIENT = {
+    "num_samples", "losses", "num_steps", "client_updates", "client_vectors", "client_heads", "client_head_weights",
+    "start_vectors", "inclusion_probabilities", "aggregation_weights", "uploaded", "downloaded", "uploaded_bytes",
+    "downloaded_bytes", "gradient_products", "hessian_products",
+}  # fmt: skip
+_MORE = {"client_updates": ", P", "client_vectors": ", P", "client_heads": ", M, D", "client_head_weights": ", M, D"}
 #: What the federation tells a metric.
 _OF_THE_DATA = ("num_clients", "num_classes")
 

@@ -100,7 +100,6 @@ class GradientShapley(ContributionMetric):
 
     def update(self, client_ids: Tensor, gradient_products: Tensor, hessian_products: Tensor | None = None) -> None:
         """Add one round; shapes ``[k]``, ``[k]``, ``[k, k]``."""
-        self._check_lengths(client_ids, gradient_products=gradient_products, hessian_products=hessian_products)
         values = gradient_shapley(gradient_products, hessian_products)
         self.history = momentum_add(self.history, client_ids, values[:, None], self.momentum)
         self.note_round(client_ids, values)

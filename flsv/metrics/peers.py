@@ -228,7 +228,6 @@ class ContributionEstimation(ContributionMetric):
     ) -> None:
         """Add one round; shapes ``[k]``, ``[k, P]``, ``[k]``, ``[P]``."""
         self._check_asked(client_ids, clients)
-        self._check_lengths(client_ids, aggregation_weights=aggregation_weights)
         weights = _shares(aggregation_weights)
         scores, said = _scores(clients, aggregate, weights, self.performance)
         scores, said = scores.to(self.scores), said.to(client_ids.device)

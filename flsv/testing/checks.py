@@ -1,14 +1,13 @@
-"""What runs checks: a case is a part with what it needs to be tested, a check is a named function of a case."""
+"""What runs checks: a case is a part with what it needs to be tested, a check is a named function of a case, whose
+docstring says what is expected and what to do."""
 
 from __future__ import annotations
 
 import copy
 import io
-import logging
 import pickle
-import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from flsv.errors import ConfigurationError
+from flsv.server.identity import described
 
 Check = Callable[[Any], None]
 
@@ -32,12 +32,8 @@ class Case:
     checks: Sequence[Check] = ()
 
     def __init__(self, part: Any, expected_failures: Mapping[str, str] | None = None) -> None:
-        self.part, self.expected_failures = part, dict(expected_failures or {})
-        unknown = sorted(self.expected_failures.keys() - {check.__name__ for check in self.checks})
-        if unknown:
-            raise ConfigurationError(
-                f"expected_failures={unknown}: {self.name} has the checks {[check.__name__ for check in self.checks]}."
-            )
+        self.part = part
+        self.expected_failures = dict(expected_failures or {})
 
     @property
     def name(self) -> str:
@@ -61,99 +57,90 @@ class PartCheck:
     check: Check
 
     def __call__(self) -> None:
-        name, why = self.check.__name__, self.case.expected_failures.get(self.check.__name__)
+        what = f"{self.case.name} fails {self.check.__name__}"
+        why = self.case.expected_failures.get(self.check.__name__)
         try:
-            with quiet():
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of tiny fits
                 self.check(self.case)
-        except AssertionError as error:
-            if why is None:
-                raise AssertionError(f"{self.case.name} fails {name}: {error}") from error.__cause__
         except Exception as error:
-            if why is None:
-                raise AssertionError(
-                    f"{self.case.name} fails {name}: expected no error; got {type(error).__name__}: {error}"
-                ) from error
-        else:
             if why is not None:
-                raise AssertionError(f"{self.case.name} passes {name}: take it out of expected_failures ({why}).")
+                return
+            expected = " ".join((self.check.__doc__ or "").split())
+            got = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
+            raise AssertionError(f"{what}: got {got}. {expected}") from error
+        if why is not None:
+            raise AssertionError(
+                f"{self.case.name} passes {self.check.__name__}: take it out of expected_failures ({why})."
+            )
 
     def __str__(self) -> str:
+        """Its name for pytest."""
         return f"{self.case.name}-{self.check.__name__}"
 
 
-def run(case: Case) -> None:
-    """All checks of a case, up to the first that fails."""
-    for check in case.checks:
-        PartCheck(case, check)()
+def checks_of(case: Case, more: Sequence[Check] = ()) -> list[PartCheck]:
+    """All checks of a case, each to be called.
+
+    Args:
+        case: a part with what it needs.
+        more: further checks.
+
+    Raises:
+        ConfigurationError: a failure is expected of a check that there is not.
+    """
+    checks = [*case.checks, *more]
+    unknown = sorted(case.expected_failures.keys() - {check.__name__ for check in checks})
+    if unknown:
+        names = [check.__name__ for check in checks]
+        raise ConfigurationError(f"expected_failures={unknown}: {case.name} has the checks {names}.")
+    return [PartCheck(case, check) for check in checks]
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Without the warnings and the log of tiny fits."""
-    log, level = logging.getLogger("lightning.pytorch"), logging.getLogger("lightning.pytorch").level
-    log.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        log.setLevel(level)
-
-
-def expect(holds: object, expected: str, advice: str) -> None:
+def expect(holds: object, got: object) -> None:
     """Raise unless it holds.
 
     Args:
         holds: whether.
-        expected: what was expected, and what was found.
-        advice: what to do, a sentence.
+        got: instead of what the check's docstring expects.
     """
     if not holds:
-        raise AssertionError(f"expected {expected}. {advice}")
+        raise AssertionError(str(got))
 
 
 def same(one: Any, other: Any, rtol: float | None = None) -> bool:
     """Whether two things are equal; tensors to the bit, NaN where the other is, or to ``rtol``."""
+    if isinstance(one, float) and isinstance(other, float):
+        one, other = torch.tensor(one), torch.tensor(other)
     if isinstance(one, Tensor):
         if not isinstance(other, Tensor) or one.shape != other.shape:
             return False
-        if rtol is None:
-            return one.dtype == other.dtype and torch.equal(_filled(one), _filled(other))
-        return torch.allclose(one.double(), other.double(), rtol=rtol, atol=rtol, equal_nan=True)
+        bound = rtol or 0.0
+        close = torch.allclose(one.cpu().double(), other.cpu().double(), rtol=bound, atol=bound, equal_nan=True)
+        return close and (rtol is not None or one.dtype == other.dtype)
     if isinstance(one, Mapping):
-        return (
-            isinstance(other, Mapping) and one.keys() == other.keys() and all(same(one[k], other[k], rtol) for k in one)
-        )
+        alike = isinstance(other, Mapping) and one.keys() == other.keys()
+        return alike and all(same(value, other[name], rtol) for name, value in one.items())
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(same(a, b, rtol) for a, b in zip(one, other))
-    if isinstance(one, float) and isinstance(other, float):
-        return one == other or (one != one and other != other) or (rtol is not None and abs(one - other) <= rtol)
     return bool(one == other)
 
 
-def _filled(tensor: Tensor) -> Tensor:
-    """NaN as a number of its own, on the CPU."""
-    tensor = tensor.detach().cpu()
-    return torch.stack([tensor.nan_to_num(9.0), tensor.isnan()]) if tensor.is_floating_point() else tensor
+def refused(call: Callable[[], Any], error: type[Exception] = ValueError) -> bool:
+    """Whether a call raises the error; a ``ConfigurationError`` is a ``ValueError``."""
+    try:
+        call()
+    except error:
+        return True
+    return False
 
 
 def saved(state: Any) -> Any:
-    """What a checkpoint gives back.
-
-    Raises:
-        AssertionError: a checkpoint cannot hold it.
-    """
+    """What a checkpoint gives back of a state; raises where it cannot hold it."""
     file = io.BytesIO()
-    try:
-        torch.save(state, file)
-        file.seek(0)
-        return torch.load(file, weights_only=True)
-    except (pickle.PicklingError, pickle.UnpicklingError, TypeError, AttributeError) as error:
-        why = re.split(r"[\n.]", str(error))[0]
-        raise AssertionError(
-            f"expected a state_dict of tensors, numbers, strings, lists and dicts; a checkpoint cannot hold it "
-            f"({why}). Put what the next round needs into such."
-        ) from error
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
 
 
 @contextmanager
@@ -161,40 +148,17 @@ def untouched_rngs(who: str) -> Iterator[None]:
     """Raise where the global random generator is drawn from."""
     before = torch.get_rng_state()
     yield
-    expect(
-        torch.equal(torch.get_rng_state(), before),
-        f"{who} to leave torch's global random generator alone",
-        "Draw from the generator that it is given, or from flsv.seeding.generator_for: ranks and resumed runs have to "
-        "draw the same.",
-    )
+    expect(torch.equal(torch.get_rng_state(), before), f"{who} that draws from torch's global random generator")
 
 
-def refused(call: Callable[[], Any]) -> bool:
-    """Whether a wrong argument is said to be one.
-
-    Raises:
-        AssertionError: something else is raised.
-    """
-    try:
-        call()
-    except ValueError:  # a ConfigurationError is one
-        return True
-    except Exception as error:
-        raise AssertionError(
-            "expected a ValueError, or a ConfigurationError, for a wrong argument; got "
-            f"{type(error).__name__}: {error}. Check the arguments first."
-        ) from error
-    return False
+def is_one(case: Any) -> None:
+    """Write a subclass of the base class, which is Metric or the like."""
+    expect(isinstance(case.part, case.base), repr(case.part))
 
 
-def ids(checks: Iterable[PartCheck]) -> list[str]:
-    """Names of checks, each once: parts of one class are numbered."""
-    cases: dict[str, list[Case]] = {}
-    found = []
-    for check in checks:
-        known = cases.setdefault(check.case.name, [])
-        if not any(case is check.case for case in known):
-            known.append(check.case)
-        place = next(i for i, case in enumerate(known) if case is check.case)
-        found.append(f"{check.case.name}{place + 1 if place else ''}-{check.check.__name__}")
-    return found
+def pickles(case: Case) -> None:
+    """A copy and a pickle are described as the part is, as ranks and copies of a loop need them: define its class and
+    functions at the top of a module, and keep the arguments as attributes."""
+    part = case.new()
+    for other in (pickle.loads(pickle.dumps(part)), case.new()):
+        expect(described(other) == described(part), f"{described(other)} of {described(part)}")

@@ -4,364 +4,226 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torchmetrics import Metric
 
-from flsv.errors import ConfigurationError
 from flsv.metrics import ContributionMetric
-from flsv.participants import Ranks
+from flsv.round import Round
+from flsv.server import ContributionMetrics
 from flsv.testing import fits
-from flsv.testing.checks import expect, refused, same, saved, untouched_rngs
-from flsv.testing.common import is_one, settings_are_described
-from flsv.testing.games import check_axioms
-from flsv.testing.metric_case import EVERY, HALF, MetricCase, expect_said, said
-from flsv.testing.rounds import COHORTS, NEVER, NUM_CLIENTS, ORDER, Rounds, on_ranks
+from flsv.testing.checks import Check, expect, is_one, refused, same, saved, untouched_rngs
+from flsv.testing.rounds import COHORTS, NEVER, NUM_CLASSES, NUM_CLIENTS, ORDER, Rounds
+
+EVERY = range(len(COHORTS))
+HALF = len(COHORTS) // 2
+Given = Mapping[str, Callable[[Round], Any]]
+
+
+class MetricCase(fits.FitCase):
+    """A metric, and what it needs.
+
+    Args:
+        part: the metric, made without numbers of clients and classes.
+        given: what its ``update`` names and a round does not have, as a function of the round.
+        options: see :class:`flsv.testing.fits.FitCase`.
+    """
+
+    base = Metric
+
+    def __init__(self, part: Metric, *, given: Given | None = None, **options: Any) -> None:
+        self.given = dict(given or {})
+        super().__init__(part, **options)
+        self.checks = (*_FIRST, *(_OF_CONTRIBUTIONS if isinstance(part, ContributionMetric) else ()), *_OF_ALL)
+
+    def placed(self, part: Any) -> dict[str, Any]:
+        return {"metrics": {"mine": part, **self.loop.get("metrics", {})}}
+
+    @property
+    def sees_clients(self) -> bool:  # type: ignore[override]
+        """Whether it asks clients, or for what these report."""
+        return self.in_a_loop and bool({"clients", *self.given} & self.fields.keys())
+
+    @property
+    def in_a_loop(self) -> bool:  # type: ignore[override]
+        """Whether a loop can update it: others stand beside the loop."""
+        reported = {name for part in self.loop.values() for name in getattr(part, "reports", ())}
+        return isinstance(self.part, ContributionMetric) and self.given.keys() <= reported
+
+    @cached_property
+    def fields(self) -> dict[str, Any]:
+        """What its ``update`` asks for, see :class:`flsv.server.ContributionMetrics`."""
+        return ContributionMetrics({"mine": self.part}, self.given).fields["mine"]
+
+    def new(self) -> Any:
+        metric = copy.deepcopy(self.part)
+        if isinstance(metric, ContributionMetric):
+            metric.bind(NUM_CLIENTS, NUM_CLASSES, class_counts=torch.eye(NUM_CLIENTS, NUM_CLASSES).long())
+        metric.persistent(True)
+        return metric
+
+    def rounds(self, **options: Any) -> Rounds:
+        return Rounds(self.given, **options)
+
+    def arguments(self, round: Round) -> dict[str, Any]:
+        """Of the metric's ``update``."""
+        return {name: field(round) if callable(field) else round.get(field) for name, field in self.fields.items()}
+
+    @torch.no_grad()
+    def fed(self, indices: Iterable[int] = EVERY, metric: Any = None, **options: Any) -> Any:
+        """A new metric, or this one, that has seen these rounds."""
+        metric = self.new() if metric is None else metric
+        rounds = self.rounds(**options)
+        for index in indices:
+            metric.update(**self.arguments(rounds[index]))
+        return metric
+
+    def half(self) -> Any:
+        """One that has seen the first half of the rounds."""
+        return self.fed(EVERY[:HALF])
+
+    @cached_property
+    def whole(self) -> dict[str, Any]:
+        """All that it says after all rounds."""
+        return all_of(self.fed())
+
+
+def all_of(metric: Any, value: Tensor | None = None) -> dict[str, Any]:
+    """All that a metric says, by default with the value that it computes."""
+    value = metric.compute() if value is None else value
+    if not isinstance(metric, ContributionMetric):
+        return {"value": value}
+    overall = metric.per_client(value)
+    return {"value": value, "overall": overall, "intervals": metric.intervals(value=overall), **metric.diagnostics()}
 
 
 def asks_for_what_there_is(case: MetricCase) -> None:
-    """``update`` names parts of a round, or what the test gives."""
-    expect(case.fields, "update to name what it needs of a round", "Name client_ids, for example.")
+    """The arguments of update are parts of a round, such as client_ids, or what the check is given."""
+    expect(case.fields, "an update without arguments")
 
 
 def one_row_per_client(case: MetricCase) -> None:
-    """``compute`` gives ``[n]`` or ``[n, M]``, ``per_client`` one number each."""
-    if not isinstance(case.part, ContributionMetric):
-        return
+    """compute gives detached floats [n] or [n, M] of all n clients, whether they took part or not, and per_client one
+    number each."""
     value = case.whole["value"]
     shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-    expect(
-        isinstance(value, Tensor) and value.ndim in (1, 2) and len(value) == NUM_CLIENTS and value.is_floating_point(),
-        f"compute() to give floats [{NUM_CLIENTS}] or [{NUM_CLIENTS}, M]; got {shape}",
-        "Give one row per client, whether it took part or not.",
-    )
-    expect(not value.requires_grad, "a value without gradients", "Detach it.")
-    expect(
-        case.whole["overall"].shape == (NUM_CLIENTS,),
-        f"per_client to give [{NUM_CLIENTS}]; got {list(case.whole['overall'].shape)}",
-        "Override per_client.",
-    )
+    expect(shape in ([NUM_CLIENTS], [NUM_CLIENTS, *shape[1:2]]), f"compute() {shape} of {NUM_CLIENTS} clients")
+    expect(value.is_floating_point() and not value.requires_grad, "other numbers, or gradients with them")
+    overall = list(case.whole["overall"].shape)
+    expect(overall == [NUM_CLIENTS], f"per_client {overall} of {NUM_CLIENTS} clients")
 
 
 def never_seen_is_nan(case: MetricCase) -> None:
-    """Whoever never took part has no value; whoever did has one."""
-    if not isinstance(case.part, ContributionMetric):
-        return
-    value, overall = case.whole["value"].reshape(NUM_CLIENTS, -1), case.whole["overall"]
-    expect(
-        value[NEVER].isnan().all() and overall[NEVER].isnan(),
-        f"NaN for client {NEVER}, who never took part; got {value[NEVER].tolist()}",
-        "Begin the states with NaN: 0 would be a measurement.",
-    )
+    """Who never took part has no value, who did has one. Begin the states with NaN: 0 would be a measurement."""
+    rows = torch.cat([case.whole["value"].reshape(NUM_CLIENTS, -1), case.whole["overall"][:, None]], 1)
+    expect(rows[NEVER].isnan().all(), f"{rows[NEVER].tolist()} for client {NEVER}, who never took part")
     others = [client for client in range(NUM_CLIENTS) if client != NEVER]
-    expect(
-        not value[others].isnan().all(1).any() and not overall[others].isnan().any(),
-        f"values for clients {others}, who took part; got {overall.tolist()}",
-        "Write the values of all client_ids in update.",
-    )
+    empty = rows[others, :-1].isnan().all(1) | rows[others, -1].isnan()
+    expect(not empty.any(), f"{rows[others].tolist()} for clients {others}, who took part")
 
 
 def clients_permuted(case: MetricCase) -> None:
-    """A value is its client's, whatever number that goes by."""
-    if not isinstance(case.part, ContributionMetric):
-        return
-    value, other = case.whole["value"], case.fed(order=ORDER).compute()[list(ORDER)]
+    """A value is its client's, whatever number that goes by: index by client_ids, and let nothing depend on the order
+    of the cohort."""
+    value = case.whole["value"]
+    other = case.fed(order=ORDER).compute()[list(ORDER)]
     if case.fields.get("peer_values"):  # whom is a client, too
         other = other[:, list(ORDER)]
-    expect(
-        same(value, other, rtol=1e-4),
-        f"the same values when clients have other numbers, {value.tolist()}; got {other.tolist()}",
-        "Index by client_ids, and let nothing depend on the order of the cohort.",
-    )
-
-
-def rounds_are_counted(case: MetricCase) -> None:
-    """Every update is a round, counted once."""
-    if isinstance(case.part, ContributionMetric):
-        rounds = int(case.fed().rounds)
-        expect(rounds == len(COHORTS), f"rounds={len(COHORTS)} after as many updates; got {rounds}", "Leave it alone.")
+    expect(same(value, other, rtol=1e-4), f"{other.tolist()} with other numbers instead of {value.tolist()}")
 
 
 def inputs_stay(case: MetricCase) -> None:
-    """``update`` changes nothing of the round, and draws from the round's generator only."""
-    rounds = case.rounds()
-    arguments = case.arguments(rounds[0])
+    """update leaves its arguments as they are, and draws from the round's generator only."""
+    arguments = case.arguments(case.rounds()[0])
     tensors = {name: each for name, each in arguments.items() if isinstance(each, Tensor)}
-    before = {name: each.clone() for name, each in tensors.items()}
-    with untouched_rngs("update"), torch.no_grad():
+    before = copy.deepcopy(tensors)
+    with untouched_rngs("an update"), torch.no_grad():
         case.new().update(**arguments)
     changed = [name for name, each in tensors.items() if not same(each, before[name])]
-    expect(not changed, f"update to leave its arguments as they are; it changed {changed}", "Work on copies.")
+    expect(not changed, f"changed {', '.join(changed)}")
 
 
 def reset_forgets(case: MetricCase) -> None:
-    """After ``reset`` it is as new."""
+    """A metric after reset says what a new one says: keep what update learns in states, by add_state, and nowhere
+    else."""
     metric = case.fed()
     metric.reset()
-    again = said(case.fed(metric=metric))
-    advice = "Keep what update learns in states, add_state(...), and nowhere else."
-    expect_said(again, case, None, "a metric after reset() to say what a new one says", advice)
+    fits.expect_same(all_of(case.fed(metric=metric)), case.whole)
 
 
 def forward_counts_once(case: MetricCase) -> None:
-    """``forward`` takes a round in as ``update`` does."""
+    """forward takes a round in as update does, or refuses: a state's dist_reduce_fx folds two such states, the later
+    one second."""
     metric, rounds = case.new(), case.rounds()
-    for index in EVERY:
-        if refused(partial(metric, **case.arguments(rounds[index]))):
-            return
-    expect(
-        same(metric.compute(), case.whole["value"], rtol=1e-5),
-        f"forward to count as update does, {case.whole['value'].tolist()}; got {metric.compute().tolist()}",
-        "A state's dist_reduce_fx has to fold two such states, the later one second; or set full_state_update = True.",
-    )
+    if not any(refused(partial(metric, **case.arguments(rounds[index]))) for index in EVERY):
+        value = metric.compute()
+        expect(same(value, case.whole["value"], 1e-5), f"{value.tolist()} instead of {case.whole['value'].tolist()}")
 
 
 def parts_merge(case: MetricCase) -> None:
-    """Parts of a run, the earlier merged into the later, are the whole, whatever follows; or that is refused."""
+    """Parts of a run, the earlier merged into the later, are the whole, whatever follows, or are refused: a state's
+    dist_reduce_fx folds two such states, the later one second."""
 
-    def one_round_then_others() -> Any:
-        later = case.fed(EVERY[1:-1])
-        later.merge_state(case.fed(EVERY[:1]))
-        return case.fed(EVERY[-1:], later)
-
-    def three_by_their_states() -> Any:
-        parts = [case.fed(EVERY[:1]), case.fed(EVERY[1:HALF]), case.fed(EVERY[HALF:])]
-        parts[1].merge_state(parts[0].metric_state)
-        parts[2].merge_state(parts[1].metric_state)
-        return parts[2]
-
-    def into_a_new_one() -> Any:
-        new = case.new()
-        new.merge_state(case.half())
-        return case.fed(EVERY[HALF:], new)
-
-    advice = "A state's dist_reduce_fx has to fold two such states, the later one second; or refuse in merge_state."
-    for merge in (one_round_then_others, three_by_their_states, into_a_new_one) if case.can_merge else ():
-        merged: list[Any] = []
-        if not refused(lambda merge=merge, merged=merged: merged.append(merge())):  # type: ignore[misc]
-            # Blocks of rounds, of which intervals are made, end where the parts meet.
-            found = {**said(merged[0]), "intervals": case.whole.get("intervals")}
-            expect_said(found, case, 1e-4, f"parts of a run ({merge.__name__}) to merge into the whole", advice)
+    if not hasattr(case.part, "merge_state"):  # torchmetrics before 1.5
+        return
+    try:
+        later = case.fed(EVERY[HALF:-1])
+        later.merge_state(case.half())
+        merged = all_of(case.fed(EVERY[-1:], later))
+    except ValueError:
+        return
+    # Blocks of rounds, of which intervals are made, end where the parts meet.
+    fits.expect_same({**merged, "intervals": case.whole.get("intervals")}, case.whole, 1e-4)
 
 
 def copies_go_on(case: MetricCase) -> None:
-    """Pickled or copied in the middle, it ends alike."""
-    copies: dict[str, Callable[[Any], Any]] = {
-        "pickle": lambda metric: pickle.loads(pickle.dumps(metric)),
-        "copy": copy.deepcopy,
-    }
-    for how, copied in copies.items():
-        ended = said(case.fed(EVERY[HALF:], copied(case.half())))
-        expect_said(ended, case, None, f"a {how} of the middle to end alike", "Keep what update learns in states.")
+    """Pickled or copied in the middle, a metric ends alike, to the bit: keep what update learns in states."""
+    for other in (pickle.loads(pickle.dumps(case.half())), copy.deepcopy(case.half())):
+        fits.expect_same(all_of(case.fed(EVERY[HALF:], other)), case.whole)
 
 
 def resumes_to_the_bit(case: MetricCase) -> None:
-    """Saved in the middle and loaded into a new one, it ends alike to the bit."""
+    """Saved in the middle and loaded into a new one, a metric ends alike, to the bit: keep what update learns in
+    states, by add_state, for a checkpoint holds nothing else."""
     metric = case.new()
     metric.load_state_dict(saved(case.half().state_dict()))
-    advice = "Keep what update learns in states, add_state(...): a checkpoint holds nothing else."
-    ended = said(case.fed(EVERY[HALF:], metric))
-    expect_said(ended, case, None, f"a metric saved after {HALF} of {len(COHORTS)} rounds to end alike", advice)
-
-
-def processes_agree(case: MetricCase) -> None:
-    """Two processes with half of the rounds each agree on the value of all of them, or that is refused."""
-
-    for halves in ((EVERY[:HALF], EVERY[HALF:]), (EVERY[:0], EVERY)):  # the latter as where there are too many
-
-        def process(ranks: Ranks, halves: Sequence[Iterable[int]] = halves) -> Tensor:
-            metric = case.fed(halves[ranks.rank])
-            metric.dist_sync_fn = lambda tensor, group=None: ranks.everybody(tensor, "a state")
-            metric.distributed_available_fn = lambda: True
-            return metric.compute()
-
-        found: list[Tensor] = []
-        if refused(lambda process=process, found=found: found.extend(on_ranks(process))):  # type: ignore[misc]
-            continue
-        for value in found:
-            expect(
-                same(value, case.whole["value"], rtol=1e-4),
-                f"processes with rounds {[list(each) for each in halves]} to have the values of all rounds, "
-                f"{case.whole['value'].tolist()}; got {value.tolist()}",
-                "A state's dist_reduce_fx has to fold the processes' states, in their order.",
-            )
-
-
-def ranks_agree(case: MetricCase) -> None:
-    """On ranks, of which each has its own clients, all have the values of one process, to the bit."""
-
-    def play(ranks: Ranks) -> dict[str, Any]:
-        return said(case.fed(ranks=ranks))
-
-    advice = "Ask clients within flsv.participants.run_protocol, or all of them on every rank."
-    for rank, found in enumerate(on_ranks(play)):
-        expect_said(found, case, None, f"rank {rank} of 2 to say what one process says", advice)
+    fits.expect_same(all_of(case.fed(EVERY[HALF:], metric)), case.whole)
 
 
 def any_precision(case: MetricCase) -> None:
-    """Models in double precision are measured, too, and have the same values to rounding."""
-    value = case.fed(dtype=torch.float64).compute()
-    expect(
-        same(value, case.whole["value"], rtol=1e-3),
-        f"float64 models to have the same values, {case.whole['value'].tolist()}; got {value.tolist()}",
-        "Bring what is computed together to one dtype: x.to(y).",
-    )
-    value = case.fed(metric=case.new().set_dtype(torch.float64), dtype=torch.float64).compute()
-    expect(
-        same(value.to(case.whole["value"]), case.whole["value"], rtol=1e-3),
-        f"states in float64 to give the same values, {case.whole['value'].tolist()}; got {value.tolist()}",
-        "Bring what is computed to the state's dtype: now.to(state).",
-    )
-
-
-def inference_mode_is_no_matter(case: MetricCase) -> None:
-    """Rounds within ``torch.inference_mode()``, as in a Lightning validation, and rounds outside of it are one run."""
-    metric, rounds = case.new(), case.rounds()
-    for index in EVERY[:HALF]:
-        arguments = case.arguments(rounds[index])
-        with torch.inference_mode():
-            metric.update(**arguments)
-    ended = said(case.fed(EVERY[HALF:], metric))
-    advice = "Leave update as it is wrapped by ContributionMetric, or clone what it keeps."
-    expect_said(ended, case, None, "rounds in and outside of torch.inference_mode() to end alike", advice)
+    """Models and states in double precision give the same values, to rounding: bring what is computed together to one
+    dtype, and to the state's, by now.to(state)."""
+    wide = case.new().set_dtype(torch.float64)
+    for metric in (case.new(), wide):
+        value = case.fed(metric=metric, dtype=torch.float64).compute()
+        expect(same(value, case.whole["value"], 1e-3), f"{value.tolist()} instead of {case.whole['value'].tolist()}")
 
 
 def states_move(case: MetricCase) -> None:
-    """All tensors go where the metric is moved to; where there is a GPU, values there are the CPU's."""
+    """metric.to(device) moves all tensors: make them states, or buffers."""
     metric = case.half().to("meta")
-    stay = [name for name, each in vars(metric).items() if isinstance(each, Tensor) and each.device.type != "meta"]
-    stay = [name for name in stay if name != "class_counts"]
-    expect(not stay, f"metric.to(device) to move all tensors; {stay} stay", "Make them states, or buffers.")
-    if torch.cuda.is_available():
-        value = case.fed(metric=case.new().to("cuda"), device="cuda").compute().cpu()
-        expect(
-            same(value, case.whole["value"], rtol=1e-3),
-            f"the CPU's values on a GPU, {case.whole['value'].tolist()}; got {value.tolist()}",
-            "Bring what is computed together to one device.",
-        )
-
-
-def bad_clients_are_refused(case: MetricCase) -> None:
-    """Numbers that no client has, one twice, none at all, and one row for several clients."""
-    if case.fields.get("client_ids") != "client_ids":
-        return
-    arguments = case.arguments(case.rounds()[0])
-    for what, ids in (
-        ("a client beyond the last", [0, 1, NUM_CLIENTS]),
-        ("a negative client", [-1, 1, 2]),
-        ("a client twice", [0, 1, 1]),
-        ("no client", []),
-    ):
-        wrong = {**arguments, "client_ids": torch.tensor(ids, dtype=torch.long)}
-        expect(
-            refused(partial(case.new().update, **wrong)),
-            f"update to refuse {what} with a ValueError",
-            "Leave update as it is wrapped by ContributionMetric, which checks client_ids.",
-        )
-    for name, value in arguments.items():
-        if isinstance(value, Tensor) and name != "client_ids" and value.shape[:1] == (3,) and _per_client(case, name):
-            metric = case.new()
-            expect(
-                refused(partial(metric.update, **{**arguments, name: value[:1]}))
-                or same(metric.compute(), case.fed([0]).compute()),  # it is not used
-                f"update to refuse one row of {name} for three clients with a ValueError: it would be taken for "
-                "everybody's",
-                f"Say self._check_lengths(client_ids, {name}={name}).",
-            )
-
-
-def _per_client(case: MetricCase, name: str) -> bool:
-    return case.fields[name] not in ("senders", "reached")
+    tensors = {name: each for name, each in vars(metric).items() if isinstance(each, Tensor) and name != "class_counts"}
+    stay = [name for name, each in tensors.items() if each.device.type != "meta"]
+    expect(not stay, f"{', '.join(stay)} where they were")
 
 
 def guide_says_the_unit(case: MetricCase) -> None:
-    """``guide`` is what readers of the values are told."""
-    if isinstance(case.part, ContributionMetric):
-        lines = case.new().guide().lines()
-        expect(all(lines.values()), f"guide() to say unit, sign, needs and cost; got {lines}", "Give all four.")
+    """guide() tells readers of the values their unit and sign, what the metric needs and what it costs."""
+    lines = case.new().guide().lines()
+    expect(all(lines.values()), lines)
 
 
-def intervals_are_of_the_rounds(case: MetricCase) -> None:
-    """Where ``over_rounds`` says how rounds come together, ``update`` tells each round's values, and they come to the
-    metric's own."""
-    if not isinstance(case.part, ContributionMetric) or case.part.over_rounds is None:
-        return
-    metric, note, noted = case.new(), type(case.part).note_round, dict[int, list[float]]()
-    plain = True
-
-    def noting(client_ids: Tensor, values: Tensor, factor: Any = 1.0, keep: Any = 1.0) -> None:
-        nonlocal plain
-        plain &= isinstance(factor, float) and factor == keep == 1.0
-        for client, value in zip(client_ids.tolist(), values.tolist()):
-            noted.setdefault(client, []).append(value)
-        note(metric, client_ids, values, factor, keep)
-
-    metric.note_round = noting
-    case.fed(metric=metric)
-    overall, how = metric.per_client(metric.compute()).tolist(), case.part.over_rounds
-    silent = [client for client, value in enumerate(overall) if value == value and client not in noted]
-    advice = "Say self.note_round(client_ids, values) in update, with the cohort's values [k] of this round."
-    expect(not silent, f"over_rounds={how!r} to have the rounds' values; clients {silent} have none", advice)
-    for client, values in noted.items() if plain and how in ("sum", "mean") else ():
-        total = sum(values) / (len(values) if how == "mean" else 1)
-        expect(
-            same(torch.tensor(overall[client]), torch.tensor(total), rtol=1e-3),
-            f"client {client}'s value to be the {how} of its rounds, {total:.6g}; got {overall[client]:.6g}",
-            "Give in over_rounds how compute folds the values that note_round is told.",
-        )
-
-
-def axioms_hold(case: MetricCase) -> None:
-    """The axioms that were asked for, on games with known values."""
-    if not case.axioms:
-        return
-    if "utility" not in case.fields:
-        raise ConfigurationError(f"axioms={case.axioms}: {case.name} plays no game: its update names no utility.")
-
-    def values(game: Callable[[Tensor], Tensor]) -> Tensor:
-        metric = case.new()
-        everybody = Rounds(case.given, cohorts=[range(NUM_CLIENTS)])[0]
-        metric.update(**{**case.arguments(everybody), "utility": game})
-        return metric.compute()
-
-    check_axioms(case.axioms, values, NUM_CLIENTS)
-
-
-def appears_in_a_fit(case: MetricCase) -> None:
-    """In a loop its value is there after every round."""
-    if case.in_a_loop:
-        value = case.uninterrupted.loop.contributions.get("mine")
-        expect(value is not None, "a value in loop.contributions after a fit", "See what update asks for.")
-
-
-MetricCase.checks = (
-    is_one,
-    asks_for_what_there_is,
-    one_row_per_client,
-    never_seen_is_nan,
-    clients_permuted,
-    rounds_are_counted,
-    inputs_stay,
-    reset_forgets,
-    forward_counts_once,
-    parts_merge,
-    copies_go_on,
-    resumes_to_the_bit,
-    processes_agree,
-    ranks_agree,
-    any_precision,
-    inference_mode_is_no_matter,
-    states_move,
-    bad_clients_are_refused,
-    guide_says_the_unit,
-    intervals_are_of_the_rounds,
-    settings_are_described,
-    axioms_hold,
-    appears_in_a_fit,
-    fits.resumes_in_a_fit,
+_FIRST: Sequence[Check] = (is_one, asks_for_what_there_is)
+_OF_CONTRIBUTIONS: Sequence[Check] = (
+    one_row_per_client, never_seen_is_nan, clients_permuted, guide_says_the_unit, fits.resumes_in_a_fit,
     fits.vmap_is_equal,
-    fits.remote_is_equal,
-)
+)  # fmt: skip
+_OF_ALL: Sequence[Check] = (
+    inputs_stay, reset_forgets, forward_counts_once, parts_merge, copies_go_on, resumes_to_the_bit, any_precision,
+    states_move,
+)  # fmt: skip
+MetricCase.checks = (*_FIRST, *_OF_CONTRIBUTIONS, *_OF_ALL)

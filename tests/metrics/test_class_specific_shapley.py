@@ -135,7 +135,7 @@ def test_wrong_arguments(kwargs: dict[str, object], message: str) -> None:
 
 
 def test_wrong_updates() -> None:
-    with pytest.raises(ValueError, match=r"\[k=1, M=2, D\], got \[2, 2, 4\]"):
+    with pytest.raises(ValueError, match=r"\[k=1, M, D\], got \[2, 2, 4\]"):
         metric().update(torch.tensor([3]), *heads(0, 2))
 
 

@@ -14,7 +14,7 @@ from metric_table import CASES
 from torchmetrics import Metric
 
 from flsv.testing.checks import same
-from flsv.testing.metric_case import EVERY, HALF, said
+from flsv.testing.metric import EVERY, HALF, all_of
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +25,7 @@ WHOLE = ("OneRoundShapley",)
 def said_by_all(metric: Metric) -> dict[str, Any]:
     value = metric.compute()
     with metric.sync_context():
-        return said(metric, value)
+        return all_of(metric, value)
 
 
 def process(rank: int, folder: str) -> None:

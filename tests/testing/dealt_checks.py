@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from flsv.testing import PartCheck
-from flsv.testing.checks import ids
+from flsv.testing.checks import PartCheck
 
 
 def dealt(tables: Iterable[Sequence[list[PartCheck]]], shared: Sequence[str]) -> Any:
@@ -22,5 +21,5 @@ def dealt(tables: Iterable[Sequence[list[PartCheck]]], shared: Sequence[str]) ->
                 slow = name in shared and (place + shared.index(name)) % 3 != 0
                 checks.append(check)
                 marks.append([pytest.mark.slow] if slow else [])
-    made = [pytest.param(check, marks=mark, id=name) for check, mark, name in zip(checks, marks, ids(checks))]
-    return pytest.mark.parametrize("check", made)
+    made = [pytest.param(check, marks=mark) for check, mark in zip(checks, marks)]
+    return pytest.mark.parametrize("check", made, ids=str)

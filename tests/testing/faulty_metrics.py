@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 
-from flsv.metrics import ContributionMetric, CumulativeShapley
+from flsv.metrics import ContributionMetric
 from flsv.metrics.base import Guide, latest
 
 NAN = float("nan")
@@ -25,7 +24,6 @@ class Norm(ContributionMetric):
         self.calls = 0
 
     def update(self, client_ids: Tensor, client_updates: Tensor) -> None:
-        self._check_lengths(client_ids, client_updates=client_updates)
         self.norms[client_ids] = self.value(client_updates).to(self.norms)
         self.calls += 1
 
@@ -53,12 +51,6 @@ class BeginsWithZero(Norm):
 class ByPlace(Norm):
     def value(self, updates: Tensor) -> Tensor:
         return torch.arange(len(updates)).float()
-
-
-class CountsTwice(Norm):
-    def update(self, client_ids: Tensor, client_updates: Tensor) -> None:
-        super().update(client_ids, client_updates)
-        self.rounds += 1
 
 
 class InPlace(Norm):
@@ -96,13 +88,6 @@ class Forgets(Norm):
         return other
 
 
-class OwnClientsOnly(Norm):
-    def update(self, client_ids: Tensor, clients: Any) -> None:  # type: ignore[override]
-        for client in clients:
-            if client._owners is None or client._owners.has(client.id):
-                self.norms[client.id] = float(client.id)
-
-
 class Single(Norm):
     def value(self, updates: Tensor) -> Tensor:
         return updates @ torch.ones(updates.shape[1])
@@ -123,41 +108,9 @@ class KeepsScale(Norm):
         self.scale = torch.tensor(1.0)
 
 
-class TakesOneRow(Norm):
-    def update(self, client_ids: Tensor, client_updates: Tensor) -> None:
-        self.norms[client_ids] = client_updates.norm(dim=1).to(self.norms)
-
-
 class NoUnit(Norm):
     def guide(self) -> Guide:
         return Guide(unit="", sign="more is better.", needs="nothing.", cost="nothing.")
-
-
-class OtherFold(Norm):
-    """Keeps the last round's value, and says that it is the rounds' sum."""
-
-    over_rounds = "sum"
-
-    def update(self, client_ids: Tensor, client_updates: Tensor) -> None:
-        super().update(client_ids, client_updates)
-        self.note_round(client_ids, client_updates.norm(dim=1))
-
-
-class Silent(Norm):
-    """Says that its value is a mean of rounds, and not what these are."""
-
-    over_rounds = "mean"
-
-
-class ForgetsPower(Norm):
-    def __init__(self, num_clients: int | None = None, power: float = 2.0) -> None:
-        super().__init__(num_clients)
-        assert power > 0
-
-
-class Squared(CumulativeShapley):
-    def compute(self) -> Tensor:
-        return super().compute() ** 2
 
 
 class LargeClientsOnly(Norm):
@@ -172,22 +125,3 @@ class Throws(Norm):
 
     def value(self, updates: Tensor) -> Tensor:
         return updates.norm(dim=1) * torch.rand(len(updates))
-
-
-class Remembers(Metric):
-    """Of torchmetrics', with a state that it makes in ``update`` and changes later."""
-
-    full_state_update = False
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("total", torch.zeros(()), dist_reduce_fx="sum")
-
-    def update(self, client_updates: Tensor) -> None:
-        if self.total == 0:
-            self.total = client_updates.sum()
-        else:
-            self.total += client_updates.sum()
-
-    def compute(self) -> Tensor:
-        return self.total

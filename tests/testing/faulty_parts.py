@@ -12,11 +12,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from flsv.aggregation import Aggregator, FedAvg
 from flsv.clients.algorithms import ClientAlgorithm
-from flsv.filters import Cohort, UpdateFilter
-from flsv.functional import ShapleyEstimate, exact_shapley
 from flsv.personalization import Personalizer
-from flsv.sampling import FixedCohort, UniformSampler
-from flsv.uploads import Upload, UploadContext
 
 
 class Nameless(Aggregator):
@@ -28,16 +24,6 @@ class Nameless(Aggregator):
 
     def weights(self, round: Any, contributions: Any) -> Tensor:
         return torch.full((len(round),), 1 / len(round))
-
-
-class OwnWords(FedAvg):
-    def __repr__(self) -> str:
-        return f"my aggregator at {hex(id(self))}"
-
-
-class ForgetsTemperature(FedAvg):
-    def __init__(self, temperature: float = 1.0) -> None:
-        super().__init__()
 
 
 class GivesNan(FedAvg):
@@ -65,58 +51,6 @@ class CountsRounds(FedAvg):
     def weights(self, round: Any, contributions: Any) -> Tensor:
         self.rounds += 1
         return super().weights(round, contributions) / self.rounds
-
-
-class Restless(Personalizer):
-    """Gives another start each time that it is asked."""
-
-    asked = 0
-
-    def start(self, client: int, state: Any) -> Tensor:
-        self.asked += 1
-        return state.model() + self.asked
-
-    def personalize(self, round: Any, contributions: Any, models: Any) -> dict[int, Tensor]:
-        return {}
-
-
-class StartsFromTheLast(Personalizer):
-    """Keeps at a client what the client before it may have been sent: wrong where all begin before any ends."""
-
-    def receive(self, local: Any, instruction: Any) -> Tensor:
-        self.last = super().receive(local, instruction) * (1 + instruction.client_id)
-        return self.last
-
-    def keep(self, local: Any) -> None:
-        local.state["own_model"] = self.last
-
-    def start(self, client: int, state: Any) -> Tensor | None:
-        return state.model() if state.round_index == 0 else None
-
-    def personalize(self, round: Any, contributions: Any, models: Any) -> dict[int, Tensor]:
-        return {}
-
-
-class Descending(UniformSampler):
-    def sample(self, *args: Any, **kwargs: Any) -> Tensor:
-        return super().sample(*args, **kwargs).flip(0)
-
-
-class Certain(UniformSampler):
-    def inclusion_probabilities(self, num_clients: int, contributions: Any, round_index: int = 0) -> Tensor:
-        return torch.ones(num_clients)
-
-
-class Overstated(UniformSampler):
-    """By 0.15: far from what 400 draws of a chance of 3 in 4 leave open, and near enough to look right."""
-
-    def inclusion_probabilities(self, num_clients: int, contributions: Any, round_index: int = 0) -> Tensor:
-        return super().inclusion_probabilities(num_clients, contributions, round_index) + 0.15
-
-
-class Unchecked(FixedCohort):
-    def check(self, num_clients: int) -> None:
-        """Of no federation is there anything wrong."""
 
 
 class Twice(ClientAlgorithm):
@@ -155,6 +89,23 @@ class Knows(ClientAlgorithm):
         self.rounds = state["rounds"]
 
 
+class StartsFromTheLast(Personalizer):
+    """Keeps at a client what the client before it may have been sent: wrong where all begin before any ends."""
+
+    def receive(self, local: Any, instruction: Any) -> Tensor:
+        self.last = super().receive(local, instruction) * (1 + instruction.client_id)
+        return self.last
+
+    def keep(self, local: Any) -> None:
+        local.state["own_model"] = self.last
+
+    def start(self, client: int, state: Any) -> Tensor | None:
+        return state.model() if state.round_index == 0 else None
+
+    def personalize(self, round: Any, contributions: Any, models: Any) -> dict[int, Tensor]:
+        return {}
+
+
 class TooSoon(ClientAlgorithm):
     """Uses at the clients what the server was told before the first round."""
 
@@ -164,81 +115,6 @@ class TooSoon(ClientAlgorithm):
     def gradients(self, context: Any, parameters: Any, gradients: Any) -> None:
         for gradient in gradients:
             gradient.div_(self.clients)
-
-
-class Doubles(Upload):
-    def apply(self, update: Tensor, context: UploadContext) -> Tensor:
-        return update.mul_(2)
-
-
-class Shaky(Upload):
-    def apply(self, update: Tensor, context: UploadContext) -> Tensor:
-        return update + torch.randn(len(update)).to(update)
-
-
-class Remembers(Upload):
-    """The one before, whoever sent it."""
-
-    last = 0.0
-
-    def apply(self, update: Tensor, context: UploadContext) -> Tensor:
-        before, self.last = self.last, float(update.norm())
-        return update + before
-
-
-class Weightless(Upload):
-    def apply(self, update: Tensor, context: UploadContext) -> Tensor:
-        return update
-
-    def traffic(self, before: Any, sent: Tensor, context: UploadContext) -> Any:
-        return 0
-
-
-class Nobody(UpdateFilter):
-    def apply(self, cohort: Cohort) -> Cohort:
-        return cohort.keep(torch.zeros(len(cohort.updates), dtype=torch.bool))
-
-
-class FirstTwo(UpdateFilter):
-    def apply(self, cohort: Cohort) -> Cohort:
-        return cohort.keep(torch.arange(len(cohort.updates)) < 2)
-
-
-class NotAlone(UpdateFilter):
-    def apply(self, cohort: Cohort) -> Cohort:
-        return cohort.keep(torch.tensor([len(cohort.updates) > 1] * len(cohort.updates)))
-
-
-def gives_a_tensor(utility: Any, num_players: int, *, budget: Any = None, generator: Any = None) -> Any:
-    return exact_shapley(utility, num_players).values
-
-
-def miscounts(utility: Any, num_players: int, *, budget: Any = None, generator: Any = None) -> ShapleyEstimate:
-    found = exact_shapley(utility, num_players)
-    return ShapleyEstimate(found.values, found.stderr, found.evaluations - 1)
-
-
-def needs_no_budget(utility: Any, num_players: int, *, budget: Any = None, generator: Any = None) -> ShapleyEstimate:
-    return exact_shapley(utility, num_players)
-
-
-def throws(utility: Any, num_players: int, *, generator: Any = None) -> ShapleyEstimate:
-    found = exact_shapley(utility, num_players)
-    return ShapleyEstimate(found.values + torch.rand(num_players), found.stderr, found.evaluations)
-
-
-def two_at_least(utility: Any, num_players: int, *, generator: Any = None) -> ShapleyEstimate:
-    found = exact_shapley(utility, num_players)
-    return ShapleyEstimate(found.values * (num_players > 1), found.stderr, found.evaluations)
-
-
-def halves(utility: Any, num_players: int, *, generator: Any = None) -> ShapleyEstimate:
-    found = exact_shapley(utility, num_players)
-    return ShapleyEstimate(found.values / 2, found.stderr, found.evaluations)
-
-
-def swallows(utility: Any, num_players: int, *, generator: Any = None) -> ShapleyEstimate:
-    return exact_shapley(lambda masks: utility(masks).nan_to_num(0.0), num_players)
 
 
 class Numbers:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from own_metrics import AXIOMS, OwnMetricCase
 
 from flsv.clients.algorithms import InRunValues
 from flsv.metrics import (
@@ -31,8 +34,7 @@ from flsv.metrics import (
 )
 from flsv.personalization import PFedSV
 from flsv.privacy import GaussianPrivacy
-from flsv.testing import AXIOMS, checks_of
-from flsv.testing.metric_case import MetricCase
+from flsv.testing.checks import PartCheck, checks_of
 from flsv.testing.rounds import NUM_CLIENTS
 
 LINEAR = ("symmetry", "null player", "linearity")
@@ -47,39 +49,43 @@ OF_A_CLIENT = {
 }
 
 
+def of(metric: Any, **options: Any) -> list[PartCheck]:
+    return checks_of(OwnMetricCase(metric, **options))
+
+
 METRICS = [
-    checks_of(CalibratedOTGradient(features="pixels", support=1, iterations=1, pictures=0)),
-    checks_of(ClassSpecificShapley(momentum=0.6)),
-    checks_of(ClassSpecificShapley(weighting="samples")),
-    checks_of(CoalitionValue(value="banzhaf", fold="sum"), axioms=LINEAR),
-    checks_of(CollaborativeFairness(), given=OF_TWO_RUNS),
-    checks_of(CommunicationCost()),
-    checks_of(ContributionEstimation(combine="plus")),
-    checks_of(CosineGradientShapley(alpha=0.7)),
-    checks_of(CumulativeShapley(), axioms=AXIOMS),
-    checks_of(DecayedShapley(decay=0.7), axioms=("symmetry", "null player")),
-    checks_of(DomainRelevance(alpha=0.4), personalizer=PFedSV("mine")),
-    checks_of(GradientAgreement()),
-    checks_of(GradientAgreement(balanced=True)),
-    checks_of(GradientShapley(momentum=0.5)),
-    checks_of(
+    of(CalibratedOTGradient(features="pixels", support=1, iterations=1, pictures=0)),
+    of(ClassSpecificShapley(momentum=0.6)),
+    of(ClassSpecificShapley(weighting="samples")),
+    of(CoalitionValue(value="banzhaf", fold="sum"), axioms=LINEAR),
+    of(CollaborativeFairness(), given=OF_TWO_RUNS),
+    of(CommunicationCost()),
+    of(ContributionEstimation(combine="plus")),
+    of(CosineGradientShapley(alpha=0.7)),
+    of(CumulativeShapley(), axioms=AXIOMS),
+    of(DecayedShapley(decay=0.7), axioms=("symmetry", "null player")),
+    of(DomainRelevance(alpha=0.4), personalizer=PFedSV("mine")),
+    of(GradientAgreement()),
+    of(GradientAgreement(balanced=True)),
+    of(GradientShapley(momentum=0.5)),
+    of(
         InRunShapley(),
         given={"in_run_values": lambda round: round.client_updates[:, :3].double()},
         client_algorithm=InRunValues(),
     ),
-    checks_of(LeaveOneOut(momentum=0.3), axioms=LINEAR),
-    checks_of(LowerBoundShapley(), axioms=AXIOMS),
-    checks_of(MeanTestAccuracy(NUM_CLIENTS), given=OF_A_CLIENT),
-    checks_of(OneRoundShapley(2, coalition_weights="fixed")),
-    checks_of(PartialFederatedShapley(momentum=0.5), axioms=AXIOMS),
-    checks_of(PrivacyLoss(GaussianPrivacy(clip=1.0, noise_multiplier=2.0))),
-    checks_of(ShadowShapley(), axioms=("efficiency", "symmetry")),
-    checks_of(ShadowShapley(part="head", performance="negative_loss")),
-    checks_of(SurrogateFederatedShapley(), axioms=("symmetry",)),
-    checks_of(WassersteinContribution(features="pixels", support=1, iterations=1)),
+    of(LeaveOneOut(momentum=0.3), axioms=LINEAR),
+    of(LowerBoundShapley(), axioms=AXIOMS),
+    of(MeanTestAccuracy(NUM_CLIENTS), given=OF_A_CLIENT),
+    of(OneRoundShapley(2, coalition_weights="fixed")),
+    of(PartialFederatedShapley(momentum=0.5), axioms=AXIOMS),
+    of(PrivacyLoss(GaussianPrivacy(clip=1.0, noise_multiplier=2.0))),
+    of(ShadowShapley(), axioms=("efficiency", "symmetry")),
+    of(ShadowShapley(part="head", performance="negative_loss")),
+    of(SurrogateFederatedShapley(), axioms=("symmetry",)),
+    of(WassersteinContribution(features="pixels", support=1, iterations=1)),
 ]
 
 #: By its class' name; of two of a class the first.
-CASES: dict[str, MetricCase] = {}
+CASES: dict[str, OwnMetricCase] = {}
 for checks in METRICS:
     CASES.setdefault(checks[0].case.name, checks[0].case)  # type: ignore[arg-type]

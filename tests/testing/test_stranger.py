@@ -100,6 +100,6 @@ def test_what_is_said_of_a_fault(metric: Any) -> None:
     with pytest.raises(AssertionError) as caught:
         check_metric(BeginsWithZero())
     assert str(caught.value) == (
-        "BeginsWithZero fails never_seen_is_nan: expected NaN for client 4, who never took part; got [0.0]. Begin the "
-        "states with NaN: 0 would be a measurement."
+        "BeginsWithZero fails never_seen_is_nan: got [0.0, 0.0] for client 4, who never took part. Who never took part "
+        "has no value, who did has one. Begin the states with NaN: 0 would be a measurement."
     )

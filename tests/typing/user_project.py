@@ -30,7 +30,6 @@ class UpdateSize(ContributionMetric):
         self.add_state("norms", torch.full((num_clients,), float("nan")), dist_reduce_fx=latest)
 
     def update(self, client_ids: Tensor, client_updates: Tensor) -> None:
-        self._check_lengths(client_ids, client_updates=client_updates)
         self.norms[client_ids] = client_updates.norm(dim=1).to(self.norms)
 
     def compute(self) -> Tensor:

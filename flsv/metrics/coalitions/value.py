@@ -236,7 +236,6 @@ class CoalitionValue(ContributionMetric):
             assert aggregation_weights is not None
             assert global_vector is not None
             assert client_updates is not None
-            self._check_lengths(client_ids, client_updates=client_updates, aggregation_weights=aggregation_weights)
             utility = self.fold.collect(
                 self, client_ids, round_index, global_vector, client_updates, aggregation_weights, utility
             )

@@ -1,0 +1,440 @@
+"""The checks of flsv's own parts beyond those of :mod:`flsv.testing`: of personalisers, samplers, uploads and filters,
+and with clients at sites, whose packets go through JSON."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import lightning as L
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from flsv.data import FederatedDataModule, OneClient, Splits
+from flsv.engines.remote import Directory, Packet, RemoteData, RemoteFederation, Site, agreement
+from flsv.errors import ConfigurationError
+from flsv.filters import Cohort, UpdateFilter
+from flsv.loop import FederatedLoop
+from flsv.participants import Traffic
+from flsv.personalization import Personalizer
+from flsv.round import ClientUpdate
+from flsv.sampling import ClientSampler
+from flsv.sampling.base import chances_of, cohort_of
+from flsv.seeding import generator_for
+from flsv.server.identity import described
+from flsv.strategy import Federation
+from flsv.testing import fits
+from flsv.testing.checks import Case, expect, is_one, pickles, same, untouched_rngs
+from flsv.testing.rounds import COHORTS, NUM_CLASSES, NUM_CLIENTS, SAMPLES, Rounds
+from flsv.testing.strategies import IN_A_FIT
+from flsv.uploads import Upload, UploadContext
+
+# Of all parts.
+
+
+def repr_is_code(case: Case) -> None:
+    """repr shows the class and no address in memory."""
+    text = repr(case.new())
+    expect(text.startswith(type(case.part).__name__ + "(") and " at 0x" not in text, text)
+
+
+def settings_are_described(case: Case) -> None:
+    """What differs in an argument is described otherwise: a resumed run, a table of runs and run.json go by it."""
+    part = case.new()
+    text = f"{described(part)} {part!r}"
+    for name, value in arguments_of(part).items():
+        for other in [each for each in others(part, name, value) if each != value]:
+            changed = made(part, {name: other})
+            if changed is not None:
+                expect(f"{described(changed)} {changed!r}" != text, f"{text} of {name}={value!r} and {other!r}")
+                break
+
+
+#: Arguments that a federation gives.
+SIZES = {"num_clients", "num_classes"}
+
+
+def arguments_of(part: Any) -> dict[str, Any]:
+    """A part's constructor arguments, as it holds them."""
+    holders = [part, *(value for value in vars(part).values() if is_dataclass(value) or hasattr(value, "unsaid"))]
+    found = {}
+    for name, parameter in inspect.signature(type(part)).parameters.items():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or name in SIZES:
+            continue
+        held = [getattr(each, key) for each in holders for key in (name, f"_{name}") if hasattr(each, key)]
+        found[name] = [*held, parameter.default][0]
+        expect(found[name] is not inspect.Parameter.empty, f"no attribute {name}")
+    return found
+
+
+def made(part: Any, changes: dict[str, Any]) -> Any:
+    """Another of its class; None where it does not go with the rest."""
+    sizes = {name: getattr(part, name) for name in SIZES if name in inspect.signature(type(part)).parameters}
+    try:
+        return type(part)(**{**sizes, **arguments_of(part), **changes})
+    except ValueError:
+        return None
+
+
+def others(part: Any, name: str, value: Any) -> Iterator[Any]:
+    """Other values that an argument may have; none where it was not given."""
+    options = literals(get_type_hints(type(part).__init__).get(name)) if value is not None else ()
+    if options:
+        yield from options
+    elif isinstance(value, bool):
+        yield not value
+    elif isinstance(value, int):
+        yield from (value + 1, value - 1, 2 * value)
+    elif isinstance(value, float):
+        yield from (value / 2, (value + 1) / 2, 2 * value)
+    elif isinstance(value, str) and name == "metric":
+        yield f"{value}_of_another"
+
+
+def literals(hint: Any) -> tuple[Any, ...]:
+    if get_origin(hint) is Literal:
+        return get_args(hint)
+    return tuple(each for part in get_args(hint) for each in literals(part)) if get_origin(hint) is not None else ()
+
+
+def remote_is_equal(case: fits.FitCase) -> None:
+    """With the clients at sites, from which nothing but messages comes, the first round ends alike, or is refused."""
+    if case.sees_clients:
+        case.expect_the_same(partial(remotely, case), rounds=1, rtol=1e-5)
+
+
+class Wire:
+    """Sites in this process, whose packets go through JSON and copies: nothing but what could cross does."""
+
+    def __init__(self, sites: Mapping[int, Site]) -> None:
+        self._sites = sites
+
+    def present(self) -> dict[int, str]:
+        return {address: f"site {address}" for address in self._sites}
+
+    def exchange(self, packets: Mapping[int, Packet], seconds: float, start: float = 0.0) -> dict[int, Packet]:
+        return {address: through(self._sites[address].answer(through(each))) for address, each in packets.items()}
+
+
+def through(packet: Packet) -> Packet:
+    tensors = {name: tensor.clone() for name, tensor in packet.tensors.items()}
+    return Packet(packet.kind, json.loads(json.dumps(packet.plain)), tensors)
+
+
+class ServerData(L.LightningDataModule):
+    def val_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(*fits.samples_of(-1)), batch_size=fits.VALIDATION)
+
+
+def site_data(client: int) -> FederatedDataModule:
+    splits = Splits(server_val=0.0, client_val=0.25, client_test=0.125)
+    return FederatedDataModule(fits.samples_of(client), OneClient(), batch_size=4, splits=splits)
+
+
+def remotely(case: fits.FitCase, loop: FederatedLoop) -> fits.Fit:
+    """One round with every client at a site."""
+    names = [f"site {client}" for client in range(fits.NUM_CLIENTS)]
+    with tempfile.TemporaryDirectory() as folder:
+        sites = {
+            client: Site(
+                case.module,
+                partial(site_data, client),
+                case.make,
+                Path(folder) / name,
+                trainer={"accelerator": "cpu"},
+                questions=(),
+                upload_seed=fits.SEED,
+            )
+            for client, name in enumerate(names)
+        }
+        ours = agreement(case.module(), loop)
+        directory = Directory(Wire(sites), names, ours, Path(folder) / "book.json", timeout=1, wait=0.2)
+        directory.gather()
+        sizes = [directory.sizes[client] for client in range(fits.NUM_CLIENTS)]
+        data = RemoteData(names, sizes, fits.NUM_CLASSES, own=ServerData())
+        return case.fit(loop.replace(engine=partial(RemoteFederation, directory)), 1, data)
+
+
+#: Of aggregators and client algorithms, beside those of flsv.testing.
+MORE = (repr_is_code, settings_are_described, remote_is_equal)
+OF_ALL = (is_one, pickles, repr_is_code, settings_are_described)
+
+
+# Personalisers.
+
+
+class PersonalizerCase(fits.FitCase):
+    role = "personalizer"
+    base = Personalizer
+
+
+def starts_are_models(case: PersonalizerCase) -> None:
+    """What clients are sent to start from are finite models [P], or None, and asking for them changes nothing."""
+    loop = case.uninterrupted.loop
+    personalizer: Any = loop.personalizer
+    size = len(loop.state.model())
+    for client in range(fits.NUM_CLIENTS):
+        before = personalizer.state_dict()
+        one, again = (personalizer.start(client, loop.state) for _ in range(2))
+        expect(one is None or (one.shape == (size,) and one.isfinite().all()), one)
+        expect(same(one, again) and same(before, personalizer.state_dict()), "another one, or another state")
+
+
+PersonalizerCase.checks = (*OF_ALL, starts_are_models, *IN_A_FIT, remote_is_equal)
+
+
+# Samplers.
+
+
+def federation(rounds: Rounds, num_clients: int = NUM_CLIENTS) -> Federation:
+    """What is known before the first of these rounds; of fewer clients, if that is said."""
+    return Federation(
+        rounds[0].global_vector,
+        rounds.space,
+        num_clients,
+        NUM_CLASSES,
+        {split: torch.full((num_clients,), SAMPLES) for split in ("train", "val", "test")},
+        seed=0,
+        client_names=[f"client {client}" for client in range(num_clients)],
+    )
+
+
+class SamplerCase(fits.FitCase):
+    role = "sampler"
+    base = ClientSampler
+
+    @cached_property
+    def rounds(self) -> Rounds:
+        """Whose clients are asked, where it asks any."""
+        return Rounds()
+
+    def draw(self, num_clients: int = NUM_CLIENTS, known: int = 0) -> Callable[[int], list[int]]:
+        """Begins a run; what is given back draws a cohort from a seed.
+
+        Args:
+            num_clients: of the federation.
+            known: how many of them have a value of the metric that it reads; the others' are NaN. 0: there is none.
+        """
+        sampler, start = self.new(), federation(self.rounds, num_clients)
+        sampler.check(num_clients)
+        sampler.begin(start)
+        asked, contributions = self.rounds.clients[:num_clients], self.contributions(known)
+
+        def cohort(seed: int) -> list[int]:
+            draw = torch.Generator().manual_seed(seed)
+            return cohort_of(sampler, num_clients, contributions, draw, 0, asked, start.global_vector)
+
+        return cohort
+
+    def contributions(self, known: int) -> dict[str, Tensor]:
+        """Of the metric that it reads: the first clients' values, NaN for the others."""
+        if self.part.metric is None or not known:
+            return {}
+        values = torch.linspace(0.1, 0.9, NUM_CLIENTS)
+        values[known:] = float("nan")
+        return {self.part.metric: values}
+
+    def chances(self, known: int, cohort: Sequence[int]) -> Tensor | None:
+        """Everybody's probability to be drawn; None where it says that nobody knows."""
+        sampler = self.new()
+        sampler.begin(federation(self.rounds))
+        try:
+            return chances_of(sampler, NUM_CLIENTS, self.contributions(known), 0, cohort)
+        except ConfigurationError:
+            return None
+
+
+def draws_clients(case: SamplerCase) -> None:
+    """A cohort are ids of clients, ascending, each once, by the generator alone; whatever the metric says of them."""
+    for known in (0, 2, NUM_CLIENTS):
+        draw = case.draw(known=known)
+        for seed in range(10):
+            with untouched_rngs("a sampler"):
+                one, again = draw(seed), draw(seed)
+            expect(one == again == sorted(one), f"{one} and {again}")
+            case.chances(known, one)
+
+
+def probabilities_are_true(case: SamplerCase) -> None:
+    """Clients are drawn as often as inclusion_probabilities says, within 4.5 standard errors."""
+    draws = 400
+    for known in (2, NUM_CLIENTS):
+        draw, counts = case.draw(known=known), torch.zeros(NUM_CLIENTS, dtype=torch.float64)
+        chances = case.chances(known, draw(0))
+        if chances is None:
+            return
+        for seed in range(draws):
+            counts[draw(seed)] += 1
+        chances = chances.double()
+        error = (counts / draws - chances).abs()
+        bound = 4.5 * (chances * (1 - chances)).clamp_min(1e-4).div(draws).sqrt() + 2e-2 * chances
+        expect((error <= bound).all(), f"{(counts / draws).tolist()} instead of {chances.tolist()}")
+
+
+def small_federations_are_refused(case: SamplerCase) -> None:
+    """check or begin refuses a federation from which no cohort can be drawn."""
+    for num_clients in (1, 2):
+        try:
+            draw = case.draw(num_clients)
+        except ConfigurationError:
+            continue
+        for seed in range(5):
+            draw(seed)
+
+
+SamplerCase.checks = (
+    *OF_ALL, draws_clients, probabilities_are_true, small_federations_are_refused, fits.state_is_saved,
+    fits.resumes_in_a_fit,
+)  # fmt: skip
+
+
+# Uploads.
+
+#: Of the updates that are sent: parameters, and buffers behind them.
+PARAMETERS, BUFFERS = 12, 3
+
+
+def context(client: int, round_index: int = 0, dtype: Any = torch.float32, **state: Any) -> UploadContext:
+    start = torch.zeros(PARAMETERS + BUFFERS, dtype=dtype)
+    return UploadContext(client, NUM_CLIENTS, PARAMETERS, round_index, start=start, **state)
+
+
+def update_of(client: int, dtype: Any = torch.float32) -> Tensor:
+    """A client's update, parameters and buffers."""
+    return torch.randn(PARAMETERS + BUFFERS, generator=generator_for(0, "update", client)).to(dtype)
+
+
+class UploadCase(fits.FitCase):
+    base = Upload
+
+    def placed(self, part: Any) -> dict[str, Any]:
+        return {"uploads": [part]}
+
+    def sent(self, client: int, round_index: int = 0, state: Any = None) -> Tensor:
+        """What a client sends instead of :func:`update_of`."""
+        return self.new().apply(update_of(client), context(client, round_index, state={} if state is None else state))
+
+
+def gives_an_update(case: UploadCase) -> None:
+    """A finite update of the same shape and precision; the one that came in stays as it was."""
+    for dtype in (torch.float32, torch.float64):
+        for client in range(NUM_CLIENTS):
+            update = update_of(client, dtype)
+            sent = case.new().apply(update, context(client, dtype=dtype, state={}))
+            expect(sent.shape == update.shape and sent.dtype == dtype and sent.isfinite().all(), sent)
+            expect(same(update, update_of(client, dtype)), "a changed argument")
+
+
+def seed_decides(case: UploadCase) -> None:
+    """The same client in the same round sends the same, and nobody else's random numbers are touched."""
+    for client in range(NUM_CLIENTS):
+        with untouched_rngs("an upload"):
+            one, again = (case.sent(client) for _ in range(2))
+        expect(same(one, again), f"{one} and {again}")
+
+
+def clients_are_apart(case: UploadCase) -> None:
+    """What a client sends does not depend on what others have sent before: what it keeps is in its own state."""
+    part, states = case.new(), [dict[str, Tensor]() for _ in range(NUM_CLIENTS)]
+    for round_index in range(2):
+        for client in range(NUM_CLIENTS):
+            together = part.apply(update_of(client), context(client, round_index, state=states[client]))
+            alone_state: dict[str, Tensor] = {}
+            for earlier in range(round_index + 1):
+                alone = case.sent(client, earlier, alone_state)
+            expect(same(together, alone), f"{together} and {alone}")
+
+
+def traffic_is_a_size(case: UploadCase) -> None:
+    """How large it is on its way is a number of entries and of bytes, from 0 up."""
+    sent = case.sent(0)
+    size = case.new().traffic(Traffic(len(sent), 4.0 * len(sent)), sent, context(0))
+    expect(isinstance(size, Traffic) and size.numbers >= 0 and size.bytes >= 0, size)
+
+
+UploadCase.checks = (
+    *OF_ALL, gives_an_update, seed_decides, clients_are_apart, traffic_is_a_size, fits.resumes_in_a_fit,
+    fits.vmap_is_equal, remote_is_equal,
+)  # fmt: skip
+
+
+# Filters.
+
+
+class FilterCase(fits.FitCase):
+    base = UpdateFilter
+
+    def placed(self, part: Any) -> dict[str, Any]:
+        return {"filters": [part]}
+
+    def begun(self) -> Any:
+        """A filter in a run of five clients."""
+        part = self.new()
+        part.begin(federation(Rounds()))
+        return part
+
+    def taken(self, loop: FederatedLoop) -> Any:
+        return next(each for each in loop.filters if type(each) is type(self.part))
+
+
+def cohort(index: int = 0, long: float = 1.0, order: Sequence[int] | None = None) -> Cohort:
+    """A round's updates before the server looks at them.
+
+    Args:
+        index: of the round.
+        long: how many times as long the last client's update is.
+        order: places of the clients, where they are not to be ascending.
+    """
+    round = Rounds()[index]
+    rows, start = round.client_vectors.clone(), round.global_vector
+    rows[-1] = start + long * (rows[-1] - start)
+    places = list(range(len(rows))) if order is None else list(order)
+    ids, samples = round.client_ids[places].tolist(), round.num_samples[places]
+    rows = rows[places]
+    updates = tuple(
+        ClientUpdate(client, int(size), row, norm=float((row - start).norm()))
+        for client, size, row in zip(ids, samples.tolist(), rows)
+    )
+    return Cohort(index, updates, rows, (start,) * len(ids), samples, round.space.num_parameters, float(start.norm()))
+
+
+def gives_a_cohort(case: FilterCase) -> None:
+    """What remains is a cohort of some of the clients, with a row and a number each; nothing is changed in place."""
+    for index in range(len(COHORTS)):
+        for long in (1.0, 1e6):
+            before, given = cohort(index, long), cohort(index, long)
+            left = case.begun().apply(given)
+            sizes = {len(left.updates), len(left.matrix), len(left.starts), len(left.num_samples)}
+            expect(isinstance(left, Cohort) and set(left.ids) <= set(given.ids), left)
+            expect(len(sizes) == 1 and 0 not in sizes, sizes)
+            kept = same(given.matrix, before.matrix) and same(given.num_samples, before.num_samples)
+            expect(kept, "a changed argument")
+
+
+def order_does_not_matter(case: FilterCase) -> None:
+    """Who is left, and with what, does not depend on the order of the clients."""
+    for long in (1.0, 1e6):
+        cohorts = (case.begun().apply(cohort(0, long, order)) for order in (None, (2, 0, 1)))
+        mine, theirs = (
+            dict(sorted((client, (row, size)) for client, row, size in zip(each.ids, each.matrix, each.num_samples)))
+            for each in cohorts
+        )
+        expect(same(mine, theirs, rtol=1e-5), f"{mine} and {theirs}")
+
+
+def one_client_stays(case: FilterCase) -> None:
+    """A cohort of one has nobody to be compared with."""
+    alone = cohort().keep(torch.tensor([True, False, False]))
+    expect(case.begun().apply(alone).ids == alone.ids, "nobody")
+
+
+FilterCase.checks = (
+    *OF_ALL, gives_a_cohort, order_does_not_matter, one_client_stays, fits.state_is_saved, fits.resumes_in_a_fit,
+)  # fmt: skip

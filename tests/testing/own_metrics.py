@@ -1,0 +1,284 @@
+"""The checks of flsv's own metrics beyond those of :mod:`flsv.testing`."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from own_cases import remote_is_equal, settings_are_described
+from torch import Tensor
+
+from flsv.functional.shapley.few_coalitions import few_coalitions
+from flsv.games import CoalitionGames
+from flsv.metrics import ContributionMetric
+from flsv.participants import ALONE, Client, Owners, Ranks
+from flsv.round import Round, TrainedCoalitions
+from flsv.testing import fits
+from flsv.testing.checks import expect, refused, same
+from flsv.testing.metric import EVERY, HALF, MetricCase, all_of
+from flsv.testing.rounds import NEVER, NUM_CLIENTS, Rounds
+
+Game = Callable[[Tensor], Tensor]
+T = TypeVar("T")
+AXIOMS = ("efficiency", "symmetry", "null player", "linearity")
+
+
+class MoreRounds(Rounds):
+    """Rounds in which clients judge each other and coalitions are trained, too.
+
+    Args:
+        ranks: among which the clients are dealt out.
+        cohorts: who takes part in each round.
+        options: see :class:`flsv.testing.rounds.Rounds`.
+    """
+
+    def __init__(
+        self, *args: Any, ranks: Ranks = ALONE, cohorts: Sequence[Sequence[int]] = Rounds.cohorts, **options: Any
+    ) -> None:
+        super().__init__(*args, **options)
+        self.cohorts = cohorts
+        if ranks.size > 1:
+            owners = Owners(ranks, [1.0] * NUM_CLIENTS)
+            self.clients = [Client(number, local, self.channel, owners) for number, local in enumerate(self.locals)]
+            self.games = CoalitionGames(self._evaluator(self._batches(NUM_CLIENTS, "val")), ranks=ranks)
+
+    def __getitem__(self, index: int) -> Round:
+        round = super().__getitem__(index)
+        numbers = round.client_ids.tolist()
+        who = [self.order.index(number) for number in numbers]
+        views = self.normal(NUM_CLIENTS, NUM_CLIENTS, of=("views", index))
+        seen = torch.full_like(views, float("nan"))
+        seen[:, self.order] = views.masked_fill(views < -1, float("nan"))
+        seen[:, self.order[NEVER]] = float("nan")
+        trained = self.coalitions(numbers, round.global_vector, round.client_vectors)
+        later = round.personalized(seen[who]).with_coalitions(trained)
+        return replace(later, reports={name: make(later) for name, make in self._given.items()})
+
+    def coalitions(self, numbers: Sequence[int], start: Tensor, vectors: Tensor) -> TrainedCoalitions:
+        """Each alone, every two and all, as if they had been trained: the mean of who is there."""
+        masks = few_coalitions(NUM_CLIENTS, "pairs")
+        masks = masks[:, torch.tensor(self.order).argsort()]  # of the same clients, whatever they are called
+
+        def build(index: int, out: Tensor) -> None:
+            there = masks[index, numbers]
+            out.copy_(vectors[there].mean(0) if there.any() else start)
+
+        return TrainedCoalitions(masks, build)
+
+
+class OwnMetricCase(MetricCase):
+    """A metric of flsv's own.
+
+    Args:
+        axioms: of :data:`AXIOMS`, which its values obey on games.
+    """
+
+    def __init__(self, part: Any, *, axioms: Sequence[str] = (), **options: Any) -> None:
+        self.axioms = tuple(axioms)
+        super().__init__(part, **options)
+        contributes = isinstance(part, ContributionMetric)
+        self.checks = (*self.checks, *OF_ALL, *(OF_CONTRIBUTIONS if contributes else ()))
+
+    def rounds(self, **options: Any) -> Rounds:
+        return MoreRounds(self.given, **options)
+
+
+def inference_mode_is_no_matter(case: MetricCase) -> None:
+    """Rounds within torch.inference_mode(), as in a Lightning validation, and rounds outside of it are one run."""
+    metric, rounds = case.new(), case.rounds()
+    for index in EVERY[:HALF]:
+        arguments = case.arguments(rounds[index])
+        with torch.inference_mode():
+            metric.update(**arguments)
+    fits.expect_same(all_of(case.fed(EVERY[HALF:], metric)), case.whole)
+
+
+def rounds_are_counted(case: MetricCase) -> None:
+    """Every update is a round, counted once."""
+    expect(int(case.fed().rounds) == len(EVERY), int(case.fed().rounds))
+
+
+def many_parts_merge(case: MetricCase) -> None:
+    """Three parts by their states, and a part merged into a new metric, are the whole, or are refused."""
+
+    def three_by_their_states() -> Any:
+        parts = [case.fed(EVERY[:1]), case.fed(EVERY[1:HALF]), case.fed(EVERY[HALF:])]
+        parts[1].merge_state(parts[0].metric_state)
+        parts[2].merge_state(parts[1].metric_state)
+        return parts[2]
+
+    def into_a_new_one() -> Any:
+        new = case.new()
+        new.merge_state(case.half())
+        return case.fed(EVERY[HALF:], new)
+
+    for merge in (three_by_their_states, into_a_new_one) if hasattr(case.part, "merge_state") else ():
+        try:
+            merged = merge()
+        except ValueError:
+            continue
+        # Blocks of rounds, of which intervals are made, end where the parts meet.
+        fits.expect_same({**all_of(merged), "intervals": case.whole.get("intervals")}, case.whole, 1e-4)
+
+
+def ranks_agree(case: MetricCase) -> None:
+    """On ranks, of which each has its own clients, all have the values of one process, to the bit."""
+    for found in on_ranks(lambda ranks: all_of(case.fed(ranks=ranks))):
+        fits.expect_same(found, case.whole)
+
+
+def bad_clients_are_refused(case: MetricCase) -> None:
+    """Numbers that no client has, one twice, none at all, and one row for several clients are refused."""
+    if case.fields.get("client_ids") != "client_ids":
+        return
+    arguments = case.arguments(case.rounds()[0])
+    for ids in ([0, 1, NUM_CLIENTS], [-1, 1, 2], [0, 1, 1], []):
+        wrong = {**arguments, "client_ids": torch.tensor(ids, dtype=torch.long)}
+        expect(refused(partial(case.new().update, **wrong)), f"no error of {ids}")
+    for name, value in arguments.items():
+        rows = isinstance(value, Tensor) and value.shape[:1] == (3,)
+        if rows and name != "client_ids" and case.fields[name] not in ("senders", "reached"):
+            metric = case.new()
+            no_error = not refused(partial(metric.update, **{**arguments, name: value[:1]}))
+            unused = no_error and same(metric.compute(), case.fed([0]).compute())
+            expect(not no_error or unused, f"no error of one row of {name}")
+
+
+def intervals_are_of_the_rounds(case: MetricCase) -> None:
+    """Where over_rounds says how rounds come together, update notes each round's values, and they come to the metric's
+    own."""
+    how = case.part.over_rounds
+    if how is None:
+        return
+    metric, note, noted = case.new(), type(case.part).note_round, dict[int, list[float]]()
+    plain = True
+
+    def noting(client_ids: Tensor, values: Tensor, factor: Any = 1.0, keep: Any = 1.0) -> None:
+        nonlocal plain
+        plain &= isinstance(factor, float) and factor == keep == 1.0
+        for client, value in zip(client_ids.tolist(), values.tolist()):
+            noted.setdefault(client, []).append(value)
+        note(metric, client_ids, values, factor, keep)
+
+    metric.note_round = noting
+    case.fed(metric=metric)
+    overall = metric.per_client(metric.compute()).tolist()
+    silent = [client for client, value in enumerate(overall) if value == value and client not in noted]
+    expect(not silent, f"no values of {silent}")
+    for client, values in noted.items() if plain and how in ("sum", "mean") else ():
+        total = sum(values) / (len(values) if how == "mean" else 1)
+        expect(same(torch.tensor(overall[client]), torch.tensor(total), rtol=1e-3), f"{overall[client]}, not {total}")
+
+
+def additive(masks: Tensor) -> Tensor:
+    """Every player is worth what it brings: 1, 2, 3, ..., whoever else is there."""
+    return masks.double() @ torch.arange(1.0, masks.shape[1] + 1, dtype=torch.float64)
+
+
+def glove(masks: Tensor) -> Tensor:
+    """1 for player 0, who has the left glove, with any of the others."""
+    return (masks[:, 0] & masks[:, 1:].any(1)).double()
+
+
+def averaging(masks: Tensor) -> Tensor:
+    """The mean of what the members bring, as of models that are averaged; 0 without any."""
+    return additive(masks) / masks.sum(1).clamp_min(1)
+
+
+def one_idle(masks: Tensor) -> Tensor:
+    """Players 0 and 1 are alike, and the last one changes nothing."""
+    return masks[:, :2].any(1).double() + masks[:, 2:-1].sum(1).double().sqrt()
+
+
+def axioms_hold(case: OwnMetricCase) -> None:
+    """The axioms that its values are to obey, on games with known values."""
+
+    def values(game: Game) -> Tensor:
+        metric = case.new()
+        everybody = case.rounds(cohorts=[range(NUM_CLIENTS)])[0]
+        metric.update(**{**case.arguments(everybody), "utility": game})
+        return metric.compute()
+
+    if "efficiency" in case.axioms:
+        for game in (additive, glove, averaging, one_idle):
+            gain = float(game(torch.ones(1, NUM_CLIENTS, dtype=torch.bool)))  # nobody is worth 0
+            total = float(values(game).sum())
+            expect(math.isclose(total, gain, rel_tol=1e-4, abs_tol=1e-5), f"{total}, not {gain}, of {game.__name__}")
+    idle = values(one_idle) if case.axioms else torch.zeros(NUM_CLIENTS)
+    if "symmetry" in case.axioms:
+        expect(math.isclose(idle[0], idle[1], rel_tol=1e-4, abs_tol=1e-5), f"{idle[:2].tolist()} of two who are alike")
+    if "null player" in case.axioms:
+        expect(abs(float(idle[-1])) < 1e-5, f"{idle[-1]} of one who changes nothing")
+    if "linearity" in case.axioms:
+        mixed = values(lambda masks: 2 * glove(masks) + averaging(masks) / 2)
+        apart = 2 * values(glove) + values(averaging) / 2
+        expect(same(mixed, apart, rtol=1e-4), f"{mixed.tolist()}, not {apart.tolist()}")
+
+
+OF_ALL = (inference_mode_is_no_matter, many_parts_merge, ranks_agree, bad_clients_are_refused, settings_are_described)
+OF_CONTRIBUTIONS = (rounds_are_counted, intervals_are_of_the_rounds, axioms_hold, remote_is_equal)
+
+
+class Meeting:
+    """Where threads exchange values."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.barrier = size, threading.Barrier(size, timeout=60)
+        self._slots: list[bytes] = [b""] * size
+
+    def exchange(self, rank: int, value: bytes) -> list[bytes]:
+        self._slots[rank] = value
+        self.barrier.wait()
+        found = list(self._slots)
+        self.barrier.wait()
+        return found
+
+
+class ThreadRanks(Ranks):
+    """A rank that is a thread: what it tells the others is pickled, as between processes."""
+
+    def __init__(self, rank: int, meeting: Meeting) -> None:
+        self.rank, self.size, self._meeting = rank, meeting.size, meeting
+
+    def everybody(self, value: Any, about: str) -> list[Any]:
+        parts = [pickle.loads(part) for part in self._meeting.exchange(self.rank, pickle.dumps((about, value)))]
+        other = next((theirs for theirs, _ in parts if theirs != about), None)
+        if other is not None:
+            raise RuntimeError(f"ranks are out of step: one is at {other!r}, another at {about!r}.")
+        return [value if rank == self.rank else theirs for rank, (_, theirs) in enumerate(parts)]
+
+    def from_rank(self, source: int, value: Any, about: str) -> Any:
+        return self.everybody(value, about)[source]
+
+
+def on_ranks(function: Callable[[Ranks], T], size: int = 2) -> list[T]:
+    """What every rank gets from ``function``, each in a thread of its own.
+
+    Raises:
+        Exception: what one of them raised.
+    """
+    meeting, found, failed = Meeting(size), {}, list[Exception]()
+
+    def work(rank: int) -> None:
+        try:
+            found[rank] = function(ThreadRanks(rank, meeting))
+        except threading.BrokenBarrierError:
+            failed.append(RuntimeError("a rank waits for an exchange that another one does not take part in."))
+        except Exception as error:
+            failed.insert(0, error)
+            meeting.barrier.abort()
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
+    return [found[rank] for rank in range(size)]
