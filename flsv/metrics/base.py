@@ -19,7 +19,7 @@ from torchmetrics import Metric
 from flsv.arguments import ReadOnlyArguments, check_number
 from flsv.errors import ConfigurationError
 from flsv.metrics.intervals import WithIntervals
-from flsv.metrics.needs import needs_in_words
+from flsv.metrics.needs import BY_CLIENT, SHAPES, needs_in_words
 from flsv.metrics.plot import Kind, plot_as, plot_contributions
 from flsv.participants import Client
 from flsv.plots import shows
@@ -380,20 +380,13 @@ class ContributionMetric(ReadOnlyArguments, WithIntervals):
     @staticmethod
     def _check_rows(client_ids: Tensor, given: Mapping[str, Any]) -> None:
         """One row for each client: a single one would be taken for everybody's."""
-        for name in _BY_CLIENT & given.keys():
+        for name in BY_CLIENT & given.keys():
             value = given[name]
             if isinstance(value, Tensor) and value.shape[:1] != client_ids.shape:
-                shape = f"k={len(client_ids)}{_MORE.get(name, '')}"
+                shape = f"k={len(client_ids)}{SHAPES.get(name, '')}"
                 raise ValueError(f"expected {name} [{shape}], got {list(value.shape)}.")
 
 
-#: What of a :class:`flsv.Round` has a row for each client of the cohort, and what more than a number.
-_BY_CLIENT = {
-    "num_samples", "losses", "num_steps", "client_updates", "client_vectors", "client_heads", "client_head_weights",
-    "start_vectors", "inclusion_probabilities", "aggregation_weights", "uploaded", "downloaded", "uploaded_bytes",
-    "downloaded_bytes", "gradient_products", "hessian_products",
-}  # fmt: skip
-_MORE = {"client_updates": ", P", "client_vectors": ", P", "client_heads": ", M, D", "client_head_weights": ", M, D"}
 #: What the federation tells a metric.
 _OF_THE_DATA = ("num_clients", "num_classes")
 

@@ -33,6 +33,13 @@ OF_A_NAME = {
     "clients": ("answers",),
     "peer_values": ("client validation",),
 }
+#: What of a :class:`flsv.Round` has a row for each client of the cohort, and the shape of a row that is no number.
+BY_CLIENT = {
+    "num_samples", "losses", "num_steps", "client_updates", "client_vectors", "client_heads", "client_head_weights",
+    "start_vectors", "inclusion_probabilities", "aggregation_weights", "uploaded", "downloaded", "uploaded_bytes",
+    "downloaded_bytes", "gradient_products", "hessian_products",
+}  # fmt: skip
+SHAPES = {"client_updates": ", P", "client_vectors": ", P", "client_heads": ", M, D", "client_head_weights": ", M, D"}
 
 
 def needs_of(metric: Metric) -> tuple[str, ...]:
