@@ -82,9 +82,8 @@ class ContributionMetric(ReadOnlyArguments, WithIntervals):
     updates.
 
     Its memory does not grow with the number of rounds (but for a metric that says so): the running value is folded as
-    rounds come in. A state's
-    reduction must therefore be a fold of two such states, the later one second (that is what ``forward``,
-    ``merge_state`` and a sync between processes call).
+    rounds come in. A state's reduction must therefore be a fold of two such states, the later one second (that is what
+    ``forward``, ``merge_state`` and a sync between processes call).
 
     Arguments that a constructor keeps before it calls this one are read-only: states are made by them, and merged.
 
