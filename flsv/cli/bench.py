@@ -19,14 +19,9 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from flsv.benchmark import Federation, Truth, federation, make_truth, names, truth_table
 from flsv.benchmark.federation import SETS, federations
@@ -37,12 +32,12 @@ from flsv.benchmark.scores import Key, Results
 from flsv.benchmark.summary import Known, Summary, costs, summarise
 from flsv.benchmark.truth import SEEDS, settings
 from flsv.charts import drawing
-from flsv.cli.command import printer
-from flsv.cli.parsers import bench_parser
+from flsv.cli.command import command_parser, positive, printer
 from flsv.engines.ranks import ranks_of_environment
 from flsv.errors import ConfigurationError
 from flsv.participants import Ranks
 from flsv.report.folder import FolderLock
+from flsv.report.terminal import make_console, print_table
 
 #: In the place of a condition: what fails is the training of the truth.
 TRUTH = "truth"
@@ -53,10 +48,46 @@ COSTS_IN = {"": "digits_dirichlet", MANY: "digits_20_clients"}
 FILES = (("benchmark", "md"), ("benchmark", "png"), ("costs", "csv"))
 
 
+def _parser() -> argparse.ArgumentParser:
+    out = Path("runs/benchmark")
+    parser = command_parser("flsv bench", __doc__)
+    parser.add_argument(
+        "--metric",
+        action="append",
+        help="a name of `flsv bench --list`, or the path of a class, perhaps with arguments: "
+        "'my_package.MyMetric(momentum=0.5)'; give several. Default: all of --list",
+    )
+    parser.add_argument(
+        "--federations",
+        nargs="+",
+        help="names of `flsv bench --list`, sets (tuning, held_out, fresh), or YAML files. Default: all",
+    )
+    parser.add_argument("--out", type=Path, default=out, help=f"folder of values, tables and pictures. Default: {out}")
+    parser.add_argument("--root", help="folder of the data. Default: $FLSV_DATA_ROOT")
+    parser.add_argument("--list", action="store_true", help="say which metrics and federations there are")
+    parser.add_argument("--seeds", type=positive, default=None, help="runs of every federation. Default: 3")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="two runs of every federation, no other aggregators, none of many clients, unless you say so",
+    )
+    parser.add_argument(
+        "--conditions",
+        nargs="*",
+        choices=tuple(CONDITIONS),
+        metavar="CONDITION",
+        default=None,
+        help=f"what else than the run as it is, once each: {', '.join(CONDITIONS)}; nothing: only that. Default: all",
+    )
+    parser.add_argument("--truth", action="store_true", help="train the coalitions, and write their utilities to --out")
+    parser.add_argument("--truth-seeds", type=positive, help="trainings of every coalition")
+    return parser
+
+
 def main(args: Sequence[str], quiet: bool = False) -> int:
     """The command line, without ``bench`` itself; 1 where a metric or a federation's fit has failed, or a metric has no
     value in any federation."""
-    options = bench_parser().parse_args(list(args))
+    options = _parser().parse_args(list(args))
     if options.list:
         _list()
         return 0
@@ -185,11 +216,13 @@ def _truth(each: Federation, out: Path, seeds: int, rank: int) -> Truth:
 
 
 def _list() -> None:
-    metrics = [[name, each.title, ", ".join(each.needed) or "nothing"] for name, each in METRICS.items()]
-    show(Console(), ["metric", "what it is", "needs"], metrics, texts=3)
+    needs = {"what it is": [each.title for each in METRICS.values()]}
+    needs["needs"] = [", ".join(each.needed) or "nothing" for each in METRICS.values()]
+    print_table(make_console(), "Metrics", list(METRICS), needs, corner="metric")
     found = [federation(name) for name in names()]
-    rows = [[f.name, f.title, f.set.replace("_", " "), "there" if f.available else "not there"] for f in found]
-    show(Console(), ["federation", "what it is", "set", "data"], rows, texts=4)
+    columns = {"what it is": [each.title for each in found], "set": [each.set.replace("_", " ") for each in found]}
+    columns["data"] = ["there" if each.available else "not there" for each in found]
+    print_table(make_console(), "Federations", names(), columns, corner="federation")
 
 
 def _show(summaries: Mapping[str, Summary], known: Known) -> None:
@@ -197,21 +230,9 @@ def _show(summaries: Mapping[str, Summary], known: Known) -> None:
     title = f"Rank correlation with the retrained Shapley values, {len(known)} federation{'s' * (len(known) > 1)}{many}"
     ceiling = sum(truth.ceiling for _, truth in known.values()) / len(known)
     shown = [which for which in SETS if any(each.set == which for each, _ in known.values())]
-    rows = [["the truth, one other seed", *[""] * len(shown), f"{ceiling:.2f}", ""]]
-    for name in best_first(summaries):
-        each = summaries[name]
-        where, worst = each.worst
-        rows.append([name, *(two(each.sets[which]) for which in shown), two(each.mean), f"{two(worst)} {where}"])
-    show(Console(), ["metric", *(which.replace("_", " ") for which in shown), "all", "worst"], rows, title)
-
-
-def show(
-    console: Console, head: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None, texts: int = 1
-) -> None:
-    """Print a table, whose first so many columns are ``texts``, and the others numbers."""
-    table = Table(title=title and Text(title, style="table.title"), title_justify="left", box=SIMPLE_HEAD)
-    for place, name in enumerate(head):
-        table.add_column(name, justify="left" if place < texts else "right")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    console.print(table)
+    order = best_first(summaries)
+    columns = {which.replace("_", " "): ["", *(two(summaries[name].sets[which]) for name in order)] for which in shown}
+    columns["all"] = [f"{ceiling:.2f}", *(two(summaries[name].mean) for name in order)]
+    worst = [summaries[name].worst for name in order]
+    columns["worst"] = ["", *(f"{two(value)} {where}" for where, value in worst)]
+    print_table(make_console(), title, ["the truth, one other seed", *order], columns, corner="metric")

@@ -10,9 +10,9 @@ stopped. What was changed, configuration or data, is run anew.
 
 from __future__ import annotations
 
-import logging
 import os
 import time
+from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,11 +23,10 @@ import torch
 from torch import Tensor
 
 from flsv.charts import client_labels
-from flsv.cli.command import NO_BARS, printer, shown
+from flsv.cli.command import NO_BARS, command_parser, printer, shown
 from flsv.cli.configs import find_config
 from flsv.cli.own_models import MEASURES, Models, Outcome, OwnModels, Tests
 from flsv.cli.parser import FederatedCLI, loop_of, make_cli
-from flsv.cli.parsers import compare_parser
 from flsv.csv_files import save_csv
 from flsv.data import FederatedDataModule
 from flsv.data.contents import loader_hash
@@ -80,7 +79,7 @@ def compare(
         arguments: further arguments of ``flsv fit``, which override the files.
         out: what the runs write goes below, a folder each.
         tests: what models are tested on, see :class:`OwnModels`.
-        say: is told which run begins, and how long the others may take.
+        say: is told which run begins.
 
     Raises:
         ConfigurationError: the configurations do not deal out the same data to the same clients; own tests of clients
@@ -91,9 +90,7 @@ def compare(
     names = [STANDALONE, *_names(configs)]
     outcomes: list[Outcome] = []
     dealt: list[Tensor] | None = None
-    ran: list[float] = []
     for name, config in zip(names, [configs[0], *configs]):
-        done = len(outcomes)
         cli = _built(base, config, arguments, out / name, alone=name == STANDALONE)
         identity, path = _identity(cli, name == STANDALONE, tests), out / name / KEPT
         mine = [cli.datamodule.client_indices(client) for client in range(cli.datamodule.num_clients)]
@@ -104,14 +101,9 @@ def compare(
             )
         dealt = mine
         kept = Outcome.kept(path, identity)
-        left = f", about {in_words(sum(ran) / len(ran) * (len(names) - done))} left" if ran else ""
-        say(f"Run {done + 1} of {len(names)}: {name}{', done before' if kept else left}")
+        say(f"Run {len(outcomes) + 1} of {len(names)}: {name}{', done before' if kept else ''}")
         if kept is None:
-            if not ran:
-                _warm_up(base, configs[0], arguments, out)
-            begun = time.perf_counter()
             run(name, cli.trainer, cli.model, cli.datamodule, tests).keep(path, identity)
-            ran.append(time.perf_counter() - begun)
             kept = Outcome.kept(path, identity)
         assert kept is not None
         outcomes.append(kept)
@@ -127,45 +119,17 @@ def _identity(cli: FederatedCLI, alone: bool, tests: Tests) -> Identity:
     return Identity({**found.settings, **told}, {**found.samples, "test": test})
 
 
-def _built(
-    base: Sequence[str], config: str, arguments: Sequence[str], folder: Path, alone: bool, *options: str
-) -> FederatedCLI:
-    """The trainer, module and data of one run. Options come last, and so override."""
+def _built(base: Sequence[str], config: str, arguments: Sequence[str], folder: Path, alone: bool) -> FederatedCLI:
+    """The trainer, module and data of one run."""
     files = [option for file in (*base, config) for option in ("--config", file)]
     own = ["--trainer.default_root_dir", str(folder), "--federation.reporting.table", "false"]
     own += ["--federation.evaluation.keep_trained", "true"]
-    cli = make_cli([*files, *arguments, *own, *options], run=False)
+    cli = make_cli([*files, *arguments, *own], run=False)
     callbacks: list[L.Callback] = cli.trainer.callbacks  # type: ignore[attr-defined]
     if alone:
         loop = loop_of(cli.trainer)
         callbacks[callbacks.index(loop)] = _alone(loop)
     return cli
-
-
-def _warm_up(base: Sequence[str], config: str, arguments: Sequence[str], out: Path) -> None:
-    """A batch of every client that leaves no trace: what a process does once (imports, threads, the data's first
-    reading) is charged to none of the runs."""
-    quiet = (*NO_BARS, "--trainer.fast_dev_run=1", "--federation.evaluation.keep_trained=false")
-    cli = _built(base, config, arguments, out, True, *quiet)
-    log = logging.getLogger("lightning.pytorch")
-    before = log.level
-    log.setLevel(logging.WARNING)
-    try:
-        cli.trainer.fit(cli.model, cli.datamodule)
-    finally:
-        log.setLevel(before)
-
-
-def in_words(seconds: float) -> str:
-    """A duration as it is said.
-
-    Example:
-        >>> in_words(42.3), in_words(600), in_words(9000)
-        ('42 s', '10 min', '2.5 h')
-    """
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _alone(loop: FederatedLoop) -> FederatedLoop:
@@ -231,8 +195,8 @@ NOTES = (
     "**Bold**: the client has lost by taking part.",
     "fairness: Pearson's correlation, over the clients, of what they have alone and what they end up with; - where "
     "either is the same for all. global: the server's model. seconds: the fit, without the evaluation of the models; "
-    "what the process does once is charged to nobody, by a first fit that is thrown away. coalitions: models of "
-    "coalitions that were evaluated; one that several metrics asked for counts once.",
+    "the first one also pays for what the process does once. coalitions: models of coalitions that were evaluated; one "
+    "that several metrics asked for counts once.",
 )
 
 
@@ -290,9 +254,31 @@ def _title(measure: str, models: Models, tests: Tests) -> str:
     return f"{name} {where}, %, of the models that the clients {models} (gain over standalone)"
 
 
+def _parser() -> ArgumentParser:
+    further = "Further arguments are those of flsv fit and override the files: --trainer.max_epochs 5"
+    parser = command_parser("flsv compare", __doc__, further)
+    parser.add_argument("--config", action="append", required=True, help="an algorithm; give several")
+    parser.add_argument("--base", action="append", default=[], help="comes before every algorithm; may be given twice")
+    parser.add_argument("--out", type=Path, default=Path("runs/compare"), help="folder of the tables and the runs")
+    parser.add_argument(
+        "--models",
+        choices=("received", "trained"),
+        default="received",
+        help="the clients' models that are shown: those received after the last round, or those they trained in it",
+    )
+    parser.add_argument(
+        "--tests",
+        choices=("shared", "own"),
+        default="shared",
+        help="what they are tested on: the test set that no client has, or each client's own test split, as suits "
+        "personalised models",
+    )
+    return parser
+
+
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """The command line, without ``compare`` itself."""
-    options, rest = compare_parser().parse_known_args(list(args))
+    options, rest = _parser().parse_known_args(list(args))
     if quiet:
         rest += NO_BARS
     with FolderLock(options.out):

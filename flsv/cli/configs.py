@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -101,46 +101,39 @@ def check_file(path: Path) -> None:
             raise ConfigurationError(
                 f"{path}, line {key.start_mark.line + 1}: {key.value} has {found}. Give its options, or leave it out."
             )
-    nodes: list[tuple[yaml.Node, tuple[int, ...]]] = [(root, ())]
-    seen: set[int] = set()
-    while nodes:
-        node, around = nodes.pop()
-        if id(node) in around:
-            raise ConfigurationError(
-                f"{path}, line {node.start_mark.line + 1}: an alias stands within what it stands for."
-            )
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        around = (*around, id(node))
-        if isinstance(node, yaml.SequenceNode):
-            nodes += [(value, around) for value in node.value]
-        elif isinstance(node, yaml.MappingNode):
-            lines: dict[str, int] = {}
-            for key, value in node.value:
-                line = key.start_mark.line + 1
-                if key.value in lines and isinstance(key, yaml.ScalarNode):
-                    raise ConfigurationError(
-                        f"{path}, line {line}: the key {key.value!r} is in line {lines[key.value]} already, and one of "
-                        "them would be lost. Keep one."
-                    )
-                if isinstance(key, yaml.ScalarNode):
-                    lines[key.value] = line
-                nodes.append((value, around))
+    _check_keys(path, root)
 
 
-def overridden(files: Iterable[tuple[str, Any]], used: Mapping[str, Any]) -> list[str]:
+def _check_keys(path: Path, node: yaml.Node, around: Sequence[yaml.Node] = ()) -> None:
+    """Raise where a mapping has a key twice, or an alias stands within what it stands for."""
+    if node in around:
+        raise ConfigurationError(f"{path}, line {node.start_mark.line + 1}: an alias stands within what it stands for.")
+    inner = node.value if isinstance(node, yaml.SequenceNode) else []
+    if isinstance(node, yaml.MappingNode):
+        inner = [value for _, value in node.value]
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            name, line = str(key.value), key.start_mark.line + 1
+            if name in lines:
+                raise ConfigurationError(
+                    f"{path}, line {line}: the key {name!r} is in line {lines[name]} already, and one of them would be "
+                    "lost. Keep one."
+                )
+            lines[name] = line
+    for value in inner:
+        _check_keys(path, value, (*around, node))
+
+
+def overridden(files: Iterable[tuple[str, Any]]) -> list[str]:
     """What later files say otherwise than earlier ones, a line each.
 
     Args:
         files: name and content, in the order in which they are read.
-        used: what has come of all of them. An object of another class keeps those arguments of the earlier one that it
-            has and is not given.
 
     Example:
         >>> adam = {"federation": {"aggregator": {"class_path": "FedAdam", "init_args": {"lr": 0.1}}}}
         >>> mean = {"federation": {"aggregator": "flsv.aggregation.FedAvg"}}
-        >>> overridden([("adam", adam), ("mean", mean)], {})
+        >>> overridden([("adam", adam), ("mean", mean)])
         ['federation.aggregator is FedAvg (mean) and no longer FedAdam(lr=0.1) (adam).']
     """
     lines: list[str] = []
@@ -154,9 +147,7 @@ def overridden(files: Iterable[tuple[str, Any]], used: Mapping[str, Any]) -> lis
                 known, of, before = entry
                 if known.startswith(f"{path}.") or (known == path and _differ(before, value)):
                     held.remove(entry)
-                    kept = _kept(before, value, _at(used, path))
-                    also = f", of which it keeps {kept}" if kept else ""
-                    lines.append(f"{known} is {_short(value)} ({name}) and no longer {_short(before)} ({of}){also}.")
+                    lines.append(f"{known} is {_short(value)} ({name}) and no longer {_short(before)} ({of}).")
             held.append((path, name, value))
     return lines
 
@@ -185,21 +176,6 @@ def _object(value: Any) -> tuple[str, dict[str, Any] | None]:
     if isinstance(value, Mapping) and value and value.keys() <= {"class_path", "init_args"}:
         return _last(value.get("class_path", "")), dict(value.get("init_args") or {})
     return "", None
-
-
-def _kept(before: Any, now: Any, used: Any) -> str:
-    """The arguments that an object of another class has of the one before it."""
-    (kind, theirs), (other, ours), (last, all_of_it) = map(_object, (before, now, used))
-    if not theirs or (not ours and ours != {}) or kind == other or other != last:
-        return ""
-    same = {n: v for n, v in theirs.items() if n not in ours and (all_of_it or {}).get(n, ...) == v}
-    return ", ".join(f"{name}={_short(value)}" for name, value in same.items())
-
-
-def _at(used: Any, path: str) -> Any:
-    for name in path.split("."):
-        used = used.get(name) if isinstance(used, Mapping) else None
-    return used
 
 
 def _last(path: str) -> str:

@@ -19,7 +19,6 @@ from typing import Any
 
 from flsv import __version__
 from flsv.cli.command import NO_BARS
-from flsv.cli.parsers import PARSERS
 from flsv.errors import ConfigurationError
 
 #: Subcommands and what they are for.
@@ -110,8 +109,6 @@ def _run(given: list[str]) -> int:
     elif first in ("-h", "--help"):
         _parser().print_help()
     elif first in OWN:
-        if first in PARSERS:  # its help, and what is wrong with its own options, before torch is imported
-            PARSERS[first]().parse_known_args(given[1:])
         with _quieter(quiet or first in MANY_FITS) if first in FITS else nullcontext():
             main: Any = importlib.import_module(f"flsv.cli.{first}").main
             return int(main(given[1:], quiet) or 0)

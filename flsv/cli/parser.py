@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,11 @@ class WritePredictions(BasePredictionWriter):
         path = folder / f"predictions{suffix}.csv"
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         names = _class_names(data, table)
-        _write(path, indices, table, names, _row_names(trainer.predict_dataloaders, data, len(table)))
+        columns: dict[str, Sequence[Any]] = {"index": indices}
+        told = _row_names(trainer.predict_dataloaders, data, len(table))
+        columns |= {name: [values[index] for index in indices] for name, values in told.items()}
+        columns |= _predictions(table, names)
+        save_csv(path, [list(columns), *zip(*columns.values())])
         self.said = f"{shown(path)} ({len(table)} samples)"
 
 
@@ -136,26 +140,18 @@ def _row_names(loaders: Any, data: Any, rows: int) -> dict[str, Sequence[str]]:
     return {name: values for name, values in found.items() if len(values) == rows}
 
 
-def _write(
-    path: Path, indices: Sequence[int], table: Tensor, names: list[str] | None, told: Mapping[str, Sequence[str]]
-) -> None:
-    rows = (
-        [index, *(column[index] for column in told.values()), *row] for index, row in zip(indices, _rows(table, names))
-    )
-    save_csv(path, [["index", *told, *_head(table, names)], *rows])
+def _predictions(table: Tensor, names: list[str] | None) -> dict[str, Sequence[Any]]:
+    """The likeliest class and a column per class, or a column per output."""
 
+    def cells(column: Tensor) -> list[Any]:
+        return [f"{value:.6g}" if isinstance(value, float) else value for value in column.tolist()]
 
-def _head(table: Tensor, names: list[str] | None) -> list[str]:
     if table.ndim == 1:
-        return ["prediction"]
-    return ["prediction", *names] if names else [f"output_{j}" for j in range(table.shape[1])]
-
-
-def _rows(table: Tensor, names: list[str] | None) -> Iterator[list[Any]]:
-    for row in table:
-        values = [row.item()] if row.ndim == 0 else row.tolist()
-        likeliest = [names[int(row.argmax())] if row.isfinite().all() else ""] if names else []
-        yield [*likeliest, *(f"{value:.6g}" if isinstance(value, float) else value for value in values)]
+        return {"prediction": cells(table)}
+    if not names:
+        return {f"output_{j}": cells(column) for j, column in enumerate(table.T)}
+    likeliest = [names[int(row.argmax())] if row.isfinite().all() else "" for row in table]
+    return {"prediction": likeliest, **dict(zip(names, map(cells, table.T)))}
 
 
 class FederatedCLI(LightningCLI):
@@ -208,7 +204,7 @@ class FederatedCLI(LightningCLI):
             config = self.config[self.subcommand]
             paths = [path for path in config.config or () if path is not None]  # None: YAML itself was given
             files = [(config_name(path), yaml.safe_load(Path(path).read_text(encoding="utf-8"))) for path in paths]
-            for line in overridden(files, config.as_dict()):
+            for line in overridden(files):
                 rank_zero_only(print)(f"flsv: {line}", file=sys.stderr)
 
     def _set_seed(self) -> None:

@@ -14,14 +14,14 @@ budget out by the means of all. A run that is done is kept: start again what was
 from __future__ import annotations
 
 import json
+from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from flsv._lightning.durable import replacing
-from flsv.cli.command import NO_BARS, printer, shown, write_rows
+from flsv.cli.command import NO_BARS, command_parser, printer, shown, write_rows
 from flsv.cli.parser import make_cli
-from flsv.cli.parsers import repeat_parser
 from flsv.engines.ranks import ranks_of_environment
 from flsv.errors import ConfigurationError
 from flsv.metrics.intervals import LEVEL
@@ -127,9 +127,28 @@ def _check_folder(out: Path, identity: Identity) -> None:
         file.write(json.dumps(identity.plain(), indent=1).encode())
 
 
+def _parser() -> ArgumentParser:
+    further = "Further arguments are those of flsv fit: --config quickstart --trainer.max_epochs 5"
+    parser = command_parser("flsv repeat", __doc__, further)
+    parser.add_argument("runs", metavar="N", type=_runs, help="how many runs; before all other arguments")
+    parser.add_argument("--out", type=Path, default=Path("runs/repeat"), help="folder of the runs and the summary")
+    parser.add_argument("--first-seed", type=int, default=0, help="the seeds are this one and those after it")
+    parser.add_argument("--aggregator", action="append", default=[], help="give several: they take turns, one a run")
+    return parser
+
+
+def _runs(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ArgumentTypeError(
+            f"how many runs? It comes first: flsv repeat 5 --config quickstart; got {text!r}"
+        ) from None
+
+
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """The command line, without ``repeat`` itself."""
-    options, rest = repeat_parser().parse_known_args(list(args))
+    options, rest = _parser().parse_known_args(list(args))
     with FolderLock(options.out):
         seeds = {"first_seed": options.first_seed, "aggregators": options.aggregator}
         rows, path = repeat(options.runs, rest, options.out, **seeds, say=printer(quiet))

@@ -18,20 +18,20 @@ is said. Data that are not the run's are refused. A training that is done is kep
 
 from __future__ import annotations
 
+from argparse import ArgumentParser
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import lightning as L
 import torch
 from torch import Tensor
 
 from flsv._lightning.evaluation import all_on_device
-from flsv.cli.command import printer, shown, write_rows
+from flsv.cli.command import command_parser, existing, positive, printer, shown, write_rows
 from flsv.cli.parser import FederatedCLI, loop_of
-from flsv.cli.parsers import retrain_parser
 from flsv.cli.saved_run import OF_THE_RUN, check_data, performance_by, saved_run
 from flsv.engines.ranks import ranks_of_environment
 from flsv.errors import ConfigurationError
@@ -43,7 +43,6 @@ from flsv.participants import Ranks
 from flsv.report.blocks import NONE
 from flsv.report.facts import retrained_caveats
 from flsv.report.folder import RECORD, RETRAINED, FolderLock
-from flsv.report.reading import open_run
 from flsv.report.record import read_record
 from flsv.report.terminal import make_console, print_table
 from flsv.sampling import FixedCohort
@@ -64,7 +63,6 @@ def retrain(
     rounds: int | None = None,
     seeds: int = 1,
     level: float = 0.9,
-    hint: str | None = None,
     overrides: Sequence[str] = (),
     told: Any = lambda done, of: None,
     say: Callable[[str], None] = lambda text: None,
@@ -81,8 +79,6 @@ def retrain(
         rounds: of each training; default: as many as the run had been given.
         seeds: trainings of every coalition; their spread is then the noise of the fit.
         level: of the intervals.
-        hint: a metric of the run, whose last values join the fit of each client alone (``"singles"``); see
-            :func:`flsv.functional.few_coalitions_shapley`.
         overrides: arguments of ``flsv fit``.
         told: called with how many coalitions are trained and how many there are, whenever some are.
         say: is told why coalitions are trained one after the other, if they are.
@@ -99,11 +95,6 @@ def retrain(
     """
     if seeds < 1:
         raise ConfigurationError(f"seeds={seeds}: expected 1 or more.")
-    if hint is not None and which != "singles":
-        raise ConfigurationError(
-            f"hint={hint!r} with the trainings {which or 'of the default'}: it helps where each client is trained "
-            "alone and nowhere else. Say --trainings singles, or leave the hint out."
-        )
     if mode is not None and metric is None:
         raise ConfigurationError(f"mode={mode!r}: say by metric, too, which logged value it is of.")
     if metric == "per_class_accuracy":
@@ -136,8 +127,7 @@ def retrain(
         names = cli.datamodule.client_names
         majority = _majority(cli) if metric == "accuracy" else float("nan")
     table = torch.stack(utilities)
-    told_before = None if hint is None else _last_values(run, hint)
-    values, half = retrained_shapley(masks, table, told_before, level)
+    values, half = retrained_shapley(masks, table, level=level)
     rows = _rows(names, values, half, kernel_shap(masks, table.mean(0)))
     by = metric if mode is None else f"{metric} ({mode})"
     trained = {"seeds": " ".join(map(str, range(first, first + seeds))), "rounds": cli.trainer.max_epochs}
@@ -189,23 +179,6 @@ class _Plays:
         return "all" if fits <= MOST_FITS else "both"
 
 
-def _last_values(run: Path, metric: str) -> Tensor:
-    """``[n]``, a metric's last values, overall or mean over classes.
-
-    Raises:
-        ConfigurationError: the run has no such metric, or some client has no value.
-    """
-    told = open_run(run)
-    if metric not in told.metrics:
-        raise ConfigurationError(f"hint={metric!r}: the run has the metrics {', '.join(told.metrics) or 'none'}.")
-    columns = told.table.columns(metric) or ("",)
-    values = torch.tensor([told.history(metric, column)[-1] for column in columns], dtype=torch.float64).nanmean(0)
-    missing = (~values.isfinite()).nonzero().flatten().tolist()
-    if missing:
-        raise ConfigurationError(f"hint={metric!r}: clients {missing} have no value.")
-    return values
-
-
 def _trainer(cli: FederatedCLI, cohort: FixedCohort, seed: int) -> L.Trainer:
     """The configuration's, in which these clients take part in every round."""
     loop = loop_of(cli.trainer)
@@ -244,10 +217,33 @@ def _rows(names: Sequence[str], values: Tensor, half: Tensor, additive: Tensor) 
     ]
 
 
+def _parser() -> ArgumentParser:
+    further = "Further arguments are those of flsv fit and override the run's configuration."
+    parser = command_parser("flsv retrain", __doc__, further)
+    parser.add_argument("run", metavar="RUN", type=existing, help="the run's folder")
+    parser.add_argument(
+        "--trainings",
+        choices=get_args(Which),
+        help="each client alone (n + 1 trainings), every two, too (n (n + 1) / 2 + 1), all but one (n + 1), both "
+        "(2 n + 1), or all coalitions; default: "
+        "all of up to ten clients that can be trained side by side, else both",
+    )
+    parser.add_argument(
+        "--metric",
+        help="what a model is worth: accuracy, balanced_accuracy, negative_loss, auroc, average_precision, f1, or what "
+        "the module logs; default: what the run's metrics valued by",
+    )
+    parser.add_argument("--mode", choices=("min", "max"), help="whether less or more of a logged value is better")
+    parser.add_argument("--rounds", type=positive, help="of each training; default: the run's")
+    parser.add_argument(
+        "--seeds", type=positive, default=1, help="trainings of each coalition; their spread is the noise"
+    )
+    return parser
+
+
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """The command line, without ``retrain`` itself."""
-    options, rest = retrain_parser().parse_known_args(list(args))
-
+    options, rest = _parser().parse_known_args(list(args))
     say = printer(quiet or ranks_of_environment().rank > 0)
     alone = ranks_of_environment().rank == 0 and options.run.is_dir()
     with FolderLock(options.run) if alone else nullcontext():
@@ -258,7 +254,6 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
             mode=options.mode,
             rounds=options.rounds,
             seeds=options.seeds,
-            hint=options.hint,
             overrides=rest,
             told=lambda done, of: say(f"{done} of {of} coalitions"),
             say=say,

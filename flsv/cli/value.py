@@ -17,20 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress
 from torch import Tensor
-from torch.utils.tensorboard import SummaryWriter
 
 from flsv import counting
 from flsv._lightning.durable import check_writable
-from flsv.charts import client_labels, drawing
+from flsv.charts import drawing
 from flsv.cli.command import shown
 from flsv.cli.options import option_parser
 from flsv.csv_files import save_csv
 from flsv.data import FederatedDataModule
 from flsv.participants.artifacts import client_folders, write_artifacts
-from flsv.report.tabs import layout, layout_summary, text_table
-from flsv.report.tensorboard import EventFile
 from flsv.report.terminal import chosen, make_console, numbers, print_table
 from flsv.seeding import generator_for
 from flsv.valuation import FedBary, Valuation, keep_pictures, participants_of, write_flagged
@@ -38,7 +35,7 @@ from flsv.valuation.showing import draw_contributions, histograms_of
 
 
 class CountedBar:
-    """A progress bar: what is counted, how many of how many, the time so far and the time left."""
+    """A progress bar of what is counted."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -68,10 +65,7 @@ def counted_bar(enabled: bool = True) -> Iterator[None]:
     if not enabled or not console.is_terminal:
         yield
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(
-        *columns, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=console, transient=True
-    ) as progress:
+    with Progress(console=console, transient=True) as progress:
         listener = CountedBar(progress)
         counting.attach(listener)
         try:
@@ -91,7 +85,7 @@ def value(
     device: str = "cpu",
     table: bool = True,
 ) -> Valuation:
-    """Value the clients of a data module, print a table and write ``valuation.csv``, figures and TensorBoard events.
+    """Value the clients of a data module, print a table and write ``valuation.csv`` and figures.
 
     The grids of the most harmful images and the lists of flagged samples (``flagged.csv``, see
     :func:`flsv.valuation.write_flagged`) are the clients' own: each is written to ``out/clients/<name>``.
@@ -126,12 +120,12 @@ def value(
         client.ask(keep_pictures, pictures)
         client.ask(write_artifacts, own)
         client.ask(write_flagged, own, data.client_indices(client.id, "train"), data.class_names)
-    write_events(out, columns, found, names)
     target = "the server's validation set" if validation and server is not None else "the clients' barycentre"
     if table:
         title = f"Valuation against {target}, S = {found.support}, {seconds:.1f} s"
         rows, gap = chosen(found.shares, len(names))
-        print_table(make_console(), title, names, cells_of(columns), rows, gap)
+        cells = {name: numbers(column.tolist()) for name, column in columns.items()}
+        print_table(make_console(), title, names, cells, rows, gap)
     return found
 
 
@@ -163,60 +157,8 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes
     objects = instantiate(parser.parse_args(list(args)))
     check_writable(Path(objects.out))
-    value(
-        objects.data,
-        objects.value,
-        Path(objects.out),
-        seed=objects.seed,
-        pictures=objects.pictures,
-        validation=objects.validation,
-        device=objects.device,
-        table=not quiet,
-    )
+    options = {name: objects[name] for name in ("seed", "pictures", "validation", "device")}
+    value(objects.data, objects.value, Path(objects.out), table=not quiet, **options)
     if not quiet:
         print(f"Results: {shown(Path(objects.out))} (valuation.csv, contributions.png, gradients.png)")
-        print(f"Charts:  tensorboard --logdir {shown(Path(objects.out))}")
         print(f"Of each client's samples: {shown(Path(objects.out) / 'clients')}/<name>/ (flagged.csv, pictures)")
-
-
-#: What the names of a valuation's event files end with.
-SUFFIX = ".value"
-
-
-def cells_of(columns: Mapping[str, Tensor]) -> dict[str, list[str]]:
-    """The same as texts."""
-    return {name: numbers(column.tolist()) for name, column in columns.items()}
-
-
-def write_events(folder: Path, columns: Mapping[str, Tensor], found: Valuation, names: Sequence[str] | None) -> None:
-    """Write what a valuation found: its numbers once more as curves of one point, below ``clients/``.
-
-    Args:
-        folder: TensorBoard's run.
-        columns: of the table, ``[n]`` each; NaN is left out.
-        found: for the pictures.
-        names: of the clients.
-    """
-    _clear(folder)
-    clients = len(next(iter(columns.values())))
-    labels = client_labels(clients, names)
-    folders = client_folders(names or [str(i) for i in range(clients)])
-    for client, place in enumerate(folders):
-        _clear(folder / "clients" / place)
-        file = EventFile(folder / "clients" / place, suffix=SUFFIX)
-        found_of = {f"value/{name}": float(column[client]) for name, column in columns.items()}
-        file.write(0, {tag: x for tag, x in found_of.items() if x == x})
-        file.close()
-    with SummaryWriter(str(folder), filename_suffix=SUFFIX) as writer:
-        writer.add_text("value", text_table({"client": labels, **cells_of(columns)}), 0)
-        tags = {f"value/{name}": False for name in columns}
-        writer._get_file_writer().add_summary(layout_summary(layout(tags, clients, 0, names, None, by_client=True)))
-        for name, draw in (("contributions", draw_contributions), ("gradients", histograms_of)):
-            with drawing(f"value/{name}"):
-                writer.add_figure(f"value/{name}", draw(found, names), 0)
-
-
-def _clear(folder: Path) -> None:
-    """Whoever values again overwrites the CSV, so the events too; those of a fit in the same folder are left alone."""
-    for file in folder.glob(f"events.out.tfevents.*{SUFFIX}"):
-        file.unlink()

@@ -209,21 +209,6 @@ def test_it_inherits_the_runs_performance() -> None:
         of(sv=loss, loo=LeaveOneOut())
 
 
-def test_a_metric_of_the_run_joins_the_fit(run: Path) -> None:
-    options: dict[str, Any] = {"rounds": 1, "metric": "negative_loss"}
-    plain, _ = retrain(run, "singles", **options)
-    hinted, _ = retrain(run, "singles", hint="cssv", **options)
-    assert [row["value"] for row in plain] != [row["value"] for row in hinted]
-    assert sum(row["value"] for row in plain) == pytest.approx(sum(row["value"] for row in hinted))
-    with pytest.raises(ConfigurationError, match="hint='ssv': the run has the metrics cssv"):
-        retrain(run, "singles", hint="ssv", **options)
-    for which in (None, "leave-one-out", "both"):
-        with pytest.raises(ConfigurationError, match="helps where each client is trained alone and nowhere else"):
-            retrain(run, which, hint="cssv", **options)
-    for file in run.glob("retrained*"):
-        file.unlink()
-
-
 def test_other_data_than_the_runs_are_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The inputs of one clinic change under equal labels, then there is a clinic that took no part, then none."""
     rows = [["clinic", "age", "dose", "ill"]]
