@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from matplotlib.figure import Figure
 
@@ -164,17 +163,6 @@ def draw(summaries: Mapping[str, Summary], costs: Mapping[str, Cost], federation
     )
     axes.spines[["top", "right"]].set_visible(False)
     return figure
-
-
-def write(
-    folder: Path,
-    summaries: Mapping[str, Summary],
-    costs: Mapping[str, Cost],
-    federations: Known,
-    name: str = "benchmark.png",
-) -> None:
-    """The picture, into ``folder/name``."""
-    draw(summaries, costs, federations).savefig(folder / name, dpi=110)
 
 
 def best_first(summaries: Mapping[str, Summary]) -> list[str]:

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from flsv.benchmark import Federation, Truth, federation, make_truth, names, truth_table
 from flsv.benchmark.federation import SETS, federations
-from flsv.benchmark.page import best_first, markdown, two, write
+from flsv.benchmark.page import best_first, draw, markdown, two
 from flsv.benchmark.registry import BASELINES, METRICS, Entry, entry
 from flsv.benchmark.run import AGGREGATORS, CONDITIONS, FIT, bench, why
 from flsv.benchmark.scores import Key, Results
@@ -196,7 +196,7 @@ def _report(
     summaries = {name: summarise(results, known, name) for name in entries}
     (out / page).write_text(markdown(summaries, entries, known, cost), encoding="utf-8")
     with drawing(picture):
-        write(out, summaries, cost, known, picture)
+        draw(summaries, cost, known).savefig(out / picture, dpi=110)
     if not quiet:
         _show(summaries, known)
     return [page, picture, kept]

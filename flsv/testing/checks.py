@@ -67,8 +67,9 @@ class PartCheck:
             if why is not None:
                 return
             expected = " ".join((self.check.__doc__ or "").split())
-            got = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
-            raise AssertionError(f"{what}: got {got}. {expected}") from error
+            if isinstance(error, AssertionError):
+                raise AssertionError(f"{what}: got {error}. {expected}") from error.__cause__
+            raise AssertionError(f"{what}: got {type(error).__name__}: {error}. {expected}") from error
         if why is not None:
             raise AssertionError(
                 f"{self.case.name} passes {self.check.__name__}: take it out of expected_failures ({why})."
@@ -152,8 +153,8 @@ def untouched_rngs(who: str) -> Iterator[None]:
 
 
 def is_one(case: Any) -> None:
-    """Write a subclass of the base class, which is Metric or the like."""
-    expect(isinstance(case.part, case.base), repr(case.part))
+    """Write a subclass of the base class of its kind, such as Metric or Aggregator."""
+    expect(isinstance(case.part, case.base), f"no {case.base.__name__}")
 
 
 def pickles(case: Case) -> None:
