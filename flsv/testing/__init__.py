@@ -10,7 +10,7 @@ to do:
 >>> check_metric(FedAvg())
 Traceback (most recent call last):
 ...
-AssertionError: FedAvg fails is_one: got no Metric. Write a subclass of the base class of its kind, such as Metric or Aggregator.
+AssertionError: FedAvg fails is_one: got no Metric. Write a subclass of the base class of its kind.
 
 With pytest every check is a test of its own: :func:`parametrize_with_checks`.
 """

@@ -153,7 +153,7 @@ def untouched_rngs(who: str) -> Iterator[None]:
 
 
 def is_one(case: Any) -> None:
-    """Write a subclass of the base class of its kind, such as Metric or Aggregator."""
+    """Write a subclass of the base class of its kind."""
     expect(isinstance(case.part, case.base), f"no {case.base.__name__}")
 
 
