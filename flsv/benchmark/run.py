@@ -27,7 +27,6 @@ from flsv.benchmark.truth import Truth
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.metrics import ContributionMetric
-from flsv.participants import ALONE, Ranks
 from flsv.privacy import GaussianPrivacy
 from flsv.report.folder import Reporting
 from flsv.report.measured import overall
@@ -262,7 +261,6 @@ def bench(
     seeds: int = 3,
     conditions: Sequence[str] = tuple(CONDITIONS),
     folder: Path | None = None,
-    ranks: Ranks = ALONE,
     say: Any = print,
 ) -> Results:
     """Run all metrics in all federations: ``seeds`` times as they are, and once under every other condition.
@@ -273,7 +271,6 @@ def bench(
         seeds: runs of each federation as it is.
         conditions: names in :data:`flsv.benchmark.run.CONDITIONS`; ``"base"`` is always among them.
         folder: where values are kept; what is there is not run again.
-        ranks: processes that share the fits out.
         say: is told of every fit.
 
     Returns:
@@ -286,11 +283,11 @@ def bench(
     for condition in conditions:
         if condition not in CONDITIONS:
             raise ConfigurationError(f"there is no condition {condition!r}: expected one of {list(CONDITIONS)}.")
-    results = Results(folder, ranks.rank, identity_of({name: each for name, (each, _) in federations.items()}, entries))
+    results = Results(folder, identity_of({name: each for name, (each, _) in federations.items()}, entries))
     runs = [("base", seed) for seed in range(seeds)] + [(other, 0) for other in conditions if other != "base"]
     tasks = [(name, condition, seed) for name in federations for condition, seed in runs]
     # One federation after the other: the data of all of them at once are some gigabytes.
-    for name, theirs in groupby(tasks[ranks.rank :: ranks.size], key=itemgetter(0)):
+    for name, theirs in groupby(tasks, key=itemgetter(0)):
         federation, truth = federations[name]
         for _, condition, seed in theirs:
             todo = {m: each for m, each in entries.items() if not results.known(name, condition, seed, m)}
@@ -307,10 +304,4 @@ def bench(
             results.add(name, condition, seed, found, [m for m, each in todo.items() if each.own])
             say(f"{name}, {condition}, seed {seed}: {len(found.values)} metrics, {found.fit:.1f} s of the processor")
         federation.release()
-    mine = (results.values, results.intervals, results.refused, results.failed)
-    for values, intervals, refused, failed in ranks.everybody(mine, "the benchmark's values"):
-        results.values |= values
-        results.failed |= failed
-        results.intervals |= intervals
-        results.refused |= refused
     return results

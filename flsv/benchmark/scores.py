@@ -160,13 +160,12 @@ class Values:
 
 
 class Results:
-    """Values of clients by federation, condition, seed and metric, appended to ``values*.csv`` of a folder.
+    """Values of clients by federation, condition, seed and metric, appended to ``values.csv`` of a folder.
 
-    What is there already is not run again; each rank writes a file of its own. An error is not kept.
+    What is there already is not run again. An error is not kept.
 
     Args:
         folder: of the files; None: nothing is kept.
-        rank: this process's.
         identity: of a federation's and a metric's name: what their values are of, see
             :func:`flsv.benchmark.registry.identity_of`. Others are left where they lie. None: the last of each is
             taken, whatever made it.
@@ -175,12 +174,10 @@ class Results:
         failed: the errors of this call, as ``values`` and ``refused``.
     """
 
-    def __init__(
-        self, folder: Path | None, rank: int = 0, identity: Callable[[str, str], str | None] | None = None
-    ) -> None:
+    def __init__(self, folder: Path | None, identity: Callable[[str, str], str | None] | None = None) -> None:
         self._identity = identity
         self.failed: dict[Key, str] = {}
-        self._folder, self._path = folder, None if folder is None else folder / f"values{rank or ''}.csv"
+        self._path = None if folder is None else folder / "values.csv"
         self.values: dict[Key, Tensor] = {}
         self.intervals: dict[Key, Interval] = {}
         self.refused: dict[Key, str] = {}
@@ -189,18 +186,17 @@ class Results:
         self.read()
 
     def read(self) -> None:
-        """Take in what lies in the folder."""
+        """Take in what lies in the file."""
         rows: dict[Key, dict[str, list[tuple[float, ...]]]] = {}
-        for path in sorted(self._folder.glob("values*.csv")) if self._folder is not None else ():
-            for row in read_rows(path, COLUMNS):
-                key = (row["federation"], row["condition"], row["seed"], row["metric"])
-                if self._identity is not None and row["identity"] != self._identity(key[0], key[3]):
-                    continue
-                if not row["client"]:
-                    self.refused[key] = row["value"]
-                else:
-                    numbers = (number_or_nan(row["value"]), row["low"], row["high"])
-                    rows.setdefault(key, {}).setdefault(row["identity"], []).append(numbers)
+        for row in read_rows(self._path, COLUMNS) if self._path is not None else ():
+            key = (row["federation"], row["condition"], row["seed"], row["metric"])
+            if self._identity is not None and row["identity"] != self._identity(key[0], key[3]):
+                continue
+            if not row["client"]:
+                self.refused[key] = row["value"]
+            else:
+                numbers = (number_or_nan(row["value"]), row["low"], row["high"])
+                rows.setdefault(key, {}).setdefault(row["identity"], []).append(numbers)
         for key, by_identity in rows.items():
             found = list(by_identity.values())[-1]
             self.values[key], low, high = torch.tensor(found, dtype=torch.float64).T.contiguous()

@@ -11,7 +11,7 @@ Federations whose data are not there are left out. Every metric is measured agai
 game in which each coalition of a federation's clients was really trained, several times; of many clients (`circles` in
 the file) those along some orders, and they have tables of their own. The package holds what was trained;
 ``flsv bench --truth`` trains it anew, and goes on where it was stopped. So does the benchmark itself, whose values lie
-in ``--out``. Under ``torchrun`` the fits are shared out.
+in ``--out``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 
 from flsv.benchmark import Federation, Truth, federation, make_truth, names, truth_table
@@ -35,7 +34,6 @@ from flsv.charts import drawing
 from flsv.cli.command import command_parser, positive, printer
 from flsv.engines.ranks import ranks_of_environment
 from flsv.errors import ConfigurationError
-from flsv.participants import Ranks
 from flsv.report.folder import FolderLock
 from flsv.report.terminal import make_console, print_table
 
@@ -91,9 +89,10 @@ def main(args: Sequence[str], quiet: bool = False) -> int:
     if options.list:
         _list()
         return 0
-    ranks = ranks_of_environment()
-    say = printer(quiet or ranks.rank > 0)
-    with nullcontext() if ranks.rank else FolderLock(options.out):
+    if ranks_of_environment().size > 1:
+        raise ConfigurationError("flsv bench runs in one process. Start it without torchrun.")
+    say = printer(quiet)
+    with FolderLock(options.out):
         asked = federations(options.federations or SETS, options.root, say)
         for each in asked:
             if each.name not in names():
@@ -101,28 +100,22 @@ def main(args: Sequence[str], quiet: bool = False) -> int:
         if options.quick and not options.federations:  # of many clients a run with all metrics takes ten times as long
             asked = [each for each in asked if not each.circles]
         if options.truth:
-            for each in asked[ranks.rank :: ranks.size]:
+            for each in asked:
                 trained = make_truth(each, options.out, range(SEEDS[0], SEEDS[0] + (options.truth_seeds or len(SEEDS))))
                 say(f"{each.name}: {trained} coalitions trained, in {options.out / each.name}.csv")
             return 0
-        return _bench(asked, options, ranks, say, quiet)
+        return _bench(asked, options, say, quiet)
 
 
-def _bench(
-    asked: Sequence[Federation], options: argparse.Namespace, ranks: Ranks, say: Callable[[str], None], quiet: bool
-) -> int:
+def _bench(asked: Sequence[Federation], options: argparse.Namespace, say: Callable[[str], None], quiet: bool) -> int:
     entries = dict(entry(name) for name in options.metric or METRICS)
     if any(each.own for each in entries.values()):
         entries |= {name: METRICS[name] for name in BASELINES}
-    known, without = _truths(asked, options, ranks, say)
+    known, without = _truths(asked, options, say)
     usual = [each for each in CONDITIONS if each not in AGGREGATORS] if options.quick else list(CONDITIONS)
     chosen = ["base", *(options.conditions if options.conditions is not None else usual)]
     seeds = options.seeds or (2 if options.quick else 3)
-    results = bench(
-        known, entries, seeds=seeds, conditions=list(dict.fromkeys(chosen)), folder=options.out, ranks=ranks, say=say
-    )
-    if ranks.rank:
-        return 0
+    results = bench(known, entries, seeds=seeds, conditions=list(dict.fromkeys(chosen)), folder=options.out, say=say)
     results.failed |= without
     ran = {key[0] for key in (*results.values, *results.refused)}
     known = {name: each for name, each in known.items() if name in ran}
@@ -138,24 +131,18 @@ def _bench(
 
 
 def _truths(
-    asked: Sequence[Federation], options: argparse.Namespace, ranks: Ranks, say: Callable[[str], None]
+    asked: Sequence[Federation], options: argparse.Namespace, say: Callable[[str], None]
 ) -> tuple[dict[str, tuple[Federation, Truth]], dict[Key, str]]:
     """The federations with their truths, and why others have none: their coalitions cannot be trained."""
     known: dict[str, tuple[Federation, Truth]] = {}
     without: dict[Key, str] = {}
     for each in asked:
-        fault = ranks.from_rank(0, None, "the truth") if ranks.rank else None  # what is not there, the first rank makes
-        if fault is None:
-            try:
-                known[each.name] = (each, _truth(each, options.out, options.truth_seeds or len(SEEDS), ranks.rank))
-            except ConfigurationError:
-                raise
-            except Exception as error:
-                fault = why(error)
-        if not ranks.rank:
-            ranks.from_rank(0, fault, "the truth")
-        if fault is not None:
-            without[each.name, TRUTH, SEEDS[0], FIT] = fault
+        try:
+            known[each.name] = (each, _truth(each, options.out, options.truth_seeds or len(SEEDS)))
+        except ConfigurationError:
+            raise
+        except Exception as error:
+            without[each.name, TRUTH, SEEDS[0], FIT] = why(error)
             say(f"{each.name} is left out: its coalitions cannot be trained")
     return known, without
 
@@ -202,16 +189,15 @@ def _report(
     return [page, picture, kept]
 
 
-def _truth(each: Federation, out: Path, seeds: int, rank: int) -> Truth:
+def _truth(each: Federation, out: Path, seeds: int) -> Truth:
     shipped = federation(each.name) if each.name in names() else None
     if shipped is not None and (settings(shipped), shipped.circles) == (settings(each), each.circles):
         return truth_table(each)
     folder = out / "truths"
-    if rank == 0:
-        if not (folder / f"{each.name}.csv").is_file():
-            which = f"the coalitions on {each.circles} of its circles" if each.circles else "all of its coalitions"
-            print(f"{each.name}: training {which}, {seeds} times.", flush=True)
-        make_truth(each, folder, range(SEEDS[0], SEEDS[0] + seeds))
+    if not (folder / f"{each.name}.csv").is_file():
+        which = f"the coalitions on {each.circles} of its circles" if each.circles else "all of its coalitions"
+        print(f"{each.name}: training {which}, {seeds} times.", flush=True)
+    make_truth(each, folder, range(SEEDS[0], SEEDS[0] + seeds))
     return truth_table(each, folder)
 
 
