@@ -114,11 +114,11 @@ def coverage(results: Results, federations: Mapping[str, tuple[Federation, Truth
             ends = as_shares(values, interval)
             if ends is not None:
                 truth.setdefault(name, []).extend(_held(ends, shares(true.mean)))
-                widths += [half for half in ((ends[1] - ends[0]) / 2).tolist() if half == half]
-        if len(runs) > 1:
-            single = mean(share_error(values, true.mean) for values in runs.values())
-            if single > 0:
-                ratios.append(share_error(torch.stack(list(runs.values())).mean(0), true.mean) / single)
+                halves = (ends[1] - ends[0]) / 2
+                widths += halves[halves == halves].tolist()
+        single = mean(share_error(values, true.mean) for values in runs.values())
+        if len(runs) > 1 and single > 0:
+            ratios.append(share_error(torch.stack(list(runs.values())).mean(0), true.mean) / single)
     cases = [each for some in truth.values() for each in some]
     if not cases and not seeds:
         return None

@@ -294,17 +294,21 @@ def make_truth(
             check_lattice(federation, seed)
             checked = True
         for start in range(0, len(todo), CHUNK):
-            some = todo[start : start + CHUNK]
-            masks = torch.zeros(len(some), clients, dtype=torch.bool)
-            for row, members in enumerate(some):
-                masks[row, list(members)] = True
-            scores = train_coalitions(federation, masks, seed)
-            rows = zip(some, scores["utility"].tolist(), scores["loss"].tolist())
-            lines = (f"{seed},{'+'.join(map(str, m)) or '-'},{utility:.6g},{loss:.6g}\n" for m, utility, loss in rows)
-            append(path, "".join(lines).encode())
-            trained += len(some)
+            _train(federation, todo[start : start + CHUNK], seed, path)
+        trained += len(todo)
     federation.release()
     return trained
+
+
+def _train(federation: Federation, coalitions: Sequence[Members], seed: int, path: Path) -> None:
+    """Train coalitions side by side, and add their utilities to a table."""
+    masks = torch.zeros(len(coalitions), len(federation.num_samples), dtype=torch.bool)
+    for row, members in enumerate(coalitions):
+        masks[row, list(members)] = True
+    scores = train_coalitions(federation, masks, seed)
+    rows = zip(coalitions, scores["utility"].tolist(), scores["loss"].tolist())
+    lines = (f"{seed},{'+'.join(map(str, m)) or '-'},{utility:.6g},{loss:.6g}\n" for m, utility, loss in rows)
+    append(path, "".join(lines).encode())
 
 
 def settings(federation: Federation) -> str:

@@ -112,10 +112,8 @@ def _bench(asked: Sequence[Federation], options: argparse.Namespace, say: Callab
     if any(each.own for each in entries.values()):
         entries |= {name: METRICS[name] for name in BASELINES}
     known, without = _truths(asked, options, say)
-    usual = [each for each in CONDITIONS if each not in AGGREGATORS] if options.quick else list(CONDITIONS)
-    chosen = ["base", *(options.conditions if options.conditions is not None else usual)]
     seeds = options.seeds or (2 if options.quick else 3)
-    results = bench(known, entries, seeds=seeds, conditions=list(dict.fromkeys(chosen)), folder=options.out, say=say)
+    results = bench(known, entries, seeds=seeds, conditions=_conditions(options), folder=options.out, say=say)
     results.failed |= without
     ran = {key[0] for key in (*results.values, *results.refused)}
     known = {name: each for name, each in known.items() if name in ran}
@@ -128,6 +126,13 @@ def _bench(asked: Sequence[Federation], options: argparse.Namespace, say: Callab
         minutes = time.process_time() / 60
         say(f"Written to {options.out}: {', '.join(written)}, values.csv. {minutes:.1f} minutes of the processor.")
     return _say_failures(results, entries)
+
+
+def _conditions(options: argparse.Namespace) -> list[str]:
+    chosen = options.conditions
+    if chosen is None:
+        chosen = [each for each in CONDITIONS if not (options.quick and each in AGGREGATORS)]
+    return list(dict.fromkeys(["base", *chosen]))
 
 
 def _truths(

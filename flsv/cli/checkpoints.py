@@ -79,22 +79,19 @@ def find_checkpoint(word: Literal["last", "best"], trainer: L.Trainer, weights_o
     patterns = [(runs, "*/checkpoints/*.ckpt" if trainer.loggers else "checkpoints/*.ckpt")]
     patterns += [(Path(own.dirpath), "*.ckpt") for own in _model_checkpoints(trainer) if own.dirpath is not None]
     found = {path for folder, pattern in patterns for path in folder.glob(pattern)}
-    read = DurableCheckpointIO()
     newest: Path | None = None
     for path in sorted(found, key=lambda path: path.stat().st_mtime_ns, reverse=True):
         if newest is not None and path.parent != newest.parent:
             continue  # best is that of the newest run, or nothing
-        try:
-            checkpoint = read.load_checkpoint(path, **({} if weights_only is None else {"weights_only": weights_only}))
-        except ConfigurationError as error:
-            warnings.warn(f"--ckpt_path {word} passes over what cannot be read: {error}", stacklevel=2)
+        checkpoint = _read(path, word, weights_only)
+        if checkpoint is None:
             continue
         newest = newest or path
         if word == "last":
             return path
-        for best in _best_paths(checkpoint, path):
-            if best.is_file():
-                return best
+        best = next(_best_paths(checkpoint, path), None)
+        if best is not None:
+            return best
     where = " or ".join(str(folder.resolve()) for folder, _ in patterns)
     if newest is not None:
         raise ConfigurationError(
@@ -105,6 +102,16 @@ def find_checkpoint(word: Literal["last", "best"], trainer: L.Trainer, weights_o
     raise ConfigurationError(f"--ckpt_path {word}: {what} below {where}. Name one, or leave ckpt_path out.")
 
 
+def _read(path: Path, word: str, weights_only: bool | None) -> dict[str, Any] | None:
+    """None, with a warning, of what cannot be read."""
+    options = {} if weights_only is None else {"weights_only": weights_only}
+    try:
+        return DurableCheckpointIO().load_checkpoint(path, **options)
+    except ConfigurationError as error:
+        warnings.warn(f"--ckpt_path {word} passes over what cannot be read: {error}", stacklevel=3)
+        return None
+
+
 def _model_checkpoints(trainer: L.Trainer) -> list[ModelCheckpoint]:
     return [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, ModelCheckpoint)]
 
@@ -113,5 +120,5 @@ def _best_paths(checkpoint: dict[str, Any], path: Path) -> Iterator[Path]:
     """What the run of a checkpoint found best so far; where it lay, and beside the checkpoint if that was moved."""
     for state in checkpoint.get("callbacks", {}).values():
         if isinstance(state, dict) and state.get("monitor") and state.get("best_model_path"):
-            yield Path(state["best_model_path"])
-            yield path.with_name(Path(state["best_model_path"]).name)
+            best = Path(state["best_model_path"])
+            yield from (each for each in (best, path.with_name(best.name)) if each.is_file())

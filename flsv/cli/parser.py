@@ -95,17 +95,20 @@ class WritePredictions(BasePredictionWriter):
                 torch.save(list(predictions), file)
             self.said = f"{shown(path)} ({len(batches)} batches, for torch.load)"
             return
-        given = [] if _one_loader(trainer) is False else [i for part in batch_indices for b in part for i in b]
-        indices = given if several and len(given) == len(table) else list(range(len(table)))
         path = folder / f"predictions{suffix}.csv"
-        data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        names = _class_names(data, table)
-        columns: dict[str, Sequence[Any]] = {"index": indices}
-        told = _row_names(trainer.predict_dataloaders, data, len(table))
-        columns |= {name: [values[index] for index in indices] for name, values in told.items()}
-        columns |= _predictions(table, names)
+        columns = _columns(trainer, table, batch_indices if several and _one_loader(trainer) else [])
         save_csv(path, [list(columns), *zip(*columns.values())])
         self.said = f"{shown(path)} ({len(table)} samples)"
+
+
+def _columns(trainer: L.Trainer, table: Tensor, batch_indices: Sequence[Any]) -> dict[str, Sequence[Any]]:
+    given = [index for part in batch_indices for batch in part for index in batch]
+    indices = given if len(given) == len(table) else range(len(table))
+    data: Any = trainer.datamodule  # type: ignore[attr-defined]
+    told = _row_names(trainer.predict_dataloaders, data, len(table))
+    columns: dict[str, Sequence[Any]] = {"index": indices}
+    columns |= {name: [values[index] for index in indices] for name, values in told.items()}
+    return columns | _predictions(table, _class_names(data, table))
 
 
 def _one_loader(trainer: L.Trainer) -> bool:

@@ -241,6 +241,25 @@ def _parser() -> ArgumentParser:
     return parser
 
 
+def _show(rows: Sequence[Mapping[str, Any]], trainings: str | None, path: Path) -> None:
+    known = [row["value"] == row["value"] for row in rows]
+    bounded = [row["low"] == row["low"] for row in rows]
+    columns = {
+        "value": [f"{row['value']:.4f}" if has else NONE for row, has in zip(rows, known)],
+        "90 % interval": [f"{row['low']:.4f} to {row['high']:.4f}" if has else NONE for row, has in zip(rows, bounded)],
+        "KernelSHAP": [f"{row['kernel_shap']:.4f}" if has else NONE for row, has in zip(rows, known)],
+        "share": [f"{100 * row['share']:.1f} %" for row in rows],
+    }
+    names = [row["client_name"] for row in rows]
+    chosen = f" ({trainings})" if trainings else ""
+    print_table(make_console(), f"{rows[0]['by']}, by retraining{chosen}", names, columns)
+    if any(known) and not any(bounded):
+        print("All coalitions were trained once, and nothing tells the error of their values: use --seeds 2.")
+    for text in retrained_caveats(rows, names):
+        print(text)
+    print(f"Retrained: {shown(path)}")
+
+
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """The command line, without ``retrain`` itself."""
     options, rest = _parser().parse_known_args(list(args))
@@ -260,19 +279,4 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         )
     if quiet or ranks_of_environment().rank:
         return
-    known = [row["value"] == row["value"] for row in rows]
-    bounded = [row["low"] == row["low"] for row in rows]
-    columns = {
-        "value": [f"{row['value']:.4f}" if has else NONE for row, has in zip(rows, known)],
-        "90 % interval": [f"{row['low']:.4f} to {row['high']:.4f}" if has else NONE for row, has in zip(rows, bounded)],
-        "KernelSHAP": [f"{row['kernel_shap']:.4f}" if has else NONE for row, has in zip(rows, known)],
-        "share": [f"{100 * row['share']:.1f} %" for row in rows],
-    }
-    names = [row["client_name"] for row in rows]
-    chosen = f" ({options.trainings})" if options.trainings else ""
-    print_table(make_console(), f"{rows[0]['by']}, by retraining{chosen}", names, columns)
-    if any(known) and not any(bounded):
-        print("All coalitions were trained once, and nothing tells the error of their values: use --seeds 2.")
-    for text in retrained_caveats(rows, names):
-        print(text)
-    print(f"Retrained: {shown(path)}")
+    _show(rows, options.trainings, path)

@@ -114,17 +114,20 @@ def same(one: Any, other: Any, rtol: float | None = None) -> bool:
     if isinstance(one, float) and isinstance(other, float):
         one, other = torch.tensor(one), torch.tensor(other)
     if isinstance(one, Tensor):
-        if not isinstance(other, Tensor) or one.shape != other.shape:
-            return False
-        bound = rtol or 0.0
-        close = torch.allclose(one.cpu().double(), other.cpu().double(), rtol=bound, atol=bound, equal_nan=True)
-        return close and (rtol is not None or one.dtype == other.dtype)
+        return isinstance(other, Tensor) and _same_tensors(one, other, rtol)
     if isinstance(one, Mapping):
         alike = isinstance(other, Mapping) and one.keys() == other.keys()
         return alike and all(same(value, other[name], rtol) for name, value in one.items())
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(same(a, b, rtol) for a, b in zip(one, other))
     return bool(one == other)
+
+
+def _same_tensors(one: Tensor, other: Tensor, rtol: float | None) -> bool:
+    if one.shape != other.shape or (rtol is None and one.dtype != other.dtype):
+        return False
+    bound = rtol or 0.0
+    return torch.allclose(one.cpu().double(), other.cpu().double(), rtol=bound, atol=bound, equal_nan=True)
 
 
 def refused(call: Callable[[], Any], error: type[Exception] = ValueError) -> bool:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from dealt_checks import dealt
-from own_cases import MORE, FilterCase, PersonalizerCase, SamplerCase, UploadCase
+from own_cases import MORE, PersonalizerCase, SamplerCase
+from own_uploads import FilterCase, UploadCase
 
 from flsv import aggregation, attacks, filters, personalization, sampling, uploads
 from flsv.aggregation import (
