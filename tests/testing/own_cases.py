@@ -58,7 +58,7 @@ SIZES = {"num_clients", "num_classes"}
 
 def arguments_of(part: Any) -> dict[str, Any]:
     """A part's constructor arguments, as it holds them."""
-    holders = [part, *(value for value in vars(part).values() if is_dataclass(value) or hasattr(value, "unsaid"))]
+    holders = [part, *(value for value in vars(part).values() if is_dataclass(value))]
     found = {}
     for name, parameter in inspect.signature(type(part)).parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or name in SIZES:
