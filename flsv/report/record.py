@@ -11,7 +11,7 @@ import math
 import platform
 import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ def record_of(
     counts = data.known_class_counts
     return {
         "version": VERSION,
-        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "first_round": first_round,
         "packages": {
             "flsv": version,
@@ -82,7 +82,7 @@ def ended(trainer: L.Trainer, rounds: int) -> dict[str, Any]:
     """What is added when the fit has come to its end: after how many rounds, and what the module has logged."""
     logged = {name: value.item() for name, value in trainer.callback_metrics.items() if value.numel() == 1}
     return {
-        "ended": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "ended": datetime.now(UTC).isoformat(timespec="seconds"),
         "rounds_done": rounds,
         "logged": {name: value for name, value in logged.items() if "/" not in name},
     }

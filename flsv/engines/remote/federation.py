@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -310,6 +310,6 @@ def told_status(folder: Path) -> Iterator[None]:
 
 
 def _write(path: Path, status: str, why: str | None = None) -> None:
-    when = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    when = datetime.now(UTC).isoformat(timespec="seconds")
     with replacing(path) as file:
         file.write(json.dumps({"status": status, "since": when, "why": why}, indent=1).encode())
