@@ -4,11 +4,12 @@ clients', whose classes have one numbering then, and those to evaluate with."""
 from __future__ import annotations
 
 import copy
+import datetime
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from PIL.Image import Image
 from torch import Tensor
@@ -17,8 +18,8 @@ from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 from flsv.data.groups import check_spelling
 from flsv.data.labels import class_names_of
 from flsv.data.loaders import tensors_of
-from flsv.data.sources.base import Reading, image_tensor
-from flsv.data.sources.table import Table, column_keys, column_values, frame_table, is_columnar, is_hugging_face
+from flsv.data.sources.base import Reading, check_bits, image_tensor
+from flsv.data.sources.table import Table, frame_table, is_columnar
 from flsv.errors import ConfigurationError, listed
 
 
@@ -125,18 +126,22 @@ def _inputs(x: Any) -> Tensor:
     return found if found.is_complex() else found.long()
 
 
-def is_plain(value: Any) -> bool:
-    """Whether it is a single number, a word or a truth value, or missing.
+def is_hugging_face(frame: Any) -> bool:
+    """Whether it is a data set of the library ``datasets``: rows by number, columns by name, ``features``."""
+    return is_columnar(frame) and isinstance(getattr(frame, "features", None), Mapping)
 
-    Example:
-        >>> is_plain("Lyon"), is_plain(torch.tensor(3)), is_plain([3.0])
-        (True, True, False)
-    """
-    return value is None or isinstance(value, str | bool | int | float | np.generic) or getattr(value, "ndim", 1) == 0
+
+def _is_large(value: Any) -> bool:
+    """Whether it is more than a number, a word or a truth value."""
+    return (
+        value is not None
+        and not isinstance(value, str | bool | int | float | np.generic | datetime.date)
+        and (getattr(value, "ndim", 1) > 0)
+    )
 
 
 class ColumnSamples(Dataset):
-    """Rows as ``(input, target)``, read on access.
+    """Rows of a Hugging Face data set as ``(input, target)``, read on access.
 
     Images become float32 ``[C, H, W]`` in 0 .. 1, of 1 channel if they are grey, else 3; arrays as
     :func:`array_set` has them. A target is a class if the column's are whole numbers or words.
@@ -156,21 +161,19 @@ class ColumnSamples(Dataset):
     """
 
     def __init__(self, frame: Any, inputs: str, label: str) -> None:
-        keys = column_keys(frame) or {}
-        self.frame, self.inputs, self._key = frame, inputs, keys[inputs]
-        values = column_values(frame, keys[label])
+        self.frame, self.inputs = frame, inputs
+        values = list(frame[label])
         missing = [row for row, value in enumerate(values) if value is None]
         if missing:
             raise ConfigurationError(
                 f"{type(frame).__name__}: {len(missing)} of {len(values)} rows have no {label!r} (labels), such as row "
                 f"{missing[0]}. Leave them out."
             )
-        found = array_set(
-            torch.zeros(len(values), 0), np.array([v.item() if hasattr(v, "item") else v for v in values])
-        )
-        self.targets = found.tensors[1]
+        targets = np.array([value.item() if hasattr(value, "item") else value for value in values])
+        held = array_set(torch.zeros(len(values), 0), targets)
+        self.targets = held.tensors[1]
         # ClassLabel's names: Hugging Face numbers the classes by their place among them.
-        names: Any = getattr(frame.features.get(keys[label]), "names", None) or getattr(found, "classes", ())
+        names: Any = getattr(frame.features.get(label), "names", None) or getattr(held, "classes", ())
         if names:
             self.classes = tuple(map(str, names))
 
@@ -178,31 +181,32 @@ class ColumnSamples(Dataset):
         return len(self.targets)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        row: Mapping[str, Any] = self.frame[int(index)]
-        return self._tensor(row[self._key], index), self.targets[index]
+        value = self.frame[int(index)][self.inputs]
+        place = f"{type(self.frame).__name__}, row {index}: {self.inputs!r}"
+        return input_tensor(value, place), self.targets[index]
 
-    def _tensor(self, value: Any, index: int) -> Tensor:
-        if isinstance(value, Image):
-            if value.mode.startswith(("I", "F")):
-                raise ConfigurationError(
-                    f"{type(self.frame).__name__}, row {index}: {self.inputs!r} has more than 8 bits per pixel "
-                    f"(Pillow's mode {value.mode}), whose scale is unknown. Save it with 8."
-                )
-            from torchvision.transforms.functional import to_tensor
 
-            return to_tensor(
-                value if value.mode in ("L", "RGB") else value.convert("L" if value.mode == "1" else "RGB")
-            )
-        try:
-            array = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
-        except (TypeError, ValueError) as error:
-            raise ConfigurationError(
-                f"{type(self.frame).__name__}, row {index}: {self.inputs!r} is a {type(value).__name__}, which is no "
-                f"image and no array of numbers ({error})."
-            ) from error
-        if array.dtype == torch.uint8 and (array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (1, 3))):
-            return image_tensor(array[None])[0]
-        return array.float() if array.is_floating_point() else array.long()
+def input_tensor(value: Any, place: str) -> Tensor:
+    """An image or an array as a tensor.
+
+    Raises:
+        ConfigurationError: it is neither, with its place.
+    """
+    if isinstance(value, Image):
+        check_bits(value.mode, place)
+        from torchvision.transforms.functional import to_tensor
+
+        grey = value.mode in ("1", "L")
+        return to_tensor(value.convert("L" if grey else "RGB"))
+    try:
+        array = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"{place} is a {type(value).__name__}, which is no image and no array of numbers ({error})."
+        ) from error
+    if array.dtype == torch.uint8 and (array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (1, 3))):
+        return image_tensor(array[None])[0]
+    return array.float() if array.is_floating_point() else array.long()
 
 
 def read_frame(frame: Any, reading: Reading) -> Dataset | Table:
@@ -211,31 +215,44 @@ def read_frame(frame: Any, reading: Reading) -> Dataset | Table:
     Raises:
         ConfigurationError: a column that there is not, no label, or several inputs besides images.
     """
-    keys = column_keys(frame) or {}
-    if reading.label is None and is_hugging_face(frame):
+    if not is_hugging_face(frame):
+        return frame_table(frame)
+    if reading.label is None:
         return frame  # rows are dictionaries, and somebody has a model for these
-    table = Table(type(frame).__name__, pd.DataFrame(columns=list(keys)), np.array([], int), typed=True)
+    first = frame[0] if len(frame) else {}
+    large = [name for name, value in first.items() if _is_large(value)]
+    table = _table_of(frame, large)
     label = reading.table_label(table)
-    if len(frame) == 0:
-        return table
-    for name, argument in ((reading.group, "groups"), *((each, "features") for each in reading.columns.features or ())):
-        if name is not None:
-            table.column(name, argument)
+    if reading.group is not None:
+        table.column(reading.group, "groups")
     taken = {label, reading.group, *(reading.columns.exclude or ())}
-    inputs = [name for name in reading.columns.features or keys if name not in taken]
-    large = [name for name in inputs if is_hugging_face(frame) and not is_plain(frame[0][keys[name]])]
-    if not large:
-        return frame_table(frame, tuple(reading.columns.exclude or ()))
+    inputs = [name for name in reading.columns.features or first if name not in taken]
+    if not set(large) & set(inputs):
+        return table
     if len(inputs) > 1:
+        shown = [name for name in inputs if name in large]
         raise ConfigurationError(
-            f"the rows have {', '.join(large)}, of more than a number or a word each, and the inputs are "
-            f"{', '.join(inputs)}. Of such columns one is the input: name it, columns.features: [{large[0]}]."
+            f"the rows have {', '.join(shown)}, of more than a number or a word each, and the inputs are "
+            f"{', '.join(inputs)}. Of such columns one is the input: name it, columns.features: [{shown[0]}]."
         )
     samples = ColumnSamples(frame, inputs[0], label)
     if reading.group is not None:
-        samples.groups = column_values(frame, keys[reading.group])  # type: ignore[attr-defined]
+        samples.groups = table.frame[reading.group].tolist()  # type: ignore[attr-defined]
         samples.group_kind = reading.group  # type: ignore[attr-defined]
     return samples
+
+
+def _table_of(frame: Any, large: Sequence[str]) -> Table:
+    """Its columns but for the contents of the large ones; numbers of classes that have names are these names."""
+    table = frame_table(frame.remove_columns(list(large)) if large else frame)
+    columns: dict[str, Any] = dict.fromkeys(large)
+    for name, kind in frame.features.items():
+        names = getattr(kind, "names", None)
+        if names is not None and name in table.frame:  # -1 is a gap
+            columns[name] = table.frame[name].map(
+                lambda number, names=names: names[int(number)] if number >= 0 else None
+            )
+    return replace(table, path=type(frame).__name__, frame=table.frame.assign(**columns))
 
 
 def one_numbering(

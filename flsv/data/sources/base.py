@@ -17,7 +17,7 @@ from flsv.arguments import check_kind, check_number
 from flsv.data.sources.columns import Columns
 from flsv.data.sources.table import Table
 from flsv.data.splits import FederatedSplits
-from flsv.errors import ConfigurationError
+from flsv.errors import ConfigurationError, listed
 
 if TYPE_CHECKING:  # arrays, a DataFrame, a path, what a package of somebody else's reads
     Whole: TypeAlias = Any
@@ -128,9 +128,8 @@ class Reading:
             ConfigurationError: it was not said, or there is none of that name.
         """
         if self.label is None:
-            raise ConfigurationError(
-                f"{table.path} is a table: say labels, the column to predict. It has {table.shown}."
-            )
+            names = listed(table.frame.columns, 20)
+            raise ConfigurationError(f"{table.path} is a table: say labels, the column to predict. It has {names}.")
         table.column(self.label, "labels")
         return self.label
 
@@ -177,6 +176,14 @@ class ImageData:
     val: Dataset | None
     num_classes: int
     class_names: tuple[str, ...]
+
+
+def check_bits(mode: str, place: str) -> None:
+    """Raise ConfigurationError for an image in a mode of Pillow's with more than 8 bits per channel."""
+    if mode.startswith(("I", "F")):  # Pillow would cut every pixel at 255
+        raise ConfigurationError(
+            f"{place} has more than 8 bits per pixel (Pillow's mode {mode}), whose scale is unknown. Save it with 8."
+        )
 
 
 def image_tensor(images: Any, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)) -> Tensor:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from flsv.arguments import check_number, check_one_of
-from flsv.data.sources.dates import check_dates
 from flsv.errors import ColumnError, ConfigurationError
 
 GAPS = ("", "NA", "N/A", "NaN", "nan", "null", ".", "?")
@@ -17,10 +16,11 @@ GAPS = ("", "NA", "N/A", "NaN", "nan", "null", ".", "?")
 class Columns:
     """How the columns of a table become inputs and targets.
 
-    A column of a file is of numbers if all that is in it are, gaps aside; what was taken for what is logged, a line for
-    each kind. Columns of a DataFrame or its like are what they are there: words stay words, whatever they look like,
-    pandas' categories stay categories, truth values are one number, 0 or 1, and a gap is what is one there (``None``,
-    NaN) or a blank word.
+    What a column holds is decided once, over the tables of all clients and of the server together. A file's column is
+    of numbers if all that is in it are, gaps aside, and none begins with a zero that a number would lose (``01234``);
+    of truth values, which are one number, 0 or 1, if all are ``True`` or ``False``; else of words. Columns of a Parquet
+    file or a DataFrame are what they are there: words stay words, whatever they look like, pandas' categories stay
+    categories, and a gap is what is one there (``None``, NaN) or a blank word. What was taken for what is logged.
 
     ``dates`` says what becomes of a column of dates, which are refused otherwise: days since 1970, days since another
     column's date (a stay from ``{"left": "came"}``), or year, month and weekday. What cannot be used is said of all
@@ -47,8 +47,8 @@ class Columns:
         features: columns to predict from; None: all others, with identifiers and what came after the target.
         exclude: columns to leave out of these; not every client's table needs to have them.
         categorical: columns whose numbers are names of categories.
-        gaps: what a missing value looks like, besides white space around it; None for :data:`GAPS` in a file, and
-            nothing more in a DataFrame.
+        gaps: what a missing value looks like, besides white space around it; None for :data:`GAPS` in a file of text,
+            and nothing more in a DataFrame. Of a dictionary, what it looks like in these columns besides.
         statistics: whose rows tell a column's mean and deviation: ``"pooled"`` or ``"group"``.
         standardise_target: for regression.
         max_categories: how many categories a column may have; more are taken for a mistake.
@@ -64,16 +64,13 @@ class Columns:
     features: list[str] | None = None
     exclude: list[str] | None = None
     categorical: list[str] | None = None
-    gaps: list[str] | None = None
+    gaps: list[str] | dict[str, list[str]] | None = None
     statistics: Literal["pooled", "group"] = "pooled"
     standardise_target: bool = False
     max_categories: int = 50
     delimiter: str = ","
     dates: dict[str, str] | None = None
     date_format: str | None = None
-
-    def __post_init__(self) -> None:
-        self.check("Columns")
 
     @staticmethod
     def of(given: Any) -> Any:
@@ -93,57 +90,80 @@ class Columns:
             raise ConfigurationError(f"columns has no option {unknown[0]!r}: expected {', '.join(known)}.")
         return Columns(**given)
 
-    def missing(self, typed: bool = False) -> frozenset[str]:
-        """What stands for a gap; ``typed``: in an object with columns, which has gaps of its own."""
+    def missing(self, name: str, typed: bool = False) -> set[str]:
+        """What stands for a gap in a column; ``typed``: of an object with columns, which has gaps of its own."""
         usual = () if typed else GAPS
-        return frozenset(usual if self.gaps is None else map(str, self.gaps)) | {""}
+        if isinstance(self.gaps, dict):
+            return {"", *usual, *self.gaps.get(name, ())}
+        return {"", *(usual if self.gaps is None else self.gaps)}
 
-    def check(self, owner: str) -> None:
-        """See the errors of the class; ``owner`` is whose arguments these are, for messages."""
-        check_one_of(owner, "task", self.task, ("classification", "regression"))
-        check_one_of(owner, "statistics", self.statistics, ("pooled", "group"))
-        check_number(owner, "max_categories", self.max_categories, least=2, whole=True)
+    def __post_init__(self) -> None:
+        check_one_of(self, "task", self.task, ("classification", "regression"))
+        check_one_of(self, "statistics", self.statistics, ("pooled", "group"))
+        check_number(self, "max_categories", self.max_categories, least=2, whole=True)
         if self.standardise_target and self.task != "regression":
-            raise ConfigurationError(f"{owner}(standardise_target=True) is for task: regression; classes have no mean.")
-        for argument in ("features", "exclude", "categorical", "gaps"):
-            given = getattr(self, argument)
-            if isinstance(given, str) or not isinstance(given, Iterable | None):
-                raise ConfigurationError(f"{owner}({argument}={given!r}): expected a list.")
-            # Columns of a DataFrame may be called by numbers.
-            setattr(self, argument, None if given is None else [str(each).strip() for each in given])
+            raise ConfigurationError("Columns(standardise_target=True) is for task: regression; classes have no mean.")
+        # Columns of a DataFrame may be called by numbers.
+        for argument in ("features", "exclude", "categorical"):
+            setattr(self, argument, _texts(argument, getattr(self, argument)))
+        if isinstance(self.gaps, Mapping):
+            self.gaps = {str(name).strip(): _texts("gaps", marks) or [] for name, marks in self.gaps.items()}
+        else:
+            self.gaps = _texts("gaps", self.gaps)
         if self.dates is not None:
-            check_dates(owner, self.dates, {"exclude": self.exclude, "categorical": self.categorical})
-            self.dates = {str(name).strip(): how.strip() for name, how in self.dates.items()}
+            self.dates = self._checked_dates()
         features = self.features or []
         twice = next((column for column in features if features.count(column) > 1), None)
         if twice is not None:
-            raise ConfigurationError(f"{owner}: features has {twice!r} more than once.")
+            raise ConfigurationError(f"Columns: features has {twice!r} more than once.")
 
-    def check_roles(self, target: str, group: str | None, owner: str) -> None:
+    def _checked_dates(self) -> dict[str, str]:
+        dates = self.dates
+        if not isinstance(dates, Mapping) or not all(isinstance(how, str) for how in dates.values()):
+            raise ConfigurationError(
+                f"Columns(dates={dates!r}): expected for each column of dates 'days' (since 1970), 'parts' (year, month "
+                "and weekday), or the name of the column of dates from which days are counted."
+            )
+        dates = {str(name).strip(): how.strip() for name, how in dates.items()}
+        for name, how in dates.items():
+            if name == how:
+                raise ConfigurationError(f"Columns: dates counts the days of {name!r} from itself, which are none.")
+            for argument in ("exclude", "categorical"):
+                if name in (getattr(self, argument) or ()):
+                    raise ConfigurationError(f"Columns: {name!r} is in dates and in {argument}. Keep one.")
+        return dates
+
+    def check_roles(self, target: str, group: str | None) -> None:
         """Raise ConfigurationError where a column has two roles, or there is no group to take statistics of."""
         if self.statistics == "group" and group is None:
-            raise ConfigurationError(f"{owner}(statistics='group') needs group, the column with the rows' groups.")
+            raise ConfigurationError("Columns(statistics='group') needs group, the column with the rows' groups.")
         used = [*(self.features or ()), *(self.categorical or ()), *(self.dates or ())]
         for column, argument in ((target, "target"), (group, "group")):
             if column is not None and column in used:
                 raise ConfigurationError(
-                    f"{owner}: {column!r} is the {argument}, and cannot be among features, categorical or dates."
+                    f"Columns: {column!r} is the {argument}, and cannot be among features, categorical or dates."
                 )
         if target == group:
-            raise ConfigurationError(f"{owner}: target and group are both {target!r}.")
+            raise ConfigurationError(f"Columns: target and group are both {target!r}.")
 
-    def remedied(self, problems: Iterable[ColumnError], typed: bool) -> dict[str, Any]:
+    def remedied(self, problems: Iterable[ColumnError]) -> dict[str, Any]:
         """The options that differ from their defaults, and those with which columns can be used that could not."""
         options = {each.name: getattr(self, each.name) for each in fields(self)}
         options = {name: value for name, value in options.items() if value not in (None, getattr(Columns, name, None))}
         for problem in problems:
             for name, value in problem.remedy.items():
-                held = options.get(name, [] if typed or name != "gaps" else list(GAPS))
-                added = {**(held or {}), **value} if isinstance(value, dict) else value
-                options[name] = (
-                    [*held, *(each for each in value if each not in held)] if isinstance(value, list) else added
-                )
+                if isinstance(value, list):
+                    held = options.get(name, [])
+                    options[name] = [*held, *(each for each in value if each not in held)]
+                else:
+                    options[name] = {**options.get(name, {}), **value} if isinstance(value, dict) else value
         return options
+
+
+def _texts(argument: str, given: Any) -> list[str] | None:
+    if isinstance(given, str) or not isinstance(given, Iterable | None):
+        raise ConfigurationError(f"Columns({argument}={given!r}): expected a list.")
+    return None if given is None else [str(each).strip() for each in given]
 
 
 if TYPE_CHECKING:

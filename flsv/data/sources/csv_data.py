@@ -24,8 +24,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from flsv.arguments import check_number
 from flsv.data.sources.base import ColumnCard
+from flsv.data.sources.columns import Columns
 from flsv.data.sources.table import Table, find_file, read_csv
-from flsv.data.sources.values import class_labels, class_names, group_values, with_values
+from flsv.data.sources.targets import class_labels, class_names, group_values, with_values
 from flsv.errors import ConfigurationError
 from flsv.seeding import generator_for
 
@@ -256,14 +257,13 @@ class TextData(CSVData):
         self.text, self.label, self.max_words = text, label, max_words
 
     def encode(self, train: Table, test: Table | None) -> None:
-        files = [with_values(file, self.label, "label") for file in (train, test) if file is not None]
+        empty = Columns(gaps=[])
+        files = [with_values(file, self.label, "label", empty) for file in (train, test) if file is not None]
         groups = self.read_groups(files[0])
-        about = f"label {self.label!r}"
-        labels = [file.text(self.label, "label").tolist() for file in files]
-        names = class_names(files[0], labels[0], about)
+        names = class_names(files[:1], self.label, "label")
         sets = [
-            (self._words(file, file.column(self.text, "text")), class_labels(file, values, names, about))
-            for file, values in zip(files, labels)
+            (self._words(file, file.column(self.text, "text")), class_labels(file, self.label, "label", names))
+            for file in files
         ]
         self.keep(sets[0], self.split(len(files[0]), groups), groups, None if test is None else sets[1], names)
         self.input_shape = (self.max_words,)

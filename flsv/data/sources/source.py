@@ -31,14 +31,13 @@ from flsv.data.sources.base import Given, Reading, SourceData
 from flsv.data.sources.images import folder_layout, has_class_folders, image_folder
 from flsv.data.sources.module import module_source, stream
 from flsv.data.sources.named import known_as, load_image_data
-from flsv.data.sources.parquet import ParquetFile
 from flsv.data.sources.table import (
     Table,
     find_place,
     is_columnar,
     is_table_file,
     looked_at,
-    read_csv,
+    read_table,
 )
 from flsv.data.sources.tables import tables_source
 from flsv.errors import ConfigurationError, listed
@@ -100,12 +99,6 @@ class _Kind:
     open: Callable[[Any, Reading], Any]
 
 
-def read_table(path: Path, reading: Reading) -> Table:
-    """A CSV file; one called ``.tsv`` has tabs."""
-    tabs = path.suffix.lower() == ".tsv" and reading.columns.delimiter == ","
-    return read_csv(path, "\t" if tabs else reading.columns.delimiter)
-
-
 def _image_set(given: str | Path, reading: Reading) -> SourceData:
     files = reading.files
     data = load_image_data(str(given), files.root, files.download, files.image_size)
@@ -119,8 +112,7 @@ def _image_set(given: str | Path, reading: Reading) -> SourceData:
 #: Images by name, of an archive or of a folder with splits; and what says of a path that there is nothing.
 _IMAGES = _Kind(lambda given: isinstance(given, str | Path), _image_set)
 SOURCES: tuple[Source, ...] = (
-    _Kind(is_table_file, read_table),
-    ParquetFile(),
+    _Kind(is_table_file, lambda path, reading: read_table(path, reading.columns.delimiter)),
     _Kind(
         lambda given: isinstance(given, Path) and given.is_dir() and has_class_folders(given),
         lambda path, reading: image_folder(path, reading.files.image_size),

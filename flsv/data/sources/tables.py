@@ -17,7 +17,7 @@ from flsv.data.sources.columns import Columns
 from flsv.data.sources.csv_data import CSVData
 from flsv.data.sources.encoder import TableEncoder
 from flsv.data.sources.table import Table
-from flsv.data.sources.values import group_values
+from flsv.data.sources.targets import group_values
 from flsv.data.splits import FederatedSplits
 from flsv.errors import ConfigurationError
 
@@ -46,13 +46,13 @@ def tables_source(
     Raises:
         ConfigurationError: tables with other columns than the first; what :class:`TableEncoder` refuses.
     """
-    columns.check_roles(label, "the client" if clients else group, "Columns")
+    columns.check_roles(label, "the client" if clients else group)
     if clients:  # for messages: a file has a name of its own
         tables = {
             name: replace(table, path=f"the {table.path} of {name!r}") if table.typed else table
             for name, table in tables.items()
         }
-    encoder = TableEncoder(columns, label, group, "Columns")
+    encoder = TableEncoder(columns, label, group)
     train = {name: encoder.rows(table) for name, table in tables.items()}
     held = {name: None if table is None else encoder.rows(table) for name, table in held_out.items()}
     encoder.check({name: table for name, table in {**train, **held}.items() if table is not None})
@@ -177,13 +177,13 @@ class TableData(CSVData):
         self.columns = Columns(
             task, features, exclude, categorical, gaps, statistics, standardise_target, max_categories, self.delimiter
         )
-        self.columns.check_roles(target, group, "TableData")
+        self.columns.check_roles(target, group)
         self.target, self.task = target, task
         self.target_mean, self.target_std = 0.0, 1.0
         self.feature_names: tuple[str, ...] = ()
 
     def encode(self, train: Table, test: Table | None) -> None:
-        encoder = TableEncoder(self.columns, self.target, self.group, "TableData")
+        encoder = TableEncoder(self.columns, self.target, self.group)
         files = [encoder.rows(file) for file in (train, test) if file is not None]
         groups = [self.read_groups(file) for file in files]
         splits = self.split(len(files[0]), groups[0])

@@ -1,258 +1,138 @@
-"""What the values of a table's column stand for: classes, groups, numbers; what cannot be told is refused."""
+"""What a column holds, over all tables of a federation: numbers, truth values or words; dates, as numbers and words."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
-from sklearn.preprocessing import StandardScaler
-from torch import Tensor
+import pandas as pd
+from pandas.api.types import infer_dtype, is_datetime64_any_dtype, is_numeric_dtype
 
-from flsv.data.groups import check_spelling, spelled_alike
-from flsv.data.sources.dates import date_remedy
-from flsv.data.sources.table import CATEGORIES, NUMBERS, TRUTH, Table, parsed
-from flsv.errors import ColumnError, ConfigurationError
+from flsv.data.sources.columns import Columns
+from flsv.data.sources.table import Table, words_of
+from flsv.errors import ColumnError
 
+NUMBERS, TRUTH, WORDS = "numbers", "truth values", "categories"
+DAYS, PARTS = "days", "parts"
+#: What pandas calls them.
+_KINDS = {
+    "integer": NUMBERS,
+    "floating": NUMBERS,
+    "mixed-integer-float": NUMBERS,
+    "decimal": NUMBERS,
+    "boolean": TRUTH,
+    "string": WORDS,
+    "empty": "",
+}
+_TRUTHS = {"True": 1.0, "TRUE": 1.0, "true": 1.0, "False": 0.0, "FALSE": 0.0, "false": 0.0}
 #: What single precision holds, nearly.
 LARGEST = 1e38
-#: Types of dates, as :meth:`Table.kind` calls them.
+#: So many different values may still be categories.
+FEW = 10
+_LEADING_ZERO = re.compile(r"[-+]?0\d.*")
 _DATES = ("date", "datetime", "Timestamp")
 _DAY = re.compile(r"\d{4}-\d\d?-\d\d?([T ].*)?|\d{1,2}[./-]\d{1,2}[./-]\d{4}( .*)?")
-_IDENTIFIER = re.compile(
-    r"(?i)(^|[ _.-])(id|nr|no|number|key|index|pid|uid|uuid|mrn|patient|person|case|record)s?$|[a-z]I[Dd]$"
-)
-#: How many names a line shows.
-_SHOWN = 20
-#: So many different values may still be categories.
-_FEW = 10
 
 
-def natural_order(values: Sequence[str]) -> list[int] | list[str]:
-    """The values as whole numbers if that loses nothing, else as they are: 2 comes before 10.
+def parsed(values: Iterable[Any]) -> np.ndarray:
+    """Values as numbers, float64 ``[N]``; NaN where one is no finite number.
 
     Example:
-        >>> natural_order(["10", "2"]), natural_order(["10", "02"])
-        ([10, 2], ['10', '02'])
+        >>> parsed(["3", "-1e3", "high", "1_000", "inf", None])
+        array([    3., -1000.,    nan,    nan,    nan,    nan])
     """
-    try:
-        numbers = [int(value) for value in values]
-    except ValueError:
-        return list(values)
-    return numbers if all(str(number) == value for number, value in zip(numbers, values)) else list(values)
+
+    def number(value: Any) -> float:
+        try:
+            # Python reads 1_000 as a number, which nobody who writes a table means.
+            return np.nan if isinstance(value, str) and "_" in value else float(value)
+        except (TypeError, ValueError):
+            return np.nan
+
+    numbers = np.array([number(value) for value in values], dtype=np.float64)
+    return np.where(np.isfinite(numbers), numbers, np.nan)
 
 
-def group_values(table: Table, name: str) -> np.ndarray:
-    """The group of each row ``[N]``, as numbers if all are.
+def without_gaps(table: Table, name: str, argument: str, columns: Columns) -> pd.Series:
+    """A column's values, NaN where one is missing; words without white space around them."""
+    column, marks = table.column(name, argument), columns.missing(name, table.typed)
+    if is_numeric_dtype(column.dtype) and marks == {""}:
+        return column
+    words = words_of(column)
+    gaps = words.isna() | words.isin(marks)
+    values = words if _kind_of(column) == WORDS else column.astype(object)
+    return values.mask(gaps)
+
+
+def _kind_of(values: pd.Series) -> str:
+    """Numbers, truth values or categories, else the names of its values' types; empty where there is no value."""
+    if isinstance(values.dtype, pd.CategoricalDtype):
+        return WORDS
+    found = _KINDS.get(infer_dtype(values, skipna=True))
+    return ", ".join(sorted({type(value).__name__ for value in values.dropna().tolist()})) if found is None else found
+
+
+def _kind_of_texts(texts: Iterable[str]) -> str:
+    """What a file's column is taken for, by its different values."""
+    texts = list(texts)
+    if not texts:
+        return ""
+    if all(text in _TRUTHS for text in texts):
+        return TRUTH
+    numbers = np.isfinite(parsed(texts))
+    named = numbers.all() and any(_LEADING_ZERO.fullmatch(text) for text in texts)
+    return NUMBERS if numbers.any() and not named else WORDS
+
+
+def read_column(tables: Sequence[Table], name: str, columns: Columns) -> tuple[str, pd.Series]:
+    """A column of all tables one after the other: what it holds, and its values, numbers or words, NaN for a gap.
 
     Raises:
-        ConfigurationError: no such column, or a row without a group.
+        ColumnError: of several kinds, or of one that is no feature, such as dates; numbers and words in one column; a
+            number too large for single precision.
     """
-    values = table.text(name, "group").tolist()
-    empty = [row for row, value in enumerate(values) if not value]
-    if empty:
-        raise ConfigurationError(
-            f"{table.path}: {len(empty)} of {len(table)} rows have no {name!r} (group): {table.places(empty)}. Every "
-            "row belongs to a client: fill them in, or leave the rows out."
-        )
-    names = list(dict.fromkeys(values))
-    for alike in spelled_alike(names):
-        rank_zero_warn(
-            f"{table.path}: {name!r} (group) has {', '.join(map(repr, alike))}, each a client of its own. If they are "
-            "one, spell it alike."
-        )
-    order = dict(zip(names, natural_order(names)))
-    return np.array([order[value] for value in values])
-
-
-def with_values(table: Table, name: str, argument: str, gaps: Collection[str] = ("",)) -> Table:
-    """The rows that have a value in a column; of others it is said how many are left out.
-
-    Args:
-        table: the rows.
-        name: of the column.
-        argument: whose value ``name`` is, for messages.
-        gaps: what a missing value looks like.
-
-    Raises:
-        ConfigurationError: no such column, or no row has a value.
-    """
-    table.column(name, argument)
-    missing = table.gaps(name, gaps)
-    if missing.all():
-        raise ConfigurationError(f"{table.path}: no row has a {name!r} ({argument}).")
-    if not missing.any():
-        return table
-    rank_zero_warn(
-        f"{table.path}: {missing.sum()} of {len(table)} rows have no {name!r} ({argument}) and are left out."
-    )
-    return table.take(np.flatnonzero(~missing))
-
-
-def class_labels(table: Table, values: Sequence[str], classes: Sequence[str], argument: str) -> Tensor:
-    """Each value's place among the classes, int64 ``[N]``.
-
-    Raises:
-        ConfigurationError: a value that is none of them.
-    """
-    place = {name: number for number, name in enumerate(classes)}
-    unknown = next((row for row, value in enumerate(values) if value not in place), None)
-    if unknown is not None:
-        raise ConfigurationError(
-            f"{table.path}, {table.places([unknown])}: {values[unknown]!r} in {argument} is none of the "
-            f"{len(classes)} classes that the training rows have: {', '.join(list(classes)[:20])}."
-        )
-    return torch.tensor([place[value] for value in values], dtype=torch.long)
-
-
-def class_names(table: Table, values: Sequence[str], argument: str) -> tuple[str, ...]:
-    """The different values in their natural order.
-
-    Raises:
-        ConfigurationError: one only, nearly as many as there are rows, or several that are one to a person.
-
-    Example:
-        >>> import pandas as pd
-        >>> class_names(Table("wards.csv", pd.DataFrame(), np.array([])), ["10", "2", "2", "10", "2"], "target")
-        ('2', '10')
-    """
-    names = tuple(map(str, sorted(set(natural_order(list(dict.fromkeys(values)))))))  # type: ignore[type-var]
-    if len(names) < 2 or len(names) > max(2, len(values) // 2):
-        raise ConfigurationError(
-            f"{table.path}: {argument} has {len(names)} different values in {len(values)} rows, which are no classes. "
-            "Name another column; for numbers, a table has task: regression."
-        )
-    check_spelling(names, f"{table.path}: {argument}")
-    return names
-
-
-def check_written_alike(tables: Sequence[Table], labels: Sequence[Sequence[str]], argument: str) -> None:
-    """Check that classes are not numbers in one table and words in another: ``1`` and ``True`` would be two classes.
-
-    Raises:
-        ConfigurationError: they are.
-    """
-    numbers: Table | None = None
-    words: Table | None = None
-    for table, values in zip(tables, labels):
-        known = np.isfinite(parsed(sorted(set(values))))
-        if len(known) and known.all():
-            numbers = table
-        if len(known) and not known.any():
-            words = table
-        if numbers is not None and words is not None:
-            raise ConfigurationError(
-                f"{argument} has numbers in {numbers.path} and words in {words.path}, which would be different "
-                "classes. Write the classes alike in all tables."
-            )
-
-
-def numbers_of(tables: Sequence[Table], name: str, missing: np.ndarray, kind: str | None) -> np.ndarray | None:
-    """A column as numbers float64 ``[N]`` with NaN for gaps, or None if it has none.
-
-    Args:
-        tables: whose rows follow each other.
-        name: of the column.
-        missing: which values are gaps, bool ``[N]``.
-        kind: what is known of it.
-
-    Raises:
-        ConfigurationError: numbers and words in one column; a number too large for single precision.
-    """
-    numbers = np.where(missing, np.nan, np.concatenate([table.numbers(name, kind == TRUTH) for table in tables]))
-    wrong = ~np.isfinite(numbers) & ~missing
-    if missing.all() or (kind is None and wrong[~missing].all()):
-        return None
-    if wrong.any():
-        table, row = _row(tables, int(wrong.argmax()))
-        raise ColumnError(
-            f"{table.path}, {table.places([row])}: {table.text(name)[row]!r} in {name!r} is no finite number, but "
-            "others there are. If it stands for a gap, add it to gaps; if the column has categories, name it in "
-            "categorical.",
-            _gap_or_category(np.concatenate([table.text(name) for table in tables]), numbers, wrong, name),
-        )
-    if (large := np.abs(numbers) > LARGEST).any():
-        place = int(large.argmax())
-        table, row = _row(tables, place)
-        raise ColumnError(
-            f"{table.path}, {table.places([row])}: {numbers[place]:g} in {name!r} is too large: features are numbers "
-            f"up to {LARGEST:g} (single precision). If it stands for a gap, add it to gaps; else correct it, or leave "
-            "the column out.",
-            {"exclude": [name]},
-        )
-    return numbers
-
-
-def _gap_or_category(texts: np.ndarray, numbers: np.ndarray, wrong: np.ndarray, name: str) -> dict[str, Any]:
-    """What helps a column of numbers and words: with one word among many numbers, the word is a gap."""
-    words, known = set(texts[wrong]), np.unique(numbers[np.isfinite(numbers)])
-    return {"gaps": [words.pop()]} if len(words) == 1 and len(known) > _FEW else {"categorical": [name]}
-
-
-def identifier_found(tables: Sequence[Table], name: str, numbers: np.ndarray) -> ColumnError | None:
-    """What speaks against numbers that are called as identifiers are, and are whole and no two alike in any table."""
-    if not _IDENTIFIER.search(name):
-        return None
-    for part in np.split(numbers, np.cumsum([len(table) for table in tables])[:-1]):
-        known = part[np.isfinite(part)]
-        if len(known) <= _FEW or len(np.unique(known)) < len(known) or (known != np.round(known)).any():
-            return None
-    return ColumnError(
-        f"{tables[0].path}: {name!r} has another whole number in every row. An identifier is no feature: leave it out "
-        f"(exclude: [{name}]).",
-        {"exclude": [name]},
-    )
-
-
-def _row(tables: Sequence[Table], row: int) -> tuple[Table, int]:
-    """In which table a row of all together is, and its number there."""
-    for table in tables:
-        if row < len(table):
-            return table, row
-        row -= len(table)
-    raise IndexError(row)
-
-
-def numeric_target(table: Table, name: str) -> np.ndarray:
-    """A column to predict as numbers, float64 ``[N]``.
-
-    Raises:
-        ConfigurationError: a value that is no finite number, or too large for single precision.
-    """
-    numbers = table.numbers(name)
-    wrong = np.flatnonzero(~(np.abs(numbers) <= LARGEST)).tolist()
-    if wrong:
-        raise ConfigurationError(
-            f"{table.path}: {name!r} (target) is no finite number in {len(wrong)} of {len(table)} rows, such "
-            f"as {table.text(name)[wrong[0]]!r} in {table.places(wrong)}. For classes, give "
-            "task: classification; what stands for a gap belongs into gaps."
-        )
-    return numbers
-
-
-def declared_kind(tables: Sequence[Table], name: str) -> str | None:
-    """The kind of a column in all tables; None where only its text can tell.
-
-    Raises:
-        ConfigurationError: of several kinds, or of one that is no feature, such as dates.
-    """
-    found = {kind: table for table in tables if (kind := table.kind(name))}
-    strange = next((kind for kind in found if kind not in (NUMBERS, CATEGORIES, TRUTH)), None)
+    parts = [without_gaps(table, name, "features", columns) for table in tables]
+    if name in (columns.categorical or ()):
+        return WORDS, pd.concat(map(words_of, parts), ignore_index=True)
+    texts = {text for table, part in zip(tables, parts) if not table.typed for text in part.dropna()}
+    of_files = _kind_of_texts(texts)
+    kinds: dict[str, Table] = {}
+    for table, part in zip(tables, parts):
+        kind = _kind_of(part) if table.typed else of_files
+        if kind and not part.isna().all():
+            kinds.setdefault(kind, table)
+    strange = next((kind for kind in kinds if kind not in (NUMBERS, WORDS, TRUTH)), None)
     if strange is not None:
         raise ColumnError(
-            f"{found[strange].path}: {name!r} has values of the type {strange}; expected numbers, words or truth "
+            f"{kinds[strange].path}: {name!r} has values of the type {strange}; expected numbers, words or truth "
             f"values. {_advice(name)}",
-            {"dates": {name: "days"}} if strange in _DATES else {"exclude": [name]},
+            {"dates": {name: DAYS}} if strange in _DATES else {"exclude": [name]},
         )
-    if len(found) > 1:
-        told = " and ".join(f"{kind} in {table.path}" for kind, table in found.items())
-        message = f"{name!r} has {told}: make it the same kind in all, or name it in categorical."
+    if len(kinds) > 1:
+        held = " and ".join(f"{kind} in {table.path}" for kind, table in kinds.items())
+        message = f"{name!r} has {held}: make it the same kind in all, or name it in categorical."
         raise ColumnError(message, {"categorical": [name]})
-    kind = next(iter(found), None)
-    return kind if kind == CATEGORIES or all(table.typed for table in tables) else None
+    kind = next(iter(kinds), "")
+    values = pd.concat([part.astype(object) for part in parts], ignore_index=True)
+    if kind == WORDS:
+        values = words_of(values)
+        _check_no_days(tables, name, values, all(table.typed for table in tables))
+        return kind, values
+    if kind == TRUTH:
+        values = values.map(lambda value: _TRUTHS.get(value, value))
+    numbers = pd.Series(parsed(values))
+    _check_numbers(tables, name, values, numbers, columns)
+    return kind or NUMBERS, numbers
+
+
+def _check_no_days(tables: Sequence[Table], name: str, words: pd.Series, meant: bool) -> None:
+    """Raise ColumnError where all values of a file's column are days: a category of each says nothing of any other."""
+    held = words.dropna().tolist()
+    if not meant and all(_DAY.fullmatch(word) for word in held):
+        message = f"{all_of(tables)}: the values of {name!r} are dates. {_advice(name)}"
+        raise ColumnError(message, date_remedy(name, held))
 
 
 def _advice(name: str) -> str:
@@ -262,60 +142,106 @@ def _advice(name: str) -> str:
     )
 
 
-def check_no_days(table: Table, name: str, values: Iterable[str]) -> None:
-    """Raise ColumnError where all values are days: a category of each would say nothing of any other."""
-    values = list(values)
-    if all(_DAY.fullmatch(value) for value in values):
+def _check_numbers(tables: Sequence[Table], name: str, values: pd.Series, numbers: pd.Series, columns: Columns) -> None:
+    wrong = np.flatnonzero(numbers.isna() & values.notna())
+    if len(wrong):
         raise ColumnError(
-            f"{table.path}: the values of {name!r} are dates. {_advice(name)}",
-            date_remedy(name, values),
+            f"{place_of(tables, wrong[0])}: {str(values[wrong[0]])!r} in {name!r} is no finite number, but others there "
+            "are. If it stands for a gap, add it to this column's gaps; if the column has categories, name it in "
+            "categorical.",
+            _gap_or_category(name, set(values[wrong]), numbers, columns),
+        )
+    large = np.flatnonzero(numbers.abs() > LARGEST)
+    if len(large):
+        raise ColumnError(
+            f"{place_of(tables, large[0])}: {numbers[large[0]]:g} in {name!r} is too large: features are numbers up to "
+            f"{LARGEST:g} (single precision). If it stands for a gap, add it to gaps; else correct it, or leave the "
+            "column out.",
+            {"exclude": [name]},
         )
 
 
-def say_kinds(table: Table, kinds: Mapping[str, str], gaps: Mapping[str, Collection[str]]) -> None:
-    """Say what the columns were taken for, a line for each kind.
-
-    Args:
-        table: the first of all.
-        kinds: of each column that is used.
-        gaps: what a column's gaps look like, where it has any.
-    """
-    told = {kind: [name for name, each in kinds.items() if each == kind] for kind in dict.fromkeys(kinds.values())}
-    told["gaps"] = [
-        name + "".join(f" {text!r}" for text in sorted(set(texts) - {""})) for name, texts in gaps.items() if texts
-    ]
-    lines = [f"  {what}: {_some(names)}" for what, names in told.items() if names]
-    hint = "" if table.typed else " (otherwise: categorical, gaps and exclude of the columns)"
-    rank_zero_info("\n".join([f"{table.path} is read as{hint}", *lines]))
+def _gap_or_category(name: str, words: set[Any], numbers: pd.Series, columns: Columns) -> dict[str, Any]:
+    """What helps a column of numbers and words, and changes no other: one word among many numbers is a gap."""
+    if len(words) > 1 or numbers.nunique() <= FEW:
+        return {"categorical": [name]}
+    return {"exclude": [name]} if isinstance(columns.gaps, list) else {"gaps": {name: [str(words.pop())]}}
 
 
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+def all_of(tables: Sequence[Table]) -> Any:
+    """What the tables are called together."""
+    return tables[0].path if len(tables) == 1 else f"the {len(tables)} tables"
 
 
-def standardise(x: np.ndarray, fit: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """Each group's columns less their mean, over their standard deviation; gaps become 0, which is the mean.
+def place_of(tables: Sequence[Table], row: int) -> str:
+    """In which table a row of all together is, and where."""
+    for table in tables:
+        if row < len(table):
+            return f"{table.path}, {table.places([int(row)])}"
+        row -= len(table)
+    raise IndexError(row)
 
-    By scikit-learn's ``StandardScaler``, fitted to the group's values in the rows that ``fit`` marks. A column without
-    spread is only shifted. Where a group has no value to fit to, all of its values become 0.
 
-    Args:
-        x: float64 ``[N, D]``, NaN where there is a gap.
-        fit: which rows the statistics are taken from, bool ``[N]``.
-        groups: the group of each row ``[N]``; one for all pools the statistics.
+def read_dates(tables: Sequence[Table], name: str, columns: Columns) -> list[tuple[str, str, pd.Series]]:
+    """What a column of dates of all tables becomes: names of columns, what each is, and its values.
 
-    Returns:
-        float64 ``[N, D]``, finite.
+    Raises:
+        ColumnError: a value that is no such date.
 
     Example:
-        >>> x = np.array([[1.0], [3.0], [np.nan], [5.0]])
-        >>> standardise(x, fit=np.array([True, True, True, False]), groups=np.zeros(4)).tolist()
-        [[-1.0], [1.0], [0.0], [3.0]]
+        >>> table = Table("a.csv", pd.DataFrame({"came": ["2024-01-30", ""], "left": ["2024-02-02"] * 2}))
+        >>> read_dates([table], "left", Columns(dates={"left": "came"}))[0][2].tolist()
+        [3.0, nan]
+        >>> [(name, values[0]) for name, _, values in read_dates([table], "left", Columns(dates={"left": "parts"}))]
+        [('left year', 2024.0), ('left month', 'February'), ('left weekday', 'Friday')]
     """
-    scaled = np.zeros_like(x)
-    for group in np.unique(groups):
-        rows = groups == group
-        with np.errstate(invalid="ignore"):  # of a column without a value
-            scaled[rows] = StandardScaler().fit(x[rows & fit]).transform(x[rows])
-    return np.nan_to_num(scaled, nan=0.0, posinf=0.0, neginf=0.0)
+    how = (columns.dates or {})[name]
+    days = _days(tables, name, columns)
+    if how == PARTS:
+        parts: tuple[tuple[str, Callable[[], pd.Series]], ...] = (
+            ("year", lambda: days.dt.year.astype(float)),
+            ("month", days.dt.month_name),
+            ("weekday", days.dt.day_name),
+        )
+        return [(f"{name} {part}", part, values().astype(object)) for part, values in parts]
+    since = np.datetime64(0, "D") if how == DAYS else _days(tables, how, columns)
+    return [(name, f"days since {'1970' if how == DAYS else how}", (days - since) / np.timedelta64(1, "D"))]
+
+
+def _days(tables: Sequence[Table], name: str, columns: Columns) -> pd.Series:
+    found = []
+    for table in tables:
+        values = without_gaps(table, name, "dates", columns)
+        if is_datetime64_any_dtype(table.column(name, "dates")):
+            dated = pd.to_datetime(values)
+        else:
+            texts, form = words_of(values), columns.date_format or "ISO8601"
+            dated = pd.to_datetime(texts, format=form, errors="coerce", utc=True)
+            wrong = np.flatnonzero(dated.isna() & texts.notna())
+            if len(wrong):
+                raise ColumnError(
+                    f"{table.path}, {table.places([int(wrong[0])])}: {texts.iloc[wrong[0]]!r} in {name!r} is no date as "
+                    f"{columns.date_format or 'YYYY-MM-DD'}. Say how dates are written, such as date_format: "
+                    "'%d.%m.%Y'; what stands for a gap belongs into gaps.",
+                    {"exclude": [name]},
+                )
+        found.append(dated.dt.tz_localize(None).astype("datetime64[us]"))
+    return pd.concat(found, ignore_index=True)
+
+
+def date_remedy(name: str, values: Sequence[str]) -> dict[str, Any]:
+    """Options with which a column of days can be used: it is left out where the day cannot be told from the month.
+
+    Example:
+        >>> date_remedy("seen", ["31.1.2024"]), date_remedy("seen", ["1/2/2024"]), date_remedy("seen", ["2024-01-31"])
+        ({'dates': {'seen': 'days'}, 'date_format': '%d.%m.%Y'}, {'exclude': ['seen']}, {'dates': {'seen': 'days'}})
+    """
+    texts = pd.Series(list(values), dtype=object)
+    fitting = [
+        form
+        for form in (None, "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y")
+        if pd.to_datetime(texts, format=form or "ISO8601", errors="coerce", utc=True).notna().all()
+    ]
+    if len(fitting) != 1:
+        return {"exclude": [name]}
+    return {"dates": {name: DAYS}} | ({} if fitting[0] is None else {"date_format": fitting[0]})
