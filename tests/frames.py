@@ -1,8 +1,10 @@
 """Objects with columns, as small as they can be."""
 
+import pandas
+
 
 class Frame:
-    """As a DataFrame of pandas or polars: ``columns``, a length, a column by its name."""
+    """As a DataFrame of polars or a table of Arrow: ``columns``, a length, ``to_pandas``."""
 
     def __init__(self, **columns):
         self.columns = list(columns)
@@ -13,6 +15,9 @@ class Frame:
 
     def __getitem__(self, name):
         return self._values[name]
+
+    def to_pandas(self):
+        return pandas.DataFrame(self._values)
 
 
 class ClassLabel:
@@ -39,3 +44,10 @@ class HuggingFace:
             return self._values[key]
         self.rows_read += 1
         return {name: values[key] for name, values in self._values.items()}
+
+    def remove_columns(self, names):
+        kept = {name: values for name, values in self._values.items() if name not in names}
+        return HuggingFace(kept, **{name: self.features[name] for name in kept})
+
+    def to_pandas(self):
+        return pandas.DataFrame(self._values)

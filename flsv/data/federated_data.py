@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from flsv.data.contents import check_inputs
-from flsv.data.corrupted_data import CorruptedData, corrupt_clients, known_samples, leave_out_unknown, unknown_classes
+from flsv.data.corrupted_data import corrupt_clients, known_samples, leave_out_unknown, unknown_classes
 from flsv.data.corruption import Corruption
 from flsv.data.groups import client_called, named_groups
 from flsv.data.held_generators import can_be_seeded, held_generators
@@ -34,18 +34,16 @@ class FederatedData:
     """Data sets, the samples of each client, and how batches are made.
 
     Args:
-        train: the training data that all indices of ``splits`` refer to.
+        train: the training data that all indices of ``splits`` refer to, as the clients have them.
         val: the server's validation loader or loaders, None without validation.
         test: test data, or None.
         splits: the server's and the clients' samples.
-        class_names: one name per class.
+        classes: of the training samples, as the clients label them.
         class_counts: training samples as the clients label them, int64 ``[num_clients, num_classes]``.
         train_options: arguments of :func:`~flsv.data.make_loader` for training batches.
         eval_options: the same for evaluation batches.
-        corrupted: what the clients train on instead of ``train``, if any of them is corrupted.
-        labels: of the training data as the clients have them, int64 ``[N]``; all 0 without classes.
+        differs: which samples the corruptions changed, bool ``[N]``.
         val_data: what ``val`` reads, and which of its samples, where it is not the source's own loader.
-        no_classes: why the samples have no classes; None where they have some.
         columns: what became of the columns, of a table.
     """
 
@@ -53,15 +51,18 @@ class FederatedData:
     val: Iterable[Any] | None
     test: Dataset | None
     splits: FederatedSplits
-    class_names: tuple[str, ...]
+    classes: Classes
     class_counts: Tensor
     train_options: dict[str, Any]
     eval_options: dict[str, Any]
-    corrupted: CorruptedData | None = None
-    labels: Tensor | None = None
-    no_classes: str | None = None
+    differs: Tensor
     val_data: tuple[Dataset, Tensor | None] | None = None
     columns: tuple[ColumnCard, ...] = ()
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """One per class."""
+        return self.classes.names
 
     @cached_property
     def client_names(self) -> tuple[str, ...]:
@@ -73,10 +74,10 @@ class FederatedData:
         """Shape of one input, found by reading one sample."""
         one = make_loader(self.train, self.splits.clients[0]["train"][:1], **how_batches_are_made(self.eval_options))
         batch: Any = next(iter(one))
-        fields = [batch]
-        if isinstance(batch, Mapping | list | tuple):
-            fields = list(batch.values()) if isinstance(batch, Mapping) else list(batch)
-        first = next((item for item in fields if isinstance(item, Tensor)), None)
+        if isinstance(batch, Mapping):
+            batch = list(batch.values())
+        parts = batch if isinstance(batch, list | tuple) else [batch]
+        first = next((part for part in parts if isinstance(part, Tensor)), None)
         if first is None:
             raise ConfigurationError(
                 f"The shape of an input cannot be told from a batch that is {type(batch).__name__} without a tensor."
@@ -86,12 +87,7 @@ class FederatedData:
     def train_loader(
         self, indices: Tensor, generator: torch.Generator | None, transform: Callable[[Tensor], Tensor] | None
     ) -> TensorBatches | DataLoader:
-        """Batches of some of the training data, as the clients have them; shuffled by the generator, if any."""
-        if self.corrupted is not None and self.corrupted.differs[indices].any():
-            size, drop_last = self.train_options["batch_size"], self.train_options["drop_last"]
-            return self.corrupted.loader(
-                indices, batch_size=size, drop_last=drop_last, generator=generator, transform=transform
-            )
+        """Batches of some of the training data; shuffled by the generator, if any."""
         return make_loader(
             self.train,
             indices,
@@ -100,12 +96,6 @@ class FederatedData:
             transform=transform,
             **self.train_options,
         )
-
-    def held_loader(self, indices: Tensor) -> TensorBatches | DataLoader:
-        """Batches of training samples in order, as the clients have them."""
-        if self.corrupted is not None and self.corrupted.differs[indices].any():
-            return self.corrupted.loader(indices, batch_size=self.eval_options["batch_size"], drop_last=False)
-        return self.eval_loader(self.train, indices)
 
     def in_batches_of(self, size: int) -> FederatedData:
         """The same with other training batches."""
@@ -176,44 +166,42 @@ def deal(
 
     train_options = {"batch_size": 32, "drop_last": False} | source.train_options | loader.said()
     eval_options = source.eval_options | loader.said() | {"drop_last": False}
-    _check_own_loaders(loader, corruptions, train_options, eval_options)
     train, val, test = source.train, source.val, source.test
     if loader.preload:
-        train, val, test = _preloaded((train, val, test), train_options, eval_options)
+        workers = train_options.get("num_workers", 0)
+        train = preload(train, train_options.pop("collate_fn", None), workers)
+        collate_fn = eval_options.pop("collate_fn", None)
+        val, test = (part if part is None else preload(part, collate_fn, workers) for part in (val, test))
     check_inputs(train, splits, {"validation": val, "test": test})
     unknown = unknown_classes(corruptions)
     val, test = (part if part is None else known_samples(part, unknown) for part in (val, test))
-    _set_batch_sizes(train, train_options, eval_options, batch_size, loader.eval_batch_size)
+    train_options["batch_size"] = batch_size or train_options["batch_size"]
+    in_tensors = isinstance(make_loader(train, **how_batches_are_made(train_options)), TensorBatches)
+    usual = max(train_options["batch_size"], 256 if in_tensors else 1)
+    eval_options["batch_size"] = loader.eval_batch_size or eval_options.get("batch_size", usual)
     check_full_batches(splits, train_options)
-    _try_own_loaders(train, splits, train_options, eval_options)
     _warn_of_unseeded(train, val, train_options, eval_options, source.val_loaders)
-
-    own = (train, splits.server_val) if len(splits.server_val) else None
-    val_data: tuple[Dataset, Tensor | None] | None = own if val is None else (val, None)
+    differs = torch.zeros(len(classes.labels), dtype=torch.bool)
+    if corruptions:
+        known, collate_fn = None if classes.missing else classes.labels, train_options.get("collate_fn")
+        train, noisy, differs = corrupt_clients(train, known, len(classes.names), splits, corruptions, collate_fn)
+        classes = replace(classes, labels=noisy)
+    val_data: tuple[Dataset, Tensor | None] | None = None if val is None else (val, None)
+    if val is None and len(splits.server_val):
+        val_data = train, splits.server_val
     val_loader: Any = source.val_loaders if val_data is None else make_loader(*val_data, **eval_options)
     if val is not None and len(val_loader) == 0:
         raise ConfigurationError("The source's validation set is empty. Give it samples, or leave it out altogether.")
-    corrupted = None
-    labels, num_classes = classes.labels, len(classes.names)
-    if corruptions:
-        collate_fn = train_options.get("collate_fn")
-        known = None if classes.missing else labels
-        corrupted = corrupt_clients(train, known, num_classes, splits, corruptions, collate_fn)
-        labels = corrupted.labels
-    parts = [client["train"] for client in splits.clients]
-    counts = partition_counts(parts, labels, num_classes)
     return FederatedData(
         train,
         val_loader,
         test,
         splits,
-        classes.names,
-        counts,
+        classes,
+        partition_counts([client["train"] for client in splits.clients], classes.labels, len(classes.names)),
         train_options,
         eval_options,
-        corrupted,
-        labels,
-        classes.missing,
+        differs,
         val_data,
         source.columns,
     )
@@ -250,56 +238,9 @@ def _split(
     return splits
 
 
-def _check_own_loaders(
-    loader: Loader, corruptions: Sequence[Corruption], train_options: dict[str, Any], eval_options: dict[str, Any]
-) -> None:
-    """Raise ConfigurationError where samples would be changed past a loader of somebody's own class."""
-    if (loader.preload or corruptions) and ("make" in train_options or "make" in eval_options):
-        raise ConfigurationError(
-            f"{'preload=True reads' if loader.preload else 'corruptions change'} the data set's samples, past the "
-            "class of the data module's loader, which makes its batches in its own way. Leave it out, or move what "
-            "that class does into collate_fn or the data set."
-        )
-
-
-def _preloaded(
-    parts: tuple[Dataset, Dataset | None, Dataset | None], train_options: dict[str, Any], eval_options: dict[str, Any]
-) -> tuple[Dataset, Dataset | None, Dataset | None]:
-    """Training, validation and test data as tensors; what collates their samples has done its work then."""
-    workers, train_collate_fn = train_options.get("num_workers", 0), train_options.pop("collate_fn", None)
-    collate_fn = eval_options.pop("collate_fn", None)
-    val, test = (part if part is None else preload(part, collate_fn, workers) for part in parts[1:])
-    return preload(parts[0], train_collate_fn, workers), val, test
-
-
-def _set_batch_sizes(
-    train: Dataset,
-    train_options: dict[str, Any],
-    eval_options: dict[str, Any],
-    batch_size: int | None,
-    eval_batch_size: int | None,
-) -> None:
-    if batch_size is not None:
-        train_options["batch_size"] = batch_size
-    in_tensors = isinstance(make_loader(train, **how_batches_are_made(train_options)), TensorBatches)
-    usual = max(train_options["batch_size"], 256 if in_tensors else 1)
-    eval_options["batch_size"] = eval_batch_size or eval_options.get("batch_size", usual)
-
-
 def how_batches_are_made(options: dict[str, Any]) -> dict[str, Any]:
     """The arguments of :func:`~flsv.data.make_loader` that define a batch."""
-    return {name: options[name] for name in ("batch_size", "collate_fn", "make") if name in options}
-
-
-def _try_own_loaders(
-    train: Dataset, splits: FederatedSplits, train_options: dict[str, Any], eval_options: dict[str, Any]
-) -> None:
-    """Raise ConfigurationError where a loader of somebody's own class cannot read what a client has."""
-    held_out = [splits.server_val, *(client[split] for client in splits.clients for split in ("val", "test"))]
-    for options, parts in ((train_options, [splits.clients[0]["train"]]), (eval_options, held_out)):
-        part = next((part for part in parts if len(part)), None)
-        if "make" in options and part is not None:
-            options["make"].attempt(make_loader(train, part, **options))
+    return {name: options[name] for name in ("batch_size", "collate_fn") if name in options}
 
 
 def _warn_of_unseeded(
@@ -309,7 +250,7 @@ def _warn_of_unseeded(
     unseeded: dict[str, Any] = {}
     for dataset, options in ((train, train_options), (val, eval_options)):
         held = held_generators(dataset, options.get("collate_fn"))
-        unseeded |= {place: g for place, g in held.items() if "make" in options or not can_be_seeded(g)}
+        unseeded |= {place: generator for place, generator in held.items() if not can_be_seeded(generator)}
     unseeded |= held_generators(val_loaders)
     if unseeded:
         rank_zero_warn(

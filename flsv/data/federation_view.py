@@ -83,7 +83,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         1 for data without classes, unless a wrapped data module has a ``num_classes`` of its own, which then is what
         its users mean.
         """
-        theirs = getattr(self._module, "num_classes", None) if self._data.no_classes else None
+        theirs = getattr(self._module, "num_classes", None) if self._data.classes.missing else None
         return theirs if isinstance(theirs, int) else len(self._data.class_names)
 
     @property
@@ -94,7 +94,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
     @property
     def no_classes(self) -> str | None:
         """Why the training samples have no classes, in words; None where they have some."""
-        return self._data.no_classes
+        return self._data.classes.missing
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -132,16 +132,14 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
 
     def client_labels(self, client: int, split: Literal["train", "val", "test"] = "train") -> Tensor:
         """A client's labels, as it has them, int64 ``[n]`` beside :meth:`client_indices`; all 0 without classes."""
-        assert self._data.labels is not None
-        return self._data.labels[self.client_indices(client, split)]
+        return self._data.classes.labels[self.client_indices(client, split)]
 
     def corrupted_samples(self, client: int) -> Tensor:
         """Which of a client's training samples differ from the source's, bool ``[n]`` beside :meth:`client_indices`.
 
         Ground truth for tests and figures. Nothing of it reaches the server.
         """
-        indices, corrupted = self.client_indices(client), self._data.corrupted
-        return torch.zeros(len(indices), dtype=torch.bool) if corrupted is None else corrupted.differs[indices]
+        return self._data.differs[self.client_indices(client)]
 
     def content_hashes(self) -> dict[str, str]:
         """A hash of the samples of the server's validation set (``"server"``) and of each client, by its number, of all
@@ -172,7 +170,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         """
         indices = self.client_indices(client, split)
         if split == "train" and not shuffle:
-            return self._near(self._data.held_loader(indices))
+            return self._near(self._data.eval_loader(self._data.train, indices))
         if split == "train":
             generator = None if self._overfits else generator or generator_for(self.splits.seed, "client", client)
             loader = self._data.train_loader(indices, generator, self.train_transform)
@@ -386,5 +384,3 @@ def _tensors(data: FederatedData) -> Iterable[Tensor]:
         loader = make_loader(dataset, **how_batches_are_made(options))
         if isinstance(loader, TensorBatches):
             yield from loader.tensors
-    if data.corrupted is not None:
-        yield from data.corrupted.fields

@@ -103,7 +103,6 @@ def make_loader(
     generator: torch.Generator | None = None,
     transform: Callable[[Tensor], Tensor] | None = None,
     collate_fn: Callable[[list[Any]], Any] | None = None,
-    make: Callable[..., DataLoader] = DataLoader,
     **options: Any,
 ) -> TensorBatches | DataLoader:
     """Batches of a map-style data set, or of some of its samples.
@@ -120,7 +119,6 @@ def make_loader(
         generator: CPU generator of the orders; workers' seeds follow from its initial seed.
         transform: applied to the first element of each collated batch.
         collate_fn: as of ``DataLoader``.
-        make: makes the ``DataLoader``; another one than its class also where the data are tensors.
         options: further ``DataLoader`` arguments (``num_workers``, ``pin_memory``, ...).
 
     Raises:
@@ -139,11 +137,11 @@ def make_loader(
             f"data set, with __len__ and __getitem__, is needed."
         )
     tensors, rows = tensors_of(dataset, indices)
-    if make is DataLoader and tensors is not None and collate_fn in (None, default_collate):
+    if tensors is not None and collate_fn in (None, default_collate):
         return TensorBatches(
             tensors, rows, batch_size, shuffle=shuffle, drop_last=drop_last, generator=generator, transform=transform
         )
-    if make is DataLoader and collate_fn in (None, default_collate):
+    if collate_fn in (None, default_collate):
         collate_fn = _default_collate
     if transform is not None:
         assert collate_fn is not None
@@ -152,8 +150,7 @@ def make_loader(
     # A DataLoader draws its workers' seeds before its first order, and from the global generator if it is given none:
     # with a generator of its own it does neither.
     own = torch.Generator().manual_seed(generator.initial_seed() if generator is not None else 0)
-    if make is DataLoader and held_generators(dataset, collate_fn):
-        make = SeededLoader
+    make = SeededLoader if held_generators(dataset, collate_fn) else DataLoader
     in_order = SequentialSampler(subset)  # type: ignore[arg-type]
     return make(
         subset,
@@ -298,8 +295,7 @@ class Loader:
             are gathered without a copy, the same to the bit. ``"auto"``: if they take at most a quarter of the memory
             that is free there when the fit begins, and neither module has hooks that are handed batches before they are
             there; training data with a ``train_transform`` are left where they are, since it may draw random numbers.
-            True: always; the transform and the hooks are then given the accelerator's tensors. The batches of clients
-            with corrupted inputs are copied one by one as ever.
+            True: always; the transform and the hooks are then given the accelerator's tensors.
 
     Raises:
         ConfigurationError: an ``eval_batch_size`` below 1, anything of another type.

@@ -107,12 +107,11 @@ class Brighter(Corruption):
 
 
 def test_corrupted_clients() -> None:
-    """Labels are resident like the others; where inputs differ, a batch is put together on the CPU."""
+    """Are resident like the others."""
     noise = resident(toy_data(on_device=True, corruptions=[ClosedSetLabelNoise(clients=[0])]))
     assert devices(noise.client_loader(0)) == devices(noise.client_loader(1)) == {"meta"}
     other = resident(toy_data(on_device=True, corruptions=[Brighter(clients=[0])]))
-    assert devices(other.client_loader(0)) == {"cpu"}
-    assert devices(other.client_loader(1)) == {"meta"}
+    assert devices(other.client_loader(0)) == devices(other.client_loader(1)) == {"meta"}
 
 
 def test_what_is_gathered_is_the_same() -> None:

@@ -249,9 +249,8 @@ def _table_of(frame: Any, large: Sequence[str]) -> Table:
     for name, kind in frame.features.items():
         names = getattr(kind, "names", None)
         if names is not None and name in table.frame:  # -1 is a gap
-            columns[name] = table.frame[name].map(
-                lambda number, names=names: names[int(number)] if number >= 0 else None
-            )
+            numbers = table.frame[name].tolist()
+            columns[name] = [names[int(number)] if number >= 0 else None for number in numbers]
     return replace(table, path=type(frame).__name__, frame=table.frame.assign(**columns))
 
 

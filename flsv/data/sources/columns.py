@@ -121,8 +121,8 @@ class Columns:
         dates = self.dates
         if not isinstance(dates, Mapping) or not all(isinstance(how, str) for how in dates.values()):
             raise ConfigurationError(
-                f"Columns(dates={dates!r}): expected for each column of dates 'days' (since 1970), 'parts' (year, month "
-                "and weekday), or the name of the column of dates from which days are counted."
+                f"Columns(dates={dates!r}): expected for each column of dates 'days' (since 1970), 'parts' (year, "
+                "month and weekday), or the name of the column of dates from which days are counted."
             )
         dates = {str(name).strip(): how.strip() for name, how in dates.items()}
         for name, how in dates.items():

@@ -283,8 +283,8 @@ class TableEncoder:
             )
         for alike in spelled_alike(known):
             rank_zero_warn(
-                f"{all_of(tables)}: {name!r} has {', '.join(map(repr, alike))}, each a category of its own. If they are "
-                "one, spell it alike."
+                f"{all_of(tables)}: {name!r} has {', '.join(map(repr, alike))}, each a category of its own. If they "
+                "are one, spell it alike."
             )
         return known
 

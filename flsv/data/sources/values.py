@@ -146,8 +146,8 @@ def _check_numbers(tables: Sequence[Table], name: str, values: pd.Series, number
     wrong = np.flatnonzero(numbers.isna() & values.notna())
     if len(wrong):
         raise ColumnError(
-            f"{place_of(tables, wrong[0])}: {str(values[wrong[0]])!r} in {name!r} is no finite number, but others there "
-            "are. If it stands for a gap, add it to this column's gaps; if the column has categories, name it in "
+            f"{place_of(tables, wrong[0])}: {str(values[wrong[0]])!r} in {name!r} is no finite number, but others "
+            "there are. If it stands for a gap, add it to this column's gaps; if the column has categories, name it in "
             "categorical.",
             _gap_or_category(name, set(values[wrong]), numbers, columns),
         )
@@ -220,8 +220,8 @@ def _days(tables: Sequence[Table], name: str, columns: Columns) -> pd.Series:
             wrong = np.flatnonzero(dated.isna() & texts.notna())
             if len(wrong):
                 raise ColumnError(
-                    f"{table.path}, {table.places([int(wrong[0])])}: {texts.iloc[wrong[0]]!r} in {name!r} is no date as "
-                    f"{columns.date_format or 'YYYY-MM-DD'}. Say how dates are written, such as date_format: "
+                    f"{table.path}, {table.places([int(wrong[0])])}: {texts.iloc[wrong[0]]!r} in {name!r} is no "
+                    f"date as {columns.date_format or 'YYYY-MM-DD'}. Say how dates are written, such as date_format: "
                     "'%d.%m.%Y'; what stands for a gap belongs into gaps.",
                     {"exclude": [name]},
                 )

@@ -15,7 +15,6 @@ from flsv.data import (
     IIDPartitioner,
     TensorBatches,
 )
-from flsv.data.corrupted_data import PatchedRows
 from flsv.errors import ConfigurationError
 from flsv.seeding import generator_for
 
@@ -84,21 +83,17 @@ def test_only_the_chosen_clients_training_samples_change():
     assert data.class_counts.sum() == sum(len(data.client_indices(client)) for client in range(4))
 
 
-def test_the_data_set_is_not_modified_and_clean_clients_share_it():
+def test_the_data_set_is_not_modified():
     x, y = X.clone(), Y.clone()
     data = ready(TensorDataset(x, y), [Watch(clients=[1]), ClosedSetLabelNoise(clients=[2])])
     assert torch.equal(x, X)
     assert torch.equal(y, Y)
-    shared = {client: data.client_loader(client).tensors[0] is x for client in range(4)}
-    # Labels alone need no copy of the inputs.
-    assert shared == {0: True, 1: False, 2: True, 3: True}
     assert all(isinstance(data.client_loader(client), TensorBatches) for client in range(4))
 
 
-def test_memory_is_taken_by_the_changed_inputs_only():
-    data = ready(corruptions=BOTH)
-    patch = data.client_loader(0).tensors[0].patch
-    assert len(patch) == sum(int(0.3 * len(data.client_indices(client)) + 0.5) for client in (0, 2))
+def test_inputs_are_copied_only_where_some_of_them_change():
+    assert ready(corruptions=[ClosedSetLabelNoise(clients=[1])])._data.train.tensors[0] is X
+    assert ready(corruptions=[GaussianNoise(clients=[1])])._data.train.tensors[0] is not X
 
 
 def test_a_corruption_sees_one_clients_training_samples_and_nothing_else():
@@ -193,14 +188,6 @@ def test_batches_do_not_share_memory_with_the_data():
     x, _ = next(iter(data.client_loader(0)))
     x.zero_()
     assert (next(iter(data.client_loader(0)))[0] != 0).all()
-
-
-def test_patched_rows_with_and_without_a_patch_in_the_batch():
-    base, slot = torch.arange(6.0)[:, None], torch.tensor([-1, 0, -1, 2, 1])
-    rows = PatchedRows(base, torch.tensor([5, 4, 3, 2, 1]), slot, torch.tensor([[10.0], [20.0], [30.0]]))
-    for index, expected in (([0, 2], [5, 3]), ([1, 3, 4], [10, 30, 20]), ([4, 0, 1], [20, 5, 10]), ([], [])):
-        chosen = rows.index_select(0, torch.tensor(index, dtype=torch.long))
-        assert chosen.flatten().tolist() == expected
 
 
 def test_the_hyperparameters_tell():

@@ -13,6 +13,7 @@ from flsv.data import (
     PathologicalPartitioner,
     ProportionPartitioner,
     ShardPartitioner,
+    load_image_data,
 )
 from flsv.errors import ConfigurationError
 
@@ -53,7 +54,7 @@ def test_half_of_the_images_come_from_unknown_classes():
     mislabelled = torch.cat([data.corrupted_samples(client) for client in range(10)])
     assert mislabelled.float().mean().item() == pytest.approx(0.5, abs=0.02)
     assert data.class_counts[:, EVEN].sum() == 0
-    labels = data._data.train.tensors[1]
+    labels = load_image_data("digits").train.tensors[1]
     for client in range(10):
         true = labels[data.client_indices(client)]
         assert torch.equal(data.corrupted_samples(client), true % 2 == 0)

@@ -27,8 +27,8 @@ def encoded(columns, came=CAME, typed=False):
     if typed:
         frame = frame.replace("", None)
     table = frame_table(frame.assign(**{n: pd.to_datetime(frame[n]) for n in ("came", "left")})) if typed else None
-    table = table or Table("stays.csv", frame, np.arange(2, 6))
-    encoder = TableEncoder(Columns(**columns), "ill", None, "Columns")
+    table = table or Table("stays.csv", frame.set_axis(range(2, 6)))
+    encoder = TableEncoder(Columns(**columns), "ill")
     return encoder, encoder.features([table], EVERY, None)[0].numpy()
 
 
@@ -89,7 +89,7 @@ def test_dates_as_they_are_written_elsewhere():
 )
 def test_what_is_refused(options, message):
     def all_that_is_done():
-        Columns(**options).check_roles("ill", None, "Columns")
+        Columns(**options).check_roles("ill", None)
         encoded(options)
 
     with pytest.raises(ConfigurationError, match=message):
@@ -144,7 +144,7 @@ def test_all_columns_that_cannot_be_used_are_in_one_message_whose_line_helps(tmp
     assert options == {
         "exclude": ["insurer", "name", "lab", "patient"],
         "categorical": ["age"],
-        "gaps": [*(mark for mark in ("", "NA", "N/A", "NaN", "nan", "null", ".", "?")), "not done"],
+        "gaps": {"score": ["not done"]},
         "dates": {"came": "days"},
         "date_format": "%d.%m.%Y",
     }

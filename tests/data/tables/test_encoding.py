@@ -4,8 +4,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from flsv.data.sources.table import Table, parsed
-from flsv.data.sources.values import standardise
+from flsv.data import Columns
+from flsv.data.sources.encoder import standardise
+from flsv.data.sources.table import Table
+from flsv.data.sources.values import parsed, read_column, without_gaps
 
 
 @pytest.fixture
@@ -71,5 +73,29 @@ def test_what_are_no_finite_numbers(words):
 
 
 def test_gaps():
-    table = Table("wards.csv", pd.DataFrame({"age": [" NA ", "", "0", "NAN"]}, dtype=object), np.arange(4))
-    assert table.gaps("age", {"", "NA"}).tolist() == [True, True, False, False]
+    table = Table("wards.csv", pd.DataFrame({"age": [" NA ", "", "0", "NAN"], "ward": ["x", "NA", ".", "A"]}))
+    only, besides = Columns(gaps=["NA"]), Columns(gaps={"ward": ["x"]})
+    assert without_gaps(table, "age", "", only).isna().tolist() == [True, True, False, False]
+    assert without_gaps(table, "ward", "", only).isna().tolist() == [False, True, False, False]
+    # What is a gap in one column is none in another, and the usual marks stay.
+    assert without_gaps(table, "ward", "", besides).isna().tolist() == [True, True, True, False]
+    assert without_gaps(table, "age", "", besides).isna().tolist() == [True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ((["30", "4.5"], ["-1e3", ""]), "numbers"),
+        ((["0", "0.5"], ["-0.5", "+0"]), "numbers"),
+        ((["1067", "4109"], ["01067", "80331"]), "categories"),
+        ((["True", "False"], ["True", ""]), "truth values"),
+        ((["yes", "no"], ["1_000", "x"]), "categories"),
+    ],
+)
+def test_the_kind_of_a_column_is_decided_once_over_all_files(values, kind):
+    """One value with a leading zero, at whichever client, makes names of all."""
+    tables = [Table(f"{place}.csv", pd.DataFrame({"x": column}, dtype=object)) for place, column in enumerate(values)]
+    found, joined = read_column(tables, "x", Columns())
+    assert found == kind
+    if kind == "categories":
+        assert joined.tolist() == [*values[0], *values[1]]
