@@ -34,7 +34,6 @@ class HuggingFace:
         self.column_names = list(columns)
         self.features = {name: features.get(name) for name in columns}
         self._values = columns
-        self.rows_read = 0
 
     def __len__(self):
         return len(next(iter(self._values.values())))
@@ -42,12 +41,7 @@ class HuggingFace:
     def __getitem__(self, key):
         if isinstance(key, str):
             return self._values[key]
-        self.rows_read += 1
         return {name: values[key] for name, values in self._values.items()}
-
-    def remove_columns(self, names):
-        kept = {name: values for name, values in self._values.items() if name not in names}
-        return HuggingFace(kept, **{name: self.features[name] for name in kept})
 
     def to_pandas(self):
         return pandas.DataFrame(self._values)

@@ -101,6 +101,20 @@ def test_a_batch_sampler_of_ones_own_is_refused(batches):
         module_source(module(DataLoader(DATA, batch_sampler=batches)))
 
 
+class Scaled(DataLoader):
+    """Yields something else than its data set holds."""
+
+    def __iter__(self):
+        return ((2 * x, y) for x, y in super().__iter__())
+
+
+def test_a_loader_that_makes_its_own_batches_is_refused_and_validates_as_it_is():
+    with pytest.raises(ConfigurationError, match="is a Scaled, which makes its batches in its own way.*collate_fn"):
+        module_source(module(Scaled(DATA, 4)))
+    own = Scaled(DATA, 4)
+    assert module_source(module(DataLoader(DATA), own)).val_loaders is own
+
+
 def test_torchs_batch_sampler_says_what_a_loader_does_not():
     batches = BatchSampler(SubsetRandomSampler([1, 4, 9]), 2, True)
     source = module_source(module(DataLoader(DATA, batch_sampler=batches)))

@@ -1,24 +1,22 @@
-"""Arrays ``(X, y)`` and two columns of a Hugging Face data set as a data set; and several data sets as one: the
-clients', whose classes have one numbering then, and those to evaluate with."""
+"""Arrays ``(X, y)`` as a data set, objects with columns as tables; and several data sets as one: the clients', whose
+classes have one numbering then, and those to evaluate with."""
 
 from __future__ import annotations
 
 import copy
-import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from PIL.Image import Image
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 
 from flsv.data.groups import check_spelling
 from flsv.data.labels import class_names_of
 from flsv.data.loaders import tensors_of
-from flsv.data.sources.base import Reading, check_bits, image_tensor
+from flsv.data.sources.base import Reading, image_tensor
 from flsv.data.sources.table import Table, frame_table, is_columnar
 from flsv.errors import ConfigurationError, listed
 
@@ -126,132 +124,21 @@ def _inputs(x: Any) -> Tensor:
     return found if found.is_complex() else found.long()
 
 
-def is_hugging_face(frame: Any) -> bool:
-    """Whether it is a data set of the library ``datasets``: rows by number, columns by name, ``features``."""
-    return is_columnar(frame) and isinstance(getattr(frame, "features", None), Mapping)
-
-
-def _is_large(value: Any) -> bool:
-    """Whether it is more than a number, a word or a truth value."""
-    return (
-        value is not None
-        and not isinstance(value, str | bool | int | float | np.generic | datetime.date)
-        and (getattr(value, "ndim", 1) > 0)
-    )
-
-
-class ColumnSamples(Dataset):
-    """Rows of a Hugging Face data set as ``(input, target)``, read on access.
-
-    Images become float32 ``[C, H, W]`` in 0 .. 1, of 1 channel if they are grey, else 3; arrays as
-    :func:`array_set` has them. A target is a class if the column's are whole numbers or words.
-
-    Args:
-        frame: rows by number, columns by name.
-        inputs: the column with the inputs.
-        label: the column with the targets.
-
-    Attributes:
-        targets: int64 or float32 ``[N]``.
-        classes: their names, if the data set or the targets themselves have names.
-
-    Raises:
-        ConfigurationError: targets that are missing or of several kinds; when it is read, an input that is no image or
-            array.
-    """
-
-    def __init__(self, frame: Any, inputs: str, label: str) -> None:
-        self.frame, self.inputs = frame, inputs
-        values = list(frame[label])
-        missing = [row for row, value in enumerate(values) if value is None]
-        if missing:
-            raise ConfigurationError(
-                f"{type(frame).__name__}: {len(missing)} of {len(values)} rows have no {label!r} (labels), such as row "
-                f"{missing[0]}. Leave them out."
-            )
-        targets = np.array([value.item() if hasattr(value, "item") else value for value in values])
-        held = array_set(torch.zeros(len(values), 0), targets)
-        self.targets = held.tensors[1]
-        # ClassLabel's names: Hugging Face numbers the classes by their place among them.
-        names: Any = getattr(frame.features.get(label), "names", None) or getattr(held, "classes", ())
-        if names:
-            self.classes = tuple(map(str, names))
-
-    def __len__(self) -> int:
-        return len(self.targets)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        value = self.frame[int(index)][self.inputs]
-        place = f"{type(self.frame).__name__}, row {index}: {self.inputs!r}"
-        return input_tensor(value, place), self.targets[index]
-
-
-def input_tensor(value: Any, place: str) -> Tensor:
-    """An image or an array as a tensor.
-
-    Raises:
-        ConfigurationError: it is neither, with its place.
-    """
-    if isinstance(value, Image):
-        check_bits(value.mode, place)
-        from torchvision.transforms.functional import to_tensor
-
-        grey = value.mode in ("1", "L")
-        return to_tensor(value.convert("L" if grey else "RGB"))
-    try:
-        array = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
-    except (TypeError, ValueError) as error:
-        raise ConfigurationError(
-            f"{place} is a {type(value).__name__}, which is no image and no array of numbers ({error})."
-        ) from error
-    if array.dtype == torch.uint8 and (array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (1, 3))):
-        return image_tensor(array[None])[0]
-    return array.float() if array.is_floating_point() else array.long()
-
-
 def read_frame(frame: Any, reading: Reading) -> Dataset | Table:
-    """An object with named columns: a table, as it is; of a Hugging Face data set with images or arrays, samples.
-
-    Raises:
-        ConfigurationError: a column that there is not, no label, or several inputs besides images.
-    """
-    if not is_hugging_face(frame):
+    """An object with named columns as a table; a Hugging Face data set of which no label was said, as it is: its rows
+    are dictionaries, and somebody has a model for these."""
+    features = getattr(frame, "features", None)
+    if not isinstance(features, Mapping):
         return frame_table(frame)
     if reading.label is None:
-        return frame  # rows are dictionaries, and somebody has a model for these
-    first = frame[0] if len(frame) else {}
-    large = [name for name, value in first.items() if _is_large(value)]
-    table = _table_of(frame, large)
-    label = reading.table_label(table)
-    if reading.group is not None:
-        table.column(reading.group, "groups")
-    taken = {label, reading.group, *(reading.columns.exclude or ())}
-    inputs = [name for name in reading.columns.features or first if name not in taken]
-    if not set(large) & set(inputs):
-        return table
-    if len(inputs) > 1:
-        shown = [name for name in inputs if name in large]
-        raise ConfigurationError(
-            f"the rows have {', '.join(shown)}, of more than a number or a word each, and the inputs are "
-            f"{', '.join(inputs)}. Of such columns one is the input: name it, columns.features: [{shown[0]}]."
-        )
-    samples = ColumnSamples(frame, inputs[0], label)
-    if reading.group is not None:
-        samples.groups = table.frame[reading.group].tolist()  # type: ignore[attr-defined]
-        samples.group_kind = reading.group  # type: ignore[attr-defined]
-    return samples
-
-
-def _table_of(frame: Any, large: Sequence[str]) -> Table:
-    """Its columns but for the contents of the large ones; numbers of classes that have names are these names."""
-    table = frame_table(frame.remove_columns(list(large)) if large else frame)
-    columns: dict[str, Any] = dict.fromkeys(large)
-    for name, kind in frame.features.items():
+        return frame
+    table, named = frame_table(frame), {}
+    for name, kind in features.items():
         names = getattr(kind, "names", None)
-        if names is not None and name in table.frame:  # -1 is a gap
+        if names is not None:  # numbers of classes that have names are these names, and -1 is a gap
             numbers = table.frame[name].tolist()
-            columns[name] = [names[int(number)] if number >= 0 else None for number in numbers]
-    return replace(table, path=type(frame).__name__, frame=table.frame.assign(**columns))
+            named[name] = [names[int(number)] if number >= 0 else None for number in numbers]
+    return replace(table, frame=table.frame.assign(**named))
 
 
 def one_numbering(
@@ -356,10 +243,6 @@ def _renumbered(dataset: Dataset, classes: Sequence[str], union: Sequence[str], 
         if hasattr(dataset, "imgs"):
             changed.imgs = changed.samples  # type: ignore[attr-defined]
         changed.classes, changed.class_to_idx = list(union), {each: number for number, each in enumerate(union)}
-        return changed
-    if isinstance(dataset, ColumnSamples):
-        changed = copy.copy(dataset)
-        changed.targets, changed.classes = table[dataset.targets], tuple(union)
         return changed
     if type(dataset) is TensorDataset and len(dataset.tensors) > 1 and not dataset.tensors[-1].is_floating_point():
         *inputs, labels = dataset.tensors

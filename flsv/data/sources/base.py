@@ -178,14 +178,6 @@ class ImageData:
     class_names: tuple[str, ...]
 
 
-def check_bits(mode: str, place: str) -> None:
-    """Raise ConfigurationError for an image in a mode of Pillow's with more than 8 bits per channel."""
-    if mode.startswith(("I", "F")):  # Pillow would cut every pixel at 255
-        raise ConfigurationError(
-            f"{place} has more than 8 bits per pixel (Pillow's mode {mode}), whose scale is unknown. Save it with 8."
-        )
-
-
 def image_tensor(images: Any, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)) -> Tensor:
     """8-bit images as a normalised float32 tensor ``[N, C, H, W]``: ``(pixel / 255 - mean) / std`` by channel.
 

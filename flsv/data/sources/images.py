@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from PIL import Image
 
-from flsv.data.sources.base import ImageData, check_bits
+from flsv.data.sources.base import ImageData
 from flsv.data.sources.table import is_table_file
 from flsv.errors import ConfigurationError, listed
 
@@ -100,7 +100,10 @@ def check_image(path: str) -> None:
             image.verify()
     except Exception as error:
         raise ConfigurationError(f"{path} cannot be read as an image: {error}. Repair or remove it.") from error
-    check_bits(mode, path)
+    if mode.startswith(("I", "F")):  # Pillow would cut every pixel at 255
+        raise ConfigurationError(
+            f"{path} has more than 8 bits per pixel (Pillow's mode {mode}), whose scale is unknown. Save it with 8."
+        )
 
 
 #: Beside the clients, these are nobody's: what the server validates and tests with.

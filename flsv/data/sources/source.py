@@ -17,9 +17,8 @@ import lightning as L
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from flsv.data.groups import named_groups, plain_names
+from flsv.data.groups import plain_names
 from flsv.data.sources.arrays import (
-    ColumnSamples,
     array_set,
     concatenated,
     is_array,
@@ -326,16 +325,12 @@ def own_source(
     if clients:
         sizes = torch.tensor([len(part) for part in sets.values()])  # type: ignore[arg-type]
         found = replace(found, groups=torch.repeat_interleave(sizes), group_names=tuple(sets))
-    elif isinstance(base, ColumnSamples) and reading.group is not None:
-        groups, names = named_groups(base) or (None, ())
-        found = replace(found, groups=groups, group_names=names)
     return replace(
         found,
         train=concatenated(sets),
         val=rest.get("val"),
         test=rest.get("test"),
         class_names=classes or found.class_names,
-        labelled=found.labelled or all(isinstance(part, ColumnSamples) for part in together.values()),
     )
 
 

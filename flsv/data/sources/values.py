@@ -107,7 +107,8 @@ def read_column(tables: Sequence[Table], name: str, columns: Columns) -> tuple[s
     if strange is not None:
         raise ColumnError(
             f"{kinds[strange].path}: {name!r} has values of the type {strange}; expected numbers, words or truth "
-            f"values. {_advice(name)}",
+            f"values. {_advice(name)} Images and arrays are no columns of a table: without labels, the rows of a "
+            "Hugging Face data set are given to the model as dictionaries.",
             {"dates": {name: DAYS}} if strange in _DATES else {"exclude": [name]},
         )
     if len(kinds) > 1:

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from flsv.data.sources.named import npz
 from flsv.errors import ConfigurationError
@@ -66,51 +65,11 @@ def test_columns_become_attributes_of_the_training_set(tmp_path):
     assert not hasattr(train, "about")
 
 
-@pytest.mark.parametrize(("dtype", "white"), [("int64", 255), ("int16", 255), ("uint16", 255), ("uint16", 65535)])
-def test_wider_integers_are_scaled_by_their_bits_and_it_is_said(tmp_path, dtype, white):
-    narrow = arrays()
-    for split in ("train", "val", "test"):
-        narrow[f"{split}_images"][0, 0, :2] = 0, 255
-    wide = {name: a.astype(dtype) * (white // 255) if "images" in name else a for name, a in narrow.items()}
-    np.savez(tmp_path / "narrow.npz", **narrow)
-    np.savez(tmp_path / "wide.npz", **wide)
-    with pytest.warns(UserWarning, match=rf"train_images {dtype}.*0 \.\. {white}"):
-        data = npz(tmp_path / "wide.npz")
-    for split in ("train", "val", "test"):
-        expected = getattr(npz(tmp_path / "narrow.npz"), split)[:][0]
-        torch.testing.assert_close(getattr(data, split)[:][0], expected, atol=1e-6, rtol=0)
-
-
-def test_black_and_white(tmp_path):
-    made = arrays()
-    np.savez(tmp_path / "set.npz", **{n: a > 127 if "images" in n else a for n, a in made.items()})
-    assert npz(tmp_path / "set.npz").train[:][0].unique().tolist() == [-1, 1]
-
-
-@pytest.mark.parametrize(
-    ("images", "message"),
-    [
-        (lambda a: a.astype(np.int64) // 16, r"train_images int64.*0 \.\. 15.*scale is unknown"),
-        (lambda a: a.astype(np.uint16) * 16, r"uint16.*whole numbers 0 \.\. 40\d\d.*scale is unknown"),
-        (lambda a: a.astype(np.int64) - 9, r"whole numbers -9 \.\. .*scale is unknown"),
-        (lambda a: a + 1j, "pixels must be real numbers; there are train_images complex128"),
-        (lambda a: a.astype(str), "pixels must be real numbers; there are train_images <U3"),
-        (lambda a: a * np.float64(1e300), "12 of 12 images have NaN or infinite pixels: 0 .. 11"),
-    ],
-)
-def test_pixels_of_unknown_scale_are_refused(tmp_path, images, message):
-    np.savez(tmp_path / "set.npz", **{n: images(a) if "images" in n else a for n, a in arrays().items()})
-    with pytest.raises(ConfigurationError, match=message):
-        npz(tmp_path / "set.npz")
-
-
-def test_splits_of_different_types_or_shapes(tmp_path):
-    made = arrays()
-    np.savez(tmp_path / "set.npz", **{**made, "val_images": made["val_images"] / 255})
-    with pytest.raises(ConfigurationError, match="train_images uint8.*val_images float64.*in one type"):
-        npz(tmp_path / "set.npz")
-    np.savez(tmp_path / "set.npz", **{**made, "test_images": made["test_images"][:, 1:]})
-    with pytest.raises(ConfigurationError, match=r"train_images are \[8, 8\] each, test_images \[7, 8\]"):
+@pytest.mark.parametrize("dtype", ["int64", "uint16", "bool", "complex128", "<U3"])
+def test_pixels_of_unknown_scale_are_refused(tmp_path, dtype):
+    made = {n: a.astype(dtype) if "images" in n else a for n, a in arrays().items()}
+    np.savez(tmp_path / "set.npz", **made)
+    with pytest.raises(ConfigurationError, match=rf"train_images is {dtype}, whose scale is unknown. Save pixels as"):
         npz(tmp_path / "set.npz")
 
 
@@ -133,7 +92,7 @@ def test_pixels_that_are_not_finite(tmp_path, split, value):
         (lambda y: y + 0j, "found complex128"),
         (lambda y: np.array(["cat", "dog", "eel"])[y], "found <U3"),
         (lambda y: np.where(y == 2, np.nan, y), "such as nan at 2"),
-        (lambda y: np.where(y == 2, 10**9, y.astype(np.int64)), "largest label is 1000000000, and there are only"),
+        (lambda y: np.where(y == 2, 10**9, y.astype(np.int64)), "1000000000, not 0 .. .*numpy.unique"),
         (lambda y: np.where(y == 2, 2.0**70, y), "such as 1.18"),
         (lambda y: np.where(y == 2, np.uint64(2**63 + 1), y.astype(np.uint64)), "such as 9223372036854775809 at 2"),
     ],
@@ -145,15 +104,11 @@ def test_labels_that_are_no_classes(tmp_path, split, change, message):
         npz(tmp_path / "set.npz")
 
 
-def test_labels_from_one_or_with_gaps_are_numbered_anew_and_keep_their_names(tmp_path):
-    made = arrays()
-    gaps = np.array([1, 3, 7])
-    np.savez(tmp_path / "set.npz", **{n: gaps[a] if "labels" in n else a for n, a in made.items()})
-    with pytest.warns(UserWarning, match=r"the labels are 1, 3, 7, not 0 \.\. 2"):
-        data = npz(tmp_path / "set.npz")
-    assert data.train[:][1].tolist() == made["train_labels"][:, 0].tolist()
-    assert data.test[:][1].tolist() == made["test_labels"][:, 0].tolist()
-    assert data.class_names == ("1", "3", "7")
+def test_labels_from_one_or_with_gaps_are_refused(tmp_path):
+    made = {n: np.array([1, 3, 7])[a] if "labels" in n else a for n, a in arrays().items()}
+    np.savez(tmp_path / "set.npz", **made)
+    with pytest.raises(ConfigurationError, match=r"the labels are 1, 3, 7, not 0 \.\. 2. Number them anew"):
+        npz(tmp_path / "set.npz")
 
 
 def test_a_class_that_one_split_lacks_is_no_gap(tmp_path, recwarn):
@@ -183,8 +138,9 @@ def test_missing_arrays_are_named(tmp_path):
     [
         ("train_labels", np.zeros((12, 14)), r"train_labels has shape \[12, 14\].*multi-label"),
         ("train_labels", np.zeros(7), r"shape \[7\] for 12 images"),
-        ("test_images", np.zeros((6, 8, 8, 5)), r"test_images has shape \[6, 8, 8, 5\]"),
-        ("test_images", np.zeros(()), r"test_images has shape \[\]"),
+        ("train_images", np.zeros((12, 8, 8, 5)), r"train_images has shape \[12, 8, 8, 5\]"),
+        ("test_images", np.zeros((6, 7, 8), np.uint8), r"uint8 \[8, 8\] each, test_images uint8 \[7, 8\]"),
+        ("test_images", np.zeros((6, 8, 8)), r"train_images are uint8 \[8, 8\] each, test_images float64 \[8, 8\]"),
         ("test_labels", np.zeros(()), r"test_labels has shape \[\] for 6 images"),
     ],
 )
@@ -209,18 +165,10 @@ def test_a_file_that_is_no_archive(tmp_path, change):
 
 
 def test_other_files_called_npz(tmp_path):
-    Image.new("L", (8, 8)).save(tmp_path / "set.png")
-    (tmp_path / "set.png").rename(tmp_path / "set.npz")
-    with pytest.raises(ConfigurationError, match=r"it begins with b'\\x89PNG"):
-        npz(tmp_path / "set.npz")
-    np.save(tmp_path / "one.npy", np.zeros(3))
-    (tmp_path / "one.npy").rename(tmp_path / "set.npz")
-    with pytest.raises(ConfigurationError, match="it begins with .*NUMPY"):
-        npz(tmp_path / "set.npz")
     with zipfile.ZipFile(tmp_path / "set.npz", "w") as archive:
         for name in arrays():
             archive.writestr(f"{name}.npy", "junk")
-    with pytest.raises(ConfigurationError, match=r"as an \.npz archive of plain arrays: train_images: .*no array"):
+    with pytest.raises(ConfigurationError, match="train_images is .*|train_images has shape"):
         npz(tmp_path / "set.npz")
 
 
@@ -237,7 +185,7 @@ class Payload:
 def test_pickled_objects_are_not_read(tmp_path):
     labels = np.array([Payload(tmp_path / "executed")] * 12, dtype=object)
     np.savez(tmp_path / "set.npz", **{**arrays(), "train_labels": labels})
-    with pytest.raises(ConfigurationError, match="train_labels: Object arrays cannot be loaded"):
+    with pytest.raises(ConfigurationError, match="Object arrays cannot be loaded"):
         npz(tmp_path / "set.npz")
     assert not (tmp_path / "executed").exists()
 

@@ -1,18 +1,14 @@
 """DataFrames and Hugging Face data sets, imitated and, where they are installed, real."""
 
-import io
-
 import numpy as np
 import pandas
 import pytest
 import torch
 from data_options import grouped
 from frames import ClassLabel, Frame, HuggingFace
-from PIL import Image
 from torch.utils.data import TensorDataset
 
 from flsv.data import Columns, FederatedDataModule
-from flsv.data.sources.arrays import ColumnSamples, is_hugging_face
 from flsv.data.sources.table import frame_table, is_columnar, read_csv
 from flsv.errors import ConfigurationError
 
@@ -130,8 +126,6 @@ def test_columns_called_by_numbers():
 
 def test_what_has_columns():
     assert is_columnar(Frame(a=[1], b=[2]))
-    assert is_hugging_face(HuggingFace({"a": [1]}))
-    assert not is_hugging_face(Frame(a=[1]))
     for other in ([1], {"columns": [1]}, np.zeros((2, 2)), TensorDataset(torch.zeros(2)), "columns", None):
         assert not is_columnar(other)
     with pytest.raises(ConfigurationError, match="several columns are called 'a'"):
@@ -194,44 +188,6 @@ def test_missing_groups_and_labels():
     assert int(data.num_samples.sum()) + len(data.server_val_indices) == 39
 
 
-def pictures(number, mode="L", side=6):
-    shape = (side, side + 1) if mode == "L" else (side, side + 1, 3)
-    return [Image.fromarray(np.full(shape, 51 * (i % 5), np.uint8)) for i in range(number)]
-
-
-@pytest.mark.parametrize(("mode", "channels"), [("1", 1), ("P", 3), ("CMYK", 3)])
-def test_pictures_of_other_modes_are_grey_or_coloured(mode, channels):
-    white = [picture.convert(mode) for picture in [Image.new("RGB", (6, 6), "white")] * 8]
-    x, _ = ColumnSamples(HuggingFace({"image": white, "label": [0, 1] * 4}), "image", "label")[0]
-    assert x.shape == (channels, 6, 6)
-    assert (x == 1).all()
-
-
-@pytest.mark.parametrize(("mode", "channels"), [("L", 1), ("RGB", 3)])
-def test_pictures_with_named_classes(mode, channels):
-    source = HuggingFace(
-        {"image": pictures(30, mode), "label": [i % 3 for i in range(30)], "clinic": [f"c{i % 2}" for i in range(30)]},
-        label=ClassLabel(["cat", "dog", "eel"]),
-    )
-    data = ready(source, labels="label", groups="clinic", columns=Columns(features=["image"]))
-    assert (data.class_names, data.client_names) == (("cat", "dog", "eel"), ("c0", "c1"))
-    assert data.input_shape == (channels, 6, 7)
-    x, y = next(iter(data.client_loader(0, shuffle=False)))
-    rows = data.client_indices(0).tolist()
-    assert y.tolist() == [row % 3 for row in rows]
-    assert x[:, 0, 0, 0].tolist() == pytest.approx([(row % 5) / 5 for row in rows])
-    with pytest.raises(ConfigurationError, match=r"name it, columns.features: \[image\]"):
-        ready(source, labels="label")
-
-
-def test_nothing_is_read_of_pictures_before_it_is_needed():
-    source = HuggingFace({"image": pictures(30), "label": [i % 3 for i in range(30)]})
-    samples = ColumnSamples(source, "image", "label")
-    assert source.rows_read == 0
-    assert samples[4][1].item() == 1
-    assert source.rows_read == 1
-
-
 def test_named_numbers_of_a_column_are_categories_and_minus_1_a_gap():
     plans = ClassLabel(["none", "basic", "full"])
     source = HuggingFace({"plan": [-1, 0, 1, 2] * 10, "ill": [0, 1] * 20}, plan=plans)
@@ -240,35 +196,10 @@ def test_named_numbers_of_a_column_are_categories_and_minus_1_a_gap():
         assert ready(source, labels="plan").class_names == ("basic", "full", "none")
 
 
-def test_arrays_and_targets_of_hugging_face():
-    source = HuggingFace({"x": [[i, 0.5] for i in range(20)], "y": [0.5 * i for i in range(20)]})
-    data = ready(source, labels="y")
-    assert data.no_classes is not None
-    x, y = data._data.train[3]
-    assert (x.tolist(), y.item(), x.dtype) == ([3.0, 0.5], 1.5, torch.float32)
-    words = HuggingFace({"x": [[i, 0.5] for i in range(20)], "y": ["no", "yes"] * 10})
-    assert ready(words, labels="y").class_names == ("no", "yes")
-
-
-def test_refused_columns_of_hugging_face():
-    with pytest.raises(ConfigurationError, match=r"1 of 2 rows have no 'y' \(labels\), such as row 1"):
-        ColumnSamples(HuggingFace({"x": [[1], [2]], "y": [1, None]}), "x", "y")
-    odd = ColumnSamples(HuggingFace({"x": [[1], {"a": 1}], "y": [1, 0]}), "x", "y")
-    with pytest.raises(ConfigurationError, match="row 1: 'x' is a dict, which is no image and no array"):
-        odd[1]
-    deep = ColumnSamples(HuggingFace({"x": [Image.new("I;16", (3, 3))], "y": [1]}), "x", "y")
-    with pytest.raises(ConfigurationError, match="more than 8 bits per pixel"):
-        deep[0]
-
-
-def test_clients_number_the_classes_alike():
-    parts = {
-        name: HuggingFace({"x": [[1.0, 2.0]] * 20, "y": words}, y=None)
-        for name, words in {"Boston": ["cat", "dog"] * 10, "Lyon": ["dog"] * 20}.items()
-    }
-    data = ready(clients=parts, labels="y", server_val=0.0)
-    assert data.class_names == ("cat", "dog")
-    assert data.class_counts.tolist() == [[10, 10], [0, 20]]
+def test_columns_of_images_or_arrays_are_no_table():
+    source = HuggingFace({"x": [[i, 0.5] for i in range(20)], "y": ["no", "yes"] * 10})
+    with pytest.raises(ConfigurationError, match="'x' has values of the type list.*without labels, the rows of a Hug"):
+        ready(source, labels="y")
 
 
 def test_splits_by_name():
@@ -324,18 +255,7 @@ def test_the_real_library():
     )
     assert ready(real.with_format("torch"), labels="ill", groups="ward").client_names == found.client_names
 
-    def png(image):
-        file = io.BytesIO()
-        image.save(file, "PNG")
-        return {"bytes": file.getvalue(), "path": None}
-
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
-    source = made({"image": list(map(png, pictures(20))), "label": [0, 1] * 10}, features)
-    data = ready(datasets.DatasetDict({"train": source, "test": source}), labels="label")
-    assert data.class_names == ("cat", "dog")
-    assert data.input_shape == (1, 6, 7)
-    assert ready(clients={"a": source, "b": source}, labels="label").client_names == ("a", "b")
-    assert ready(real, labels="ill", groups="ward").client_names == found.client_names  # rows, as dictionaries
+    assert ready(real, labels="ill", groups="ward").client_names == found.client_names
 
 
 @pytest.mark.parametrize("library", ["polars", "pyarrow"])
