@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from flsv.arguments import check_number
 from flsv.data.sources.base import ColumnCard
 from flsv.data.sources.columns import Columns
-from flsv.data.sources.table import Table, find_file, read_csv
+from flsv.data.sources.table import Table, find_file, read_table
 from flsv.data.sources.targets import class_labels, class_names, group_values, with_values
 from flsv.errors import ConfigurationError
 from flsv.seeding import generator_for
@@ -87,11 +87,6 @@ class CSVData(L.LightningDataModule):
                 f"{type(self).__name__}: test samples are those of test_path={test_path!r}, or test_fraction="
                 f"{test_fraction} of the first file. Give one of them."
             )
-        if val_fraction + test_fraction >= 1:
-            raise ConfigurationError(
-                f"{type(self).__name__}: val_fraction={val_fraction} and test_fraction={test_fraction} leave nothing "
-                "to train on. Their sum must be below 1."
-            )
         self.path, self.test_path, self.root, self.group = path, test_path, root, group
         self.batch_size, self.delimiter, self.seed = batch_size, delimiter, seed
         self.val_fraction, self.test_fraction = val_fraction, test_fraction
@@ -111,12 +106,11 @@ class CSVData(L.LightningDataModule):
     def setup(self, stage: str | None = None) -> None:
         """Read the files. Calling it again changes nothing."""
         if self.train_set is None:
-            files = [
-                None if path is None else read_csv(find_file(path, self.root), self.delimiter)
-                for path in (self.path, self.test_path)
-            ]
-            assert files[0] is not None
-            self.encode(files[0], files[1])
+            test = None if self.test_path is None else self._read(self.test_path)
+            self.encode(self._read(self.path), test)
+
+    def _read(self, path: str) -> Table:
+        return read_table(find_file(path, self.root), self.delimiter)
 
     def train_dataloader(self) -> DataLoader:
         """Shuffled batches of the training samples."""
@@ -129,6 +123,10 @@ class CSVData(L.LightningDataModule):
 
     def test_dataloader(self) -> DataLoader:
         """Batches of the test samples."""
+        if self.train_set is not None and self.test_set is None:
+            raise ConfigurationError(
+                f"{type(self).__name__}({self.path!r}) has no test samples. Give test_fraction or test_path."
+            )
         return DataLoader(self._set("test"), batch_size=max(self.batch_size, 256))
 
     # For subclasses
@@ -184,16 +182,11 @@ class CSVData(L.LightningDataModule):
             self.num_classes = len(classes)
 
     def _set(self, split: str) -> TensorDataset:
-        found = getattr(self, f"{split}_set")
-        if found is not None:
-            return found
         if self.train_set is None:
             raise RuntimeError(
                 f"{type(self).__name__} has not read its file yet: let a Trainer do it, or call setup()."
             )
-        raise ConfigurationError(
-            f"{type(self).__name__}({self.path!r}) has no test samples. Give test_fraction or test_path."
-        )
+        return getattr(self, f"{split}_set")
 
 
 _WORD = re.compile(r"\w+")

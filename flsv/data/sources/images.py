@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from PIL import Image
 
@@ -33,26 +33,22 @@ def folder(path: Path, image_size: int = 224) -> ImageData:
         ConfigurationError: a missing or empty subfolder, splits whose classes differ, files that are no images, or
             images of more than 8 bits per channel.
     """
-    layout = folder_layout(path)
-    if layout.kind == "clients":
+    clients = folder_by_client(path)
+    if clients:
         raise ConfigurationError(
-            f"{path} has data by client ({', '.join(list(layout.clients)[:5])}, ...): it is a source of a "
-            "FederatedDataModule."
+            f"{path} has data by client ({listed(clients)}): it is a source of a FederatedDataModule."
         )
-    if layout.kind == "classes":
+    if not (path / "train").is_dir():
         whole = image_folder(path, image_size)
         return ImageData(whole, None, None, len(whole.classes), tuple(whole.classes))
-    sets = {}
-    for split in ("train", "test", "val"):
-        if split == "val" and not (path / split).is_dir():
-            continue
-        try:
-            sets[split] = image_folder(path / split, image_size, allow_empty=False)
-        except FileNotFoundError as error:
-            raise ConfigurationError(
-                f"{path} is not a folder of images as expected: train/<class>/*.png (or .jpg ...) and "
-                f"test/<class>/*.png, optionally val/<class>/*.png. {error}"
-            ) from error
+    splits = [split for split in ("train", "test", "val") if split != "val" or (path / split).is_dir()]
+    try:
+        sets = {split: image_folder(path / split, image_size, allow_empty=False) for split in splits}
+    except FileNotFoundError as error:
+        raise ConfigurationError(
+            f"{path} is not a folder of images as expected: train/<class>/*.png (or .jpg ...) and test/<class>/*.png, "
+            f"optionally val/<class>/*.png. {error}"
+        ) from error
     classes = sets["train"].classes
     for split, images in sets.items():
         # ImageFolder numbers a split's classes by itself: with a class missing, every later one would be another.
@@ -75,140 +71,74 @@ def image_folder(path: Path, image_size: int = 224, allow_empty: bool = True) ->
     transform = transforms.Compose([transforms.Resize((image_size, image_size)), transforms.ToTensor()])
     images = ImageFolder(str(path), transform=transform, loader=read_image, allow_empty=allow_empty)
     for file, _ in images.samples:
-        check_image(file)
+        with opened(file) as image:
+            image.verify()
     return images
 
 
-def read_image(path: str) -> Image.Image:
-    """The image in RGB.
+@contextmanager
+def opened(path: str) -> Iterator[Image.Image]:
+    """An image file.
 
     Raises:
-        ConfigurationError: it cannot be decoded.
+        ConfigurationError: it cannot be decoded, or has more than 8 bits per channel.
     """
     try:
         with Image.open(path) as image:
-            return image.convert("RGB")
+            if image.mode.startswith(("I", "F")):  # Pillow would cut every pixel at 255
+                raise ConfigurationError(
+                    f"{path} has more than 8 bits per pixel (Pillow's mode {image.mode}), whose scale is unknown. Save "
+                    "it with 8."
+                )
+            yield image
+    except ConfigurationError:
+        raise
     except Exception as error:  # Pillow raises whatever its decoders do
         raise ConfigurationError(f"{path} cannot be read as an image: {error}. Repair or remove it.") from error
 
 
-def check_image(path: str) -> None:
-    """Raise ConfigurationError for files that are no 8-bit images, as far as this shows without decoding."""
-    try:
-        with Image.open(path) as image:
-            mode = image.mode
-            image.verify()
-    except Exception as error:
-        raise ConfigurationError(f"{path} cannot be read as an image: {error}. Repair or remove it.") from error
-    if mode.startswith(("I", "F")):  # Pillow would cut every pixel at 255
-        raise ConfigurationError(
-            f"{path} has more than 8 bits per pixel (Pillow's mode {mode}), whose scale is unknown. Save it with 8."
-        )
+def read_image(path: str) -> Image.Image:
+    """The image in RGB; see :func:`opened`."""
+    with opened(path) as image:
+        return image.convert("RGB")
 
 
-#: Beside the clients, these are nobody's: what the server validates and tests with.
-HELD_OUT = ("val", "test")
-CAN_BE_READ = (
-    "What can be read: images as train/<class>/*.png and test/<class>/*.png, optionally val/<class>/*.png; as "
-    "<class>/*.png alone; or by client, <client>/<class>/*.png; tables by client, <client>.csv or one CSV file in each "
-    "<client>/. Beside the clients, val and test are the server's."
-)
+def has_class_folders(path: Path) -> bool:
+    """Whether a folder has images in folders by class, some of which may be empty, and no other folders."""
+    folders = [entry for entry in _entries(path) if entry.is_dir()]
+    with_images = [each for each in folders if any(map(_is_image, _entries(each)))]
+    return bool(with_images) and all(each in with_images or not _entries(each) for each in folders)
 
 
-@dataclass(frozen=True)
-class Layout:
-    """The structure of a folder.
-
-    Args:
-        kind: ``"splits"`` or ``"classes"`` of images; ``"clients"``, each with images or a table.
-        clients: by name, a folder of class folders or a table; empty unless ``kind`` is ``"clients"``.
-        held_out: the same for ``val`` and ``test``.
-    """
-
-    kind: Literal["splits", "classes", "clients"]
-    clients: dict[str, Path]
-    held_out: dict[str, Path]
-
-
-def folder_layout(path: Path, is_table: Callable[[Path], bool] = is_table_file) -> Layout:
-    """Look at a folder, two levels deep.
-
-    Hidden files and folders do not count, nor do files of other kinds.
+def folder_by_client(path: Path, is_table: Callable[[Path], bool] = is_table_file) -> dict[str, Path]:
+    """What lies in a folder by client: a folder of class folders, a folder with a table, or a table; ``val`` and
+    ``test`` among them. Hidden files and folders do not count, nor do files of other kinds.
 
     Args:
         path: of the folder.
         is_table: whether a file, or a folder as a whole, holds one participant's samples.
+
+    Returns:
+        Nothing of images by class, or by split and class.
 
     Raises:
         ConfigurationError: nothing of what can be read, or several kinds of it.
     """
     folders = {entry.name: entry for entry in _entries(path) if entry.is_dir()}
     tables = {entry.stem: entry for entry in _entries(path) if entry.is_file() and is_table(entry)}
-    if "train" in folders:
-        return Layout("splits", {}, {})
-    kinds = {name: "table" if is_table(folder) else _kind(folder, is_table) for name, folder in folders.items()}
-    if tables and not any(kinds.values()):
-        return _of_clients(tables)
-    if tables or not kinds:
-        both = f"CSV files ({listed(tables)}) and folders ({listed(folders)})"
-        raise ConfigurationError(f"{path} has {both if tables else 'no folders and no CSV files'}. {CAN_BE_READ}")
-    if set(kinds.values()) == {"class"}:
-        return Layout("classes", {}, {})
-    _check_alike(path, kinds)
-    rows = {
-        name: folders[name] if is_table(folders[name]) else next(filter(is_table, _entries(folders[name])))
-        for name, kind in kinds.items()
-        if kind == "table"
-    }
-    return _of_clients(folders | rows)
-
-
-def _of_clients(found: Mapping[str, Path]) -> Layout:
-    held_out = {name: each for name, each in found.items() if name in HELD_OUT}
-    return Layout("clients", {name: each for name, each in found.items() if name not in HELD_OUT}, held_out)
-
-
-def _check_alike(path: Path, kinds: Mapping[str, str]) -> None:
-    """Check that all clients' folders, and those of the server, hold the same kind of data.
-
-    Raises:
-        ConfigurationError: what each of them holds.
-    """
-    which = {kind for name, kind in kinds.items() if name not in HELD_OUT} or {""}
-    if len(which) > 1 or which & {"", "class"} or set(kinds.values()) != which:
-        told = "; ".join(f"{name} {_TOLD[kind]}" for name, kind in list(kinds.items())[:6])
+    if "train" in folders or (not tables and has_class_folders(path)):
+        return {}
+    with_images = [name for name, entry in folders.items() if any(map(_is_image, _entries(entry)))]
+    if bool(tables) == bool(folders) or with_images:
+        kinds = {"files": tables, "folders of images": with_images, "folders": folders}
+        held = " and ".join(f"{kind} ({listed(names)})" for kind, names in kinds.items() if names)
         raise ConfigurationError(
-            f"{path} has folders of which no federation can be made: {told}{'; ...' if len(kinds) > 6 else ''}. "
-            f"{CAN_BE_READ}"
+            f"{path} has {held or 'no folders and no tables'}, of which no federation can be made. What can be read: "
+            "images as train/<class>/*.png and test/<class>/*.png, optionally val/<class>/*.png; as <class>/*.png "
+            "alone; or by client, <client>/<class>/*.png; tables by client, <client>.csv or one file in each "
+            "<client>/. Beside the clients, val and test are the server's."
         )
-
-
-def has_class_folders(path: Path) -> bool:
-    """Whether a folder has images in folders by class, some of which may be empty, and no other folders."""
-    folders = [entry for entry in _entries(path) if entry.is_dir()]
-    kinds = ["class" if not _entries(folder) else _kind(folder) for folder in folders]
-    return set(kinds) == {"class"} and any(map(_entries, folders))
-
-
-_TOLD = {
-    "class": "has images",
-    "classes": "has folders of images",
-    "table": "has a CSV file",
-    "": "has neither images, nor folders of images, nor a single CSV file",
-}
-
-
-def _kind(folder: Path, is_table: Callable[[Path], bool] = is_table_file) -> str:
-    from torchvision.datasets.folder import IMG_EXTENSIONS
-
-    entries = _entries(folder)
-    # A folder may have very many images.
-    tables = [entry for entry in entries if entry.suffix.lower() not in IMG_EXTENSIONS and is_table(entry)]
-    images = any(map(_is_image, entries))
-    below = any(_is_image(file) for entry in entries if entry.is_dir() for file in _entries(entry))
-    if images + below + bool(tables) != 1 or len(tables) > 1:
-        return ""
-    return "class" if images else "classes" if below else "table"
+    return tables or folders
 
 
 def _is_image(path: Path) -> bool:

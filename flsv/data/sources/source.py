@@ -27,7 +27,7 @@ from flsv.data.sources.arrays import (
     read_frame,
 )
 from flsv.data.sources.base import Given, Reading, SourceData
-from flsv.data.sources.images import folder_layout, has_class_folders, image_folder
+from flsv.data.sources.images import folder_by_client, has_class_folders, image_folder
 from flsv.data.sources.module import module_source, stream
 from flsv.data.sources.named import known_as, load_image_data
 from flsv.data.sources.table import (
@@ -239,14 +239,14 @@ def open_source(given: Given) -> SourceData:
             )
         return module_source(source)
     place = find_place(source, reading.files.root) if isinstance(source, str) and not known_as(source) else None
-    layout = folder_layout(place, _is_one) if place is not None and place.is_dir() and not _is_one(place) else None
-    if layout is not None and layout.kind == "clients":
+    if place is not None and place.is_dir() and not _is_one(place) and (clients := folder_by_client(place, _is_one)):
         if given.groups is not None:
             raise ConfigurationError(
                 f"groups={given.groups!r}: {place} has a folder or a file per client, which says whose the samples "
                 "are. Leave groups out."
             )
-        return own_source(layout.clients, _filled(given.held, layout.held_out), reading, clients=True)
+        held_out = _filled(given.held, {name: clients.pop(name, None) for name in ("val", "test")})
+        return own_source(clients, held_out, reading, clients=True)
     found = _splits(source)
     return own_source({"source": found.pop("train")}, _filled(given.held, found), reading)
 
@@ -317,8 +317,15 @@ def own_source(
         parts, held_out = {"source": base.train}, _filled(held_out, {"val": base.val, "test": base.test})
     held = {name: None if each is None else read_part(each, reading, name) for name, each in held_out.items()}
     together = {**parts, **{f"the {name} data": part for name, part in held.items() if part is not None}}
-    if (table := _only_tables(together)) is not None:
-        label = reading.table_label(table)
+    tables = {name: part for name, part in together.items() if isinstance(part, Table)}
+    other = next((name for name in together if name not in tables), None)
+    if tables and other is not None:
+        raise ConfigurationError(
+            f"{next(iter(tables))!r} is a table and {other!r} is not ({type(together[other]).__name__}). Give all as "
+            "tables, or all as data sets of the same samples."
+        )
+    if tables:
+        label = reading.table_label(next(iter(tables.values())))
         return tables_source(parts, held, label, reading.group, reading.columns, clients)  # type: ignore[arg-type]
     sets, rest, classes = one_numbering(parts, held)  # type: ignore[arg-type]
     found = base if isinstance(base, SourceData) else SourceData(base, clients=clients)  # type: ignore[arg-type]
@@ -332,19 +339,3 @@ def own_source(
         test=rest.get("test"),
         class_names=classes or found.class_names,
     )
-
-
-def _only_tables(parts: Mapping[str, Any]) -> Table | None:
-    """The first of the tables, if there are any.
-
-    Raises:
-        ConfigurationError: tables, and something else.
-    """
-    tables = {name: part for name, part in parts.items() if isinstance(part, Table)}
-    other = next((name for name in parts if name not in tables), None)
-    if tables and other is not None:
-        raise ConfigurationError(
-            f"{next(iter(tables))!r} is a table and {other!r} is not ({type(parts[other]).__name__}). Give all as "
-            "tables, or all as data sets of the same samples."
-        )
-    return next(iter(tables.values()), None)

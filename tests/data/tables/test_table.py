@@ -163,7 +163,7 @@ def test_rows_without_a_target_are_left_out_and_it_is_said(make):
         ({"max_categories": 1}, "of at least 2"),
         ({"batch_size": 0}, "of at least 1"),
         ({"val_fraction": 1.0}, r"in \[0, 1\)"),
-        ({"val_fraction": 0.6, "test_fraction": 0.4}, "leave nothing to train on"),
+        ({"val_fraction": 0.6, "test_fraction": 0.4}, "40 of 40 samples are to be held out"),
         ({"val_fraction": 0.01}, "val_fraction=0.01 of 40 samples is none"),
         ({"target": "dose"}, "40 different values in 40 rows, which are no classes"),
         ({"target": "sex", "task": "regression"}, "'sex' .target. is no finite number in 40 of 40 rows, such as 'f'"),
