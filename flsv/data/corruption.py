@@ -24,8 +24,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flsv.arguments import check_number, check_one_of
-from flsv.declared import Declared
+from flsv.declared import Declared, NonNegative, Share
 from flsv.errors import ConfigurationError
 from flsv.seeding import generator_for
 
@@ -52,7 +51,7 @@ class ClientChoice(Declared):
         ([0, 2], [0, 1, 2])
     """
 
-    def __init__(self, clients: Sequence[int] | None = None, fraction: float | None = None, seed: int = 0) -> None:
+    def __init__(self, clients: Sequence[int] | None = None, fraction: Share | None = None, seed: int = 0) -> None:
         self.clients = None if clients is None else list(clients)
         self.fraction = fraction
         self.seed = seed
@@ -60,8 +59,6 @@ class ClientChoice(Declared):
             raise ConfigurationError(f"{self!r}: give clients or fraction, not both.")
         if self.clients is not None and (min(self.clients, default=0) < 0 or len({*self.clients}) < len(self.clients)):
             raise ConfigurationError(f"{self!r}: clients are different numbers from 0 up.")
-        if fraction is not None:
-            check_number(self, "fraction", fraction, least=0, most=1)
 
     def chosen(self, num_clients: int) -> list[int]:
         """The clients concerned out of ``num_clients``, ascending."""
@@ -177,12 +174,12 @@ class GaussianNoise(Corruption):
 
     def __init__(
         self,
-        std: float = 1.0,
+        std: NonNegative = 1.0,
         mean: float = 0.0,
-        sample_rate: float = 1.0,
-        pixel_rate: float = 1.0,
+        sample_rate: Share = 1.0,
+        pixel_rate: Share = 1.0,
         clients: list[int] | None = None,
-        fraction: float | None = None,
+        fraction: Share | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__(clients, fraction, seed)
@@ -190,10 +187,6 @@ class GaussianNoise(Corruption):
         self.mean = mean
         self.sample_rate = sample_rate
         self.pixel_rate = pixel_rate
-        check_number(self, "sample_rate", sample_rate, least=0, most=1)
-        check_number(self, "pixel_rate", pixel_rate, least=0, most=1)
-        check_number(self, "std", std, least=0)
-        check_number(self, "mean", mean)
 
     def corrupt(self, x: Tensor, y: Tensor, num_classes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         if not x.is_floating_point():
@@ -235,17 +228,15 @@ class ClosedSetLabelNoise(Corruption):
 
     def __init__(
         self,
-        rate: float = 1.0,
+        rate: Share = 1.0,
         to: Literal["next", "random"] = "next",
         clients: list[int] | None = None,
-        fraction: float | None = None,
+        fraction: Share | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__(clients, fraction, seed)
         self.rate = rate
         self.to = to
-        check_number(self, "rate", rate, least=0, most=1)
-        check_one_of(self, "to", to, ("next", "random"))
 
     def corrupt(self, x: Tensor, y: Tensor, num_classes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         if num_classes < 2:
@@ -286,7 +277,7 @@ class OpenSetLabelNoise(Corruption):
         unknown_classes: list[int],
         to: Literal["next", "random"] = "next",
         clients: list[int] | None = None,
-        fraction: float | None = None,
+        fraction: Share | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__(clients, fraction, seed)
@@ -294,7 +285,6 @@ class OpenSetLabelNoise(Corruption):
         self.to = to
         if not self.unknown_classes or self.unknown_classes[0] < 0:
             raise ConfigurationError(f"{self!r}: unknown_classes needs class numbers from 0 up, at least one.")
-        check_one_of(self, "to", to, ("next", "random"))
 
     def corrupt(self, x: Tensor, y: Tensor, num_classes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         known = torch.tensor([label for label in range(num_classes) if label not in self.unknown_classes])

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 from torch.utils.data import (
     DataLoader,
@@ -22,8 +23,9 @@ from torch.utils.data import (
     default_collate,
 )
 
-from flsv.arguments import check_kind, check_number
+from flsv.arguments import check_number
 from flsv.data.held_generators import SeededLoader, held_generators, seed_held
+from flsv.declared import Count, checked
 from flsv.errors import ConfigurationError
 
 
@@ -280,6 +282,7 @@ def preload(
     return kept
 
 
+@checked
 @dataclass(frozen=True)
 class Loader:
     """How batches are read, in ``DataLoader``'s own names; where an option is None, as the wrapped loader reads them.
@@ -301,22 +304,12 @@ class Loader:
         ConfigurationError: an ``eval_batch_size`` below 1, anything of another type.
     """
 
-    eval_batch_size: int | None = None
+    eval_batch_size: Count | None = None
     drop_last: bool | None = None
-    num_workers: int | None = None
+    num_workers: Annotated[int, Ge(0)] | None = None
     pin_memory: bool | None = None
     preload: bool = False
     on_device: bool | Literal["auto"] = "auto"
-
-    def __post_init__(self) -> None:
-        check_size(self, "eval_batch_size", self.eval_batch_size)
-        if self.num_workers is not None:
-            check_number(self, "num_workers", self.num_workers, least=0, whole=True)
-        for name in ("drop_last", "pin_memory"):
-            check_kind(self, name, getattr(self, name), (bool, type(None)), "True, False or None")
-        check_kind(self, "preload", self.preload, bool, "True or False")
-        if self.on_device != "auto":
-            check_kind(self, "on_device", self.on_device, bool, '"auto", True or False')
 
     def said(self) -> dict[str, bool | int]:
         """What replaces the options of the source's own loaders."""

@@ -6,18 +6,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Annotated
 
+from annotated_types import Ge, Lt
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from flsv.arguments import check_kind, check_number
 from flsv.data.groups import client_called, names_of_parts
 from flsv.data.partition.base import Partitioner, shuffled
+from flsv.declared import Count, checked
 from flsv.errors import ConfigurationError
 from flsv.seeding import generator_for
 from flsv.valuation import FedBary
 
+#: A part of some samples.
+Part = Annotated[float, Ge(0), Lt(1), "0.1 is 10 %."]
 
+
+@checked
 @dataclass(frozen=True)
 class Splits:
     """What is set aside before and after partitioning, and what is left out.
@@ -43,25 +49,19 @@ class Splits:
         flsv.errors.ConfigurationError: Splits(client_test=1.0): expected a finite number in [0, 1). 0.1 is 10 %.
     """
 
-    server_val: float = 0.1
-    client_val: float = 0.0
-    client_test: float = 0.0
-    max_samples: int | None = None
+    server_val: Part = 0.1
+    client_val: Part = 0.0
+    client_test: Part = 0.0
+    max_samples: Count | None = None
     drop_flagged: bool | FedBary = False
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("server_val", "client_val", "client_test"):
-            check_number(self, name, getattr(self, name), least=0, below=1, hint="0.1 is 10 %.")
         if self.client_val + self.client_test >= 1:
             raise ConfigurationError(
                 f"Splits(client_val={self.client_val}, client_test={self.client_test}) leaves nothing to train on. "
                 "Their sum must be below 1."
             )
-        if self.max_samples is not None:
-            check_number(self, "max_samples", self.max_samples, least=1, whole=True)
-        check_number(self, "seed", self.seed, whole=True)
-        check_kind(self, "drop_flagged", self.drop_flagged, (bool, FedBary), "True, False or a flsv.valuation.FedBary")
 
     @cached_property
     def detector(self) -> FedBary | None:

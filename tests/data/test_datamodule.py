@@ -81,7 +81,7 @@ def test_facts_about_the_data():
     assert int(data.num_samples.sum()) == 900
     assert data.describe() == {
         "source": "digits",
-        "partitioner": "IIDPartitioner(num_clients=5, seed=0)",
+        "partitioner": "IIDPartitioner(num_clients=5)",
         "splits.server_val": 0.1,
         "splits.client_val": 0.0,
         "splits.client_test": 0.0,
@@ -92,7 +92,7 @@ def test_facts_about_the_data():
         "train_samples": 900,
         "server_val_samples": 100,
     }
-    assert str(data) == "FederatedDataModule(source=digits, partitioner=IIDPartitioner(num_clients=5, seed=0))"
+    assert str(data) == "FederatedDataModule(source=digits, partitioner=IIDPartitioner(num_clients=5))"
 
 
 def test_what_is_known_before_setup():

@@ -33,7 +33,7 @@ def test_yaml_of_a_named_set(tmp_path):
     partitioner = {"class_path": "flsv.data.DirichletPartitioner", "init_args": {"num_clients": 4, "alpha": 0.3}}
     data = parse(tmp_path, {"source": "digits", "partitioner": partitioner, "batch_size": 16}, "--data.splits.seed=3")
     assert data.source == "digits"
-    assert repr(data.partitioner) == "DirichletPartitioner(num_clients=4, alpha=0.3, min_samples=1, seed=0)"
+    assert repr(data.partitioner) == "DirichletPartitioner(num_clients=4, alpha=0.3)"
     assert (data.batch_size, data.splits.seed) == (16, 3)
 
 

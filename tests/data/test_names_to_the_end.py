@@ -58,10 +58,7 @@ def test_describe_names_clients_and_classes():
     assert data.describe()["client_names"] == "Boston, Lyon"
     assert data.describe()["class_names"] == "cat, dog, eel"
     assert data.describe()["source"] == "2 clients' data"
-    assert (
-        str(data)
-        == "FederatedDataModule(source=2 clients' data, partitioner=GroupPartitioner(num_clients=None, seed=0))"
-    )
+    assert str(data) == "FederatedDataModule(source=2 clients' data, partitioner=GroupPartitioner())"
     table = ready(clients={"a": patients(20, 1), "b": patients(20, 2)}, labels="ill")
     assert table.describe()["labels"] == "ill"
     assert "statistics='pooled'" in table.describe()["columns"]

@@ -118,7 +118,7 @@ def test_a_standardised_target_is_fitted_to_training_rows():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"task": "clustering"}, r"Columns\(task='clustering'\): expected one of"),
+        ({"task": "clustering"}, r"Columns\(task='clustering'\): expected .classification"),
         ({"features": "age"}, r"Columns\(features='age'\): expected a list"),
         ({"features": ["age", "age"]}, "more than once"),
         ({"max_categories": 1}, "of at least 2"),

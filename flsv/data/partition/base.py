@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
-from flsv.arguments import check_number
 from flsv.charts import PALETTE, label_text
-from flsv.errors import ConfigurationError
+from flsv.declared import Declared
+from flsv.errors import ConfigurationError, listed
 from flsv.seeding import generator_for
 
+#: How many clients the samples are dealt to.
+Clients = Annotated[int, Ge(2), "A federation needs at least 2 clients."]
 
-class Partitioner(ABC):
+
+class Partitioner(Declared, ABC):
     """Base class: assigns a data set's samples to clients.
 
     Subclasses override :meth:`partition`; calling the object checks what goes in and what comes out. The result is a
@@ -51,10 +54,7 @@ class Partitioner(ABC):
     first_client: int = 0
     """The number, in the federation, of the first client that is dealt to."""
 
-    def __init__(self, num_clients: int, seed: int = 0) -> None:
-        check_number(
-            self, "num_clients", num_clients, least=2, whole=True, hint="A federation needs at least 2 clients."
-        )
+    def __init__(self, num_clients: Clients, seed: int = 0) -> None:
         self.num_clients = num_clients
         self.seed = seed
 
@@ -97,17 +97,12 @@ class Partitioner(ABC):
         empty = [client for client, part in enumerate(parts) if len(part) == 0]
         if empty:
             raise ConfigurationError(
-                f"{self!r} leaves {_some('client', empty)} without samples (the data set has {len(labels)}). Every "
+                f"{self!r} leaves client {listed(empty)} without samples (the data set has {len(labels)}). Every "
                 f"client needs at least one: use fewer clients, more data or a less extreme split."
             )
         if torch.bincount(torch.cat(parts), minlength=len(labels)).max() > 1:
             raise ConfigurationError(f"{self!r} deals a sample twice: clients' samples must be disjoint.")
         return parts
-
-    def __repr__(self) -> str:
-        names = inspect.signature(type(self).__init__).parameters
-        arguments = [f"{name}={_short(getattr(self, name))}" for name in names if hasattr(self, name)]
-        return f"{type(self).__name__}({', '.join(arguments)})"
 
 
 def partition_counts(parts: Sequence[Tensor], labels: Tensor, num_classes: int) -> Tensor:
@@ -153,21 +148,6 @@ def _checked_labels(labels: Tensor, num_classes: int) -> Tensor:
             f"0 .. {num_classes - 1}."
         )
     return labels
-
-
-def _some(noun: str, ids: Sequence[int]) -> str:
-    """``client 3``, ``clients 3, 5`` or ``clients 0, 1, 2, 3, 4 and 15 more``."""
-    more = f" and {len(ids) - 5} more" if len(ids) > 5 else ""
-    return f"{noun}{'s' * (len(ids) > 1)} {', '.join(map(str, ids[:5]))}{more}"
-
-
-def _short(value: Any) -> str:
-    """A value for a one-line ``repr``: tables by their size."""
-    if isinstance(value, list | tuple) and value and isinstance(value[0], list | tuple):
-        return f"<{len(value)} x {max(map(len, value))}>"
-    if isinstance(value, list | tuple) and len(value) > 10:
-        return f"<{len(value)} values>"
-    return repr(value)
 
 
 if TYPE_CHECKING:
@@ -292,9 +272,9 @@ class GroupPartitioner(Partitioner):
     needs_classes = False
     keeps_groups = True
 
-    def __init__(self, num_clients: int | None = None, seed: int = 0) -> None:
-        super().__init__(2 if num_clients is None else num_clients, seed)
+    def __init__(self, num_clients: Clients | None = None, seed: int = 0) -> None:
         self.num_clients = num_clients  # type: ignore[assignment] # unknown until the groups are seen
+        self.seed = seed
 
     def partition(
         self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: torch.Generator

@@ -9,11 +9,12 @@ the ratio is exact.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
-from flsv.arguments import check_number
 from flsv.data.partition.base import Partitioner, shuffled
 from flsv.errors import ConfigurationError
 
@@ -40,13 +41,12 @@ class LongTail(Partitioner):
         tensor([100,  20,   4])
     """
 
-    def __init__(self, partitioner: Partitioner, imbalance_ratio: float, seed: int = 0) -> None:
+    def __init__(self, partitioner: Partitioner, imbalance_ratio: Annotated[float, Ge(1)], seed: int = 0) -> None:
         # Not the base class's: a GroupPartitioner's number of clients is unknown until it sees the data.
         self.partitioner = partitioner
         self.num_clients = partitioner.num_clients
         self.imbalance_ratio = imbalance_ratio
         self.seed = seed
-        check_number(self, "imbalance_ratio", imbalance_ratio, least=1)
 
     def partition(
         self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: torch.Generator

@@ -3,7 +3,6 @@ and label-sorted shards (McMahan et al. 2017, Communication-Efficient Learning o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -11,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flsv.arguments import check_number, check_one_of
-from flsv.data.partition.base import Partitioner, cut, shuffled
+from flsv.data.partition.base import Clients, Partitioner, cut, shuffled
+from flsv.declared import Count, Positive
 from flsv.errors import ConfigurationError
 from flsv.seeding import derive_seed
 
@@ -41,12 +40,10 @@ class DirichletPartitioner(Partitioner):
         1000
     """
 
-    def __init__(self, num_clients: int, alpha: float, min_samples: int = 1, seed: int = 0) -> None:
+    def __init__(self, num_clients: Clients, alpha: Positive, min_samples: Count = 1, seed: int = 0) -> None:
         super().__init__(num_clients, seed)
         self.alpha = alpha
         self.min_samples = min_samples
-        check_number(self, "alpha", alpha, above=0)
-        check_number(self, "min_samples", min_samples, least=1, whole=True)
 
     def partition(
         self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: torch.Generator
@@ -58,9 +55,14 @@ class DirichletPartitioner(Partitioner):
                 f"{available // self.num_clients} or num_clients to {available // self.min_samples}."
             )
         class_sizes = np.bincount(labels.numpy(), minlength=num_classes)
-        ends, best = self._draw(class_sizes, self.alpha, _MAX_DRAWS)
+        ends, best = self._draw(class_sizes)
         if ends is None:
-            raise ConfigurationError(self._advice(class_sizes, best))
+            lower = f"lower min_samples to {best}, or " if best else ""
+            raise ConfigurationError(
+                f"{self!r} cannot be met: in {_MAX_DRAWS} draws over {available} samples some client always had fewer "
+                f"than {self.min_samples} (at best {best}). To get a partition, {lower}raise alpha, which splits the "
+                "classes more evenly, or lower num_clients."
+            )
         pieces: list[list[Tensor]] = [[] for _ in range(self.num_clients)]
         for label in range(num_classes):
             members = shuffled(torch.nonzero(labels == label).flatten(), generator)
@@ -68,13 +70,13 @@ class DirichletPartitioner(Partitioner):
                 pieces[client].append(piece)
         return [torch.cat(piece) for piece in pieces]
 
-    def _draw(self, class_sizes: np.ndarray, alpha: float, tries: int) -> tuple[np.ndarray | None, int]:
+    def _draw(self, class_sizes: np.ndarray) -> tuple[np.ndarray | None, int]:
         """Cut points ``[num_classes, num_clients]`` of the first draw that gives all enough, and the best minimum."""
         # numpy's Dirichlet stays finite at small alpha, where normalised gamma variates all underflow to 0.
         rng = np.random.default_rng(derive_seed(self.seed, "dirichlet"))
         best = 0
-        for _ in range(tries):
-            shares = rng.dirichlet(np.full(self.num_clients, alpha), size=len(class_sizes))
+        for _ in range(_MAX_DRAWS):
+            shares = rng.dirichlet(np.full(self.num_clients, self.alpha), size=len(class_sizes))
             ends = np.rint(np.cumsum(shares, axis=1) * class_sizes[:, None]).astype(np.int64)
             ends[:, -1] = class_sizes
             smallest = int(np.diff(ends, axis=1, prepend=0).sum(axis=0).min())
@@ -82,21 +84,6 @@ class DirichletPartitioner(Partitioner):
                 return ends, smallest
             best = max(best, smallest)
         return None, best
-
-    def _advice(self, class_sizes: np.ndarray, best: int) -> str:
-        # The advice names a value that was seen to work, so that following it ends the matter.
-        alpha = self.alpha
-        while alpha < 1000:
-            alpha *= 2
-            if self._draw(class_sizes, alpha, tries=20)[0] is not None:
-                break
-        ways = [f"raise alpha to {alpha:.3g}"] if alpha < 1000 else []
-        ways += [f"lower min_samples to {best}"] if best else []
-        ways += ["lower num_clients", "try another seed"]
-        return (
-            f"{self!r} cannot be met: in {_MAX_DRAWS} draws over {int(class_sizes.sum())} samples some client always "
-            f"had fewer than {self.min_samples} (at best {best}). To get a partition, {', or '.join(ways)}."
-        )
 
 
 class PathologicalPartitioner(Partitioner):
@@ -120,10 +107,9 @@ class PathologicalPartitioner(Partitioner):
         [2, 2, 2, 2, 2]
     """
 
-    def __init__(self, num_clients: int, classes_per_client: int, seed: int = 0) -> None:
+    def __init__(self, num_clients: Clients, classes_per_client: Count, seed: int = 0) -> None:
         super().__init__(num_clients, seed)
         self.classes_per_client = classes_per_client
-        check_number(self, "classes_per_client", classes_per_client, least=1, whole=True)
 
     def partition(
         self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: torch.Generator
@@ -177,10 +163,9 @@ class ShardPartitioner(Partitioner):
         2
     """
 
-    def __init__(self, num_clients: int, shards_per_client: int = 2, seed: int = 0) -> None:
+    def __init__(self, num_clients: Clients, shards_per_client: Count = 2, seed: int = 0) -> None:
         super().__init__(num_clients, seed)
         self.shards_per_client = shards_per_client
-        check_number(self, "shards_per_client", shards_per_client, least=1, whole=True)
 
     def partition(
         self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: torch.Generator
@@ -220,11 +205,9 @@ class SizePartitioner(Partitioner):
 
     needs_classes = False
 
-    def __init__(self, proportions: list[float], seed: int = 0) -> None:
+    def __init__(self, proportions: list[Positive], seed: int = 0) -> None:
         super().__init__(len(proportions), seed)
         self.proportions = list(proportions)
-        if not all(math.isfinite(share) and share > 0 for share in self.proportions):
-            raise ConfigurationError(f"{self!r}: proportions must be positive numbers, one per client.")
 
     def partition(
         self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: torch.Generator
@@ -284,7 +267,6 @@ class ProportionPartitioner(Partitioner):
         self.of = of
         self.sizes = sizes
         self.total = total
-        check_one_of(self, "of", of, ("class", "client", "count"))
         if of != "client" and (sizes is not None or total is not None):
             raise ConfigurationError(f"{self!r}: sizes and total belong to of='client'.")
         if sizes is not None and (len(sizes) != len(matrix) or min(sizes) <= 0):

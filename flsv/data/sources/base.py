@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from flsv.arguments import check_kind, check_number
+from flsv.arguments import check_kind
 from flsv.data.sources.columns import Columns
 from flsv.data.sources.table import Table
 from flsv.data.splits import FederatedSplits
+from flsv.declared import Count, checked
 from flsv.errors import ConfigurationError, listed
 
 if TYPE_CHECKING:  # arrays, a DataFrame, a path, what a package of somebody else's reads
@@ -82,6 +83,7 @@ class SourceData:
     fitted: Callable[[FederatedSplits], SourceData] | None = None
 
 
+@checked
 @dataclass(frozen=True)
 class Files:
     """Where the source's files are, and how images are read.
@@ -97,12 +99,10 @@ class Files:
 
     root: str = "data"
     download: bool = False
-    image_size: int = 224
+    image_size: Count = 224
 
     def __post_init__(self) -> None:
         check_kind(self, "root", self.root, (str, Path), "the path of a folder")
-        check_kind(self, "download", self.download, bool, "True or False")
-        check_number(self, "image_size", self.image_size, least=1, whole=True)
 
 
 @dataclass(frozen=True)

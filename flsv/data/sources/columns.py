@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from flsv.arguments import check_number, check_one_of
+from annotated_types import Ge
+
+from flsv.declared import checked
 from flsv.errors import ColumnError, ConfigurationError
 
 GAPS = ("", "NA", "N/A", "NaN", "nan", "null", ".", "?")
 
 
+@checked
 @dataclass
 class Columns:
     """How the columns of a table become inputs and targets.
@@ -67,7 +70,7 @@ class Columns:
     gaps: list[str] | dict[str, list[str]] | None = None
     statistics: Literal["pooled", "group"] = "pooled"
     standardise_target: bool = False
-    max_categories: int = 50
+    max_categories: Annotated[int, Ge(2)] = 50
     delimiter: str = ","
     dates: dict[str, str] | None = None
     date_format: str | None = None
@@ -98,9 +101,6 @@ class Columns:
         return {"", *(usual if self.gaps is None else self.gaps)}
 
     def __post_init__(self) -> None:
-        check_one_of(self, "task", self.task, ("classification", "regression"))
-        check_one_of(self, "statistics", self.statistics, ("pooled", "group"))
-        check_number(self, "max_categories", self.max_categories, least=2, whole=True)
         if self.standardise_target and self.task != "regression":
             raise ConfigurationError("Columns(standardise_target=True) is for task: regression; classes have no mean.")
         # Columns of a DataFrame may be called by numbers.

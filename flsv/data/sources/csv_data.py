@@ -22,17 +22,19 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from flsv.arguments import check_number
 from flsv.data.sources.base import ColumnCard
 from flsv.data.sources.columns import Columns
 from flsv.data.sources.table import Table, find_file, read_table
 from flsv.data.sources.targets import class_labels, class_names, group_values, with_values
+from flsv.data.splits import Part
+from flsv.declared import Count, checked
 from flsv.errors import ConfigurationError
 from flsv.seeding import generator_for
 
 SPLITS = ("train", "val", "test")
 
 
+@checked
 class CSVData(L.LightningDataModule):
     """Base class of data modules that read CSV files; subclasses interpret the rows.
 
@@ -72,16 +74,13 @@ class CSVData(L.LightningDataModule):
         *,
         root: str = "data",
         test_path: str | None = None,
-        batch_size: int = 32,
-        val_fraction: float = 0.1,
-        test_fraction: float = 0.0,
+        batch_size: Count = 32,
+        val_fraction: Part = 0.1,
+        test_fraction: Part = 0.0,
         delimiter: str = ",",
         seed: int = 0,
     ) -> None:
         super().__init__()
-        check_number(self, "batch_size", batch_size, least=1, whole=True)
-        for name, share in (("val_fraction", val_fraction), ("test_fraction", test_fraction)):
-            check_number(self, name, share, least=0, below=1)
         if test_path is not None and test_fraction:
             raise ConfigurationError(
                 f"{type(self).__name__}: test samples are those of test_path={test_path!r}, or test_fraction="
@@ -205,6 +204,7 @@ def hashed_words(text: str, max_words: int) -> list[int]:
     return [zlib.crc32(word.encode()) or 1 for word in words]
 
 
+@checked
 class TextData(CSVData):
     """The rows of a CSV file: a text, its class, and perhaps a column with the natural clients.
 
@@ -242,11 +242,10 @@ class TextData(CSVData):
         text: str = "text",
         label: str = "label",
         group: str | None = None,
-        max_words: int = 200,
+        max_words: Count = 200,
         **options: Any,
     ) -> None:
         super().__init__(path, group, **options)
-        check_number(self, "max_words", max_words, least=1, whole=True)
         self.text, self.label, self.max_words = text, label, max_words
 
     def encode(self, train: Table, test: Table | None) -> None:
@@ -287,6 +286,7 @@ def windows(text: str, length: int) -> np.ndarray:
     return data[np.arange(count)[:, None] * length + np.arange(length + 1)]
 
 
+@checked
 class CharacterData(CSVData):
     """The documents of a CSV file as pieces of ``length`` characters and one more, for a language model.
 
@@ -321,11 +321,10 @@ class CharacterData(CSVData):
         path: str,
         text: str = "text",
         group: str | None = None,
-        length: int = 64,
+        length: Count = 64,
         **options: Any,
     ) -> None:
         super().__init__(path, group, **options)
-        check_number(self, "length", length, least=1, whole=True)
         self.text, self.length = text, length
 
     def encode(self, train: Table, test: Table | None) -> None:

@@ -55,7 +55,7 @@ def test_what_is_learnt_from_it_is_the_wrong_classes():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"), [({"rate": 1.1}, r"rate=1.1.: .* \[0, 1\]"), ({"to": "last"}, "one of next")]
+    ("arguments", "message"), [({"rate": 1.1}, r"rate=1.1.: .* \[0, 1\]"), ({"to": "last"}, "expected .next. or")]
 )
 def test_wrong_arguments(arguments, message):
     with pytest.raises(ConfigurationError, match=message):

@@ -103,7 +103,7 @@ def test_two_groups_of_irrelevant_clients():
     [
         ({"unknown_classes": []}, "at least one"),
         ({"unknown_classes": [-1]}, "from 0 up"),
-        ({"to": "last"}, "one of next"),
+        ({"to": "last"}, "expected .next. or"),
     ],
 )
 def test_wrong_arguments(arguments, message):

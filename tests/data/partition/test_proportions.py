@@ -105,7 +105,7 @@ def test_counts_beyond_what_there_is():
         ({"matrix": [[0.7, 0.1], [0.1, 0.1, 0.1]]}, r"the rows have \[2, 3\] entries"),
         ({"matrix": [[0.7]]}, "at least 2 clients"),
         ({"matrix": [[1.5], [1.0]], "of": "count"}, "whole numbers"),
-        ({"matrix": [[0.5], [0.5]], "of": "row"}, "one of class, client, count"),
+        ({"matrix": [[0.5], [0.5]], "of": "row"}, '"class" or "client"'),
         ({"matrix": [[0.5], [0.5]], "total": 5}, "belong to of='client'"),
         ({"matrix": [[0.5], [0.5]], "of": "client", "sizes": [1]}, "one positive number per client"),
     ],
