@@ -74,12 +74,11 @@ def test_a_data_modules_argument_is_not_set(name: str) -> None:
         setattr(data, name, 3)
 
 
-def test_batch_sizes_are_set_and_hold() -> None:
+def test_a_batch_size_is_set_and_holds() -> None:
     data = toy_data()
-    data.batch_size, data.eval_batch_size = 4, 5
+    data.batch_size = 4
     data.setup("fit")
     assert len(next(iter(data.client_loader(0)))[0]) == 4
-    assert len(next(iter(data.client_loader(0, "test")))[0]) == 5
 
 
 def test_an_unknown_argument_is_a_type_error() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -152,7 +151,7 @@ class FederatedDataModule(FederationView):
         self.corruptions = _checked_corruptions(corruptions, source)
         self.splits, self.files, self.loader = splits, files, loader
         self.source = source
-        self._batch_size, self._eval_batch_size = batch_size, loader.eval_batch_size
+        self._batch_size = batch_size
         self.groups = groups
         self.labels = labels
         self.train_transform = train_transform
@@ -225,7 +224,7 @@ class FederatedDataModule(FederationView):
                 source,
                 self.partitioner,
                 self.splits,
-                replace(self.loader, eval_batch_size=self._eval_batch_size),
+                self.loader,
                 groups=self.groups,
                 labels=self.labels,
                 corruptions=self.corruptions,
@@ -311,26 +310,12 @@ class FederatedDataModule(FederationView):
         check_size(self, "batch_size", size)
         if self.trainer is not None and self.trainer.evaluating:
             raise ConfigurationError(
-                f"batch_size={size} set during an evaluation, whose batches have eval_batch_size samples: set that, or "
-                f'say batch_arg_name="eval_batch_size" to a BatchSizeFinder.'
+                f"batch_size={size} set during an evaluation, whose batches have Loader(eval_batch_size=...) samples: "
+                "say that when the data module is made."
             )
         if self._dealt is not None and size is not None:
             self._dealt = self._dealt.in_batches_of(size)
         self._batch_size = size
-
-    @property
-    def eval_batch_size(self) -> int | None:
-        """Samples per evaluation batch: as given, or, after ``setup``, as found. It can be set as ``batch_size``."""
-        found = None if self._dealt is None else self._dealt.eval_options["batch_size"]
-        return found if self._eval_batch_size is None else self._eval_batch_size
-
-    @eval_batch_size.setter
-    def eval_batch_size(self, size: int | None) -> None:
-        check_size(self, "eval_batch_size", size)
-        if self._dealt is not None and size is not None:
-            self._dealt = self._dealt.evaluated_in_batches_of(size)
-            self._eval_loaders.clear()
-        self._eval_batch_size = size
 
     @property
     def hparams(self) -> Any:

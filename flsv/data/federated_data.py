@@ -103,21 +103,6 @@ class FederatedData:
         check_full_batches(self.splits, options)
         return replace(self, train_options=options)
 
-    def evaluated_in_batches_of(self, size: int) -> FederatedData:
-        """The same with other evaluation batches.
-
-        Raises:
-            ConfigurationError: a wrapped data module's own loaders make the validation batches.
-        """
-        options = {**self.eval_options, "batch_size": size}
-        if self.val is not None and self.val_data is None:
-            raise ConfigurationError(
-                f"eval_batch_size={size}: the validation batches are made by the wrapped data module's own loaders. "
-                f"Set the batch size there."
-            )
-        val = self.val if self.val_data is None else make_loader(*self.val_data, **options)
-        return replace(self, val=val, eval_options=options)
-
     def eval_loader(self, dataset: Dataset, indices: Tensor | None = None) -> TensorBatches | DataLoader:
         """Batches in order."""
         return make_loader(dataset, indices, **self.eval_options)

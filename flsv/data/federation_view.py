@@ -30,7 +30,6 @@ from flsv.data.sources.table import find_place
 from flsv.data.splits import Splits
 from flsv.errors import ConfigurationError, listed
 from flsv.seeding import generator_for
-from flsv.showing import html_table
 
 BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 #: Names of classes and clients that a description of a run lists.
@@ -223,13 +222,6 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
                 if held != tuple(map(str, range(len(held)))):
                     facts[name] = listed(held, _LISTED)
         return facts
-
-    def _repr_html_(self) -> str:
-        """The clients and their samples, for a notebook."""
-        if self._dealt is None:
-            return html_table(f"{self}, not set up yet", [], [])
-        rows = list(zip(self.client_names, self.num_samples.tolist()))
-        return html_table(str(self), ["client", "training samples"], rows)
 
     @property
     def test_set(self) -> Any:

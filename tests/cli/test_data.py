@@ -8,7 +8,7 @@ import pytest
 import snippets
 
 from flsv.cli import main
-from flsv.cli.data import Cards
+from flsv.cli.data import notes
 from flsv.data import FederatedDataModule
 
 COLUMNS = {"exclude": ["insurer", "patient", "admitted"], "dates": {"discharged": "admitted"}}
@@ -42,9 +42,12 @@ def test_shares_and_gaps_are_those_of_the_files(clinics, capsys):
         for name, frame in frames.items():
             assert float(rows[column][name]) == pytest.approx(frame[column].isna().mean(), abs=1e-6)
     assert rows["discharged"]["is read as"] == "days since admitted"
-    assert "| patient | left out |" in Path("cards/Boston.md").read_text()
-    share = 100 * frames["Lyon"]["creatinine"].isna().mean()
-    assert f"| creatinine | a number | {share:.1f} % |" in Path("cards/Lyon.md").read_text()
+    assert rows["patient"]["is read as"] == "left out"
+    described = pd.read_csv("cards/summary.csv", index_col=["column", "client"])
+    ages = frames["Lyon"]["age"]
+    assert described.loc[("age", "Lyon"), "count"] == ages.notna().sum()
+    assert described.loc[("age", "Lyon"), "mean"] == pytest.approx(ages.mean())
+    assert pd.read_csv("cards/samples.csv")["client"].tolist() == list(frames)
 
 
 def test_other_data_have_no_columns(clinics, capsys):
@@ -59,7 +62,7 @@ def test_a_class_that_a_client_lacks(clinics):
     frames["Lyon"]["died"] = "no"
     data = FederatedDataModule(clients=frames, labels="died")
     data.setup("fit")
-    assert "No yes to train on: Lyon." in Cards(data).notes()
+    assert "No yes to train on: Lyon." in notes(data)
 
 
 def test_what_cannot_be_read_ends_with_a_line_to_paste(clinics, capsys):

@@ -46,7 +46,7 @@ def test_the_choice() -> None:
     assert devices(resident(toy_data(on_device=True)).client_loader(0)) == {"meta"}
     assert devices(resident(toy_data(on_device=False)).client_loader(0)) == {"cpu"}
     assert resident(toy_data(on_device=True), torch.device("cpu")).device_cache is None
-    with pytest.raises(ConfigurationError, match="on_device='yes'.: expected \"auto\", True or False"):
+    with pytest.raises(ConfigurationError, match="on_device='yes'.: expected True or False or \"auto\""):
         toy_data(on_device="yes")
 
 
@@ -87,14 +87,12 @@ def test_data_that_are_no_tensors() -> None:
 
 
 def test_a_loader_of_an_evaluation_is_made_once() -> None:
-    """Its order crosses once, and another batch size is heeded."""
+    """Its order crosses once."""
     data = resident(toy_data(on_device=True))
     loader = data.client_loader(0, "test")
     assert data.client_loader(0, "test") is loader
     assert loader.indices.device == META
     assert data.client_loader(0).indices.device.type == "cpu"  # it is shuffled by a CPU generator
-    data.eval_batch_size = 3
-    assert data.client_loader(0, "test").batch_size == 3
     data.device_cache = None
     assert devices(data.client_loader(0, "test")) == {"cpu"}
 

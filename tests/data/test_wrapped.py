@@ -147,14 +147,12 @@ def test_batch_size_before_and_after_setup():
     data = FederatedDataModule(DATA, IIDPartitioner(3))
     assert data.batch_size is None
     data.setup("fit")
-    assert (data.batch_size, data.eval_batch_size) == (32, 256)
+    assert data.batch_size == 32
     data.batch_size = 5
     assert len(next(iter(data.client_loader(0)))[1]) == 5
     assert len(next(iter(data.val_dataloader()))[1]) == 12
-    data.eval_batch_size = 4
-    assert len(next(iter(data.val_dataloader()))[1]) == 4
     data.setup("fit")
-    assert (data.batch_size, data.eval_batch_size) == (5, 4)
+    assert data.batch_size == 5
     assert wrapped().batch_size == 7
 
 
@@ -166,17 +164,6 @@ def test_a_batch_size_that_cannot_be():
     with pytest.raises(ConfigurationError, match="drop_last=True it would never train"):
         data.batch_size = 100
     assert data.batch_size == 32
-
-
-def test_validation_batches_that_others_make_keep_their_size():
-    class Two(Tokenizer):
-        def val_dataloader(self):
-            return [DataLoader(DATA), DataLoader(DATA)]
-
-    data = FederatedDataModule(Two(), IIDPartitioner(3))
-    data.setup("fit")
-    with pytest.raises(ConfigurationError, match="made by the wrapped data module's own loaders"):
-        data.eval_batch_size = 3
 
 
 @pytest.fixture(scope="module")
@@ -204,14 +191,11 @@ def test_the_batch_size_finder_without_the_loop(source, tmp_path, found_by_light
     assert max(module.sizes) == found
 
 
-def test_the_finder_of_evaluation_batches(tmp_path, found_by_lightning):
+def test_the_finder_of_evaluation_batches_is_refused(tmp_path):
     data = FederatedDataModule(DATA, IIDPartitioner(3))
     tuner = Tuner(plain(folder=tmp_path))
-    with pytest.raises(ConfigurationError, match='batch_arg_name="eval_batch_size"'):
+    with pytest.raises(ConfigurationError, match="set during an evaluation.*Loader.eval_batch_size"):
         tuner.scale_batch_size(Net(), datamodule=data, method="validate", max_trials=2)
-    tuner = Tuner(plain(folder=tmp_path))
-    arguments = {"method": "validate", "max_trials": 2, "batch_arg_name": "eval_batch_size"}
-    assert tuner.scale_batch_size(Net(), datamodule=data, **arguments) == data.eval_batch_size == found_by_lightning
 
 
 def test_the_learning_rate_finder_without_the_loop(tmp_path):
@@ -289,10 +273,10 @@ def test_reloading_ones_own_changes_nothing(tmp_path):
     assert torch.equal(*seen)
 
 
-def test_evaluation_batches_stay_where_they_are():
-    data = FederatedDataModule((DATA, DATA), IIDPartitioner(2), splits=Splits(server_val=0.0))
+def test_evaluation_batches_have_a_size_of_their_own():
+    loader = Loader(eval_batch_size=6)
+    data = FederatedDataModule((DATA, DATA), IIDPartitioner(2), splits=Splits(server_val=0.0), loader=loader)
     data.setup("fit")
-    data.eval_batch_size = 6
     assert data.val_dataloader() == []
     assert len(next(iter(data.test_dataloader()))[1]) == 6
     assert isinstance(data._data, FederatedData)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import lightning as L
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
@@ -35,12 +36,12 @@ class ColumnCard:
     Args:
         name: of it, or of one of the columns that dates became.
         became: such as ``"a number"``, ``"3 categories"``, ``"left out"``.
-        missing: which training samples have no value in it, bool ``[N]``.
+        values: of the training samples, numbers or words, ``[N]``; NaN where there is none.
     """
 
     name: str
     became: str
-    missing: np.ndarray
+    values: pd.Series
 
 
 @dataclass(frozen=True)

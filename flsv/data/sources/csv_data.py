@@ -130,12 +130,6 @@ class CSVData(L.LightningDataModule):
 
     # For subclasses
 
-    def read_groups(self, file: Table) -> np.ndarray | None:
-        """The group of each row ``[N]``, as numbers if all are; None without a group column."""
-        if self.group is None:
-            return None
-        return group_values(file, self.group)
-
     def split(self, samples: int, groups: np.ndarray | None) -> dict[str, np.ndarray]:
         """Ascending sample numbers of ``train``, ``val`` and ``test``."""
         order = torch.randperm(samples, generator=generator_for(self.seed, "csv", "split")).numpy()
@@ -251,7 +245,7 @@ class TextData(CSVData):
     def encode(self, train: Table, test: Table | None) -> None:
         empty = Columns(gaps=[])
         files = [with_values(file, self.label, "label", empty) for file in (train, test) if file is not None]
-        groups = self.read_groups(files[0])
+        groups = None if self.group is None else group_values(files[0], self.group)
         names = class_names(files[:1], self.label, "label")
         sets = [
             (self._words(file, file.column(self.text, "text")), class_labels(file, self.label, "label", names))
@@ -329,7 +323,7 @@ class CharacterData(CSVData):
 
     def encode(self, train: Table, test: Table | None) -> None:
         pieces, counts = self._pieces(train, train.column(self.text, "text"))
-        groups = self.read_groups(train)
+        groups = None if self.group is None else group_values(train, self.group)
         of, lost = None, []
         if groups is not None:
             of = np.repeat(groups, counts)

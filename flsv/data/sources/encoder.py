@@ -181,13 +181,13 @@ class TableEncoder:
     def cards(self, tables: Sequence[Table]) -> tuple[ColumnCard, ...]:
         """What became of the columns of the training tables, after :meth:`features`."""
         rows = sum(map(len, tables))
-        cards = [ColumnCard(each.name, each.became, each.missing[:rows]) for each in self.read]
+        cards = [ColumnCard(each.name, each.became, each.values.iloc[:rows]) for each in self.read]
         used = {each.name for each in self.read} | {*(self.columns.dates or ())} - {*(self.columns.exclude or ())}
         for name in _names_of(tables):
             if name not in {*used, self.target, self.group}:
                 there = [table if name in table.frame else _with_empty(table, name) for table in tables]
-                gaps = [without_gaps(table, name, "exclude", self.columns).isna() for table in there]
-                cards.append(ColumnCard(name, "left out", np.concatenate(gaps)))
+                values = [without_gaps(table, name, "exclude", self.columns).astype(object) for table in there]
+                cards.append(ColumnCard(name, "left out", pd.concat(values, ignore_index=True)))
         return tuple(cards)
 
     def check(self, tables: Mapping[str, Table]) -> None:

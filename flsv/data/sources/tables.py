@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 from flsv.data.groups import plain_names
 from flsv.data.sources.base import SourceData
@@ -54,52 +54,48 @@ def tables_source(
         }
     encoder = TableEncoder(columns, label, group)
     train = {name: encoder.rows(table) for name, table in tables.items()}
-    held = {name: None if table is None else encoder.rows(table) for name, table in held_out.items()}
-    encoder.check({name: table for name, table in {**train, **held}.items() if table is not None})
+    held = {name: encoder.rows(table) for name, table in held_out.items() if table is not None}
+    encoder.check({**train, **held})
     groups, names = _groups(train, group, clients)
-    rows = list(train.values())
-    everything = rows + [table for table in held.values() if table is not None]
-    classes = encoder.classes(rows)
+    rows = [*train.values(), *held.values()]
+    classes = encoder.classes(list(train.values())) or ()
 
     def as_sets(features: Sequence[Tensor], targets: Sequence[Tensor]) -> SourceData:
-        parts = len(rows)
-        train = TensorDataset(torch.cat(list(features[:parts])), torch.cat(list(targets[:parts])))
-        rest = iter(zip(features[parts:], targets[parts:]))
-        sets: dict[str, Dataset | None] = {
-            name: None if table is None else TensorDataset(*next(rest)) for name, table in held.items()
-        }
-        for name, table in held.items():
-            if table is not None:
-                sets[name].row_names = table.row_names(columns.exclude or (), group)  # type: ignore[union-attr]
-        return SourceData(train, sets.get("val"), test=sets.get("test"))
+        pairs = list(zip(features, targets))
+        whole = [torch.cat(parts) for parts in zip(*pairs[: len(train)])]
+        sets: dict[str, Any] = {}
+        for (name, table), pair in zip(held.items(), pairs[len(train) :]):
+            sets[name] = TensorDataset(*pair)
+            sets[name].row_names = table.row_names(columns.exclude or (), group)
+        return SourceData(
+            TensorDataset(*whole),
+            **sets,
+            class_names=classes,
+            groups=groups,
+            group_names=names,
+            clients=clients,
+            labelled=True,
+        )
 
     def fitted(splits: FederatedSplits) -> SourceData:
         """The data with the features that the clients' training rows tell."""
-        fit = np.zeros(sum(map(len, everything)), dtype=bool)
+        fit = np.zeros(sum(map(len, rows)), dtype=bool)
         for client in splits.clients:
             fit[client["train"].numpy()] = True
         of = None
         if columns.statistics == "group":
-            if groups is None or len(everything) > len(rows):
+            if groups is None or held:
                 raise ConfigurationError(
                     "Columns(statistics='group'): the val and test data are no client's, and have no statistics of "
                     "their own. Say statistics='pooled', or Splits(client_test=...) for the clients' own test rows."
                 )
             of = np.array(names)[groups.numpy()]
-        sets = as_sets(encoder.features(everything, fit, of), encoder.targets(everything, fit))
-        return replace(sets, columns=encoder.cards(rows))
+        sets = as_sets(encoder.features(rows, fit, of), encoder.targets(rows, fit))
+        return replace(sets, columns=encoder.cards(list(train.values())))
 
     # Who trains on which row is not known yet, and a number's scale with it: nothing looks at a number before.
-    targets = encoder.targets(everything)
-    return replace(
-        as_sets([torch.zeros(len(target), 0) for target in targets], targets),
-        class_names=classes or (),
-        groups=groups,
-        group_names=names,
-        clients=clients,
-        labelled=True,
-        fitted=fitted,
-    )
+    targets = encoder.targets(rows)
+    return replace(as_sets([torch.zeros(len(target), 0) for target in targets], targets), fitted=fitted)
 
 
 def _groups(tables: Mapping[str, Table], group: str | None, clients: bool) -> tuple[Tensor | None, tuple[str, ...]]:
@@ -185,22 +181,18 @@ class TableData(CSVData):
     def encode(self, train: Table, test: Table | None) -> None:
         encoder = TableEncoder(self.columns, self.target, self.group)
         files = [encoder.rows(file) for file in (train, test) if file is not None]
-        groups = [self.read_groups(file) for file in files]
+        groups = [None if self.group is None else group_values(file, self.group) for file in files]
         splits = self.split(len(files[0]), groups[0])
         fit = np.zeros(sum(map(len, files)), dtype=bool)
         fit[splits["train"]] = True
         # As text: the files may differ in whether all groups are numbers.
-        of = (
-            None if self.group is None else np.concatenate([group.astype(str) for group in groups if group is not None])
-        )
+        of = None if self.group is None else np.concatenate([each.astype(str) for each in groups])  # type: ignore[union-attr]
         features = encoder.features(files, fit, of)
-        self.columns_read = tuple(
-            replace(card, missing=card.missing[splits["train"]]) for card in encoder.cards(files[:1])
-        )
+        cards = encoder.cards(files[:1])
+        self.columns_read = tuple(replace(card, values=card.values.iloc[splits["train"]]) for card in cards)
         classes = encoder.classes(files[:1])
-        targets = encoder.targets(files, fit)
-        rest = None if test is None else (features[1], targets[1])
-        self.keep((features[0], targets[0]), splits, groups[0], rest, classes)
+        pairs = list(zip(features, encoder.targets(files, fit)))
+        self.keep(pairs[0], splits, groups[0], None if test is None else pairs[1], classes)
         if self.test_set is not None:
             table = files[0].take(splits["test"]) if test is None else files[1]
             self.test_set.row_names = table.row_names(self.columns.exclude or (), self.group)  # type: ignore[attr-defined]

@@ -157,8 +157,8 @@ def test_all_columns_that_cannot_be_used_are_in_one_message_whose_line_helps(tmp
         **{"age": cards["age"].became, "patient": "left out", "name": "left out", "lab": "left out"},
         "insurer": "left out",
     }
-    assert cards["score"].missing.sum() == 2
-    assert cards["insurer"].missing.sum() == 40
+    assert cards["score"].values.isna().sum() == 2
+    assert cards["insurer"].values.isna().sum() == 40
 
 
 def test_an_identifier_alone_is_warned_of_and_can_be_meant(tmp_path):
