@@ -14,7 +14,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from flsv._lightning.evaluation import each_loader
 from flsv.data.groups import client_called
@@ -34,9 +34,9 @@ _PLAIN = (bool, int, float, complex, str, bytes)
 def content_hashes(dataset: Dataset, holders: Mapping[str, Tensor]) -> dict[str, str]:
     """A hash of each holder's samples.
 
-    Of tensors all bytes; of a folder of images all files' names and sizes, and the bytes of no more than
-    :data:`FILE_BYTES`. Of any data but tensors the first sample of
-    :data:`LOOKED_AT` holders is read, too, which counts if it is the same when it is read again.
+    Of tensors, and of attributes of a data set that are tensors or arrays of its length, all bytes; of a folder of
+    images all files' names and sizes, and the bytes of no more than :data:`FILE_BYTES`. Of any data but tensors the
+    first sample of :data:`LOOKED_AT` holders is read, too, which counts if it is the same when it is read again.
 
     Args:
         dataset: map-style.
@@ -60,10 +60,10 @@ def _hash_of(dataset: Any, indices: Tensor, read: bool = True) -> str:
     tensors, rows = tensors_of(dataset, indices)
     if tensors is not None and rows is not None:
         for tensor in tensors:
-            digest.update(f"{tensor.dtype}{list(tensor.shape[1:])}{len(rows)}:".encode())
-            for some in rows.split(_ROWS):
-                digest.update(_bytes(tensor[some.to(tensor.device)]))
+            _add_rows(digest, tensor, rows)
         return digest.hexdigest()
+    while type(dataset) is Subset:
+        dataset, indices = dataset.dataset, torch.as_tensor(dataset.indices, dtype=torch.long)[indices]
     from torchvision.datasets import DatasetFolder
 
     if isinstance(dataset, DatasetFolder):
@@ -73,13 +73,25 @@ def _hash_of(dataset: Any, indices: Tensor, read: bool = True) -> str:
             # Not the whole path: the same data in another folder are the same.
             digest.update(f"{file.parent.name}/{file.name}:{file.stat().st_size};".encode())
             digest.update(file.read_bytes() if small else b"")
+    for name, held in sorted(getattr(dataset, "__dict__", {}).items()):
+        # What is mapped from a file may be larger than the memory.
+        if _is_numbers(held) and not isinstance(held, np.memmap) and held.shape[:1] == (len(dataset),):
+            digest.update(f"{name}:".encode())
+            _add_rows(digest, torch.as_tensor(held), indices)
     if read and len(indices):
         digest.update(_read(dataset, int(indices[0])))
     return digest.hexdigest()
 
 
-def _bytes(values: Tensor) -> bytes:
-    return values.detach().cpu().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).numpy()
+def _is_numbers(value: Any) -> bool:
+    return isinstance(value, Tensor) or (isinstance(value, np.ndarray) and value.dtype.kind in "biufc")
+
+
+def _add_rows(digest: Any, tensor: Tensor, rows: Tensor) -> None:
+    digest.update(f"{tensor.dtype}{list(tensor.shape[1:])}{len(rows)}:".encode())
+    for some in rows.split(_ROWS):
+        values = tensor[some.to(tensor.device)].detach().cpu().contiguous()
+        digest.update(values.reshape(-1).view(torch.uint8).numpy())
 
 
 def _read(dataset: Any, index: int) -> bytes:
@@ -98,8 +110,8 @@ def _read(dataset: Any, index: int) -> bytes:
         for leaf in tree_leaves(sample):
             if isinstance(leaf, _PLAIN):
                 digest.update(f"{type(leaf).__name__}{leaf!r};".encode())
-            elif isinstance(leaf, Tensor) or (isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc"):
-                digest.update(_bytes(torch.as_tensor(leaf)))
+            elif _is_numbers(leaf):
+                _add_rows(digest, torch.as_tensor(leaf)[None], torch.arange(1))
         twice.append(digest.digest())
     return twice[0] if twice[0] == twice[1] else b""
 
@@ -119,7 +131,7 @@ def loader_rows(loaders: Any) -> int | None:
     """How many samples a loader, or several, read; None where one of them does not say."""
     rows = 0
     for loader in each_loader(loaders):
-        held = loader.indices if isinstance(loader, TensorBatches) else getattr(loader, "dataset", None)
+        held: Any = loader.indices if isinstance(loader, TensorBatches) else getattr(loader, "dataset", None)
         if not hasattr(held, "__len__"):
             return None
         rows += len(held)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,14 @@ def test_one_number_of_one_sample_is_its_holders(wrap: Any) -> None:
     data.tensors[0][3, 2] += 1e-6
     assert other(before, content_hashes(wrap(data), HOLDERS)) == ["b"]
     assert content_hashes(wrap(tensors()), HOLDERS) == before
+
+
+@pytest.mark.parametrize("column", [np.arange(12.0).reshape(6, 2), torch.arange(6).bfloat16()])
+def test_arrays_of_a_data_set_of_ones_own(column: Any) -> None:
+    before, changed = content_hashes(Table(column=column), HOLDERS), copy.deepcopy(column)
+    changed[3] = column[2]
+    assert content_hashes(Table(column=copy.deepcopy(column)), HOLDERS) == before
+    assert other(before, content_hashes(Table(column=changed), HOLDERS)) == ["b"]
 
 
 def test_what_says_nothing_of_its_samples_is_read() -> None:
