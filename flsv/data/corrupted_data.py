@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from flsv.data.corruption import Corruption
 from flsv.data.groups import client_called
-from flsv.data.labels import dataset_labels
+from flsv.data.labels import Classes, dataset_labels
 from flsv.data.loaders import tensors_of
 from flsv.data.splits import FederatedSplits
 from flsv.errors import ConfigurationError
@@ -21,8 +21,7 @@ from flsv.seeding import generator_for
 
 def corrupt_clients(
     dataset: Dataset,
-    labels: Tensor | None,
-    num_classes: int,
+    classes: Classes,
     splits: FederatedSplits,
     corruptions: Sequence[Corruption],
     collate_fn: Callable[[list[Any]], Any] | None = None,
@@ -31,15 +30,14 @@ def corrupt_clients(
 
     Args:
         dataset: the training data, held as tensors; not modified.
-        labels: class of every sample, int64 ``[N]``; None where they have none, and then only inputs can change.
-        num_classes: number of classes.
+        classes: of every sample; where they have none, only inputs can change.
         splits: who has what.
         corruptions: what happens to it.
         collate_fn: how the data set's samples become batches.
 
     Returns:
-        The data as the clients have them; the class of each sample, int64 ``[N]``, all 0 without classes; and whether a
-        sample differs from the data set's, bool ``[N]``.
+        The data as the clients have them; the class of each sample, int64 ``[N]``; and whether a sample differs from
+        the data set's, bool ``[N]``.
 
     Raises:
         ConfigurationError: data that are not tensors, or samples that do not end with their label.
@@ -51,37 +49,33 @@ def corrupt_clients(
             f"preload: true to read it once into memory, or corrupt the samples in the data set itself."
         )
     first, *fields = tensors if rows is None else [tensor[rows.to(tensor.device)] for tensor in tensors]
-    if labels is not None and (
-        not fields or fields[-1].numel() != len(labels) or (fields[-1].flatten().cpu() != labels).any()
-    ):
+    inputs, labels = first, classes.labels.clone()
+    last = fields[-1].flatten().cpu() if fields else labels[:0]
+    if not classes.missing and (len(last) != len(labels) or (last != labels).any()):
         raise ConfigurationError(
             f"corruptions need samples (x, ..., label), and the last element of those of {type(dataset).__name__} is "
             f"not their label."
         )
-    classless = labels is None
-    labels = torch.zeros(len(first), dtype=torch.long) if labels is None else labels
-    inputs, new_labels = first, labels.clone()
     differs = torch.zeros(len(labels), dtype=torch.bool)
     concerned = [corruption.chosen(len(splits.clients)) for corruption in corruptions]
     for client in sorted({client for clients in concerned for client in clients}):
         samples = splits.clients[client]["train"]
-        before = first[samples.to(first.device)].cpu()
-        x, y = before.clone(), labels[samples]
+        before, true = first[samples.to(first.device)].cpu(), classes.labels[samples]
+        x, y = before.clone(), true.clone()
         for position, (corruption, clients) in enumerate(zip(corruptions, concerned, strict=True)):
             if client in clients:
                 # The position tells two corruptions of one seed apart.
                 generator = generator_for(corruption.seed, "corruption", position, client)
-                x, y = corruption(x, y, num_classes, generator)
-        new_labels[samples] = y
+                x, y = corruption(x, y, len(classes.names), generator)
         same = (x == before) | (x.isnan() & before.isnan())
         other = ~same.reshape(len(x), -1).all(1)
-        differs[samples] = other | (y != labels[samples])
+        labels[samples], differs[samples] = y, other | (y != true)
         if other.any():
             inputs = first.clone() if inputs is first else inputs
             inputs[samples[other].to(inputs.device)] = x[other].to(inputs.device)
-    if not classless:
-        fields[-1] = new_labels.view(fields[-1].shape).to(fields[-1])
-    return TensorDataset(inputs, *fields), new_labels, differs
+    if not classes.missing:
+        fields[-1] = labels.view(fields[-1].shape).to(fields[-1])
+    return TensorDataset(inputs, *fields), labels, differs
 
 
 def leave_out_unknown(splits: FederatedSplits, labels: Tensor, corruptions: Sequence[Corruption]) -> FederatedSplits:

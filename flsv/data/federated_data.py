@@ -148,31 +148,21 @@ def deal(
         fitted = source.fitted(splits)
         source = replace(source, train=fitted.train, val=fitted.val, test=fitted.test, columns=fitted.columns)
     splits = leave_out_unknown(splits, classes.labels, corruptions)
-
-    train_options = {"batch_size": 32, "drop_last": False} | source.train_options | loader.said()
-    eval_options = source.eval_options | loader.said() | {"drop_last": False}
-    train, val, test = source.train, source.val, source.test
-    if loader.preload:
-        workers = train_options.get("num_workers", 0)
-        train = preload(train, train_options.pop("collate_fn", None), workers)
-        collate_fn = eval_options.pop("collate_fn", None)
-        val, test = (part if part is None else preload(part, collate_fn, workers) for part in (val, test))
-    check_inputs(train, splits, {"validation": val, "test": test})
-    unknown = unknown_classes(corruptions)
-    val, test = (part if part is None else known_samples(part, unknown) for part in (val, test))
-    train_options["batch_size"] = batch_size or train_options["batch_size"]
-    in_tensors = isinstance(make_loader(train, **how_batches_are_made(train_options)), TensorBatches)
-    usual = max(train_options["batch_size"], 256 if in_tensors else 1)
-    eval_options["batch_size"] = loader.eval_batch_size or eval_options.get("batch_size", usual)
+    source, train_options, eval_options = _as_read(source, loader, batch_size)
+    check_inputs(source.train, splits, {"validation": source.val, "test": source.test})
     check_full_batches(splits, train_options)
-    _warn_of_unseeded(train, val, train_options, eval_options, source.val_loaders)
+    _warn_of_unseeded(source, train_options, eval_options)
+    train, val, test = source.train, source.val, source.test
+    if unknown := unknown_classes(corruptions):
+        val, test = (None if part is None else known_samples(part, unknown) for part in (val, test))
     differs = torch.zeros(len(classes.labels), dtype=torch.bool)
     if corruptions:
-        known, collate_fn = None if classes.missing else classes.labels, train_options.get("collate_fn")
-        train, noisy, differs = corrupt_clients(train, known, len(classes.names), splits, corruptions, collate_fn)
+        train, noisy, differs = corrupt_clients(train, classes, splits, corruptions, train_options.get("collate_fn"))
         classes = replace(classes, labels=noisy)
-    val_data: tuple[Dataset, Tensor | None] | None = None if val is None else (val, None)
-    if val is None and len(splits.server_val):
+    val_data: tuple[Dataset, Tensor | None] | None = None
+    if val is not None:
+        val_data = val, None
+    elif len(splits.server_val):
         val_data = train, splits.server_val
     val_loader: Any = source.val_loaders if val_data is None else make_loader(*val_data, **eval_options)
     if val is not None and len(val_loader) == 0:
@@ -190,6 +180,25 @@ def deal(
         val_data,
         source.columns,
     )
+
+
+def _as_read(
+    source: SourceData, loader: Loader, batch_size: int | None
+) -> tuple[SourceData, dict[str, Any], dict[str, Any]]:
+    """The source, in memory where that is asked for, and how training and evaluation batches are made of it."""
+    train_options = {"batch_size": 32, "drop_last": False} | source.train_options | loader.said()
+    eval_options = source.eval_options | loader.said() | {"drop_last": False}
+    if loader.preload:
+        workers = train_options.get("num_workers", 0)
+        train = preload(source.train, train_options.pop("collate_fn", None), workers)
+        collate_fn = eval_options.pop("collate_fn", None)
+        held = [None if part is None else preload(part, collate_fn, workers) for part in (source.val, source.test)]
+        source = replace(source, train=train, val=held[0], test=held[1])
+    train_options["batch_size"] = batch_size or train_options["batch_size"]
+    in_tensors = isinstance(make_loader(source.train, **how_batches_are_made(train_options)), TensorBatches)
+    usual = max(train_options["batch_size"], 256 if in_tensors else 1)
+    eval_options["batch_size"] = loader.eval_batch_size or eval_options.get("batch_size", usual)
+    return source, train_options, eval_options
 
 
 def _split(
@@ -228,15 +237,12 @@ def how_batches_are_made(options: dict[str, Any]) -> dict[str, Any]:
     return {name: options[name] for name in ("batch_size", "collate_fn") if name in options}
 
 
-def _warn_of_unseeded(
-    train: Dataset, val: Any, train_options: dict[str, Any], eval_options: dict[str, Any], val_loaders: Any
-) -> None:
+def _warn_of_unseeded(source: SourceData, train_options: dict[str, Any], eval_options: dict[str, Any]) -> None:
     """Say which random generators nobody can put anywhere."""
-    unseeded: dict[str, Any] = {}
-    for dataset, options in ((train, train_options), (val, eval_options)):
+    unseeded = held_generators(source.val_loaders)
+    for dataset, options in ((source.train, train_options), (source.val, eval_options)):
         held = held_generators(dataset, options.get("collate_fn"))
         unseeded |= {place: generator for place, generator in held.items() if not can_be_seeded(generator)}
-    unseeded |= held_generators(val_loaders)
     if unseeded:
         rank_zero_warn(
             f"{', '.join(unseeded)}: random generators that cannot be seeded for every client and round, because they "

@@ -45,10 +45,6 @@ def test_before_a_fit_there_is_something_to_show_too() -> None:
     assert "0 rounds" in loop._repr_html_()
     with pytest.raises(ConfigurationError, match="has written no contributions"):
         loop.history()
-    data = toy_data()
-    assert "not set up yet" in data._repr_html_()
-    data.setup("fit")
-    assert str(int(data.num_samples[0])) in data._repr_html_()
     assert "0 rounds" in ClassSpecificShapley(3, 2)._repr_html_()
 
 

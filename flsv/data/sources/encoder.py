@@ -118,9 +118,6 @@ class TableEncoder:
                 too many categories; groups without a training row.
         """
         self.read = tuple(self._read(tables, self.names(tables), fit))
-        for each in self.read:
-            if each.doubt is not None:
-                rank_zero_warn(str(each.doubt))
         self._log_kinds(tables)
         numbers = [each for each in self.read if each.categories is None]
         words = [each for each in self.read if each.categories is not None]
@@ -134,11 +131,8 @@ class TableEncoder:
             encoder = OneHotEncoder(categories=known, handle_unknown="ignore", sparse_output=False)
             blocks.append(encoder.fit_transform(np.stack([each.values.fillna("") for each in words], axis=1)))
         blocks += [each.missing[:, None] for each in gappy]
-        self.feature_names = (
-            *(each.name for each in numbers),
-            *(f"{each.name}={category}" for each in words for category in each.categories or ()),
-            *(f"{each.name} missing" for each in gappy),
-        )
+        one_hot = [f"{each.name}={category}" for each in words for category in each.categories or ()]
+        self.feature_names = (*_named(numbers), *one_hot, *(f"{name} missing" for name in _named(gappy)))
         whole = torch.from_numpy(np.concatenate(blocks, axis=1, dtype=np.float32, casting="unsafe"))
         return [part.clone() for part in whole.split([len(table) for table in tables])]
 
@@ -289,7 +283,10 @@ class TableEncoder:
         return known
 
     def _log_kinds(self, tables: Sequence[Table]) -> None:
-        """What the columns were taken for, a line for each kind, and what gaps look like."""
+        """What the columns were taken for, a line for each kind, and what gaps look like; what is in doubt, as a
+        warning."""
+        for doubt in (each.doubt for each in self.read if each.doubt is not None):
+            rank_zero_warn(str(doubt))
         kinds = {kind: [each.name for each in self.read if each.kind == kind] for kind in (r.kind for r in self.read)}
         kinds["gaps"] = []
         for each in self.read:
@@ -303,6 +300,10 @@ class TableEncoder:
     def _marks(self, table: Table, name: str) -> Iterable[str]:
         words = table.words(name, "features")
         return words[words.isin(self.columns.missing(name, table.typed))].unique()
+
+
+def _named(columns: Sequence[ReadColumn]) -> list[str]:
+    return [each.name for each in columns]
 
 
 def _names_of(tables: Sequence[Table]) -> list[str]:

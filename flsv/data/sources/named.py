@@ -198,14 +198,7 @@ def npz(path: Path) -> ImageData:
         ConfigurationError: a file that is not such an archive, a missing array, shapes that do not fit, labels or
             pixels that are no such numbers.
     """
-    try:
-        with np.load(path) as archive:
-            arrays = {name: np.asarray(archive[name]) for name in archive.files}
-    except Exception as error:  # zlib's, zipfile's, numpy's own and memory's: whichever, the file cannot be used
-        raise ConfigurationError(
-            f"{path} cannot be read as an .npz archive of plain arrays: {error}. Write it by numpy.savez, or fetch it "
-            "again."
-        ) from error
+    arrays = _arrays(path)
     splits = ["train", "test", *(["val"] if {"val_images", "val_labels"} & arrays.keys() else [])]
     needed = [f"{split}_{part}" for split in splits for part in ("images", "labels")]
     missing = [name for name in needed if name not in arrays]
@@ -239,6 +232,17 @@ def npz(path: Path) -> ImageData:
         if name.startswith("train_") and array.shape[:1] == (len(train),) and not hasattr(train, attribute):
             setattr(train, attribute, array)
     return ImageData(train, sets["test"], sets.get("val"), number, tuple(map(str, range(number))))
+
+
+def _arrays(path: Path) -> dict[str, np.ndarray]:
+    try:
+        with np.load(path) as archive:
+            return {name: np.asarray(archive[name]) for name in archive.files}
+    except Exception as error:  # zlib's, zipfile's, numpy's own and memory's: whichever, the file cannot be used
+        raise ConfigurationError(
+            f"{path} cannot be read as an .npz archive of plain arrays: {error}. Write it by numpy.savez, or fetch it "
+            "again."
+        ) from error
 
 
 def _pixels(where: str, images: np.ndarray) -> Tensor:

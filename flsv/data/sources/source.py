@@ -317,13 +317,7 @@ def own_source(
         parts, held_out = {"source": base.train}, _filled(held_out, {"val": base.val, "test": base.test})
     held = {name: None if each is None else read_part(each, reading, name) for name, each in held_out.items()}
     together = {**parts, **{f"the {name} data": part for name, part in held.items() if part is not None}}
-    tables = {name: part for name, part in together.items() if isinstance(part, Table)}
-    other = next((name for name in together if name not in tables), None)
-    if tables and other is not None:
-        raise ConfigurationError(
-            f"{next(iter(tables))!r} is a table and {other!r} is not ({type(together[other]).__name__}). Give all as "
-            "tables, or all as data sets of the same samples."
-        )
+    tables = _only_tables(together)
     if tables:
         label = reading.table_label(next(iter(tables.values())))
         return tables_source(parts, held, label, reading.group, reading.columns, clients)  # type: ignore[arg-type]
@@ -339,3 +333,15 @@ def own_source(
         test=rest.get("test"),
         class_names=classes or found.class_names,
     )
+
+
+def _only_tables(parts: Mapping[str, Any]) -> dict[str, Table]:
+    """The tables; ConfigurationError where there is something else beside them."""
+    tables = {name: part for name, part in parts.items() if isinstance(part, Table)}
+    other = next((name for name in parts if name not in tables), None)
+    if tables and other is not None:
+        raise ConfigurationError(
+            f"{next(iter(tables))!r} is a table and {other!r} is not ({type(parts[other]).__name__}). Give all as "
+            "tables, or all as data sets of the same samples."
+        )
+    return tables

@@ -97,12 +97,25 @@ def read_column(tables: Sequence[Table], name: str, columns: Columns) -> tuple[s
     if name in (columns.categorical or ()):
         return WORDS, pd.concat(map(words_of, parts), ignore_index=True)
     texts = {text for table, part in zip(tables, parts) if not table.typed for text in part.dropna()}
-    of_files = _kind_of_texts(texts)
+    kind = _one_kind(name, tables, parts, _kind_of_texts(texts))
+    values = pd.concat([part.astype(object) for part in parts], ignore_index=True)
+    if kind == WORDS:
+        values = words_of(values)
+        _check_no_days(tables, name, values, all(table.typed for table in tables))
+        return kind, values
+    if kind == TRUTH:
+        values = values.map(lambda value: _TRUTHS.get(value, value))
+    numbers = pd.Series(parsed(values))
+    _check_numbers(tables, name, values, numbers, columns)
+    return kind or NUMBERS, numbers
+
+
+def _one_kind(name: str, tables: Sequence[Table], parts: Sequence[pd.Series], of_files: str) -> str:
+    """Of a column of all tables, where ``of_files`` is that of those whose columns are text; empty without a value."""
     kinds: dict[str, Table] = {}
     for table, part in zip(tables, parts):
-        kind = _kind_of(part) if table.typed else of_files
-        if kind and not part.isna().all():
-            kinds.setdefault(kind, table)
+        if not part.isna().all():
+            kinds.setdefault(_kind_of(part) if table.typed else of_files, table)
     strange = next((kind for kind in kinds if kind not in (NUMBERS, WORDS, TRUTH)), None)
     if strange is not None:
         raise ColumnError(
@@ -115,17 +128,7 @@ def read_column(tables: Sequence[Table], name: str, columns: Columns) -> tuple[s
         held = " and ".join(f"{kind} in {table.path}" for kind, table in kinds.items())
         message = f"{name!r} has {held}: make it the same kind in all, or name it in categorical."
         raise ColumnError(message, {"categorical": [name]})
-    kind = next(iter(kinds), "")
-    values = pd.concat([part.astype(object) for part in parts], ignore_index=True)
-    if kind == WORDS:
-        values = words_of(values)
-        _check_no_days(tables, name, values, all(table.typed for table in tables))
-        return kind, values
-    if kind == TRUTH:
-        values = values.map(lambda value: _TRUTHS.get(value, value))
-    numbers = pd.Series(parsed(values))
-    _check_numbers(tables, name, values, numbers, columns)
-    return kind or NUMBERS, numbers
+    return next(iter(kinds), "")
 
 
 def _check_no_days(tables: Sequence[Table], name: str, words: pd.Series, meant: bool) -> None:
