@@ -4,7 +4,7 @@
 
 The same vectors, one after the other, in three ways that take turns, some models at a time, in one process: by hand
 (one copy of the module, ``validation_step`` called on the batches in memory, what it logs averaged by batch size),
-``LoggedValues`` (Lightning's whole validation, in a fresh copy for every model), and a new ``trainer.validate`` for
+``ValidatedModels`` (Lightning's whole validation, in a fresh copy for every model), and a new ``trainer.validate`` for
 every model. Prints times, the median of the ratios to the way by hand, and the largest difference of the values. One
 thread.
 """
@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from flsv import ParameterSpace
 from flsv._lightning.validation import keep_batches
-from flsv.games import LoggedValues
+from flsv.games import ValidatedModels
 from flsv.models import LeNet5
 
 BLOCK = 8
@@ -93,7 +93,7 @@ class Timed(L.Callback):
                 values.append(total / sum(len(batch[1]) for batch in batches))
             return values
 
-        evaluate = LoggedValues(trainer, space, keep_batches(trainer, self.loader), names=["val_loss"])
+        evaluate = ValidatedModels(trainer, space, keep_batches(trainer, self.loader), names=["val_loss"])
 
         def anew(rows: Tensor) -> list[float]:
             values = []
@@ -107,7 +107,7 @@ class Timed(L.Callback):
 
         ways: dict[str, Callable[[Tensor], list[float]]] = {
             "validation_step by hand": by_hand,
-            "LoggedValues": lambda rows: evaluate(rows).value("val_loss").tolist(),
+            "ValidatedModels": lambda rows: evaluate(rows).value("val_loss").tolist(),
             "trainer.validate": anew,
         }
         self.seconds: dict[str, list[float]] = {name: [] for name in ways}

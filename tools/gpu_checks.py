@@ -10,7 +10,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,8 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from flsv import FederatedLoop, Reporting
-from flsv._lightning.validation import keep_batches
 from flsv.errors import ConfigurationError
-from flsv.games import LoggedValues, ModelEvaluator, backends
+from flsv.games import ModelEvaluator
 from flsv.metrics import ClassSpecificShapley, CumulativeShapley, GradientShapley
 from flsv.parameters import ParameterSpace
 
@@ -207,15 +206,8 @@ class _Games(L.Callback):
             backend: ModelEvaluator(pl_module, space, batches, num_classes=CLASSES, backend=backend)(vectors)
             for backend in ("vmap", "serial")
         }
-        apart = (scores["vmap"].loss - scores["serial"].loss).abs().max()
+        apart = (scores["vmap"].values["loss"] - scores["serial"].values["loss"]).abs().max()
         self.rows.append(near(f"{self.kind}: a game under vmap, losses", float(apart), 1e-4))
-        kept = keep_batches(trainer, val)
-        makers = {b: LoggedValues(trainer, space, kept, names=["val_loss"], backend=b) for b in ("vmap", "serial")}  # type: ignore[arg-type]
-        logged = {backend: make(vectors).value("val_loss") for backend, make in makers.items()}
-        apart = (logged["vmap"] - logged["serial"]).abs().max()
-        row = near(f"{self.kind}: a game under vmap, what is logged", float(apart), 1e-4)
-        ran_so = makers["vmap"].backend == "vmap"
-        self.rows.append(row if ran_so else replace(row, found="vmap was refused", verdict="FAILED"))
 
 
 def memory_that_runs_out(place: Place) -> Iterator[Row]:
@@ -240,14 +232,14 @@ def memory_that_runs_out(place: Place) -> Iterator[Row]:
         torch.cuda.set_per_process_memory_fraction(min(1.0, (torch.cuda.memory_reserved() + 2.5 * needed) / total))
         how = "memory of the process limited"
     else:
-        original = backends.VmapRunner._run_chunk
+        original = many._score
 
-        def full(runner: Any, build: Any, rows: range, *rest: Any) -> None:
+        def full(rows: range, *rest: Any) -> None:
             if len(rows) > count // 4:
                 raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
-            original(runner, build, rows, *rest)
+            original(rows, *rest)
 
-        many._vmap._run_chunk = full.__get__(many._vmap)  # type: ignore[method-assign]
+        many._score = full  # type: ignore[method-assign]
         how = "the error is simulated"
     try:
         found = many(vectors)
@@ -256,7 +248,8 @@ def memory_that_runs_out(place: Place) -> Iterator[Row]:
             torch.cuda.set_per_process_memory_fraction(1.0)
     halved = many.chunk is not None and many.chunk < count
     yield Row(f"{count} models at once, {how}", f"{many.chunk} at once", f"< {count}", "ok" if halved else "FAILED")
-    yield near("the same after halving, losses", float((found.loss - expected.loss).abs().max()), 1e-3)
+    apart = (found.values["loss"] - expected.values["loss"]).abs().max()
+    yield near("the same after halving, losses", float(apart), 1e-3)
 
 
 def another_stream(place: Place) -> Iterator[Row]:

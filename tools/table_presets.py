@@ -43,8 +43,7 @@ from torch.utils.flop_counter import flop_registry
 
 from flsv.data import FederatedDataModule
 from flsv.engines.ranks import ranks_of_environment
-from flsv.games import evaluator
-from flsv.games.backends import run_serial
+from flsv.games import ModelEvaluator
 from flsv.participants import ALONE
 
 SECONDS_PER_OPERATOR = 1e-5
@@ -94,12 +93,14 @@ class Operators(TorchDispatchMode):
     def with_games(self) -> Iterator[None]:
         """Coalitions' models are counted."""
 
+        original = ModelEvaluator._one_by_one
+
         def evaluate(*arguments: Any) -> None:
             before = self.operators
-            run_serial(*arguments)
+            original(*arguments)
             self.in_games += self.operators - before
 
-        with patch.object(evaluator, "run_serial", evaluate):
+        with patch.object(ModelEvaluator, "_one_by_one", evaluate):
             yield
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -12,7 +12,7 @@ from flsv._lightning.evaluation import all_on_device
 from flsv.benchmark.federation import Federation, quiet
 from flsv.filters import OutlierFilter
 from flsv.games.evaluator import ModelEvaluator
-from flsv.games.metric_of_outputs import validated_models
+from flsv.games.evaluators import evaluators_of
 from flsv.games.performance import ModelScore, performance_of
 from flsv.loop import FederatedLoop
 from flsv.loop.side_by_side import CoalitionTraining, check_same
@@ -85,7 +85,7 @@ def model_scores(
     data = federation.datamodule()
     measure = performance_of(federation.name, federation.performance, federation.mode)
     if isinstance(measure, ModelScore):
-        evaluate = validated_models(trainer, space, data.val_dataloader(), {"the utility": measure})[measure.evaluator]
+        evaluate = evaluators_of(trainer, space, data.val_dataloader(), {"the utility": measure})[measure.evaluator]
         utility = measure.utility(evaluate(vectors).value(measure.name))
         return {"utility": utility, "loss": -utility}
     evaluator = ModelEvaluator(

@@ -128,7 +128,7 @@ def kept_private(local: LocalData) -> dict[str, Tensor]:
 def _values(evaluate: ModelEvaluator, models: list[Tensor]) -> Tensor:
     """``[K, 3]``, the measures of the models."""
     scores = evaluate(torch.stack(models))
-    return torch.stack([scores.value("custom" if name == "auroc" else name) for name in MEASURES], dim=1)
+    return torch.stack([scores.value("metric" if name == "auroc" else name) for name in MEASURES], dim=1)
 
 
 def _place(model: Tensor, distinct: list[Tensor]) -> int:

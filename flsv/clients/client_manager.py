@@ -13,13 +13,12 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 
 from flsv._lightning.evaluation import all_on_device, as_given, count_answers, each_loader, evaluating, on_device
-from flsv._lightning.validation import keep_batches
 from flsv.clients.algorithms.base import used_model
 from flsv.data import FederatedDataModule
 from flsv.data.groups import client_called
 from flsv.errors import ConfigurationError
-from flsv.games import ModelEvaluator, ModelScore, ValidatedModels
-from flsv.games.metric_of_outputs import validated_models
+from flsv.games import ModelEvaluator, ModelScore, VectorEvaluator
+from flsv.games.evaluators import evaluator_on, evaluators_of
 from flsv.games.replica import Replica
 from flsv.models.imbalance import OWN_SCORES, ClassScores, plain_scores
 from flsv.parameters import ParameterSpace
@@ -68,7 +67,7 @@ class ClientManager:
         self._num_classes = data.num_classes if num_classes is None else num_classes
         self._first: ModelEvaluator | None = None
         self._chunk: int | None = None
-        self._any_task: dict[ModelScore, ValidatedModels] = {}
+        self._any_task: dict[ModelScore, VectorEvaluator] = {}
         self._replica: Replica | None = None
         self.channel = Channel()
         counts = data.class_counts
@@ -129,7 +128,7 @@ class ClientManager:
             return self._first.on(None, private)
         return self._first.on(batches, private)
 
-    def any_task(self, client: int, split: Split, performance: ModelScore) -> ValidatedModels:
+    def any_task(self, client: int, split: Split, performance: ModelScore) -> VectorEvaluator:
         """An evaluator on a client's split by what is no classifier's score; the first of its kind is tried.
 
         Raises:
@@ -137,10 +136,10 @@ class ClientManager:
         """
         trainer, loader = self._trainer, self._data.client_loader(client, split, shuffle=False)
         if performance not in self._any_task:
-            found = validated_models(trainer, self._space, loader, {"what clients are asked for": performance})
+            found = evaluators_of(trainer, self._space, loader, {"what clients are asked for": performance})
             self._any_task[performance] = found[performance.evaluator]
         private = partial(self._private, client) if self._space.private_names else None
-        return self._any_task[performance].on(keep_batches(trainer, loader), private)
+        return evaluator_on(self._any_task[performance], trainer, loader, private)
 
     def module(self, vector: Tensor, private: Private | None = None) -> nn.Module:
         """A copy of the trainer's module with this vector ``[P]`` in it, in evaluation mode; always the same copy."""
@@ -229,7 +228,7 @@ _BY_WHAT_IS_LOGGED = (
 
 def try_evaluations(trainer: L.Trainer, data: FederatedDataModule, every: int, games: Sequence[str]) -> None:
     """Try whatever models will be evaluated for as classifiers: on the clients' own test splits, and in these metrics'
-    games. What is measured by other means is tried by :func:`flsv.games.metric_of_outputs.validated_models`.
+    games. What is measured by other means is tried by :func:`flsv.games.evaluators.evaluators_of`.
 
     Raises:
         ConfigurationError: see :func:`try_forward`.

@@ -22,7 +22,7 @@ from flsv.clients.schedules import LocalSteps
 from flsv.clients.train_client import LocalTraining
 from flsv.data import FederatedDataModule
 from flsv.games import CoalitionGames, ModelScore
-from flsv.games.metric_of_outputs import validated_models
+from flsv.games.evaluators import evaluators_of
 from flsv.parameters import ParameterSpace
 from flsv.participants import ALONE, ClientStates, Ranks, run_protocol
 from flsv.participants.artifacts import client_folders, write_artifacts
@@ -179,7 +179,7 @@ class OneProcess:
         if not measures:
             return None
         asking = {f"metric {name!r}": measure for name, measure in measures.items()}
-        validated = validated_models(trainer, self.space, val, asking, seed=self._state.seed)
+        validated = evaluators_of(trainer, self.space, val, asking, seed=self._state.seed)
         evaluator = self.manager.evaluator(all_on_device(trainer, val)) if classified else None
         server_lr = self._config.aggregator.server_lr
         return CoalitionGames(evaluator, server_lr=server_lr, validated=validated, ranks=self.ranks)

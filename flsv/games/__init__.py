@@ -31,10 +31,9 @@ By what is measured is said in :mod:`flsv.games.performance`. An autoencoder's c
 
 from flsv.games.coalition import CoalitionGames, CoalitionUtility
 from flsv.games.evaluator import ModelEvaluator
-from flsv.games.gradients import GradientProducts, validation_gradient_products
-from flsv.games.logged_values import LoggedValues
-from flsv.games.metric_of_outputs import MetricOfOutputs
+from flsv.games.gradients import GradientProducts
 from flsv.games.performance import ModelScore, performance_of
+from flsv.games.replica import VectorEvaluator
 from flsv.games.scores import METRICS, Scores, UtilityMetric
 from flsv.games.table import CoalitionTable, Renormalized, Weighting
 from flsv.games.validated import ValidatedModels
@@ -45,15 +44,13 @@ __all__ = [
     "CoalitionTable",
     "CoalitionUtility",
     "GradientProducts",
-    "LoggedValues",
-    "MetricOfOutputs",
     "ModelEvaluator",
     "ModelScore",
     "Renormalized",
     "Scores",
     "UtilityMetric",
     "ValidatedModels",
+    "VectorEvaluator",
     "Weighting",
     "performance_of",
-    "validation_gradient_products",
 ]

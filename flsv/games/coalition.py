@@ -18,14 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
 from flsv.games.evaluator import ModelEvaluator
 from flsv.games.gradients import GradientProducts
 from flsv.games.performance import ModelScore
-from flsv.games.scores import UtilityMetric, check_metric
+from flsv.games.replica import VectorEvaluator
+from flsv.games.scores import PER_CLASS, Scores, UtilityMetric
 from flsv.games.table import CoalitionModels, CoalitionTable, Weighting
-from flsv.games.validated import ValidatedModels
 from flsv.participants import ALONE, Ranks
 from flsv.round import Round
 
@@ -46,9 +45,8 @@ class CoalitionUtility:
         evaluator: evaluates models on the server's validation set.
         metric: what they are measured by, see :mod:`flsv.games.performance`. A :class:`ModelEvaluator` gives
             ``"accuracy"``, ``"balanced_accuracy"`` (mean over the classes with samples), ``"negative_loss"`` (minus
-            the mean cross-entropy, nats), ``"per_class_accuracy"`` (0 for classes without samples) or ``"custom"``, the
-            evaluator's torchmetrics metric (its sign turned where ``higher_is_better`` is False). More is better. The
-            other evaluators take a :class:`flsv.games.ModelScore`.
+            the mean cross-entropy, nats) and ``"per_class_accuracy"`` (0 for classes without samples). More is better.
+            All else is a :class:`flsv.games.ModelScore`.
         weighting: w_i(S): ``"uniform"``, 1/|S|; ``"samples"``, n_i / sum_{j in S} n_j; or fixed weights ``[k]``, not
             renormalised inside S, or ``Renormalized(weights)``, w_i / sum_{j in S} w_j (equation 4 of Guo et al.).
         server_lr: eta, the share of the way to the average that the coalition's model moves.
@@ -82,7 +80,7 @@ class CoalitionUtility:
     def __init__(
         self,
         round: Round,
-        evaluator: ModelEvaluator | ValidatedModels,
+        evaluator: VectorEvaluator,
         *,
         metric: UtilityMetric | str | ModelScore = "accuracy",
         weighting: Weighting = "uniform",
@@ -90,21 +88,20 @@ class CoalitionUtility:
         empty: float | Tensor | None = None,
         table: CoalitionTable | None = None,
     ) -> None:
-        if isinstance(metric, ModelScore) != isinstance(evaluator, ValidatedModels):
+        name = metric.name if isinstance(metric, ModelScore) else metric
+        if name not in evaluator.names:
             raise ConfigurationError(
-                f"CoalitionUtility(metric={metric!r}): {type(evaluator).__name__} has no such score."
+                f"CoalitionUtility(metric={metric!r}): {type(evaluator).__name__} gives {list(evaluator.names)}."
             )
-        if isinstance(evaluator, ModelEvaluator):
-            check_metric(str(metric), evaluator.has_metric)
-        check_number(self, "server_lr", server_lr, above=0)
         table = table or CoalitionTable(round, evaluator)
         if table.round is not round or table.evaluator is not evaluator:
             raise ConfigurationError("CoalitionUtility(table=...): the table is one of another round or evaluator.")
-        shape = self._classes = (evaluator.num_classes,) if metric == "per_class_accuracy" else ()  # type: ignore[union-attr]
+        self._shape = (evaluator.num_classes,) if isinstance(evaluator, ModelEvaluator) and name == PER_CLASS else ()
         self._empty = None if empty is None else torch.as_tensor(empty, dtype=torch.float64, device="cpu")
-        if self._empty is not None and self._empty.shape not in ((), shape):
+        if self._empty is not None and self._empty.shape not in ((), self._shape):
             raise ConfigurationError(
-                f"CoalitionUtility(empty=...) has shape {list(self._empty.shape)}, expected {list(shape)} for {metric}."
+                f"CoalitionUtility(empty=...) has shape {list(self._empty.shape)}, expected {list(self._shape)} for "
+                f"{metric}."
             )
         self.metric, self.num_players, self.table = metric, len(round), table
         self._models = CoalitionModels(round, weighting, server_lr)
@@ -132,9 +129,9 @@ class CoalitionUtility:
                 f"expected masks bool [K, {self.num_players}], got {masks.dtype} {list(masks.shape)}: a row per "
                 "coalition, a column per player."
             )
-        values = torch.empty(len(masks), *self._classes, dtype=torch.float64)
+        values = torch.empty(len(masks), *self._shape, dtype=torch.float64)
         masks = masks.cpu()
-        asked = torch.ones(len(masks), dtype=torch.bool) if self._empty is None else masks.any(1)
+        asked = masks.any(1) if self._empty is not None else torch.ones(len(masks), dtype=torch.bool)
         if self._empty is not None:
             values[~asked] = self._empty
         if asked.any():
@@ -142,11 +139,9 @@ class CoalitionUtility:
         return values
 
 
-def utility_of(scores: Any, metric: str | ModelScore) -> Tensor:
+def utility_of(scores: Scores, metric: str | ModelScore) -> Tensor:
     """More is better, float64 ``[K]`` or ``[K, M]``."""
-    if isinstance(metric, ModelScore):
-        return metric.utility(scores.value(metric.name))
-    return scores.value(metric)
+    return metric.utility(scores.value(metric.name)) if isinstance(metric, ModelScore) else scores.value(metric)
 
 
 class CoalitionGames:
@@ -179,15 +174,13 @@ class CoalitionGames:
         evaluator: ModelEvaluator | None,
         *,
         server_lr: float = 1.0,
-        validated: Mapping[Hashable, ValidatedModels] | None = None,
+        validated: Mapping[Hashable, VectorEvaluator] | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
-        check_number(self, "server_lr", server_lr, above=0)
-        self._ranks = ranks
-        self.evaluator, self.server_lr, self._validated = evaluator, server_lr, dict(validated or {})
+        self.evaluator, self.server_lr, self._validated, self._ranks = evaluator, server_lr, validated or {}, ranks
         self._round: Round | None = None
-        self._gradients: dict[str, tuple[Tensor, Tensor]] = {}
-        self._products: dict[str, Any] = {}
+        self._gradients: dict[Hashable, tuple[Tensor, Tensor]] = {}
+        self._products: dict[Hashable, Any] = {}
         self._tables: dict[Hashable, CoalitionTable] = {}
         self._before = self._models = 0
 
@@ -202,7 +195,7 @@ class CoalitionGames:
     def evaluations(self) -> int:
         """Distinct models evaluated in the current round, counted for each evaluator that was asked for them."""
         assert self.round is not None  # it raises without one
-        return sum(table.evaluations for table in self._tables.values()) + self._models
+        return self.total_evaluations - self._before
 
     @property
     def total_evaluations(self) -> int:
@@ -217,7 +210,8 @@ class CoalitionGames:
     def end(self) -> None:
         """Forget the round, and let go of its vectors."""
         self._before = self.total_evaluations
-        self._round, self._tables, self._products, self._gradients, self._models = None, {}, {}, {}, 0
+        self._round, self._tables, self._products, self._models = None, {}, {}, 0
+        self._gradients = {}
 
     def evaluator_of(self, metric: str | ModelScore) -> Any:
         """What evaluates models by this."""
@@ -267,30 +261,26 @@ class CoalitionGames:
         """float64 ``[P']``: the validation loss's gradient at a model ``[P]``, over its leading P' entries, the
         parameters; ``balanced``: of the loss in which all classes count the same. That of a round's start is worked out
         once. ``loss``: what is derived, see :func:`flsv.games.performance.loss_of`."""
-        key = loss.name if isinstance(loss, ModelScore) else f"{balanced=}"
-        if key not in self._gradients or self._gradients[key][0] is not vector:
-            evaluator = self.evaluator_of(loss)
-            how = loss.name if isinstance(loss, ModelScore) else balanced
-            self._gradients[key] = vector, evaluator.gradient(vector, how)
-        return self._gradients[key][1]
+        what = loss.name if isinstance(loss, ModelScore) else balanced
+        if what not in self._gradients or self._gradients[what][0] is not vector:
+            self._gradients[what] = vector, self.evaluator_of(loss).gradient(vector, what)
+        return self._gradients[what][1]
 
     def slopes(self, balanced: bool = False, loss: str | ModelScore = "negative_loss") -> Tensor:
         """float64 ``[k]``: products of the current round's updates with :meth:`gradient` at its start; worked out
         once."""
-        key = f"slopes, {loss.name}" if isinstance(loss, ModelScore) else f"slopes, {balanced=}"
-        if key not in self._products:
+        what = loss.name if isinstance(loss, ModelScore) else balanced
+        if what not in self._products:
             gradient = self.gradient(self.round.global_vector, balanced, loss)
-            self._products[key] = self.round.matrix.dot(gradient).cpu()
-        return self._products[key]
+            self._products[what] = self.round.matrix.dot(gradient).cpu()
+        return self._products[what]
 
     def gradient_products(self, order: int = 1, loss: str | ModelScore = "negative_loss") -> GradientProducts:
         """Products of the current round's updates with the validation loss's gradient (and Hessian, of a classifier's)
         at its start; worked out once."""
         if order == 1:
             return GradientProducts(self.slopes(loss=loss), None)
-        key = f"products, {order=}"
-        if key not in self._products:
-            evaluator: ModelEvaluator = self.evaluator_of("negative_loss")
+        if "Hessian" not in self._products:
             start, updates = self.round.global_vector, self.round.matrix
-            self._products[key] = evaluator.gradient_products(start, updates, order)
-        return self._products[key]
+            self._products["Hessian"] = self.evaluator_of("negative_loss").gradient_products(start, updates, order)
+        return self._products["Hessian"]

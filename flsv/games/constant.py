@@ -17,8 +17,8 @@ from torch import Tensor
 
 from flsv._lightning.evaluation import each_loader, on_device
 from flsv.errors import ConfigurationError
-from flsv.games.replica import Replica, checked_logits, rows_of
-from flsv.games.scores import Scores, checked_pair
+from flsv.games.replica import Replica, rows_of
+from flsv.games.scores import Scores, checked_logits, checked_pair
 from flsv.parameters import ParameterSpace
 from flsv.seeding import isolated_rngs
 
@@ -40,15 +40,17 @@ def told_apart(scores: Scores, performance: str) -> bool:
 
     Example:
         >>> import torch
-        >>> constant = Scores(torch.tensor([[94, 0]]), torch.tensor([94, 6]), torch.tensor([0.3]))
+        >>> def scores(correct, support, loss):
+        ...     return Scores({"correct": torch.tensor([correct]), "loss": torch.tensor([loss])}, torch.tensor(support))
+        >>> constant, learned = scores([94, 0], [94, 6], 0.3), scores([92, 5], [94, 6], 0.1)
         >>> told_apart(constant, "accuracy"), told_apart(constant, "balanced_accuracy")
         (False, False)
-        >>> learnt = Scores(torch.tensor([[92, 5]]), torch.tensor([94, 6]), torch.tensor([0.1]))
-        >>> [told_apart(learnt, by) for by in ("accuracy", "balanced_accuracy", "negative_loss")]
+        >>> [told_apart(learned, by) for by in ("accuracy", "balanced_accuracy", "negative_loss")]
         [False, True, True]
     """
+    assert scores.support is not None
     there = scores.support > 0
-    support, correct = scores.support[there].double(), scores.correct[0, there].double()
+    support, correct = scores.support[there].double(), scores.values["correct"][0, there].double()
     if performance == "accuracy":
         most = int(support.argmax())
         won = int(correct.sum() - correct[most])
@@ -57,7 +59,7 @@ def told_apart(scores: Scores, performance: str) -> bool:
     if performance == "negative_loss":
         shares = support / support.sum()
         entropy = float(-(shares * shares.log()).sum())
-        return float(support.sum()) * (entropy - float(scores.loss[0])) > math.log(1 / LEVEL)
+        return float(support.sum()) * (entropy - float(scores.values["loss"][0])) > math.log(1 / LEVEL)
     recall = (correct + 1) / (support + 2)
     error = float((recall * (1 - recall) / support).sum().sqrt()) / len(support)
     return float((correct / support).mean()) - 1 / len(support) > float(stats.norm.ppf(1 - LEVEL)) * error
@@ -110,7 +112,7 @@ def answers_of(
     """
     module, outputs, labels = trainer.lightning_module, [], []
     with isolated_rngs(0, "answers"), torch.autocast(trainer.strategy.root_device.type, enabled=False):
-        replica = Replica(module, space, context=trainer.strategy.precision_plugin.forward_context)
+        replica = Replica(module, space, trainer.strategy.precision_plugin.forward_context)
         replica.follow(module)
         replica.load(rows_of(vector[None]), 0)
         for index, loader in enumerate(each_loader(loaders)):

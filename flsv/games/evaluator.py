@@ -1,4 +1,4 @@
-"""ModelEvaluator: from vectors to scores."""
+"""ModelEvaluator: from vectors to scores of their outputs, many models at once."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ from copy import copy
 from typing import Any, Literal
 
 import torch
+from lightning.pytorch.utilities.memory import is_oom_error
 from torch import Tensor, nn
+from torch.func import functional_call, vmap
 from torchmetrics import Metric
 
 from flsv.errors import ConfigurationError
-from flsv.games.backends import NotMapped, VmapRunner, run_serial
+from flsv.games.backends import Chunks, CudaMemory
 from flsv.games.gradients import GradientProducts, gradient_products, loss_gradient
-from flsv.games.replica import Build, Context, Replica, VectorEvaluator, module_device
-from flsv.games.scores import Scores, ScoreSums, ValidationBatches
+from flsv.games.outputs import OutputMetric, beyond_probabilities, wants_probabilities
+from flsv.games.replica import Build, Context, Replica, VectorEvaluator, module_device, named_tensors, rows_of
+from flsv.games.scores import METRICS, Scores, checked_logits, kept_batches, loss_dtype, score_batch
 from flsv.parameters import ParameterSpace
 from flsv.round import ClientMatrix
+from flsv.seeding import isolated_rngs
 
 Backend = Literal["auto", "vmap", "serial"]
 
@@ -25,36 +29,45 @@ Backend = Literal["auto", "vmap", "serial"]
 # library hands memory back to the system after every layer: LeNet5 takes twice as long on batches of 2,000, and 1.2
 # times as long on batches of 25.
 _CPU_BATCH = 256
+#: Random models by which logits and probabilities are told apart, and how large their parameters are.
+_DRAWS, _SCALE = 8, 3.0
+
+
+class NotMapped(Exception):
+    """vmap failed on the module's forward; ``args[0]`` is the error."""
 
 
 class ModelEvaluator(VectorEvaluator):
-    """Evaluates any number of models of one structure, given as vectors, on one set of validation batches.
+    """Evaluates any number of models of one structure, given as vectors, by their outputs on validation batches.
 
     Models are evaluated in copies of the module in evaluation mode (BatchNorm's statistics come from the vector),
-    without gradients; the module itself is read, never written. One pass over the batches gives all the
-    :class:`Scores`: hits per class, loss, and a torchmetrics metric. One at a time, a model's scores are the same to
-    the last bit whatever the other models of the call and their order; under vmap to rounding, since how batched
-    kernels sum depends on the size of the chunk.
+    without gradients and with the same random numbers; the module itself is read, never written. One pass over the
+    batches gives all the :class:`Scores`. One at a time, a model's scores are the same to the last bit whatever the
+    other models of the call and their order; under vmap to rounding, since how batched kernels sum depends on the size
+    of the chunk.
 
     Args:
-        module: its ``forward(x)`` gives logits ``[B, M]``. It and its buffers that a vector does not hold (integer or
-            non-persistent ones) are read at every call.
+        module: it and its buffers that a vector does not hold (integer or non-persistent ones) are read at every call.
         space: the map between the module and vectors ``[P]``.
-        batches: pairs ``(x, y)``, y integer classes ``[B]``. They are read once, moved to the module's device and kept
-            there; on the CPU they are put together or cut to a size that suits it.
-        num_classes: M.
-        metric: a torchmetrics metric of ``(logits [B, M], y [B])`` that gives one number; one for two classes is given
-            the probability of class 1. Copies of it are used.
+        batches: pairs ``(x, y)``. They are read once, moved to the module's device and kept there; those of classifiers
+            are put together or cut on the CPU to a size that suits it.
+        num_classes: M, of classifiers, whose ``forward(x)`` gives logits ``[B, M]`` for integer classes y ``[B]``:
+            hits per class and loss are scored. None: the metric is all.
+        metric: a torchmetrics metric of ``(forward(x), y)`` that gives one number, the score ``"metric"``; see
+            :class:`flsv.games.outputs.OutputMetric`. Copies of it are used.
         backend: ``"vmap"``: chunks of models at once under ``torch.func.vmap``; ``"serial"``: one model at a time;
             ``"auto"``: vmap on CUDA, serial elsewhere. A module that vmap cannot handle is evaluated one model at a
             time, with a warning.
         chunk: models at once under vmap; default: as many as free memory holds. A chunk that does not fit is halved.
         context: makes a context manager that is entered around every forward pass, such as a Lightning precision
             plugin's ``forward_context``. An autocast context of the caller's has no effect.
+        seed: of what a forward pass draws.
+        asking: what asks for the metric, for messages.
 
     Raises:
         ConfigurationError: a wrong argument; batches without samples or with wrong labels; a forward that does not
-            give logits ``[B, M]``; a module that cannot be copied; a metric that gives more than one number.
+            give logits ``[B, M]``, or what the metric does not take; a module that cannot be copied; a metric that
+            gives more than one number.
 
     Example:
         >>> module = nn.Linear(2, 2)
@@ -72,11 +85,13 @@ class ModelEvaluator(VectorEvaluator):
         space: ParameterSpace,
         batches: Iterable[Any],
         *,
-        num_classes: int,
+        num_classes: int | None = None,
         metric: Metric | None = None,
         backend: Backend = "auto",
         chunk: int | None = None,
         context: Context | None = None,
+        seed: int = 0,
+        asking: str = "ModelEvaluator",
     ) -> None:
         for name, value in (("num_classes", num_classes), ("chunk", chunk)):
             if value is not None and value < 1:
@@ -85,18 +100,28 @@ class ModelEvaluator(VectorEvaluator):
             raise ConfigurationError(
                 f"ModelEvaluator(metric=...): expected a torchmetrics Metric, got {type(metric).__name__}."
             )
+        if num_classes is None and metric is None:
+            raise ConfigurationError("ModelEvaluator: expected num_classes of a classifier, or a metric.")
+        if backend not in ("auto", "vmap", "serial"):
+            raise ConfigurationError(f'ModelEvaluator(backend={backend!r}): expected "auto", "vmap" or "serial".')
         self.space, self.num_classes = space, num_classes
+        self.names = [*(METRICS if num_classes is not None else ()), *(["metric"] if metric is not None else ())]
         self.device = module_device(module)
-        self.backend = self._backend(backend)
-        size = _CPU_BATCH if self.device.type == "cpu" else None
-        self._batches = ValidationBatches(batches, self.device, num_classes, size)
-        self._module = module
+        self.backend = ("vmap" if self.device.type == "cuda" else "serial") if backend == "auto" else backend
+        self._module, self._seed = module, seed
+        self._keep(batches)
         self._private: Callable[[], Mapping[str, Tensor]] | None = None
-        self._sign = None if metric is None else (-1.0 if metric.higher_is_better is False else 1.0)
         with torch.inference_mode(False):  # what is made in there can only be changed in there
-            self._replica = Replica(module, space, metric, context)
-            self._vmap = VmapRunner(self._replica, chunk)
+            self._replica = Replica(module, space, context)
+            self._metrics = [] if metric is None else [OutputMetric(metric, asking, self.device)]
+        self._dtypes = {name: tensor.dtype for name, tensor in named_tensors(self._replica.module)}
+        self._chunks = Chunks(chunk, CudaMemory(self.device))
+        self._mapped = False  # whether vmap could run the module's forward
         self._try()
+
+    def _keep(self, batches: Iterable[Any]) -> None:
+        size = _CPU_BATCH if self.device.type == "cpu" else None
+        self._batches, self._support = kept_batches(batches, self.device, self.num_classes, size)
 
     def on(
         self, batches: Iterable[Any] | None, private: Callable[[], Mapping[str, Tensor]] | None = None
@@ -110,21 +135,14 @@ class ModelEvaluator(VectorEvaluator):
         """
         other = copy(self)
         other._private = private
-        if batches is None:
-            return other
-        size = _CPU_BATCH if self.device.type == "cpu" else None
-        other._batches = ValidationBatches(batches, self.device, self.num_classes, size)
+        if batches is not None:
+            other._keep(batches)
         return other
 
     @property
     def chunk(self) -> int | None:
         """Models at once under vmap; None until it is known."""
-        return self._vmap.chunk
-
-    @property
-    def has_metric(self) -> bool:
-        """Whether there is a torchmetrics metric, so that scores have a custom value."""
-        return self._sign is not None
+        return self._chunks.size
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -136,59 +154,155 @@ class ModelEvaluator(VectorEvaluator):
                 module's device. It may be called more than once for one i.
             count: K.
         """
-        batches = self._batches
-        sums = ScoreSums(count, self.num_classes, len(batches), self.device)
-        if count:
-            self._replica.follow(self._module, self._private() if self._private is not None else None)
-            # The same arithmetic on every thread: autocast belongs to the thread that entered it.
-            with torch.autocast(self.device.type, enabled=False):
-                if self.backend == "vmap":
-                    sums = self._run_vmap(build, count, sums)
-                else:
-                    run_serial(self._replica, build, count, batches, sums)
-        return sums.scores(batches.support, self._sign)
+        sums = _Sums(count, self.num_classes, len(self._batches), self.device)
+        self._replica.follow(self._module, None if self._private is None else self._private())
+        # The same arithmetic on every thread: autocast belongs to the thread that entered it.
+        with torch.autocast(self.device.type, enabled=False):
+            if self.backend == "serial":
+                self._one_by_one(build, count, sums)
+            else:
+                self._at_once(build, count, sums)
+        return sums.scores(self._support, bool(self._metrics))
+
+    def _one_by_one(self, build: Build, count: int, sums: _Sums) -> None:
+        for index in range(count):
+            self._replica.load(build, index)
+            self._score(range(index, index + 1), self._alone, sums)
+
+    def _at_once(self, build: Build, count: int, sums: _Sums) -> None:
+        try:
+            self._chunks.run(count, lambda rows: self._score(rows, self._stacked(build, rows), sums))
+            return
+        except NotMapped as error:
+            cause = error.args[0]
+        self._one_by_one(build, count, sums)
+        self.backend = "serial"  # not where an error came out of that: vmap was not at fault
+        warnings.warn(
+            f"torch.func.vmap cannot run {type(self._module).__name__} ({cause}): coalition models are evaluated "
+            f'one at a time. backend="{self.backend}" silences this.',
+            stacklevel=5,
+        )
 
     def gradient(self, vector: Tensor, balanced: bool = False) -> Tensor:
         """float64 ``[P']``: the mean cross-entropy's gradient at ``vector [P]``, in full precision, over the leading
         entries that are parameters. ``balanced``: all classes that occur count the same."""
         self._replica.follow(self._module)
-        return loss_gradient(self._replica.module, self.space, self._batches, vector, balanced)
+        return loss_gradient(self._replica.module, self.space, self._batches, self.support, vector, balanced)
 
     @torch.inference_mode(False)
     def gradient_products(self, vector: Tensor, updates: Tensor | ClientMatrix, order: int = 1) -> GradientProducts:
-        """:func:`flsv.games.validation_gradient_products` on this evaluator's batches, in full precision."""
+        """g . d_i and d_i^T H d_j, with g and H the mean validation cross-entropy's gradient and Hessian at
+        ``vector [P]``, in full precision; see :func:`flsv.games.gradients.gradient_products`."""
         self._replica.follow(self._module)
-        return gradient_products(self._replica.module, self.space, self._batches, vector, updates, order)
+        return gradient_products(self._replica.module, self.space, self._batches, self.support, vector, updates, order)
 
-    def _run_vmap(self, build: Build, count: int, sums: ScoreSums) -> ScoreSums:
-        try:
-            self._vmap.run(build, count, self._batches, sums)
-            return sums
-        except NotMapped as error:
-            cause = error.args[0]
-        sums = ScoreSums(count, self.num_classes, len(self._batches), self.device)
-        run_serial(self._replica, build, count, self._batches, sums)
-        self.backend = "serial"  # not where an error came out of that: vmap was not at fault
-        warnings.warn(
-            f"torch.func.vmap cannot run {type(self._module).__name__} ({cause}): coalition models are evaluated "
-            f'one at a time. backend="{self.backend}" silences this.',
-            stacklevel=4,
-        )
-        return sums
+    @property
+    def support(self) -> Tensor:
+        """int64 ``[M]``, samples of each class."""
+        if self._support is None:
+            raise ConfigurationError("ModelEvaluator: without num_classes there are no classes, nor a cross-entropy.")
+        return self._support
 
-    def _backend(self, backend: str) -> str:
-        if backend == "auto":
-            return "vmap" if self.device.type == "cuda" else "serial"
-        if backend not in ("vmap", "serial"):
-            raise ConfigurationError(f'ModelEvaluator(backend={backend!r}): expected "auto", "vmap" or "serial".')
-        return backend
+    def _alone(self, x: Any) -> Any:
+        """Outputs ``[1, B, ...]`` of the model that is loaded."""
+        found = self._replica.module(x)
+        return found[None] if isinstance(found, Tensor) else [found]
+
+    def _stacked(self, build: Build, rows: range) -> Callable[[Any], Any]:
+        """Outputs ``[c, B, ...]`` of several models."""
+        replica, space = self._replica, self.space
+        vectors = torch.empty(len(rows), space.size, dtype=space.dtype, device=self.device)
+        for row, index in enumerate(rows):
+            build(index, vectors[row])
+        state = {n: t.to(self._dtypes[n]) for n, t in space.unflatten(vectors).items()}
+
+        def outputs(x: Any) -> Tensor:
+            try:
+                found = vmap(lambda own: functional_call(replica.module, own, (x,)), randomness="same")(state)
+                if not isinstance(found, Tensor):
+                    raise TypeError(f"forward gives {type(found).__name__}")
+            except Exception as error:
+                if self._mapped or is_oom_error(error):
+                    raise
+                raise NotMapped(error) from error
+            self._mapped = True
+            return found
+
+        return outputs
+
+    def _score(self, rows: range, outputs: Callable[[Any], Any], sums: _Sums) -> None:
+        """Scores of a chunk of models."""
+        while self._metrics and len(self._metrics) < len(rows):
+            self._metrics.append(self._metrics[0].clone())
+        metrics = self._metrics[: len(rows)]
+        for metric in metrics:
+            metric.metric.reset()  # what a model before, or a pass that failed half-way, left in it
+        sums.correct[rows.start : rows.stop] = 0
+        with isolated_rngs(self._seed, "utility"):
+            for position, (x, y) in enumerate(self._batches):
+                with self._replica.context():
+                    found = outputs(x)
+                if self.num_classes is not None:
+                    checked_logits(found[0], y, self.num_classes)
+                    hits, losses = score_batch(found, y)
+                    sums.correct[rows.start : rows.stop] += hits
+                    sums.losses[rows.start : rows.stop, position] = losses
+                for metric, own in zip(metrics, found):
+                    metric.update(own, y)
+        for metric, row in zip(metrics, rows):
+            sums.metric[row] = metric.value()
 
     @torch.inference_mode(False)
     @torch.no_grad()
     def _try(self) -> None:
-        """A forward pass on the first samples, so that a wrong module is found before training time is spent."""
+        """Forward passes, so that what is wrong is found before training time is spent."""
         x, y = self._batches[0]
-        if isinstance(x, Tensor):
-            x, y = x[:1], y[:1]
-        self._replica.logits(x, y, self.num_classes)
+        with torch.autocast(self.device.type, enabled=False), isolated_rngs(self._seed, "utility"):
+            if self.num_classes is not None:
+                if isinstance(x, Tensor):
+                    x, y = x[:1], y[:1]
+                with self._replica.context():
+                    checked_logits(self._replica.module(x), y, self.num_classes)
+            for metric in self._metrics:
+                self._replica.follow(self._module)
+                metric.gives_logits = wants_probabilities(metric.metric) and self._gives_logits(x)
+                sums = _Sums(1, self.num_classes, len(self._batches), self.device)
+                self._one_by_one(rows_of(self.space.read(self._module)[None]), 1, sums)
         self._replica.check(self._module, x)
+
+    def _gives_logits(self, x: Any) -> bool:
+        """Whether a model of random parameters gives what is no probability."""
+        start, cut = self.space.read(self._module), self.space.num_parameters
+        draw = torch.Generator().manual_seed(0)
+
+        def build(_: int, out: Tensor) -> None:
+            out.copy_(start)
+            out[:cut] = _SCALE * torch.randn(cut, generator=draw).to(out)
+
+        for row in range(_DRAWS):
+            self._replica.load(build, row)
+            with self._replica.context():
+                if beyond_probabilities(self._replica.module(x)):
+                    return True
+        return False
+
+
+class _Sums:
+    """The results of one call while they come in: one row per model, on the models' device."""
+
+    def __init__(self, models: int, classes: int | None, batches: int, device: torch.device) -> None:
+        self.correct = torch.zeros(models, classes or 0, dtype=torch.int64, device=device)
+        # A column per batch: whoever evaluates which batch when, the columns are summed in one order.
+        self.losses = torch.zeros(models, batches, dtype=loss_dtype(device), device=device)
+        self.metric = torch.zeros(models, dtype=torch.float64)
+
+    def scores(self, support: Tensor | None, measured: bool) -> Scores:
+        """All of it."""
+        values = {"metric": self.metric} if measured else {}
+        if support is not None:
+            loss = torch.zeros(len(self.losses), dtype=torch.float64)
+            # One column after the other: the rounding of sum(-1) depends on the number of rows.
+            for column in self.losses.cpu().double().unbind(1):
+                loss = loss + column
+            values |= {"correct": self.correct.cpu(), "loss": loss / support.sum()}
+        return Scores(values, support)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,8 +12,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flsv.errors import ConfigurationError
-from flsv.games.replica import Replica, checked_logits, module_device
-from flsv.games.scores import ValidationBatches
+from flsv.games.scores import Pair, checked_logits
 from flsv.parameters import ParameterSpace
 from flsv.round import ClientMatrix
 
@@ -31,15 +30,14 @@ class GradientProducts(NamedTuple):
 
 
 @torch.inference_mode(False)
-def validation_gradient_products(
+def gradient_products(
     module: nn.Module,
     space: ParameterSpace,
-    batches: Iterable[Any],
+    batches: Sequence[Pair],
+    support: Tensor,
     vector: Tensor,
     updates: Tensor | ClientMatrix,
-    order: int = 1,
-    *,
-    num_classes: int,
+    order: int,
 ) -> GradientProducts:
     """g . d_i and d_i^T H d_j, with g and H the mean validation cross-entropy's gradient and Hessian at ``vector``.
 
@@ -49,42 +47,18 @@ def validation_gradient_products(
     of their own, so the Hessian of such a network is that of the piece of it that ``vector`` lies on.
 
     Args:
-        module: its ``forward(x)`` gives logits ``[B, M]``; it is copied, not touched.
+        module: in evaluation mode; its ``forward(x)`` gives logits ``[B, M]``.
         space: the map between the module and vectors.
         batches: pairs ``(x, y)``, y integer classes ``[B]``.
+        support: ``[M]``, samples of each class.
         vector: ``[P]``, the round's global model.
         updates: ``[k, P]``, the clients' updates d_i, or the matrix of a round.
         order: 1 for the gradient alone, 2 for the Hessian, too.
-        num_classes: M.
 
     Raises:
-        ConfigurationError: order is not 1 or 2, or as for ``ModelEvaluator``.
+        ConfigurationError: order is not 1 or 2.
         RuntimeError: an operator of the module has no second derivative (order 2).
-
-    Example:
-        >>> module = nn.Linear(1, 2, bias=False)
-        >>> batches = [(torch.ones(1, 1), torch.tensor([0]))]
-        >>> d = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-        >>> validation_gradient_products(module, ParameterSpace(module), batches, torch.zeros(2), d, 2, num_classes=2)
-        GradientProducts(gradient=tensor([-0.5000,  0.5000], dtype=torch.float64), hessian=tensor([[ 0.2500, -0.2500],
-                [-0.2500,  0.2500]], dtype=torch.float64))
     """
-    kept = ValidationBatches(batches, module_device(module), num_classes)
-    replica = Replica(module, space)
-    replica.follow(module)
-    return gradient_products(replica.module, space, kept, vector, updates, order)
-
-
-@torch.inference_mode(False)
-def gradient_products(
-    module: nn.Module,
-    space: ParameterSpace,
-    batches: ValidationBatches,
-    vector: Tensor,
-    updates: Tensor | ClientMatrix,
-    order: int,
-) -> GradientProducts:
-    """The same for a module that is in evaluation mode already."""
     if order not in (1, 2):
         raise ConfigurationError(f"order={order}: the Taylor expansion has order 1 or 2.")
     shape = updates.shape if isinstance(updates, Tensor) else updates.rows.shape
@@ -95,18 +69,16 @@ def gradient_products(
     if isinstance(updates, Tensor):
         updates = ClientMatrix(updates, [torch.zeros_like(vector)] * len(updates))
     if order == 1:
-        return GradientProducts(updates.dot(loss_gradient(module, space, batches, vector)).cpu(), None)
+        return GradientProducts(updates.dot(loss_gradient(module, space, batches, support, vector)).cpu(), None)
     cut = space.num_parameters
     gradient = torch.zeros(cut, dtype=torch.float64, device=vector.device)
     products = torch.zeros(len(updates), cut, dtype=vector.dtype, device=vector.device)
-
-    def use(slope: Tensor, parameters: Tensor) -> None:
-        gradient.add_(slope.detach())
+    for slope, parameters in _slopes(module, space, batches, support, vector, create_graph=True):
+        gradient += slope.detach()
         for client, product in enumerate(products):
             # A clone: what was made in inference mode cannot be part of a graph.
-            product += _hessian_product(slope, parameters, updates.update(client)[:cut].clone())
-
-    _slopes(module, space, batches, vector, use, create_graph=True)
+            along = slope @ updates.update(client)[:cut].clone().to(slope.dtype)
+            product += torch.autograd.grad(along, parameters, retain_graph=True, materialize_grads=True)[0]
     first = updates.dot(gradient)
     hessian = torch.stack([updates.dot(product) for product in products], dim=1)
     return GradientProducts(first.cpu(), (hessian + hessian.T).cpu() / 2)
@@ -114,7 +86,12 @@ def gradient_products(
 
 @torch.inference_mode(False)
 def loss_gradient(
-    module: nn.Module, space: ParameterSpace, batches: ValidationBatches, vector: Tensor, balanced: bool = False
+    module: nn.Module,
+    space: ParameterSpace,
+    batches: Sequence[Pair],
+    support: Tensor,
+    vector: Tensor,
+    balanced: bool = False,
 ) -> Tensor:
     """float64 ``[P']``: the mean cross-entropy's gradient at ``vector [P]``, over its leading P' entries, the
     parameters; of a module that is in evaluation mode already. ``balanced``: of the mean over the classes that occur of
@@ -122,27 +99,28 @@ def loss_gradient(
     gradient = torch.zeros(space.num_parameters, dtype=torch.float64, device=vector.device)
     weights = None
     if balanced:
-        support = batches.support.to(vector.device, vector.dtype)
-        weights = support.sum() / (support > 0).sum() / support.clamp(min=1)
-    _slopes(module, space, batches, vector, lambda slope, _: gradient.add_(slope.detach()), False, weights)
+        counts = support.to(vector.device, vector.dtype)
+        weights = counts.sum() / (counts > 0).sum() / counts.clamp(min=1)
+    for slope, _ in _slopes(module, space, batches, support, vector, weights=weights):
+        gradient += slope.detach()
     return gradient
 
 
 def _slopes(
     module: nn.Module,
     space: ParameterSpace,
-    batches: ValidationBatches,
+    batches: Sequence[Pair],
+    support: Tensor,
     vector: Tensor,
-    use: Callable[[Tensor, Tensor], Any],
-    create_graph: bool,
+    create_graph: bool = False,
     weights: Tensor | None = None,
-) -> None:
-    """Calls ``use`` with every batch's part of the gradient ``[P']``, and the parameters that it is by. ``weights``
-    ``[M]`` of the classes; None: all 1."""
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Every batch's part of the gradient ``[P']``, and the parameters that it is by. ``weights`` ``[M]`` of the
+    classes; None: all 1."""
     cut, device = space.num_parameters, vector.device
     dtypes = {name: tensor.dtype for name, tensor in (*module.named_parameters(), *module.named_buffers())}
     trained = {name for name, _ in module.named_parameters()}
-    samples = int(batches.support.sum())
+    samples = int(support.sum())
     # Attention's fused kernels cannot be differentiated twice.
     with (
         torch.enable_grad(),
@@ -151,20 +129,12 @@ def _slopes(
     ):
         parameters, buffers = vector.detach().clone().split([cut, space.size - cut])
         parameters.requires_grad_()
-        for position in range(len(batches)):
-            x, y = batches[position]
+        for x, y in batches:
             state = space.unflatten(torch.cat([parameters, buffers]))
             # Only the parameters: batch_norm refuses statistics that want a gradient.
             state = {n: (t if n in trained else t.detach()).to(dtypes[n]) for n, t in state.items()}
             logits = functional_call(module, state, (x,))
-            logits = checked_logits(logits, y, len(batches.support)).to(vector.dtype)
+            logits = checked_logits(logits, y, len(support)).to(vector.dtype)
             loss = F.cross_entropy(logits, y, weights, reduction="sum")
             (slope,) = torch.autograd.grad(loss / samples, parameters, create_graph=create_graph)
-            use(slope, parameters)
-
-
-def _hessian_product(slope: Tensor, parameters: Tensor, update: Tensor) -> Tensor:
-    (product,) = torch.autograd.grad(
-        slope @ update.to(slope.dtype), parameters, retain_graph=True, materialize_grads=True
-    )
-    return product
+            yield slope, parameters

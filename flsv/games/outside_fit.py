@@ -17,7 +17,7 @@ from flsv._lightning.validation import KeptBatches
 from flsv.errors import ConfigurationError
 from flsv.games.coalition import CoalitionGames
 from flsv.games.evaluator import ModelEvaluator
-from flsv.games.metric_of_outputs import validated_models
+from flsv.games.evaluators import evaluators_of
 from flsv.games.performance import ModelScore, is_logged
 from flsv.games.replica import module_device
 from flsv.parameters import ParameterSpace
@@ -97,7 +97,7 @@ def games_outside_fit(
     evaluator = None
     if classifiers:
         evaluator = ModelEvaluator(own, inner, all_on_device(trainer, loader), num_classes=num_classes or 1)
-    return CoalitionGames(evaluator, validated=validated_models(trainer, inner, loader, measures))
+    return CoalitionGames(evaluator, validated=evaluators_of(trainer, inner, loader, measures))
 
 
 def _detached(module: L.LightningModule) -> L.LightningModule:

@@ -16,12 +16,13 @@ a torchmetrics metric                  its value for ``forward(x)`` and ``y`` ov
                                        False, or with ``mode="min"``, minus that
 ====================================== ============================================================================
 
-The first three are for classifiers: ``forward`` gives logits ``[B, M]``, labels are integers ``[B]``; many models are
-evaluated at once. The others are for any task: batches of any kind, several validation loaders, and what a Trainer does
-when it validates. They are evaluated one model at a time, each in a fresh copy of the module, with the same random
-numbers for every model: for a vector they give what ``trainer.validate`` would log on the whole validation set
-(``limit_val_batches`` matters only to loaders without a length). With several loaders ``"val_loss/dataloader_idx_1"``
-is one loader's value, and ``"val_loss"`` the mean, weighted by size. In YAML a metric is a class path::
+The first three are for classifiers: ``forward`` gives logits ``[B, M]``, labels are integers ``[B]``. They and the
+metrics are measured on outputs, of many models at once on CUDA. What is logged is for any task: batches of any kind,
+several validation loaders, and what a Trainer does when it validates, one model at a time, each in a fresh copy of the
+module: for a vector it is what ``trainer.validate`` would log on the whole validation set (``limit_val_batches``
+matters only to loaders without a length). With several loaders ``"val_loss/dataloader_idx_1"`` is one loader's value,
+and ``"val_loss"`` the mean, weighted by size. Random numbers are the same for every model. In YAML a metric is a class
+path::
 
     performance:
       class_path: torchmetrics.F1Score

@@ -30,10 +30,10 @@ from flsv.functional.shapley.game import Utility
 from flsv.games.coalition import utility_of
 from flsv.games.copies import copied
 from flsv.games.evaluator import ModelEvaluator
-from flsv.games.metric_of_outputs import validated_models
+from flsv.games.evaluators import evaluators_of
 from flsv.games.performance import Mode, ModelScore, performance_of
-from flsv.games.scores import METRICS, Scores, UtilityMetric, check_metric
-from flsv.games.validated import NamedScores, ValidatedModels
+from flsv.games.replica import VectorEvaluator
+from flsv.games.scores import METRICS, Scores, UtilityMetric
 from flsv.parameters import ParameterSpace
 from flsv.participants import ALONE, Ranks
 from flsv.participants.ranks import longest_first
@@ -225,8 +225,6 @@ class RetrainedUtility:
         measure = (
             metric if isinstance(metric, str) and metric in METRICS else performance_of(self, metric, mode, "metric")
         )
-        if isinstance(measure, str):
-            check_metric(measure, custom=False)
         data.prepare_data()
         data.setup("fit")
         if data.num_clients > max_clients:
@@ -240,7 +238,7 @@ class RetrainedUtility:
         self.ranks = ranks
         self.initial: dict[str, Any] | None = None
         self.model: Tensor | None = None
-        self.scores: dict[Members, Scores | NamedScores] = {}
+        self.scores: dict[Members, Scores] = {}
         self.seconds: dict[Members, float] = {}
 
     def __call__(self, masks: Tensor) -> Tensor:
@@ -309,8 +307,8 @@ class _Measured(L.Callback):
 
     def __init__(self, data: FederatedDataModule, measure: str | ModelScore, initial: dict[str, Any] | None) -> None:
         self._data, self._measure, self.initial = data, measure, initial
-        self.before: Scores | NamedScores | None = None
-        self.after: Scores | NamedScores | None = None
+        self.before: Scores | None = None
+        self.after: Scores | None = None
         self.models = torch.empty(0)
         self.seconds = 0.0
 
@@ -343,7 +341,7 @@ class _Measured(L.Callback):
 
 def evaluator_of(
     trainer: L.Trainer, space: ParameterSpace, data: FederatedDataModule, measure: str | ModelScore
-) -> ModelEvaluator | ValidatedModels:
+) -> VectorEvaluator:
     """Evaluates models ``[K, P]`` on the server's validation set.
 
     Args:
@@ -353,7 +351,7 @@ def evaluator_of(
         measure: what a model is worth, see :class:`RetrainedUtility`.
     """
     if isinstance(measure, ModelScore):
-        return validated_models(trainer, space, data.val_dataloader(), {"the utility": measure})[measure.evaluator]
+        return evaluators_of(trainer, space, data.val_dataloader(), {"the utility": measure})[measure.evaluator]
     return ModelEvaluator(
         trainer.lightning_module,
         space,

@@ -8,7 +8,7 @@ The server's validation batches, checked once and kept on the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -28,86 +28,69 @@ from torchmetrics.utilities import dim_zero_cat
 
 from flsv.errors import ConfigurationError
 
-#: What :meth:`Scores.value` gives.
-UtilityMetric = Literal["accuracy", "balanced_accuracy", "negative_loss", "per_class_accuracy", "custom"]
+#: What :meth:`Scores.value` gives of classifiers.
+UtilityMetric = Literal["accuracy", "balanced_accuracy", "negative_loss", "per_class_accuracy"]
 METRICS = get_args(UtilityMetric)
+PER_CLASS = "per_class_accuracy"
+
+#: A batch: an input and labels.
+Pair = tuple[Any, Any]
 
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Counts and losses of K models on the same N validation samples of M classes; on the CPU.
+    """Scores of K models on the same validation samples; on the CPU.
 
     Attributes:
-        correct: int64 ``[K, M]``, samples of each class that are classified correctly. A sample whose logits hold a NaN
-            is not.
-        support: int64 ``[M]``, samples of each class.
-        loss: float64 ``[K]``, mean cross-entropy in nats; NaN or infinite where the logits are.
-        custom: float64 ``[K]``, the evaluator's torchmetrics metric, its sign turned where the metric says
-            ``higher_is_better=False``; None without one.
+        values: name to one number per model, float64 ``[K]``. Of classifiers of M classes ``"loss"`` is the mean
+            cross-entropy in nats (NaN or infinite where the logits are) and ``"correct"``, int64 ``[K, M]``, how many
+            samples of each class are classified correctly. A sample whose logits hold a NaN is not.
+        support: of classifiers, int64 ``[M]``, samples of each class.
 
     Example:
-        >>> scores = Scores(torch.tensor([[2, 0, 0]]), torch.tensor([2, 2, 0]), torch.tensor([0.7]))
+        >>> scores = Scores({"correct": torch.tensor([[2, 0, 0]])}, torch.tensor([2, 2, 0]))
         >>> scores.value("accuracy"), scores.value("per_class_accuracy")
         (tensor([0.5000], dtype=torch.float64), tensor([[1., 0., 0.]], dtype=torch.float64))
     """
 
-    correct: Tensor
-    support: Tensor
-    loss: Tensor
-    custom: Tensor | None = None
+    values: Mapping[str, Tensor]
+    support: Tensor | None = None
 
     def __len__(self) -> int:
         """K."""
-        return len(self.correct)
+        return len(next(iter(self.values.values())))
 
-    def value(self, metric: str) -> Tensor:
-        """One number per model, float64 ``[K]``, or one per model and class ``[K, M]``; more is better.
+    def value(self, name: str) -> Tensor:
+        """One number per model, float64 ``[K]``, or one per model and class ``[K, M]``.
 
         Args:
-            metric: ``"accuracy"``, the share of samples that are classified correctly; ``"balanced_accuracy"``, the
-                mean of the per-class accuracies over the classes that have samples; ``"per_class_accuracy"``
-                ``[K, M]``, 0 for a class without samples, so that its game is constant and nobody's contribution to
-                it is anything but 0; ``"negative_loss"``, minus the mean cross-entropy; ``"custom"``.
+            name: in ``values``; or of classifiers ``"accuracy"``, the share of samples that are classified correctly;
+                ``"balanced_accuracy"``, the mean of the per-class accuracies over the classes that have samples;
+                ``"per_class_accuracy"`` ``[K, M]``, 0 for a class without samples, so that its game is constant and
+                nobody's contribution to it is anything but 0; ``"negative_loss"``, minus the mean cross-entropy.
 
         Raises:
-            ConfigurationError: there is no such metric.
+            KeyError: there is no such score.
         """
-        check_metric(metric, self.custom is not None)
-        if metric == "custom":
-            assert self.custom is not None
-            return self.custom
-        if metric == "negative_loss":
-            return -self.loss
-        if metric == "accuracy":
-            return self.correct.sum(-1).double() / self.support.sum()
-        per_class = self.correct.double() / self.support.clamp(min=1)
-        return per_class if metric == "per_class_accuracy" else per_class.sum(-1) / (self.support > 0).sum()
+        if self.support is None or name not in METRICS:
+            return self.values[name]
+        if name == "negative_loss":
+            return -self.values["loss"]
+        correct = self.values["correct"]
+        if name == "accuracy":
+            return correct.sum(-1).double() / self.support.sum()
+        per_class = correct.double() / self.support.clamp(min=1)
+        return per_class if name == "per_class_accuracy" else per_class.sum(-1) / (self.support > 0).sum()
 
     def __getitem__(self, rows: Tensor) -> Scores:
         """The scores of some of the models."""
-        custom = None if self.custom is None else self.custom[rows]
-        return Scores(self.correct[rows], self.support, self.loss[rows], custom)
+        return Scores({name: value[rows] for name, value in self.values.items()}, self.support)
 
     @staticmethod
     def cat(parts: Sequence[Scores]) -> Scores:
         """The models of several evaluations on the same samples, one after the other."""
-        custom = [part.custom for part in parts if part.custom is not None]
-        return Scores(
-            torch.cat([part.correct for part in parts]),
-            parts[0].support,
-            torch.cat([part.loss for part in parts]),
-            torch.cat(custom) if custom else None,
-        )
-
-
-def check_metric(metric: str, custom: bool) -> None:
-    """Raise ConfigurationError unless ``metric`` is known, and there is a custom one if that is asked for."""
-    if metric not in METRICS:
-        raise ConfigurationError(f"metric={metric!r}: expected one of {METRICS}.")
-    if metric == "custom" and not custom:
-        raise ConfigurationError(
-            'metric="custom" needs a torchmetrics metric: give one to the evaluator, ModelEvaluator(..., metric=...).'
-        )
+        first = parts[0]
+        return Scores({name: torch.cat([part.values[name] for part in parts]) for name in first.values}, first.support)
 
 
 def score_batch(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -130,25 +113,6 @@ def score_batch(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 def loss_dtype(device: torch.device) -> torch.dtype:
     """float64, where the device has it."""
     return torch.float32 if device.type == "mps" else torch.float64
-
-
-class ScoreSums:
-    """The results of one call while they come in: one row per model, on the models' device."""
-
-    def __init__(self, models: int, classes: int, batches: int, device: torch.device) -> None:
-        self.correct = torch.zeros(models, classes, dtype=torch.int64, device=device)
-        # A column per batch: whoever evaluates which batch when, the columns are summed in one order.
-        self.losses = torch.zeros(models, batches, dtype=loss_dtype(device), device=device)
-        self.custom = torch.zeros(models, dtype=torch.float64)
-
-    def scores(self, support: Tensor, sign: float | None) -> Scores:
-        """All of it, with the custom metric times ``sign`` if there is one."""
-        loss = torch.zeros(len(self.losses), dtype=torch.float64)
-        # One column after the other: the rounding of sum(-1) depends on the number of rows.
-        for column in self.losses.cpu().double().unbind(1):
-            loss = loss + column
-        custom = None if sign is None else sign * self.custom
-        return Scores(self.correct.cpu(), support, loss / support.sum(), custom)
 
 
 #: By the name that stands for it: of one class's probabilities ``[N]`` against 0 and 1.
@@ -223,57 +187,36 @@ def class_1(probabilities: Tensor, labels: Tensor) -> Tensor:
     return probabilities[:, 1] if two else probabilities
 
 
-def is_binary(metric: Metric) -> bool:
-    """Whether it is one of torchmetrics' for two classes, which take one number per sample."""
-    return type(metric).__module__.startswith("torchmetrics.classification") and type(metric).__name__.startswith("Bin")
-
-
-def update_by_logits(metric: Metric, logits: Tensor, y: Tensor) -> None:
-    """Give a metric a batch's logits ``[B, M]`` and classes ``[B]``; of two, one for two classes is given class 1's."""
-    metric.update(class_1(logits.softmax(1), y) if is_binary(metric) else logits, y)
-
-
-class ValidationBatches:
-    """Batches ``(x, y)`` on one device.
+@torch.inference_mode(False)
+def kept_batches(
+    batches: Iterable[Any], device: torch.device, num_classes: int | None, size: int | None = None
+) -> tuple[list[Pair], Tensor | None]:
+    """Batches ``(x, y)``, read once, on a device; and of classifiers, int64 ``[M]`` on the CPU, samples per class.
 
     Args:
-        batches: pairs of an input (a tensor, or whatever the module's forward takes) and integer labels ``[B]``. They
-            are read once.
+        batches: pairs of an input (a tensor, or whatever the module's forward takes) and labels.
         device: where they are kept.
-        num_classes: M.
-        size: tensors of one shape are put together and cut into batches of this many samples; None: batches stay as
-            they are.
-
-    Attributes:
-        support: int64 ``[M]`` on the CPU, samples per class.
+        num_classes: M, of classifiers; None: labels may be anything.
+        size: of classifiers, tensors of one shape are put together and cut into batches of this many samples; None:
+            batches stay as they are.
 
     Raises:
-        ConfigurationError: no samples; not pairs; labels that are no integers ``[B]`` in 0 .. M-1.
+        ConfigurationError: no samples; not pairs; of classifiers, labels that are no integers ``[B]`` in 0 .. M-1.
     """
-
-    @torch.inference_mode(False)
-    def __init__(self, batches: Iterable[Any], device: torch.device, num_classes: int, size: int | None = None) -> None:
-        self._batches: list[tuple[Any, Tensor]] = []
-        self.support = torch.zeros(num_classes, dtype=torch.int64)
-        for batch in batches:
-            x, y = checked_pair(batch, num_classes)
-            if not len(y):
-                continue
-            self.support += torch.bincount(y.cpu(), minlength=num_classes)
-            x, y = apply_to_collection(move_data_to_device((x, y), device), Tensor, _plain)
-            self._batches.append((x, y))
-        if not self.support.any():
-            raise ConfigurationError("there are no validation samples: coalitions cannot be evaluated on nothing.")
-        kinds = {(x.shape[1:], x.dtype) if isinstance(x, Tensor) else None for x, _ in self._batches}
-        if size is not None and len(kinds) == 1 and None not in kinds:
-            inputs, labels = (torch.cat(parts).split(size) for parts in zip(*self._batches))
-            self._batches = list(zip(inputs, labels))
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __getitem__(self, position: int) -> tuple[Any, Tensor]:
-        return self._batches[position]
+    kept: list[Pair] = []
+    support = None if num_classes is None else torch.zeros(num_classes, dtype=torch.int64)
+    for x, y in batches if num_classes is None else (checked_pair(batch, num_classes) for batch in batches):
+        if support is not None:
+            support += torch.bincount(y.cpu(), minlength=len(support))
+        if support is None or len(y):
+            kept.append(apply_to_collection(move_data_to_device((x, y), device), Tensor, _plain))
+    if not kept:
+        raise ConfigurationError("there are no validation samples: models cannot be evaluated on nothing.")
+    kinds = {(x.shape[1:], x.dtype) if isinstance(x, Tensor) else None for x, _ in kept}
+    if support is not None and size is not None and len(kinds) == 1 and None not in kinds:
+        inputs, labels = (torch.cat(parts).split(size) for parts in zip(*kept))
+        kept = list(zip(inputs, labels))
+    return kept, support
 
 
 def _plain(tensor: Tensor) -> Tensor:
@@ -297,3 +240,14 @@ def checked_pair(batch: Any, num_classes: int) -> tuple[Any, Tensor]:
             f"0 .. {num_classes - 1}."
         )
     return x, y.long()
+
+
+def checked_logits(logits: Any, y: Tensor, classes: int) -> Tensor:
+    """``logits``, if they are one row of M numbers per label."""
+    if not isinstance(logits, Tensor) or logits.shape != (len(y), classes):
+        what = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise ConfigurationError(
+            f"the module's forward gives {what} for {len(y)} samples of {classes} classes; expected logits "
+            f"[{len(y)}, {classes}]."
+        )
+    return logits

@@ -10,10 +10,8 @@ from torch import Tensor
 from flsv import counting
 from flsv.errors import ConfigurationError
 from flsv.functional.shapley.game import coalition_keys
-from flsv.games.evaluator import ModelEvaluator
-from flsv.games.replica import Build
+from flsv.games.replica import Build, VectorEvaluator
 from flsv.games.scores import Scores
-from flsv.games.validated import NamedScores, ValidatedModels
 from flsv.participants import ALONE, Ranks
 from flsv.round import Round
 
@@ -128,7 +126,7 @@ class CoalitionTable:
         evaluations: models evaluated so far.
     """
 
-    def __init__(self, round: Round, evaluator: ModelEvaluator | ValidatedModels, ranks: Ranks = ALONE) -> None:
+    def __init__(self, round: Round, evaluator: VectorEvaluator, ranks: Ranks = ALONE) -> None:
         if round.space.size != evaluator.space.size:
             raise ConfigurationError(
                 f"the round's models have {round.space.size} parameters, the evaluator's module has "
@@ -136,13 +134,13 @@ class CoalitionTable:
             )
         self.round, self.evaluator, self._ranks = round, evaluator, ranks
         self._rows: dict[tuple[object, int | bytes], int] = {}
-        self._scores: Scores | NamedScores | None = None
+        self._scores: Scores | None = None
 
     @property
     def evaluations(self) -> int:
         return len(self._rows)
 
-    def scores(self, models: CoalitionModels, masks: Tensor) -> Scores | NamedScores:
+    def scores(self, models: CoalitionModels, masks: Tensor) -> Scores:
         """The scores of the coalitions ``masks`` (bool ``[K, k]`` on the CPU), K at least 1; new ones are evaluated."""
         empty = ~masks.any(1)
         keys = [(None if nobody else models.key, mask) for mask, nobody in zip(coalition_keys(masks), empty.tolist())]
@@ -150,14 +148,14 @@ class CoalitionTable:
         order = sorted(new.values())
         if order:
             found = self.evaluate(models.builder(masks[order]), len(order))
-            self._scores = found if self._scores is None else type(found).cat([self._scores, found])  # type: ignore[list-item]
+            self._scores = found if self._scores is None else Scores.cat([self._scores, found])
             # Only now: after an error the coalitions can be asked for again.
             for position in order:
                 self._rows[keys[position]] = len(self._rows)
         assert self._scores is not None
         return self._scores[torch.tensor([self._rows[key] for key in keys])]
 
-    def evaluate(self, build: Build, count: int) -> Scores | NamedScores:
+    def evaluate(self, build: Build, count: int) -> Scores:
         """The scores of so many models, shared out among the ranks; nothing is remembered."""
         rank, size = self._ranks.rank, self._ranks.size
         if size == 1 or count < size:
@@ -167,7 +165,7 @@ class CoalitionTable:
         part = self.evaluator.evaluate(build_mine, len(mine))
         parts = self._ranks.everybody(part, "scores of coalitions")
         order = torch.tensor([index for r in range(size) for index in range(r, count, size)])
-        return type(part).cat(parts)[order.argsort()]
+        return Scores.cat(parts)[order.argsort()]
 
 
 def _counted(build: Build, count: int) -> Build:

@@ -1,12 +1,10 @@
-"""Evaluates models of any task, each in a fresh copy of the module, in the fit's own validation."""
+"""ValidatedModels: models of any task by what the module logs when Lightning validates it; and a loss's gradient."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -15,9 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from flsv._lightning.validation import KeptBatches, ValidationRun
+from flsv._lightning.precision import tolerance
+from flsv._lightning.validation import KeptBatches, ValidationRun, number
+from flsv.errors import ConfigurationError
 from flsv.games.copies import check_copies, copied
 from flsv.games.replica import Build, VectorEvaluator, module_device, named_tensors, rows_of
+from flsv.games.scores import Scores
+from flsv.games.step_gradient import NotByStep, step_gradient
 from flsv.parameters import ParameterSpace
 from flsv.seeding import isolated_rngs
 
@@ -81,42 +83,9 @@ def _shared(value: Any) -> Iterator[tuple[int, Any]]:
             yield from _shared(part)
 
 
-@dataclass(frozen=True, eq=False)
-class NamedScores:
-    """Numbers of K models by name; on the CPU.
-
-    Attributes:
-        values: name to float64 ``[K]``.
-
-    Example:
-        >>> NamedScores.cat([NamedScores({"a": torch.tensor([1.0])}), NamedScores({"a": torch.tensor([2.0])})])[
-        ...     torch.tensor([1])
-        ... ].value("a")
-        tensor([2.])
-    """
-
-    values: Mapping[str, Tensor]
-
-    def __len__(self) -> int:
-        """K."""
-        return len(next(iter(self.values.values())))
-
-    def value(self, metric: str) -> Tensor:
-        """float64 ``[K]``."""
-        return self.values[metric]
-
-    def __getitem__(self, rows: Tensor) -> NamedScores:
-        """The scores of some of the models."""
-        return NamedScores({name: value[rows] for name, value in self.values.items()})
-
-    @staticmethod
-    def cat(parts: Sequence[NamedScores]) -> NamedScores:
-        """The models of several evaluations, one after the other."""
-        return NamedScores({name: torch.cat([part.values[name] for part in parts]) for name in parts[0].values})
-
-
 class ValidatedModels(VectorEvaluator):
-    """Evaluates models of one structure one after the other, each in its own copy of the module.
+    """Scores models of one structure by what they log, one after the other, each in its own copy of the module: runs
+    ``validation_step`` and the validation hooks around it.
 
     What a model scores is a function of its vector and of the fit's module: Python's, NumPy's and torch's global
     generators are at the same place at the start of every model, and are put back afterwards. The module, its trainer
@@ -126,18 +95,29 @@ class ValidatedModels(VectorEvaluator):
         trainer: of the fit, with its module on its device.
         space: the map between the module and vectors ``[P]``.
         loaders: the validation batches, see :func:`flsv._lightning.validation.keep_batches`.
+        names: of the scores, among the names of ``trainer.callback_metrics`` after a validation.
+        derived: those of them whose gradients are asked for.
+        asking: who asks for each of them, for messages.
         seed: of what a validation draws.
 
-    Attributes:
-        names: of the scores.
+    Raises:
+        ConfigurationError: while evaluating, a name that is not logged, or not as one number; from ``attempt``, a name
+            that has no gradient.
     """
 
-    names: Sequence[str]
-
     def __init__(
-        self, trainer: L.Trainer, space: ParameterSpace, loaders: Sequence[KeptBatches], *, seed: int = 0
+        self,
+        trainer: L.Trainer,
+        space: ParameterSpace,
+        loaders: Sequence[KeptBatches],
+        *,
+        names: Sequence[str],
+        derived: Sequence[str] = (),
+        asking: Mapping[str, str] | None = None,
+        seed: int = 0,
     ) -> None:
-        self.space = space
+        self.space, self.names = space, list(dict.fromkeys(names))
+        self._derived, self._asking = derived, asking or {}
         self._trainer, self._loaders, self._seed = trainer, loaders, seed
         self._copies = FreshCopies(trainer.lightning_module, space)
         self._private: Callable[[], Mapping[str, Tensor]] | None = None
@@ -157,24 +137,22 @@ class ValidatedModels(VectorEvaluator):
         return other
 
     @torch.no_grad()
-    def evaluate(self, build: Build, count: int) -> NamedScores:
+    def evaluate(self, build: Build, count: int) -> Scores:
         """The scores of ``count`` models; ``build(i, out)`` writes model i's vector into ``out [P]``."""
         rows: list[Mapping[str, float]] = []
-        private = None if self._private is None else self._private()
         for index in range(count):
-            with self._validation(build, index, private) as run:
-                rows.append(self._score(run))
-        return NamedScores({n: torch.tensor([row[n] for row in rows], dtype=torch.float64) for n in self.names})
+            with self._validation(build, index) as run:
+                rows.append(self._numbers(run.logged()))
+        return Scores({n: torch.tensor([row[n] for row in rows], dtype=torch.float64) for n in self.names})
 
-    @contextmanager
-    def _validation(self, build: Build, index: int, private: Mapping[str, Tensor] | None) -> Iterator[ValidationRun]:
-        """Of model ``index``, with the random numbers that every model is given."""
-        with (
-            isolated_rngs(self._seed, "utility"),
-            torch.inference_mode(False),
-            torch.autocast(self._trainer.strategy.root_device.type, enabled=False),
-        ):
-            yield ValidationRun(self._trainer, self._copies.copy(build, index, private), self._loaders)
+    def gradient(self, vector: Tensor, name: str) -> Tensor:
+        """float64 ``[P']``: the gradient of what is logged under ``name`` at a model ``[P]``, over the leading P'
+        entries, the parameters.
+
+        Raises:
+            ConfigurationError: it is not logged by ``validation_step`` with its graph.
+        """
+        return self._derive(vector, name)[1]
 
     def attempt(self) -> None:
         """Evaluate the fit's module as it is.
@@ -183,20 +161,67 @@ class ValidatedModels(VectorEvaluator):
             ConfigurationError: what is asked for cannot be had, or the module cannot be copied.
         """
         module = self._trainer.lightning_module
-        self(self.space.read(module)[None])
+        start = self.space.read(module)
+        logged = self(start[None])
         first = [KeptBatches(islice(loader, 1)) for loader in self._loaders]
 
         def outputs(vector: Tensor) -> Any:
             with isolated_rngs(self._seed, "utility"):
                 own = self._copies.copy(rows_of(vector[None]), 0)
-                return dict(self._evidence(ValidationRun(self._trainer, own, first)))
+                return ValidationRun(self._trainer, own, first).logged()
 
         check_copies(module, self.space, outputs, sensitive=False)
+        for name in self._derived:
+            self._check_gradient(name, start, float(logged.value(name)))
 
-    def _evidence(self, run: ValidationRun) -> Mapping[str, Any]:
-        """Whatever shows which model it is."""
-        return self._score(run)
+    @contextmanager
+    def _validation(self, build: Build, index: int) -> Iterator[ValidationRun]:
+        """Of model ``index``, with the random numbers that every model is given."""
+        with (
+            isolated_rngs(self._seed, "utility"),
+            torch.inference_mode(False),
+            torch.autocast(self._trainer.strategy.root_device.type, enabled=False),
+        ):
+            private = None if self._private is None else self._private()
+            yield ValidationRun(self._trainer, self._copies.copy(build, index, private), self._loaders)
 
-    @abstractmethod
-    def _score(self, run: ValidationRun) -> Mapping[str, float]:
-        """One model's."""
+    def _numbers(self, logged: Mapping[str, Any]) -> dict[str, float]:
+        for name in self.names:
+            if name not in logged:
+                who, module = self._asking.get(name, "a utility"), type(self._trainer.lightning_module).__name__
+                raise ConfigurationError(
+                    f"{who}: {module} logs no {name!r} when it validates. It logs {sorted(logged)}. Log it in "
+                    f"validation_step, self.log({name!r}, value), or name one of those; what callbacks log does not "
+                    "count."
+                )
+        return {name: number(name, logged) for name in self.names}
+
+    def _derive(self, vector: Tensor, name: str) -> tuple[Tensor, Tensor]:
+        with self._validation(rows_of(vector[None]), 0) as run:
+            own = {n: p for n, p in run.module.named_parameters() if n in self.space.names}
+            trained = [(parameter, parameter.requires_grad) for parameter in own.values()]
+            try:
+                for parameter, _ in trained:
+                    parameter.requires_grad_(True)
+                value, slopes = step_gradient(run, name, list(own.values()))
+            except NotByStep as error:
+                raise ConfigurationError(
+                    f"{self._asking.get(name, 'a metric')} asks for the gradient of {name!r}, and {error}. Let "
+                    f"validation_step log the loss itself, self.log({name!r}, loss), or take a metric that evaluates "
+                    "models instead."
+                ) from error
+            finally:
+                for parameter, before in trained:
+                    parameter.requires_grad_(before)
+        by_name = dict(zip(own, slopes))
+        return value, torch.cat([by_name[n].flatten() for n in self.space.names if n in by_name])
+
+    def _check_gradient(self, name: str, start: Tensor, logged: float) -> None:
+        """What is derived must be what Lightning logs."""
+        derived = float(self._derive(start, name)[0])
+        if not abs(derived - logged) <= tolerance(self._trainer) * max(1.0, abs(logged)):
+            raise ConfigurationError(
+                f"{self._asking.get(name, 'a metric')} asks for the gradient of {name!r}. What validation_step "
+                f"logs averages to {derived:.6g}, and the trainer logs {logged:.6g}: hooks around the step have a part "
+                "in it. Log the loss in validation_step, or take a metric that evaluates models instead."
+            )

@@ -80,7 +80,8 @@ def verdicts(
         area = Verdict("auroc", _finite(binary_auroc(outputs, labels)), ranked_apart(outputs, labels))
         return {**found, NO_METRIC: area}, None
     correct, loss = score_batch(outputs[None], labels)
-    own = Scores(correct, torch.bincount(labels, minlength=outputs.shape[1]), loss / len(labels))
+    support = torch.bincount(labels, minlength=outputs.shape[1])
+    own = Scores({"correct": correct, "loss": loss / len(labels)}, support)
     by = "balanced_accuracy"
     return {**found, NO_METRIC: Verdict(by, _finite(own.value(by)), told_apart(own, by))}, None
 

@@ -80,7 +80,7 @@ def test_games_under_vmap_are_those_one_by_one() -> None:
     for found in (mapped, serial):
         torch.testing.assert_close(found.loss, reference.loss, rtol=1e-5, atol=1e-6)
         assert (found.correct - reference.correct).abs().max() <= 1
-        torch.testing.assert_close(found.value("custom"), reference.value("custom"), rtol=0, atol=0.02)
+        torch.testing.assert_close(found.value("metric"), reference.value("metric"), rtol=0, atol=0.02)
 
 
 @pytest.mark.parametrize("first", ["cpu", "cuda"])

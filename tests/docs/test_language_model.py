@@ -17,7 +17,6 @@ from examples.language_model import CausalLMClient
 from flsv import Reporting
 from flsv.clients.algorithms import InRunValues
 from flsv.data import FederatedDataModule
-from flsv.games import LoggedValues, metric_of_outputs
 from flsv.loop import FederatedLoop
 from flsv.metrics import (
     CosineGradientShapley,
@@ -98,26 +97,6 @@ def test_adapters_travel_and_are_valued_by_the_loss(network: str, tmp_path: Path
     assert all(values[name].isfinite().all() for name in metrics)
     assert float(values["game"].sum()) == pytest.approx(float(values["shadow"].sum()), abs=1e-5)
     assert float(values["both"].sum()) == pytest.approx(1, abs=1e-5)
-
-
-def test_a_batched_game_of_adapters_is_the_sequential_one(network: str, tmp_path: Path) -> None:
-    """All coalitions, to rounding, and the frozen network is copied for none of them."""
-    found, made = {}, []
-
-    class Made(LoggedValues):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs, backend=backend)
-            made.append(self)
-
-    for backend in ("serial", "vmap"):
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(metric_of_outputs, "LoggedValues", Made)
-            loop = federated(metrics={"game": CumulativeShapley(performance="val_loss", mode="min")})
-            fit(loop, tmp_path / backend, client(network), texts(), rounds=2)
-        found[backend] = loop.contributions["game"]
-    assert [each.backend for each in made] == ["serial", "vmap"]
-    torch.testing.assert_close(found["vmap"], found["serial"], rtol=1e-5, atol=1e-6)
-    assert len(set(found["serial"].tolist())) == 3
 
 
 def loss_of(module: CausalLMClient, texts: Texts, rows: Any) -> tuple[Tensor, Tensor]:

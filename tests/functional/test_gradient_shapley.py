@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flsv.errors import ConfigurationError
 from flsv.functional.gradients import gradient_shapley
-from flsv.games import CoalitionGames, CoalitionUtility, ModelEvaluator, validation_gradient_products
+from flsv.games import CoalitionGames, CoalitionUtility, ModelEvaluator
 from flsv.parameters import ParameterSpace
 from flsv.round import Round
 
@@ -146,9 +146,8 @@ def loss_of(net: nn.Module, data: list[tuple[Tensor, Tensor]], space: ParameterS
 def test_products_against_the_full_hessian() -> None:
     net, round, data = setting()
     space, cut = round.space, round.space.num_parameters
-    result = validation_gradient_products(
-        net, space, data, round.global_vector, round.client_updates, 2, num_classes=CLASSES
-    )
+    evaluate = ModelEvaluator(net, space, data, num_classes=CLASSES)
+    result = evaluate.gradient_products(round.global_vector, round.client_updates, 2)
     assert net.training
     loss = loss_of(net, data, space, round.global_vector[cut:])
     with sdpa_kernel(SDPBackend.MATH):  # the others have no second derivative
@@ -159,15 +158,13 @@ def test_products_against_the_full_hessian() -> None:
     np.testing.assert_allclose(result.hessian, updates @ hessian @ updates.T, atol=1e-6)
     assert torch.equal(result.hessian, result.hessian.T)
 
-    only_first = validation_gradient_products(
-        net, space, data, round.global_vector, round.client_updates, num_classes=CLASSES
-    )
+    only_first = evaluate.gradient_products(round.global_vector, round.client_updates)
     assert only_first.hessian is None
     torch.testing.assert_close(only_first.gradient, result.gradient)
     # What moves in the buffers does not count.
     moved = round.client_updates.clone()
     moved[:, cut:] = 9
-    again = validation_gradient_products(net, space, data, round.global_vector, moved, 2, num_classes=CLASSES)
+    again = evaluate.gradient_products(round.global_vector, moved, 2)
     assert torch.equal(again.hessian, result.hessian)
 
 
@@ -215,11 +212,8 @@ def in_double_round(round: Round, space: ParameterSpace) -> Round:
 
 def test_wrong_arguments_of_the_products() -> None:
     net, round, data = setting()
+    evaluate = ModelEvaluator(net, round.space, data, num_classes=CLASSES)
     with pytest.raises(ConfigurationError, match="order=3"):
-        validation_gradient_products(
-            net, round.space, data, round.global_vector, round.client_updates, 3, num_classes=CLASSES
-        )
+        evaluate.gradient_products(round.global_vector, round.client_updates, 3)
     with pytest.raises(ValueError, match="expected vector"):
-        validation_gradient_products(
-            net, round.space, data, round.global_vector[1:], round.client_updates, num_classes=CLASSES
-        )
+        evaluate.gradient_products(round.global_vector[1:], round.client_updates)

@@ -116,7 +116,7 @@ def naive_scores(model: nn.Module, data: list[tuple[Tensor, Tensor]]) -> dict[st
             "balanced_accuracy": sk.balanced_accuracy_score(y, predicted),
             "negative_loss": -sk.log_loss(y, logits.double().softmax(-1).numpy(), labels=range(CLASSES)),
             "per_class_accuracy": sk.recall_score(y, predicted, labels=range(CLASSES), average=None, zero_division=0),
-            "custom": sk.f1_score(y, predicted, labels=range(CLASSES), average="macro"),
+            "f1": sk.f1_score(y, predicted, labels=range(CLASSES), average="macro"),
         }
 
 

@@ -12,11 +12,12 @@ from torch import nn
 from torchmetrics.classification import MulticlassF1Score
 
 from flsv.errors import ConfigurationError
-from flsv.games import CoalitionGames, CoalitionTable, CoalitionUtility, ModelEvaluator, Renormalized
+from flsv.games import CoalitionGames, CoalitionTable, CoalitionUtility, ModelEvaluator, ModelScore, Renormalized
 from flsv.parameters import ParameterSpace
 from flsv.round import Round
 
-METRICS = ["accuracy", "balanced_accuracy", "negative_loss", "per_class_accuracy", "custom"]
+F1 = ModelScore(MulticlassF1Score(CLASSES, average="macro"), "max")
+METRICS = ["accuracy", "balanced_accuracy", "negative_loss", "per_class_accuracy"]
 
 
 @pytest.mark.parametrize(
@@ -35,9 +36,9 @@ def test_every_metric_against_naive_averaging_and_scikit_learn(
 ) -> None:
     net, data = module(), batches()
     round = a_round(net, own_starts=own_starts)
-    metric = MulticlassF1Score(CLASSES, average="macro")
-    evaluator = ModelEvaluator(net, round.space, data, num_classes=CLASSES, metric=metric, backend=backend)
-    games = CoalitionGames(evaluator, server_lr=server_lr)
+    evaluator = ModelEvaluator(net, round.space, data, num_classes=CLASSES, backend=backend)
+    by_metric = ModelEvaluator(net, round.space, data, metric=F1.of, backend=backend)
+    games = CoalitionGames(evaluator, server_lr=server_lr, validated={F1: by_metric})
     games.begin(round)
     masks = all_masks(4)
     expected = []
@@ -45,11 +46,11 @@ def test_every_metric_against_naive_averaging_and_scikit_learn(
         if not isinstance(weighting, str) and mask.any() and not FIXED[mask].any():
             mask = torch.zeros_like(mask)  # nobody with a weight: the global model
         expected.append(naive_scores(naive_model(net, round, mask, weighting, server_lr), data))
-    for name in METRICS:
+    for name in [*METRICS, F1]:
         utility = games.utility(name, weighting)
-        reference = np.stack([scores[name] for scores in expected])
-        np.testing.assert_allclose(utility(masks).numpy(), reference, rtol=0, atol=2e-6, err_msg=name)
-    assert games.evaluations == 16
+        reference = np.stack([scores["f1" if name is F1 else name] for scores in expected])
+        np.testing.assert_allclose(utility(masks).numpy(), reference, rtol=0, atol=2e-6, err_msg=str(name))
+    assert games.evaluations == 2 * 16
 
 
 def test_classes_without_samples() -> None:
@@ -122,7 +123,7 @@ def test_buffers_outside_the_vector_are_read_from_the_module() -> None:
     ("change", "message"),
     [
         ({"metric": "f1"}, "metric='f1'"),
-        ({"metric": "custom"}, "ModelEvaluator"),
+        ({"metric": F1}, "ModelEvaluator gives"),
         ({"weighting": "equal"}, "weighting='equal'"),
         ({"weighting": torch.ones(3)}, "expected 4 weights"),
         ({"weighting": torch.tensor([1, 1, 1, -0.1])}, "not negative"),

@@ -27,7 +27,8 @@ BY = ("accuracy", "balanced_accuracy", "negative_loss")
 
 def scores_of(logits: Tensor, y: Tensor) -> Scores:
     correct, losses = score_batch(logits[None], y)
-    return Scores(correct, torch.bincount(y, minlength=logits.shape[1]), losses / len(y))
+    support = torch.bincount(y, minlength=logits.shape[1])
+    return Scores({"correct": correct, "loss": losses / len(y)}, support)
 
 
 @pytest.mark.parametrize("by", BY)

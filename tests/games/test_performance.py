@@ -304,7 +304,7 @@ class NoValidation(Kind):
         (
             GlueWithForward,
             {"performance": torchmetrics.F1Score(task="binary")},
-            "of batches .x, y., and a batch is dict",
+            "on batches .x, y., and a batch is dict",
         ),
         (
             Segmentation,

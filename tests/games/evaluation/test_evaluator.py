@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchmetrics.classification import BinaryAUROC, MulticlassF1Score, MulticlassHingeLoss
 
 from flsv.errors import ConfigurationError
-from flsv.games import CoalitionUtility, ModelEvaluator
+from flsv.games import CoalitionUtility, ModelEvaluator, performance_of
 from flsv.parameters import ParameterSpace
 
 
@@ -70,9 +70,9 @@ def test_a_broken_model_has_no_hits_and_no_finite_loss(backend: Any) -> None:
         net, space, batches(), num_classes=CLASSES, backend=backend, metric=MulticlassF1Score(CLASSES)
     )
     scores = evaluator(vectors)
-    assert scores.loss.isfinite().tolist() == [True, False, False]
-    assert scores.loss[1].isnan()
-    assert scores.correct[1].sum() == 0
+    assert scores.values["loss"].isfinite().tolist() == [True, False, False]
+    assert scores.values["loss"][1].isnan()
+    assert scores.values["correct"][1].sum() == 0
     assert scores.value("negative_loss").isfinite().tolist() == [True, False, False]
 
 
@@ -128,8 +128,10 @@ def test_a_metric_where_less_is_better_is_turned() -> None:
     net, data = module(), batches()
     round = a_round(net)
     metric = MulticlassHingeLoss(CLASSES)
-    evaluator = ModelEvaluator(net, round.space, data, num_classes=CLASSES, metric=metric)
-    value = CoalitionUtility(round, evaluator, metric="custom")(torch.zeros(1, 4, dtype=torch.bool))
+    evaluator = ModelEvaluator(net, round.space, data, metric=metric)
+    value = CoalitionUtility(round, evaluator, metric=performance_of("a test", metric, None))(
+        torch.zeros(1, 4, dtype=torch.bool)
+    )
     net.eval()
     reference = MulticlassHingeLoss(CLASSES)
     for x, y in data:
@@ -140,6 +142,7 @@ def test_a_metric_where_less_is_better_is_turned() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"num_classes": None}, "num_classes of a classifier, or a metric"),
         ({"num_classes": 0}, "num_classes=0"),
         ({"chunk": 0}, "chunk=0"),
         ({"backend": "gpu"}, "backend='gpu'"),
@@ -174,9 +177,8 @@ def test_a_metric_of_several_numbers(backend: Any) -> None:
     net = module()
     space = ParameterSpace(net)
     metric = MulticlassF1Score(CLASSES, average=None)
-    evaluator = ModelEvaluator(net, space, batches(), num_classes=CLASSES, metric=metric, backend=backend)
     with pytest.raises(ConfigurationError, match=r"MulticlassF1Score gives \[4\]"):
-        evaluator(space.read(net)[None])
+        ModelEvaluator(net, space, batches(), num_classes=CLASSES, metric=metric, backend=backend)
 
 
 @pytest.mark.parametrize("backend", ["vmap", "serial"])
@@ -190,4 +192,4 @@ def test_a_metric_for_two_classes_is_given_class_1(backend: Any) -> None:
     for vector in vectors:
         space.write(net, vector)
         expected.append(roc_auc_score(y, net(x).softmax(1)[:, 1].detach()))
-    assert evaluator(vectors).value("custom").tolist() == pytest.approx(expected, abs=1e-6)
+    assert evaluator(vectors).value("metric").tolist() == pytest.approx(expected, abs=1e-6)

@@ -79,11 +79,11 @@ def test_an_error_comes_out_and_leaves_nothing_behind() -> None:
     metric = MulticlassF1Score(CLASSES)
     evaluator = ModelEvaluator(net, space, batches(), num_classes=CLASSES, metric=metric)
     vectors = space.read(net).repeat(40, 1)
-    expected = evaluator(vectors[:1]).value("custom")
+    expected = evaluator(vectors[:1]).value("metric")
     vectors[3] = 1000
     with pytest.raises(ArithmeticError, match="too large"):
         evaluator(vectors)
-    assert torch.equal(evaluator(vectors[4:]).value("custom"), expected.repeat(36))
+    assert torch.equal(evaluator(vectors[4:]).value("metric"), expected.repeat(36))
 
 
 class Watching(L.Callback):

@@ -8,10 +8,46 @@ from typing import Any
 import pytest
 import torch
 from games.naive import CLASSES, Branching, a_round, all_masks, batches, module
-from torch import Tensor
+from torch import Tensor, nn
+from torchmetrics import MeanSquaredError
 from torchmetrics.classification import MulticlassF1Score
 
+from flsv.errors import ConfigurationError
 from flsv.games import CoalitionTable, CoalitionUtility, ModelEvaluator, backends
+from flsv.parameters import ParameterSpace
+from flsv.seeding import isolated_rngs
+
+
+class Drawing(nn.Module):
+    """Two numbers of each input, moved by random ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(36, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.flatten(1)) + 0.1 * torch.randn(len(x), 2)
+
+
+def test_any_output_is_measured_at_once_with_the_same_random_numbers() -> None:
+    """A regression of two numbers, against the metric of each model's outputs."""
+    torch.manual_seed(0)
+    net = Drawing()
+    data = [(x, torch.stack([x.sum((1, 2, 3)), y.float()], 1)) for x, y in batches()]
+    space = ParameterSpace(net)
+    vectors = space.read(net) + 0.1 * torch.randn(5, space.size)
+
+    def values(backend: Any) -> Tensor:
+        evaluator = ModelEvaluator(net, space, data, metric=MeanSquaredError(), backend=backend, chunk=2, seed=4)
+        found = evaluator(vectors).value("metric")
+        assert evaluator.backend == backend
+        return found
+
+    torch.testing.assert_close(values("vmap"), values("serial"), rtol=1e-6, atol=0)
+    with isolated_rngs(4, "utility"), torch.no_grad():
+        space.write(net, vectors[3])
+        expected = torch.cat([(net(x) - y) ** 2 for x, y in data]).mean().item()
+    assert values("serial")[3].item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_vmap_gives_what_one_model_at_a_time_gives() -> None:
@@ -30,21 +66,16 @@ def test_vmap_gives_what_one_model_at_a_time_gives() -> None:
     expected = scores("serial")
     for backend, chunk in [("serial", None), ("vmap", None), ("vmap", 1), ("vmap", 5), ("vmap", 100)]:
         found = scores(backend, chunk)
-        assert torch.equal(found.correct, expected.correct)
-        torch.testing.assert_close(found.loss, expected.loss, rtol=1e-6, atol=1e-6)
-        torch.testing.assert_close(found.custom, expected.custom, rtol=1e-6, atol=1e-6)
+        assert torch.equal(found.values["correct"], expected.values["correct"])
+        torch.testing.assert_close(found.values["loss"], expected.values["loss"], rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(found.values["metric"], expected.values["metric"], rtol=1e-6, atol=1e-6)
 
 
-def test_the_chunk_follows_from_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    net = module()
-    round = a_round(net)
-    evaluator = ModelEvaluator(
-        net, round.space, batches(), num_classes=CLASSES, backend="vmap", metric=MulticlassF1Score(CLASSES)
-    )
+def test_the_chunk_follows_from_free_memory() -> None:
     released: list[int] = []
 
-    class Memory(backends.DeviceMemory):
-        """A device on which a model takes 100 bytes, 1000 bytes are free, and only 3 models fit after all."""
+    class Memory(backends.CudaMemory):
+        """Of a device on which a model takes 100 bytes, 1000 bytes are free, and only 3 models fit after all."""
 
         def free(self) -> int:
             return 1000
@@ -56,24 +87,16 @@ def test_the_chunk_follows_from_free_memory(monkeypatch: pytest.MonkeyPatch) -> 
             released.append(1)
 
     chunks: list[int] = []
-    runner = evaluator._vmap = backends.VmapRunner(evaluator._replica, None, Memory())
-    original = runner._run_chunk
 
-    def run_chunk(build: Any, rows: range, *rest: Any) -> None:
-        original(build, rows, *rest)  # what has been written is overwritten
+    def evaluate(rows: range) -> None:
         chunks.append(len(rows))
         if len(rows) > 3:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setattr(runner, "_run_chunk", run_chunk)
-    values = CoalitionUtility(round, evaluator)(all_masks(4))
-    custom = CoalitionUtility(round, evaluator, metric="custom")(all_masks(4))
+    backends.Chunks(None, Memory(torch.device("cpu"))).run(16, evaluate)
     # 0.7 * 1000 / 100 = 7 models, so 4.
-    assert chunks[:9] == [2, 4, 2, 2, 2, 2, 2, 2, 2]
+    assert chunks == [2, 4, 2, 2, 2, 2, 2, 2, 2]
     assert released == [1]
-    reference = ModelEvaluator(net, round.space, batches(), num_classes=CLASSES, metric=MulticlassF1Score(CLASSES))
-    assert torch.equal(values, CoalitionUtility(round, reference)(all_masks(4)))
-    torch.testing.assert_close(custom, CoalitionUtility(round, reference, metric="custom")(all_masks(4)))
 
 
 def test_the_memory_of_a_cuda_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +122,7 @@ def test_a_model_that_does_not_fit_alone_is_an_error(monkeypatch: pytest.MonkeyP
     def full(*_: Any) -> None:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setattr(evaluator._vmap, "_run_chunk", full)
+    monkeypatch.setattr(evaluator, "_score", full)
     utility = CoalitionUtility(round, evaluator)
     with pytest.raises(torch.cuda.OutOfMemoryError):
         utility(all_masks(4))
@@ -120,10 +143,15 @@ def test_a_module_that_vmap_cannot_handle_is_evaluated_one_at_a_time() -> None:
 
 
 class Unwilling(MulticlassF1Score):
-    """Fails at its first update."""
+    """Fails after its trial."""
+
+    updates = 0
 
     def update(self, *args: Any) -> None:
-        raise RuntimeError("tensors of two devices")
+        type(self).updates += 1
+        if self.updates > len(batches()):
+            raise RuntimeError("tensors of two devices")
+        super().update(*args)
 
 
 def test_only_what_vmap_cannot_do_is_held_against_it() -> None:
@@ -133,7 +161,7 @@ def test_only_what_vmap_cannot_do_is_held_against_it() -> None:
     evaluator = ModelEvaluator(net, round.space, data, num_classes=CLASSES, backend="vmap", metric=Unwilling(CLASSES))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with pytest.raises(RuntimeError, match="two devices"):
+        with pytest.raises(ConfigurationError, match="two devices"):
             CoalitionUtility(round, evaluator)(all_masks(4))
     assert evaluator.backend == "vmap"
 

@@ -28,7 +28,7 @@ from task_kinds import (
 from toys import fit
 
 from flsv import Reporting
-from flsv.games import LoggedValues
+from flsv.games import ValidatedModels
 from flsv.loop import FederatedLoop
 from flsv.metrics import (
     PartialFederatedShapley,
@@ -100,7 +100,7 @@ def test_the_same_vector_has_the_same_value_wherever_it_comes(tmp_path: Path) ->
 
             assert [len(loader) for loader in keep_batches(trainer, Endless())] == [trainer.limit_val_batches]
             space = ParameterSpace(pl_module)
-            evaluate = LoggedValues(trainer, space, keep_batches(trainer, data.val_dataloader()), names=["val_loss"])
+            evaluate = ValidatedModels(trainer, space, keep_batches(trainer, data.val_dataloader()), names=["val_loss"])
             vectors = torch.stack([space.read(pl_module) * scale for scale in (1.0, 0.5, 2.0, 1.0)])
             before = copy.deepcopy(pl_module.state_dict()), torch.get_rng_state(), dict(trainer.callback_metrics)
             found["all"] = evaluate(vectors).value("val_loss")
