@@ -51,7 +51,6 @@ class ClientManager:
         locals: what the clients hold, by number: for the clients' own code.
         clients: the same as the server sees them.
         server: the holder of the server's validation set; None where there is none.
-        chunk: models to evaluate at once, see :class:`flsv.round.FederationState`; it holds for the first evaluator.
     """
 
     def __init__(
@@ -66,7 +65,6 @@ class ClientManager:
         self._trainer, self._data, self._space, self._states, self._owners = trainer, data, space, states, owners
         self._num_classes = data.num_classes if num_classes is None else num_classes
         self._first: ModelEvaluator | None = None
-        self._chunk: int | None = None
         self._any_task: dict[ModelScore, VectorEvaluator] = {}
         self._replica: Replica | None = None
         self.channel = Channel()
@@ -96,14 +94,6 @@ class ClientManager:
             else None
         )
 
-    @property
-    def chunk(self) -> int | None:
-        return self._chunk if self._first is None else self._first.chunk
-
-    @chunk.setter
-    def chunk(self, chunk: int | None) -> None:
-        self._chunk = chunk
-
     def trained(self, client: int) -> Tensor | None:
         """``[P]``, what a client of the round has trained; None once the round has been forgotten."""
         with at(self.locals[client]) as local:
@@ -122,7 +112,6 @@ class ClientManager:
                 self._space,
                 batches,
                 num_classes=self._num_classes,
-                chunk=self._chunk,
                 context=self._trainer.strategy.precision_plugin.forward_context,
             )
             return self._first.on(None, private)

@@ -113,7 +113,6 @@ class OneProcess:
         states.to(self.device)
         self.options = OptimizerOptions(trainer)
         self.manager = self._make_manager()
-        self.manager.chunk = state.chunk
         self.training: CohortTraining | None = None
         self._loader: CohortLoader | None = None
 

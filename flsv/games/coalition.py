@@ -23,7 +23,7 @@ from flsv.games.evaluator import ModelEvaluator
 from flsv.games.gradients import GradientProducts
 from flsv.games.performance import ModelScore
 from flsv.games.replica import VectorEvaluator
-from flsv.games.scores import PER_CLASS, Scores, UtilityMetric
+from flsv.games.scores import Scores, UtilityMetric
 from flsv.games.table import CoalitionModels, CoalitionTable, Weighting
 from flsv.participants import ALONE, Ranks
 from flsv.round import Round
@@ -50,8 +50,6 @@ class CoalitionUtility:
         weighting: w_i(S): ``"uniform"``, 1/|S|; ``"samples"``, n_i / sum_{j in S} n_j; or fixed weights ``[k]``, not
             renormalised inside S, or ``Renormalized(weights)``, w_i / sum_{j in S} w_j (equation 4 of Guo et al.).
         server_lr: eta, the share of the way to the average that the coalition's model moves.
-        empty: the utility of the empty coalition, a number or, for per-class accuracy, ``[M]``; None: that of the
-            global model.
         table: remembers scores; shared by the utilities of a round. None: a new one.
 
     Attributes:
@@ -85,7 +83,6 @@ class CoalitionUtility:
         metric: UtilityMetric | str | ModelScore = "accuracy",
         weighting: Weighting = "uniform",
         server_lr: float = 1.0,
-        empty: float | Tensor | None = None,
         table: CoalitionTable | None = None,
     ) -> None:
         name = metric.name if isinstance(metric, ModelScore) else metric
@@ -96,13 +93,6 @@ class CoalitionUtility:
         table = table or CoalitionTable(round, evaluator)
         if table.round is not round or table.evaluator is not evaluator:
             raise ConfigurationError("CoalitionUtility(table=...): the table is one of another round or evaluator.")
-        self._shape = (evaluator.num_classes,) if isinstance(evaluator, ModelEvaluator) and name == PER_CLASS else ()
-        self._empty = None if empty is None else torch.as_tensor(empty, dtype=torch.float64, device="cpu")
-        if self._empty is not None and self._empty.shape not in ((), self._shape):
-            raise ConfigurationError(
-                f"CoalitionUtility(empty=...) has shape {list(self._empty.shape)}, expected {list(self._shape)} for "
-                f"{metric}."
-            )
         self.metric, self.num_players, self.table = metric, len(round), table
         self._models = CoalitionModels(round, weighting, server_lr)
 
@@ -129,14 +119,7 @@ class CoalitionUtility:
                 f"expected masks bool [K, {self.num_players}], got {masks.dtype} {list(masks.shape)}: a row per "
                 "coalition, a column per player."
             )
-        values = torch.empty(len(masks), *self._shape, dtype=torch.float64)
-        masks = masks.cpu()
-        asked = masks.any(1) if self._empty is not None else torch.ones(len(masks), dtype=torch.bool)
-        if self._empty is not None:
-            values[~asked] = self._empty
-        if asked.any():
-            values[asked] = utility_of(self.table.scores(self._models, masks[asked]), self.metric)
-        return values
+        return utility_of(self.table.scores(self._models, masks.cpu()), self.metric)
 
 
 def utility_of(scores: Scores, metric: str | ModelScore) -> Tensor:
@@ -225,7 +208,6 @@ class CoalitionGames:
         self,
         metric: UtilityMetric | str | ModelScore = "accuracy",
         weighting: Weighting = "uniform",
-        empty: float | Tensor | None = None,
     ) -> CoalitionUtility:
         """A game of the current round; games of one round never evaluate a model twice."""
         key = metric.evaluator if isinstance(metric, ModelScore) else None
@@ -238,7 +220,6 @@ class CoalitionGames:
             metric=metric,
             weighting=weighting,
             server_lr=self.server_lr,
-            empty=empty,
             table=self._tables[key],
         )
 

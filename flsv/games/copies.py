@@ -34,7 +34,7 @@ Outputs = Callable[[Tensor], Any]
 
 
 def copied(module: AnyModule, instead: Mapping[int, Any] | None = None) -> AnyModule:
-    """A deep copy that shares factories which cannot be copied, and those of the command line, and is not compiled.
+    """A deep copy that shares factories, and is not compiled.
 
     What the command line makes optimizers with holds its parser, which takes longer to copy than a small module does,
     and nothing of the module.
@@ -54,24 +54,19 @@ def copied(module: AnyModule, instead: Mapping[int, Any] | None = None) -> AnyMo
     """
     memo: dict[int, Any] = {}
     for layer in module.modules():
-        for value in vars(layer).values():
-            if isinstance(value, partial) and _from_command_line(value):
-                memo[id(value)] = value
-            elif isinstance(value, partial):
-                try:
-                    copy.deepcopy(value)
-                except TypeError:
-                    memo[id(value)] = value
+        memo |= {id(value): value for value in vars(layer).values() if isinstance(value, partial) and _makes(value)}
     memo.update(instead or {})
     try:
         with _OutputsDetached():
             own = copy.deepcopy(module, memo)
     except Exception as error:
-        blamed = ", ".join(_not_copied(module)) or "something that it keeps"
+        kept = [(prefix, *item) for prefix, layer in module.named_modules() for item in vars(layer).items()]
+        kinds = [(".".join(filter(None, (prefix, name))), type(value).__name__) for prefix, name, value in kept]
+        blamed = [f"{type(module).__name__}.{name} ({kind})" for name, kind in kinds if f"'{kind}'" in str(error)]
         raise ConfigurationError(
             f"{type(module).__name__} cannot be copied ({error}), and models are evaluated in copies of the module: "
-            f"{blamed} is to blame. Keep generators, locks and open files out of its attributes, or make them where "
-            "they are used."
+            f"{', '.join(blamed) or 'something that it keeps'} is to blame. Keep generators, locks and open files out "
+            "of its attributes, or make them where they are used."
         ) from error
     for layer in module.modules():
         _uncompile(layer, memo[id(layer)], memo)
@@ -89,21 +84,10 @@ class _OutputsDetached(TorchFunctionMode):
         return memo.setdefault(id(tensor), tensor.detach().clone())
 
 
-def _not_copied(module: nn.Module) -> Iterator[str]:
-    known = {id(part): part for part in (module, *module.modules(), *module.parameters(), *module.buffers())}
-    for prefix, layer in module.named_modules():
-        for name, value in vars(layer).items():
-            if name in ("_modules", "_parameters", "_buffers", "_trainer", "_fabric"):
-                continue
-            try:
-                with _OutputsDetached():
-                    copy.deepcopy(value, dict(known))
-            except Exception:
-                yield f"{type(module).__name__}.{prefix}{'.' * bool(prefix)}{name} ({type(value).__name__})"
-
-
-def _from_command_line(factory: partial) -> bool:
-    return any(type(held).__module__.startswith("jsonargparse.") for held in factory.args)
+def _makes(factory: partial) -> bool:
+    """Whether it makes objects of a class, as optimizers are made from a configuration."""
+    command_line = any(type(held).__module__.startswith("jsonargparse.") for held in factory.args)
+    return isinstance(factory.func, type) or command_line
 
 
 def is_compiled(module: nn.Module) -> bool:

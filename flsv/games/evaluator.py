@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torchmetrics import Metric
 
+from flsv._lightning.evaluation import free_cached
 from flsv.errors import ConfigurationError
-from flsv.games.backends import Chunks, CudaMemory
 from flsv.games.gradients import GradientProducts, gradient_products, loss_gradient
 from flsv.games.outputs import OutputMetric, beyond_probabilities, wants_probabilities
 from flsv.games.replica import Build, Context, Replica, VectorEvaluator, module_device, named_tensors, rows_of
@@ -58,7 +58,7 @@ class ModelEvaluator(VectorEvaluator):
         backend: ``"vmap"``: chunks of models at once under ``torch.func.vmap``; ``"serial"``: one model at a time;
             ``"auto"``: vmap on CUDA, serial elsewhere. A module that vmap cannot handle is evaluated one model at a
             time, with a warning.
-        chunk: models at once under vmap; default: as many as free memory holds. A chunk that does not fit is halved.
+        chunk: models at once under vmap. A chunk that does not fit into memory is halved, for good.
         context: makes a context manager that is entered around every forward pass, such as a Lightning precision
             plugin's ``forward_context``. An autocast context of the caller's has no effect.
         seed: of what a forward pass draws.
@@ -88,7 +88,7 @@ class ModelEvaluator(VectorEvaluator):
         num_classes: int | None = None,
         metric: Metric | None = None,
         backend: Backend = "auto",
-        chunk: int | None = None,
+        chunk: int = 64,
         context: Context | None = None,
         seed: int = 0,
         asking: str = "ModelEvaluator",
@@ -104,7 +104,7 @@ class ModelEvaluator(VectorEvaluator):
             raise ConfigurationError("ModelEvaluator: expected num_classes of a classifier, or a metric.")
         if backend not in ("auto", "vmap", "serial"):
             raise ConfigurationError(f'ModelEvaluator(backend={backend!r}): expected "auto", "vmap" or "serial".')
-        self.space, self.num_classes = space, num_classes
+        self.space, self.num_classes, self.chunk = space, num_classes, chunk
         self.names = [*(METRICS if num_classes is not None else ()), *(["metric"] if metric is not None else ())]
         self.device = module_device(module)
         self.backend = ("vmap" if self.device.type == "cuda" else "serial") if backend == "auto" else backend
@@ -115,7 +115,6 @@ class ModelEvaluator(VectorEvaluator):
             self._replica = Replica(module, space, context)
             self._metrics = [] if metric is None else [OutputMetric(metric, asking, self.device)]
         self._dtypes = {name: tensor.dtype for name, tensor in named_tensors(self._replica.module)}
-        self._chunks = Chunks(chunk, CudaMemory(self.device))
         self._mapped = False  # whether vmap could run the module's forward
         self._try()
 
@@ -138,11 +137,6 @@ class ModelEvaluator(VectorEvaluator):
         if batches is not None:
             other._keep(batches)
         return other
-
-    @property
-    def chunk(self) -> int | None:
-        """Models at once under vmap; None until it is known."""
-        return self._chunks.size
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -170,8 +164,16 @@ class ModelEvaluator(VectorEvaluator):
             self._score(range(index, index + 1), self._alone, sums)
 
     def _at_once(self, build: Build, count: int, sums: _Sums) -> None:
+        start = 0
         try:
-            self._chunks.run(count, lambda rows: self._score(rows, self._stacked(build, rows), sums))
+            while start < count:
+                rows = range(start, min(start + self.chunk, count))
+                if self._fits(build, rows, sums):
+                    start = rows.stop
+                else:
+                    # By now the failed chunk's tensors are gone: an exception keeps them alive while it is handled.
+                    free_cached(self.device)
+                    self.chunk = len(rows) // 2
             return
         except NotMapped as error:
             cause = error.args[0]
@@ -182,6 +184,16 @@ class ModelEvaluator(VectorEvaluator):
             f'one at a time. backend="{self.backend}" silences this.',
             stacklevel=5,
         )
+
+    def _fits(self, build: Build, rows: range, sums: _Sums) -> bool:
+        """Evaluate them, if memory lasts."""
+        try:
+            self._score(rows, self._stacked(build, rows), sums)
+        except RuntimeError as error:
+            if not is_oom_error(error) or len(rows) == 1:
+                raise
+            return False
+        return True
 
     def gradient(self, vector: Tensor, balanced: bool = False) -> Tensor:
         """float64 ``[P']``: the mean cross-entropy's gradient at ``vector [P]``, in full precision, over the leading

@@ -19,9 +19,6 @@ from flsv.games.validated import ValidatedModels
 from flsv.parameters import ParameterSpace
 from flsv.seeding import isolated_rngs
 
-#: Models at once under vmap. Not by free memory: a resumed run is to round as the run before.
-_CHUNK = 16
-
 
 def evaluators_of(
     trainer: L.Trainer,
@@ -67,7 +64,6 @@ def evaluators_of(
                 space,
                 _pairs(trainer, kept, name),
                 metric=measure.of,
-                chunk=_CHUNK,
                 context=trainer.strategy.precision_plugin.forward_context,
                 seed=seed,
                 asking=name,

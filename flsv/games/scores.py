@@ -31,7 +31,6 @@ from flsv.errors import ConfigurationError
 #: What :meth:`Scores.value` gives of classifiers.
 UtilityMetric = Literal["accuracy", "balanced_accuracy", "negative_loss", "per_class_accuracy"]
 METRICS = get_args(UtilityMetric)
-PER_CLASS = "per_class_accuracy"
 
 #: A batch: an input and labels.
 Pair = tuple[Any, Any]

@@ -141,19 +141,18 @@ class CoalitionTable:
         return len(self._rows)
 
     def scores(self, models: CoalitionModels, masks: Tensor) -> Scores:
-        """The scores of the coalitions ``masks`` (bool ``[K, k]`` on the CPU), K at least 1; new ones are evaluated."""
-        empty = ~masks.any(1)
-        keys = [(None if nobody else models.key, mask) for mask, nobody in zip(coalition_keys(masks), empty.tolist())]
+        """The scores of the coalitions ``masks`` (bool ``[K, k]`` on the CPU); new ones are evaluated."""
+        anybody = masks.any(1).tolist()
+        keys = [(models.key if some else None, mask) for mask, some in zip(coalition_keys(masks), anybody)]
         new = {key: position for position, key in reversed(list(enumerate(keys))) if key not in self._rows}
         order = sorted(new.values())
-        if order:
+        if order or self._scores is None:
             found = self.evaluate(models.builder(masks[order]), len(order))
             self._scores = found if self._scores is None else Scores.cat([self._scores, found])
             # Only now: after an error the coalitions can be asked for again.
             for position in order:
                 self._rows[keys[position]] = len(self._rows)
-        assert self._scores is not None
-        return self._scores[torch.tensor([self._rows[key] for key in keys])]
+        return self._scores[torch.tensor([self._rows[key] for key in keys], dtype=torch.int64)]
 
     def evaluate(self, build: Build, count: int) -> Scores:
         """The scores of so many models, shared out among the ranks; nothing is remembered."""

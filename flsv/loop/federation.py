@@ -163,7 +163,6 @@ class FederationRun:
             self.evaluated = self._evaluates()
             if self.evaluated:
                 state.client_scores = engine.own_scores(server)
-        state.chunk = engine.manager.chunk
         self.instructions = {}  # they hold the model of the round before
         training.end_round(state.model())
         engine.agree(round, self.board.contributions)

@@ -81,8 +81,6 @@ class FederationState:
         client_scores: the last evaluation of the clients' own models: ``"accuracy"``, ``"balanced_accuracy"`` and
             ``"auroc"`` to ``[n]``, NaN where it cannot be told; empty before the first.
         participations: int64 ``[n]``, the number of rounds that each client's update was part of.
-        chunk: how many models are evaluated at once; None: not known, or one by one. By memory, and batched kernels
-            round by it: so a resumed run must not find another.
         heard: int64 ``[n]``, in how many rounds each client has sent an update, whatever became of it.
         start: by metric what its game shares out, of the model before the first round, see :mod:`flsv.loop.learned`.
         run: the run's name, where the clients keep their states themselves: it is drawn when the run begins.
@@ -102,7 +100,6 @@ class FederationState:
     weights: Tensor | None = None
     client_scores: dict[str, Tensor] = field(default_factory=dict)
     participations: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
-    chunk: int | None = None
     heard: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
     start: dict[str, float | None] = field(default_factory=dict)
     run: str = ""

@@ -97,8 +97,6 @@ def test_resumes(tmp_path: Path, first: str) -> None:
     path = tmp_path / "checkpoints/last.ckpt"
     found = fit(resumed, tmp_path / "rest", rounds=3, ckpt_path=path, **ON)
     torch.testing.assert_close(vector(found).cpu(), vector(expected).cpu(), rtol=1e-5, atol=1e-6)
-    if first == "cuda":
-        assert resumed.state.chunk == whole.state.chunk is not None
 
 
 def test_data_stay_there_for_the_fit(tmp_path: Path) -> None:

@@ -93,15 +93,6 @@ def test_the_empty_coalition() -> None:
     nobody = torch.zeros(1, 4, dtype=torch.bool)
     now = naive_scores(net.eval(), data)
     assert CoalitionUtility(round, evaluator)(nobody).item() == pytest.approx(now["accuracy"])
-    given = CoalitionUtility(round, evaluator, empty=0.25)
-    assert given(nobody).item() == 0.25
-    assert given.evaluations == 0
-    assert given(all_masks(4))[0].item() == 0.25
-    assert given.evaluations == 15
-    per_class = CoalitionUtility(round, evaluator, metric="per_class_accuracy", empty=torch.arange(4.0))
-    assert per_class(nobody).tolist() == [[0, 1, 2, 3]]
-    with pytest.raises(ConfigurationError, match=r"empty.*\[\] for accuracy"):
-        CoalitionUtility(round, evaluator, empty=torch.arange(4.0))
     assert CoalitionUtility(round, evaluator)(torch.zeros(0, 4, dtype=torch.bool)).shape == (0,)
 
 

@@ -13,7 +13,7 @@ from torchmetrics import MeanSquaredError
 from torchmetrics.classification import MulticlassF1Score
 
 from flsv.errors import ConfigurationError
-from flsv.games import CoalitionTable, CoalitionUtility, ModelEvaluator, backends
+from flsv.games import CoalitionTable, CoalitionUtility, ModelEvaluator
 from flsv.parameters import ParameterSpace
 from flsv.seeding import isolated_rngs
 
@@ -56,7 +56,7 @@ def test_vmap_gives_what_one_model_at_a_time_gives() -> None:
     masks = all_masks(4)
     metric = MulticlassF1Score(CLASSES, average="macro")
 
-    def scores(backend: Any, chunk: int | None = None) -> Any:
+    def scores(backend: Any, chunk: int = 64) -> Any:
         evaluator = ModelEvaluator(
             net, round.space, data, num_classes=CLASSES, metric=metric, backend=backend, chunk=chunk
         )
@@ -64,54 +64,31 @@ def test_vmap_gives_what_one_model_at_a_time_gives() -> None:
         return table.scores(CoalitionUtility(round, evaluator)._models, masks)
 
     expected = scores("serial")
-    for backend, chunk in [("serial", None), ("vmap", None), ("vmap", 1), ("vmap", 5), ("vmap", 100)]:
+    for backend, chunk in [("serial", 64), ("vmap", 64), ("vmap", 1), ("vmap", 5), ("vmap", 100)]:
         found = scores(backend, chunk)
         assert torch.equal(found.values["correct"], expected.values["correct"])
         torch.testing.assert_close(found.values["loss"], expected.values["loss"], rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(found.values["metric"], expected.values["metric"], rtol=1e-6, atol=1e-6)
 
 
-def test_the_chunk_follows_from_free_memory() -> None:
-    released: list[int] = []
+def test_a_chunk_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = module()
+    round = a_round(net)
+    evaluator = ModelEvaluator(net, round.space, batches(), num_classes=CLASSES, backend="vmap", chunk=7)
+    original, chunks = evaluator._score, []
 
-    class Memory(backends.CudaMemory):
-        """Of a device on which a model takes 100 bytes, 1000 bytes are free, and only 3 models fit after all."""
-
-        def free(self) -> int:
-            return 1000
-
-        def peak(self) -> int:
-            return 200
-
-        def release(self) -> None:
-            released.append(1)
-
-    chunks: list[int] = []
-
-    def evaluate(rows: range) -> None:
+    def score(rows: range, *rest: Any) -> None:
+        original(rows, *rest)  # what has been written is overwritten
         chunks.append(len(rows))
         if len(rows) > 3:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
 
-    backends.Chunks(None, Memory(torch.device("cpu"))).run(16, evaluate)
-    # 0.7 * 1000 / 100 = 7 models, so 4.
-    assert chunks == [2, 4, 2, 2, 2, 2, 2, 2, 2]
-    assert released == [1]
-
-
-def test_the_memory_of_a_cuda_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    numbers = {"mem_get_info": (50, 999), "memory_reserved": 30, "memory_allocated": 10, "max_memory_allocated": 17}
-    for name, number in numbers.items():
-        monkeypatch.setattr(torch.cuda, name, lambda device, number=number: number)
-    called: list[str] = []
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: called.append("reset"))
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: called.append("empty"))
-    memory = backends.CudaMemory(torch.device("cuda", 0))
-    assert memory.free() == 70
-    memory.start()
-    assert memory.peak() == 7
-    memory.release()
-    assert called == ["reset", "empty"]
+    monkeypatch.setattr(evaluator, "_score", score)
+    values = CoalitionUtility(round, evaluator)(all_masks(4))
+    assert chunks == [7, 3, 3, 3, 3, 3, 1]
+    assert evaluator.chunk == 3
+    reference = ModelEvaluator(net, round.space, batches(), num_classes=CLASSES)
+    assert torch.equal(values, CoalitionUtility(round, reference)(all_masks(4)))
 
 
 def test_a_model_that_does_not_fit_alone_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
