@@ -90,10 +90,7 @@ class CoalitionUtility:
             raise ConfigurationError(
                 f"CoalitionUtility(metric={metric!r}): {type(evaluator).__name__} gives {list(evaluator.names)}."
             )
-        table = table or CoalitionTable(round, evaluator)
-        if table.round is not round or table.evaluator is not evaluator:
-            raise ConfigurationError("CoalitionUtility(table=...): the table is one of another round or evaluator.")
-        self.metric, self.num_players, self.table = metric, len(round), table
+        self.metric, self.num_players, self.table = metric, len(round), table or CoalitionTable(round, evaluator)
         self._models = CoalitionModels(round, weighting, server_lr)
 
     @property

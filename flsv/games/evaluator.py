@@ -21,7 +21,7 @@ from flsv.games.replica import Build, Context, Replica, VectorEvaluator, module_
 from flsv.games.scores import METRICS, Scores, checked_logits, kept_batches, loss_dtype, score_batch
 from flsv.parameters import ParameterSpace
 from flsv.round import ClientMatrix
-from flsv.seeding import isolated_rngs
+from flsv.seeding import isolated_rngs, seed_global_rngs
 
 Backend = Literal["auto", "vmap", "serial"]
 
@@ -31,10 +31,6 @@ Backend = Literal["auto", "vmap", "serial"]
 _CPU_BATCH = 256
 #: Random models by which logits and probabilities are told apart, and how large their parameters are.
 _DRAWS, _SCALE = 8, 3.0
-
-
-class NotMapped(Exception):
-    """vmap failed on the module's forward; ``args[0]`` is the error."""
 
 
 class ModelEvaluator(VectorEvaluator):
@@ -115,7 +111,7 @@ class ModelEvaluator(VectorEvaluator):
             self._replica = Replica(module, space, context)
             self._metrics = [] if metric is None else [OutputMetric(metric, asking, self.device)]
         self._dtypes = {name: tensor.dtype for name, tensor in named_tensors(self._replica.module)}
-        self._mapped = False  # whether vmap could run the module's forward
+        self._mapped = False  # whether vmap has evaluated models, so that an error is not its own
         self._try()
 
     def _keep(self, batches: Iterable[Any]) -> None:
@@ -151,7 +147,7 @@ class ModelEvaluator(VectorEvaluator):
         sums = _Sums(count, self.num_classes, len(self._batches), self.device)
         self._replica.follow(self._module, None if self._private is None else self._private())
         # The same arithmetic on every thread: autocast belongs to the thread that entered it.
-        with torch.autocast(self.device.type, enabled=False):
+        with torch.autocast(self.device.type, enabled=False), isolated_rngs(self._seed):
             if self.backend == "serial":
                 self._one_by_one(build, count, sums)
             else:
@@ -175,10 +171,12 @@ class ModelEvaluator(VectorEvaluator):
                     free_cached(self.device)
                     self.chunk = len(rows) // 2
             return
-        except NotMapped as error:
-            cause = error.args[0]
+        except Exception as error:
+            if self._mapped or is_oom_error(error):
+                raise
+            cause = str(error)
         self._one_by_one(build, count, sums)
-        self.backend = "serial"  # not where an error came out of that: vmap was not at fault
+        self.backend = "serial"  # not where that raises an error, too: vmap was not at fault
         warnings.warn(
             f"torch.func.vmap cannot run {type(self._module).__name__} ({cause}): coalition models are evaluated "
             f'one at a time. backend="{self.backend}" silences this.',
@@ -193,6 +191,7 @@ class ModelEvaluator(VectorEvaluator):
             if not is_oom_error(error) or len(rows) == 1:
                 raise
             return False
+        self._mapped = True
         return True
 
     def gradient(self, vector: Tensor, balanced: bool = False) -> Tensor:
@@ -229,15 +228,9 @@ class ModelEvaluator(VectorEvaluator):
         state = {n: t.to(self._dtypes[n]) for n, t in space.unflatten(vectors).items()}
 
         def outputs(x: Any) -> Tensor:
-            try:
-                found = vmap(lambda own: functional_call(replica.module, own, (x,)), randomness="same")(state)
-                if not isinstance(found, Tensor):
-                    raise TypeError(f"forward gives {type(found).__name__}")
-            except Exception as error:
-                if self._mapped or is_oom_error(error):
-                    raise
-                raise NotMapped(error) from error
-            self._mapped = True
+            found = vmap(lambda own: functional_call(replica.module, own, (x,)), randomness="same")(state)
+            if not isinstance(found, Tensor):
+                raise TypeError(f"forward gives {type(found).__name__}")
             return found
 
         return outputs
@@ -250,17 +243,17 @@ class ModelEvaluator(VectorEvaluator):
         for metric in metrics:
             metric.metric.reset()  # what a model before, or a pass that failed half-way, left in it
         sums.correct[rows.start : rows.stop] = 0
-        with isolated_rngs(self._seed, "utility"):
-            for position, (x, y) in enumerate(self._batches):
-                with self._replica.context():
-                    found = outputs(x)
-                if self.num_classes is not None:
-                    checked_logits(found[0], y, self.num_classes)
-                    hits, losses = score_batch(found, y)
-                    sums.correct[rows.start : rows.stop] += hits
-                    sums.losses[rows.start : rows.stop, position] = losses
-                for metric, own in zip(metrics, found):
-                    metric.update(own, y)
+        seed_global_rngs(self._seed, "utility")
+        for position, (x, y) in enumerate(self._batches):
+            with self._replica.context():
+                found = outputs(x)
+            if self.num_classes is not None:
+                checked_logits(found[0], y, self.num_classes)
+                hits, losses = score_batch(found, y)
+                sums.correct[rows.start : rows.stop] += hits
+                sums.losses[rows.start : rows.stop, position] = losses
+            for metric, own in zip(metrics, found):
+                metric.update(own, y)
         for metric, row in zip(metrics, rows):
             sums.metric[row] = metric.value()
 

@@ -127,11 +127,6 @@ class CoalitionTable:
     """
 
     def __init__(self, round: Round, evaluator: VectorEvaluator, ranks: Ranks = ALONE) -> None:
-        if round.space.size != evaluator.space.size:
-            raise ConfigurationError(
-                f"the round's models have {round.space.size} parameters, the evaluator's module has "
-                f"{evaluator.space.size}: they are not of the same structure."
-            )
         self.round, self.evaluator, self._ranks = round, evaluator, ranks
         self._rows: dict[tuple[object, int | bytes], int] = {}
         self._scores: Scores | None = None

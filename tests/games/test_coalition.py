@@ -12,7 +12,7 @@ from torch import nn
 from torchmetrics.classification import MulticlassF1Score
 
 from flsv.errors import ConfigurationError
-from flsv.games import CoalitionGames, CoalitionTable, CoalitionUtility, ModelEvaluator, ModelScore, Renormalized
+from flsv.games import CoalitionGames, CoalitionUtility, ModelEvaluator, ModelScore, Renormalized
 from flsv.parameters import ParameterSpace
 from flsv.round import Round
 
@@ -135,10 +135,6 @@ def test_what_does_not_fit_together() -> None:
     net = module()
     round = a_round(net)
     evaluator = ModelEvaluator(net, round.space, batches(), num_classes=CLASSES)
-    with pytest.raises(ConfigurationError, match="another round"):
-        CoalitionUtility(a_round(net), evaluator, table=CoalitionTable(round, evaluator))
-    with pytest.raises(ConfigurationError, match="not of the same structure"):
-        CoalitionUtility(a_round(nn.Linear(3, 4)), evaluator)
     utility = CoalitionUtility(round, evaluator)
     for wrong in (torch.ones(2, 4), torch.ones(4, dtype=torch.bool), torch.ones(2, 5, dtype=torch.bool)):
         with pytest.raises(ValueError, match=r"masks bool \[K, 4\]"):
