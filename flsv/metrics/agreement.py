@@ -15,8 +15,6 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
-from torchmetrics.utilities import dim_zero_cat
 
 from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
@@ -29,7 +27,7 @@ from flsv.functional.agreement import (
     updated_reputation,
 )
 from flsv.functional.over_rounds import momentum_add, momentum_merge, momentum_value
-from flsv.metrics.base import ContributionMetric, Guide, parameters_of
+from flsv.metrics.base import ContributionMetric, parameters_of
 from flsv.round import ClientMatrix
 
 
@@ -100,6 +98,8 @@ class ClassSpecificShapley(ContributionMetric):
         tensor([30., nan,  0.])
     """
 
+    sign = "from -1 to 1: 1 pulls a class where the federation goes, negative the other way, 0 neither."
+    cost = "a dot product per client and class; no coalition."
     to_pay_by = False
     over_rounds = "momentum"
     history: Tensor
@@ -150,13 +150,10 @@ class ClassSpecificShapley(ContributionMetric):
                 stacklevel=2,
             )
 
-    def guide(self) -> Guide:
-        return Guide(
-            unit="cosine with the aggregate" + ("; over all classes, times samples" if self._weighs else ""),
-            sign="from -1 to 1: 1 pulls a class where the federation goes, negative the other way, 0 neither.",
-            needs="the classifier heads of the updates; no validation data.",
-            cost="a dot product per client and class; no coalition.",
-        )
+    @property
+    def unit(self) -> str:  # type: ignore[override]
+        """Of a value."""
+        return "cosine with the aggregate" + ("; over all classes, times samples" if self._weighs else "")
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         assert num_classes is not None
@@ -221,10 +218,8 @@ class CosineGradientShapley(ContributionMetric):
     Where the paper, with full participation, is silent: the cohort shares out anew what its members had together, so
     absent clients keep theirs; a client that joins late starts from the mean of the known ones.
 
-    A reputation depends on all rounds in their order. So that two halves of a run can be merged, the rounds' cosines
-    are kept (20 bytes a client and round) and played again, the earlier half's first. Rounds weighed by the reputations
-    themselves, without ``aggregation_weights``, cannot follow others: their cosines depend on those. ``forward``
-    updates twice.
+    A reputation depends on all rounds in their order, so that parts of a run cannot be merged, nor two processes'
+    rounds synchronised: that is refused. ``forward`` updates twice.
 
     When not to use it:
         To pay by: it is a share of directions, and does not say by how much a model has improved. Where somebody's data
@@ -241,8 +236,7 @@ class CosineGradientShapley(ContributionMetric):
 
     Raises:
         ConfigurationError: alpha outside [0, 1), floor not above 0, another ``init``.
-        ValueError: shapes that do not fit, unknown or repeated client ids; a merge of rounds that cannot
-            follow others.
+        ValueError: shapes that do not fit, unknown or repeated client ids; a merge.
 
     Example:
         >>> metric = CosineGradientShapley(num_clients=4, alpha=0.5)
@@ -252,9 +246,13 @@ class CosineGradientShapley(ContributionMetric):
         tensor([0.4995, 0.4995,    nan, 0.0010])
     """
 
+    unit = "reputation (share)"
+    sign = "from 0 to 1, shares that sum to 1 over the clients seen; more is better."
+    cost = "two products with the matrix of updates; no coalition."
     per_class = False
     to_pay_by = False
     full_state_update = True
+    mergeable = False
     #: Where a ``FederatedLoop`` finds the arguments of ``update``.
     round_fields: ClassVar[dict[str, Any]] = {"client_updates": parameters_of}
     over_rounds = "sum"
@@ -262,7 +260,6 @@ class CosineGradientShapley(ContributionMetric):
 
     reputation: Tensor
     phi: Tensor
-    log: list[Tensor]
 
     def __init__(
         self,
@@ -279,20 +276,9 @@ class CosineGradientShapley(ContributionMetric):
         self.alpha, self.floor, self.init = alpha, floor, init
         super().__init__(num_clients, None, **kwargs)
 
-    def guide(self) -> Guide:
-        return Guide(
-            unit="reputation (share)",
-            sign="from 0 to 1, shares that sum to 1 over the clients seen; more is better.",
-            needs="the clients' updates; no validation data.",
-            cost="two products with the matrix of updates; no coalition.",
-        )
-
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         self.add_state("reputation", torch.full((num_clients,), float("nan")), dist_reduce_fx=None)
         self.add_state("phi", torch.full((num_clients,), float("nan")), dist_reduce_fx=None)
-        # [k, 5] a round: its place among the rounds, k, and each client's number, samples and cosine. A place p is
-        # -1 - p where the reputations weighed.
-        self.add_state("log", [], dist_reduce_fx="cat")
 
     def update(
         self,
@@ -313,13 +299,6 @@ class CosineGradientShapley(ContributionMetric):
         norms = matrix.norms()
         aggregate = matrix.combine(weights.to(norms) / (norms + EPSILON))
         phi = cosines(matrix.dot(aggregate), norms, torch.linalg.vector_norm(aggregate, dtype=torch.float64))
-        self._learn(client_ids, before, phi)
-        place = -1 - int(self.rounds) if aggregation_weights is None else int(self.rounds)
-        columns = torch.full_like(client_ids, place), torch.full_like(client_ids, len(client_ids)), client_ids, samples
-        self.log.append(torch.stack([*(column.to(self.phi) for column in columns), phi.to(self.phi)], dim=1))
-
-    def _learn(self, client_ids: Tensor, before: Tensor, phi: Tensor) -> None:
-        """Take a round's cosines ``[k]`` into the reputations, which were ``before [k]``."""
         begins = self.init == "zero" and bool(self.reputation.isnan().all())  # with nothing to remember
         after = updated_reputation(None if begins else before.to(phi.device), phi, alpha=self.alpha, floor=self.floor)
         self.reputation, self.phi = self.reputation.clone(), self.phi.clone()
@@ -332,44 +311,6 @@ class CosineGradientShapley(ContributionMetric):
         new, old = (1 - self.alpha) * phi.sum(), 0.0 if begins else self.alpha
         share = before.sum().to(phi) * phi / phi.sum()
         self.note_round(client_ids, share, (new / (new + old)).to(self.phi), (old / (new + old)).to(self.phi))
-
-    def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
-        """Take in the rounds of another metric, or of its state; they count as earlier than this one's."""
-        self._check_merge(incoming_state)
-        earlier = incoming_state.metric_state if isinstance(incoming_state, Metric) else incoming_state
-        self._play([*earlier["log"], *self.log])
-
-    def _sync_dist(self, *args: Any, **kwargs: Any) -> None:
-        kept = ("reputation", "phi", "log", "rounds", "round_spread")
-        mine = {name: getattr(self, name) for name in kept}
-        self.log = self.log or [self.phi.new_zeros(0, 5)]
-        super()._sync_dist(*args, **kwargs)
-        log = dim_zero_cat(self.log)
-        for name, state in mine.items():  # where they cannot be played, all stays as it was
-            setattr(self, name, state)
-        self._play([log])
-
-    def _play(self, log: list[Tensor]) -> None:
-        """Set the state to what it is after these rounds."""
-        rows = torch.cat([self.phi.new_zeros(0, 5), *log])
-        rounds: list[Tensor] = []
-        while len(rows):
-            size, place = int(rows[0, 1]), int(rows[0, 0])
-            this, rows = rows[:size].clone(), rows[size:]
-            if place < 0 and -1 - place != len(rounds):
-                raise ValueError(
-                    "CosineGradientShapley: a round without aggregation_weights was weighed by the reputations before "
-                    "it, and in a merge these would be others. Pass aggregation_weights to update."
-                )
-            this[:, 0] = -1 - len(rounds) if place < 0 else len(rounds)
-            rounds.append(this)
-        self.reputation = self.phi = torch.full_like(self.phi, float("nan"))
-        self.round_spread = torch.zeros_like(self.round_spread)
-        self.log, self.rounds = rounds, torch.full_like(self.rounds, len(rounds))
-        for this in rounds:
-            ids, samples, cosine = this[:, 2].long(), this[:, 3], this[:, 4]
-            self._learn(ids, cohort_reputation(self.reputation, ids, samples), cosine)
-        self._computed = None
 
     def compute(self) -> Tensor:
         """``[num_clients]``, NaN for clients never seen."""

@@ -20,7 +20,7 @@ from flsv.arguments import ReadOnlyArguments, check_number
 from flsv.errors import ConfigurationError
 from flsv.metrics.intervals import WithIntervals
 from flsv.metrics.needs import BY_CLIENT, SHAPES, needs_in_words
-from flsv.metrics.plot import Kind, plot_as, plot_contributions
+from flsv.metrics.plot import plot_contributions
 from flsv.participants import Client
 from flsv.plots import shows
 from flsv.round import ClientMatrix, Round
@@ -122,6 +122,18 @@ class ContributionMetric(ReadOnlyArguments, WithIntervals):
     to_pay_by = True
     """Whether a budget is shared out by it unasked; False where its page says not to pay by it."""
 
+    mergeable = True
+    """Whether parts of a run can be put together, by ``merge_state`` or between processes."""
+
+    unit = "contribution"
+    """Of a value, as on an axis. With ``sign`` and ``cost`` it says how to read the values, see :meth:`guide`."""
+
+    sign = ""
+    """What more, less and 0 mean."""
+
+    cost = "see its documentation."
+    """Of a round."""
+
     reported_by: str | None = None
     """What makes clients report what it asks for, in words, where that is not a round's own."""
 
@@ -203,7 +215,19 @@ class ContributionMetric(ReadOnlyArguments, WithIntervals):
             self._check_merge(incoming_state)
             super().merge_state(incoming_state)
 
+    def _sync_dist(self, *args: Any, **kwargs: Any) -> None:
+        self._check_mergeable()
+        super()._sync_dist(*args, **kwargs)
+
+    def _check_mergeable(self) -> None:
+        if not self.mergeable:
+            raise ConfigurationError(
+                f"{type(self).__name__} needs all rounds in one place: parts of a run cannot be merged, nor two "
+                "processes' rounds synchronised. Update one metric with every round."
+            )
+
     def _check_merge(self, incoming: dict[str, Any] | Metric) -> None:
+        self._check_mergeable()
         if not self._sized:
             raise ConfigurationError(
                 f"{type(self).__name__} does not know how many clients and classes there are, so it has nothing to "
@@ -256,9 +280,9 @@ class ContributionMetric(ReadOnlyArguments, WithIntervals):
             cls.plot = shows(cls.plot)  # type: ignore[method-assign]
 
     def guide(self) -> Guide:
-        """How to read the values; a subclass says more."""
-        more = "more is better" if self.higher_is_better else "less is better"
-        return Guide(unit="contribution", sign=f"{more}.", needs=needs_in_words(self), cost="see its documentation.")
+        """How to read the values."""
+        sign = self.sign or ("more is better." if self.higher_is_better else "less is better.")
+        return Guide(self.unit, sign, needs_in_words(self), self.cost)
 
     @shows
     def plot(
@@ -270,11 +294,9 @@ class ContributionMetric(ReadOnlyArguments, WithIntervals):
         stderr: Tensor | None = None,
         sort: bool = False,
         title: str | None = None,
-        kind: Kind | None = None,
-        **options: Any,
     ) -> Any:
-        """A picture of the contributions: bars, a heatmap for per-class values, lines over rounds for several of them;
-        or one of those that people know from shap.
+        """A picture of the contributions: bars, a heatmap for per-class values, lines over rounds for several of them.
+        Those that people know from shap are in :mod:`flsv.plots`.
 
         Args:
             val: what ``compute`` or ``forward`` gave, or a list of such values, one a round; by default ``compute()``.
@@ -283,8 +305,6 @@ class ContributionMetric(ReadOnlyArguments, WithIntervals):
             stderr: standard errors ``[num_clients]`` of bars; by default, of ``compute()``, those of ``diagnostics``.
             sort: clients by value, largest first; else by number.
             title: of the picture; by default the class's name.
-            kind: ``"waterfall"``, ``"beeswarm"`` (of several values) or ``"heatmap"``, see :mod:`flsv.plots`.
-            options: of these, such as ``start`` of a waterfall.
 
         Returns:
             ``(figure, axis)``. As the last line of a notebook's cell it is shown.
@@ -292,19 +312,13 @@ class ContributionMetric(ReadOnlyArguments, WithIntervals):
         if val is None:
             val = self.compute()
             stderr = self.diagnostics().get("stderr") if stderr is None else stderr
-        names, columns = self.client_names, self.columns() or self.class_names
-        given = {"title": title or type(self).__name__, "ax": ax, **options}
-        if kind is not None:
-            return plot_as(kind, val, self.per_client, names, columns, **{"unit": self.guide().unit, **given})
-        if options:
-            raise TypeError(f"{type(self).__name__}.plot: {', '.join(options)} are of a kind of plot; say which.")
         return plot_contributions(
             val,
             ax=ax,
             name=title or type(self).__name__,
-            class_names=columns,
+            class_names=self.columns() or self.class_names,
             columns="class" if self.columns() is None else "",
-            client_names=names,
+            client_names=self.client_names,
             unit=self.guide().unit,
             limits=limits,
             stderr=stderr,

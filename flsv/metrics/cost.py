@@ -13,7 +13,6 @@ See :class:`flsv.privacy.GaussianPrivacy` for what it says and what it does not.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from flsv.arguments import check_number
 from flsv.data.groups import client_called
-from flsv.metrics.base import ContributionMetric, Guide
+from flsv.metrics.base import ContributionMetric
 from flsv.privacy.gaussian import GaussianPrivacy
 from flsv.round import Round
 
@@ -69,6 +68,9 @@ class CommunicationCost(ContributionMetric):
         280.0
     """
 
+    unit = "parameters"
+    sign = "less is cheaper; it only grows."
+    cost = "none."
     higher_is_better = False
     per_class = False
     plot_lower_bound = 0.0
@@ -155,20 +157,6 @@ class CommunicationCost(ContributionMetric):
     def columns(self) -> list[str]:
         return ["up", "down"]
 
-    def guide(self) -> Guide:
-        return Guide(
-            unit="parameters",
-            sign="less is cheaper; it only grows.",
-            needs="nothing: the server counts what crosses.",
-            cost="none.",
-        )
-
-    def plot(self, val: Tensor | Sequence[Tensor] | None = None, ax: Any = None, **style: Any) -> Any:
-        """A bar per client of all that it sent and received; arguments as for other metrics."""
-        val = self.compute() if val is None else val
-        total = self.per_client(val) if isinstance(val, Tensor) else [self.per_client(each) for each in val]
-        return super().plot(total, ax, **{"title": "parameters sent and received", **style})
-
 
 def _any(stretches: Tensor) -> Tensor:
     return stretches.any(0)
@@ -214,6 +202,9 @@ class PrivacyLoss(ContributionMetric):
         tensor([0., 1., 2.])
     """
 
+    unit = "epsilon spent"
+    sign = "less is more private; it only grows."
+    cost = "none."
     higher_is_better = False
     per_class = False
     plot_lower_bound = 0.0
@@ -225,14 +216,6 @@ class PrivacyLoss(ContributionMetric):
     def __init__(self, privacy: GaussianPrivacy, num_clients: int | None = None, **kwargs: Any) -> None:
         self.privacy = privacy
         super().__init__(num_clients, None, **kwargs)
-
-    def guide(self) -> Guide:
-        return Guide(
-            unit="epsilon spent",
-            sign="less is more private; it only grows.",
-            needs="nothing: the number of rounds a client took part in.",
-            cost="none.",
-        )
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         self.add_state("participations", torch.zeros(num_clients, dtype=torch.int64), dist_reduce_fx="sum")

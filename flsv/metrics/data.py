@@ -12,7 +12,6 @@ Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,11 +20,9 @@ from torch import Tensor
 from flsv.arguments import check_number
 from flsv.features import Features
 from flsv.functional.transport import contribution_shares
-from flsv.metrics.base import ContributionMetric, Guide, latest
+from flsv.metrics.base import ContributionMetric, latest
 from flsv.participants import Client, LocalData, run_protocol
 from flsv.valuation import FedBary, Valuation, keep_pictures
-from flsv.valuation.questions import BINS
-from flsv.valuation.showing import draw_histograms
 
 
 class WassersteinContribution(ContributionMetric):
@@ -76,6 +73,9 @@ class WassersteinContribution(ContributionMetric):
         tensor([0.6000, 0.4000,    nan])
     """
 
+    unit = "contribution share"
+    sign = "from 0 to 1, shares that sum to 1 over the clients seen; more is closer to the validation data."
+    cost = "linear in the number of clients; no coalition."
     per_class = False
     needs_classes = True  # its distance is one of samples and their classes
     plot_lower_bound = 0.0
@@ -120,14 +120,6 @@ class WassersteinContribution(ContributionMetric):
         """Settle on a support that suits the smallest of all clients."""
         self._sizes = dict(enumerate(num_samples.tolist()))
         self.valuer.support_for(self._sizes)
-
-    def guide(self) -> Guide:
-        return Guide(
-            unit="contribution share",
-            sign="from 0 to 1, shares that sum to 1 over the clients seen; more is closer to the validation data.",
-            needs="the server's validation set, or the clients' barycentre; interpolants cross, no samples.",
-            cost="linear in the number of clients; no coalition.",
-        )
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         self.add_state("distances", torch.full((num_clients,), float("nan")), dist_reduce_fx=latest)
@@ -178,7 +170,7 @@ class CalibratedOTGradient(WassersteinContribution):
     with f the dual potential on the client's samples, towards what the protocol has sent it. A client's gradients sum
     to 0, so their mean says nothing of it: its contribution is 1 minus the share of its samples that are flagged, so
     more is better. The gradients stay at the client (``client.ask(flsv.valuation.sample_values)``), and so does a
-    picture of the most harmful images; their number and a histogram cross.
+    picture of the most harmful images; their number and a histogram cross. ``flsv value`` draws the histograms.
 
     Inputs, and those arguments that are not named here, are those of :class:`WassersteinContribution`. ``compute``
     gives ``[num_clients]`` in [0, 1], NaN for clients never seen. ``diagnostics`` holds the distances and the shares
@@ -208,13 +200,13 @@ class CalibratedOTGradient(WassersteinContribution):
         tensor(19)
     """
 
+    unit = "share of samples not flagged"
+    sign = "from 0 to 1, more is better: 1 where no sample is suspicious."
     to_pay_by = False
     plot_upper_bound = 1.0
     judges = True
 
     flagged: Tensor
-    edges: Tensor
-    counts: Tensor
 
     def __init__(
         self,
@@ -229,18 +221,12 @@ class CalibratedOTGradient(WassersteinContribution):
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         super().init_states(num_clients, num_classes)
-        nan = float("nan")
-        self.add_state("flagged", torch.full((num_clients,), nan), dist_reduce_fx=latest)
-        self.add_state("edges", torch.full((num_clients, BINS + 1), nan), dist_reduce_fx=latest)
-        self.add_state("counts", torch.full((num_clients, BINS), nan), dist_reduce_fx=latest)
+        self.add_state("flagged", torch.full((num_clients,), float("nan")), dist_reduce_fx=latest)
 
     def _take(self, clients: Sequence[Client], found: Valuation) -> None:
         super()._take(clients, found)
-        self.flagged, self.edges, self.counts = self.flagged.clone(), self.edges.clone(), self.counts.clone()
+        self.flagged = self.flagged.clone()
         self.flagged[list(found.clients)] = found.flagged_shares.to(self.flagged)
-        for number, verdict in zip(found.clients, found.verdicts):
-            if verdict is not None:
-                self.edges[number], self.counts[number] = verdict.edges.to(self.edges), verdict.counts.to(self.counts)
         run_protocol(clients, lambda client: client.ask(keep_pictures, self.pictures))
 
     def compute(self) -> Tensor:
@@ -250,20 +236,3 @@ class CalibratedOTGradient(WassersteinContribution):
     def diagnostics(self) -> dict[str, Tensor]:
         """Each client's distance and share of flagged samples ``[num_clients]``."""
         return {**super().diagnostics(), "flagged": self.flagged.clone()}
-
-    def guide(self) -> Guide:
-        return replace(
-            super().guide(),
-            unit="share of samples not flagged",
-            sign="from 0 to 1, more is better: 1 where no sample is suspicious.",
-        )
-
-    def plot(self, val: Tensor | Sequence[Tensor] | None = None, ax: Any = None, **style: Any) -> Any:
-        """The histograms of the clients' last calibrated gradients; with ``ax``, or given several rounds, the shares.
-
-        Returns:
-            ``(figure, axis)``; the axis holds the title only.
-        """
-        if ax is not None or "kind" in style or not (val is None or isinstance(val, Tensor)) or not self.rounds:
-            return super().plot(val, ax, **style)
-        return draw_histograms(self.edges.cpu(), self.counts.cpu(), self.flagged.cpu(), self.client_names)

@@ -6,7 +6,6 @@ Wu et al., "Rethinking Personalized Client Collaboration in Federated Learning",
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -16,8 +15,7 @@ from torch import Tensor
 from flsv.arguments import check_number
 from flsv.functional.over_rounds import momentum_add, momentum_merge, momentum_value
 from flsv.functional.peers import label_overlap, relevance_auroc
-from flsv.metrics.base import ContributionMetric, Guide
-from flsv.metrics.plot import new_figure, plot_contributions
+from flsv.metrics.base import ContributionMetric
 
 
 class DomainRelevance(ContributionMetric):
@@ -63,6 +61,9 @@ class DomainRelevance(ContributionMetric):
         (tensor(1., dtype=torch.float64), tensor(0.5000))
     """
 
+    unit = "gain in accuracy"
+    sign = "positive: the row's client does better with the column's model; negative: worse; 0: no difference."
+    cost = "none beside that: the clients' games are the personaliser's."
     per_class = False
     uses_ground_truth = True
     history: Tensor
@@ -123,40 +124,4 @@ class DomainRelevance(ContributionMetric):
         return {"auroc": relevance_auroc(scores, relevant), "found": (~scores[relevant].isnan()).float().mean()}
 
     def columns(self) -> list[str]:
-        return [str(j) for j in range(self.num_clients or 0)]
-
-    def guide(self) -> Guide:
-        return Guide(
-            unit="gain in accuracy",
-            sign="positive: the row's client does better with the column's model; negative: worse; 0: no difference.",
-            needs="a personaliser whose clients try each other's models on their own validation samples (PFedSV).",
-            cost="none beside that: the clients' games are the personaliser's.",
-        )
-
-    def plot(  # type: ignore[override]
-        self,
-        val: Tensor | Sequence[Tensor] | None = None,
-        ax: Any = None,
-        *,
-        limits: tuple[float, float] | None = None,
-    ) -> Any:
-        """The scores as a heatmap, beside the truth where there is one.
-
-        Args:
-            val: what ``compute`` gave; by default ``compute()``.
-            ax: a matplotlib axis to draw the scores into, and nothing else.
-            limits: lowest and highest score of the scale.
-
-        Nothing is sorted here: rows and columns are the same clients.
-
-        Returns:
-            ``(figure, axis of the scores)``.
-        """
-        val = self.compute() if val is None else val
-        truth, names = self.truth, self.client_names
-        draw = partial(plot_contributions, columns="client", client_names=names, class_names=names)
-        beside = None
-        if truth is not None and ax is None and isinstance(val, Tensor) and val.ndim == 2:
-            ax, beside = new_figure(val, panels=2).subplots(1, 2)
-            draw(truth, ax=beside, name="truth", unit="overlap of the labels")
-        return draw(val, ax=ax, name=type(self).__name__, unit=self.guide().unit, limits=limits)
+        return list(self.client_names or map(str, range(self.num_clients or 0)))

@@ -12,7 +12,7 @@ from flsv.errors import ConfigurationError
 from flsv.functional.agreement import cosines
 from flsv.functional.gradients import agreement_scales, gradient_agreement
 from flsv.games.performance import ModelScore, performance_of
-from flsv.metrics.base import ContributionMetric, Guide, latest, parameters_of
+from flsv.metrics.base import ContributionMetric, latest, parameters_of
 from flsv.metrics.intervals import OverRounds
 from flsv.round import ClientMatrix, Round
 
@@ -70,6 +70,9 @@ class GradientAgreement(ContributionMetric):
         tensor([0.6250, 0.3750,    nan, 0.0000])
     """
 
+    unit = "share"
+    sign = "larger: the client's steps lower the validation loss, and go where all go."
+    cost = "a gradient of the validation loss, and per client two dot products."
     per_class = False
     over_rounds: OverRounds = "sum"
     plot_lower_bound = 0.0
@@ -112,14 +115,6 @@ class GradientAgreement(ContributionMetric):
         """``[k]``: the loss's slope along every client's update."""
         logged = not isinstance(self.measured_by, str)
         return logged_slopes(round, self.measured_by) if logged else round.slopes(self.balanced)
-
-    def guide(self) -> Guide:
-        return Guide(
-            unit="share",
-            sign="larger: the client's steps lower the validation loss, and go where all go.",
-            needs="the server's validation set.",
-            cost="a gradient of the validation loss, and per client two dot products.",
-        )
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         for name in ("gain", "level", "cosine", "seen"):

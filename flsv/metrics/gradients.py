@@ -20,7 +20,7 @@ from flsv.errors import ConfigurationError
 from flsv.functional.gradients import client_in_run_values, gradient_shapley
 from flsv.functional.over_rounds import momentum_add, momentum_merge, momentum_value
 from flsv.games.performance import loss_of
-from flsv.metrics.base import ContributionMetric, Guide
+from flsv.metrics.base import ContributionMetric
 
 
 class GradientShapley(ContributionMetric):
@@ -59,6 +59,9 @@ class GradientShapley(ContributionMetric):
         tensor([ 0.8750,     nan, -0.6250])
     """
 
+    unit = "fall of the validation loss (nats)"
+    sign = "positive: lowers the validation loss; negative: raises it; 0: no difference."
+    cost = "a gradient of the validation loss, and per client a dot product; order 2: a Hessian product too."
     per_class = False
     over_rounds = "momentum"
     history: Tensor
@@ -85,14 +88,6 @@ class GradientShapley(ContributionMetric):
             "gradient_products": lambda round: round.gradient_products(self.order, self.measured_by).gradient,
             "hessian_products": lambda round: round.gradient_products(self.order, self.measured_by).hessian,
         }
-
-    def guide(self) -> Guide:
-        return Guide(
-            unit="fall of the validation loss (nats)",
-            sign="positive: lowers the validation loss; negative: raises it; 0: no difference.",
-            needs="the server's validation set.",
-            cost="a gradient of the validation loss, and per client a dot product; order 2: a Hessian product too.",
-        )
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         reduction = partial(momentum_merge, momentum=self.momentum)
@@ -168,6 +163,9 @@ class InRunShapley(ContributionMetric):
         tensor([0.6250,    nan, 0.1250])
     """
 
+    unit = "fall of the validation loss (nats), summed over rounds"
+    sign = "positive: the client's samples lower the validation loss; negative: they raise it."
+    cost = "a gradient of the validation loss a round, and ghost products in the steps that clients look at."
     over_rounds = "sum"
     reported_by = "FederatedLoop(client_algorithm=flsv.clients.algorithms.InRunValues())"
 
@@ -201,14 +199,6 @@ class InRunShapley(ContributionMetric):
             "hessian_products": lambda round: round.gradient_products(self.order, self.measured_by).hessian,
             "server_lr": lambda round: 1.0 if round.games is None else round.games.server_lr,
         }
-
-    def guide(self) -> Guide:
-        return Guide(
-            unit="fall of the validation loss (nats), summed over rounds",
-            sign="positive: the client's samples lower the validation loss; negative: they raise it.",
-            needs="the server's validation set, and clients that report in-run values (InRunValues).",
-            cost="a gradient of the validation loss a round, and ghost products in the steps that clients look at.",
-        )
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         assert num_classes is not None

@@ -18,7 +18,7 @@ from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
 from flsv.functional.peers import Combine, contribution_estimates, leave_one_out_cosines, without_own
 from flsv.games.performance import Mode, ModelScore, performance_of
-from flsv.metrics.base import ContributionMetric, Guide, parameters_of
+from flsv.metrics.base import ContributionMetric, parameters_of
 from flsv.participants import Client, LocalData, NoAnswer, run_protocol
 from flsv.round import ClientMatrix, Round
 
@@ -165,6 +165,9 @@ class ContributionEstimation(ContributionMetric):
         tensor([0.1908, 0.2044, 0.6048,    nan])
     """
 
+    unit = "share, sums to 1"
+    sign = "larger: the client's updates and data are less like the others', which bad clients' are, too."
+    cost = "one model evaluated at every client of a round, and products of all updates."
     per_class = False
     to_pay_by = False
     evaluates = True
@@ -204,14 +207,6 @@ class ContributionEstimation(ContributionMetric):
             )
         self.combine, self.consensus, self.floor, self.cap = combine, consensus, floor, cap
         super().__init__(num_clients, None, **kwargs)
-
-    def guide(self) -> Guide:
-        return Guide(
-            unit="share, sums to 1",
-            sign="larger: the client's updates and data are less like the others', which bad clients' are, too.",
-            needs="validation samples at every client.",
-            cost="one model evaluated at every client of a round, and products of all updates.",
-        )
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         for name in ("cosines", "scores"):

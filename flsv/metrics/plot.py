@@ -6,14 +6,13 @@ them by :func:`flsv.plots.shows`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from flsv.charts import draw_bars, draw_heatmap, draw_legend, draw_lines, draw_small_multiples, label_text
-from flsv.plots import beeswarm, heatmap, waterfall
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -68,68 +67,19 @@ def plot_contributions(
         raise ValueError("expected [n, M], [n] or a sequence of these.")
     values = val.detach().double().cpu().numpy()
     if val.ndim == 2:
-        ax = ax or new_figure(val, 1, _longest(class_names), _longest(client_names)).subplots()
+        ax = ax or new_figure(val, _longest(class_names), _longest(client_names)).subplots()
         titles = _titles(values.shape[1], class_names, "")
         draw_heatmap(ax, values, titles, client_names, columns=columns, unit=unit, limits=limits, sort=sort)
     else:
-        ax = ax or new_figure(val, 1, _longest(client_names)).subplots()
+        ax = ax or new_figure(val, _longest(client_names)).subplots()
         errors = None if stderr is None else stderr.detach().double().cpu().expand(2, -1).numpy()
         draw_bars(ax, values, client_names, unit=unit, limits=limits, errors=errors, sort=sort)
     ax.set_title(label_text(name))
     return ax.figure, ax
 
 
-#: By the name that ``metric.plot(kind=...)`` takes.
-Kind = Literal["waterfall", "beeswarm", "heatmap"]
-
-
-def plot_as(
-    kind: Kind,
-    val: Tensor | Sequence[Tensor],
-    overall: Callable[[Tensor], Tensor],
-    client_names: Sequence[str] | None = None,
-    class_names: Sequence[str] | None = None,
-    *,
-    unit: str = "",
-    **options: Any,
-) -> tuple[Any, Any]:
-    """One of the plots of :mod:`flsv.plots`, of what a metric gave.
-
-    Args:
-        kind: which; a beeswarm is of several values, one a round or run, the others of one.
-        val: ``[n]`` or ``[n, M]``, or several of them; a heatmap is of ``[n, M]``.
-        overall: gives ``[n]`` of a value.
-        client_names: of the clients.
-        class_names: of the columns.
-        unit: of a value.
-        options: of the plot, such as ``start`` of a waterfall.
-
-    Raises:
-        ValueError: another kind, or values that it does not show.
-
-    Example:
-        >>> rounds = [torch.tensor([0.5, 0.1]), torch.tensor([0.6, 0.2])]
-        >>> figure, axis = plot_as("beeswarm", rounds, lambda value: value, ["Boston", "Lyon"])
-    """
-    if kind not in get_args(Kind):
-        raise ValueError(f"kind={kind!r}: expected one of {', '.join(get_args(Kind))}, or none.")
-    several = not isinstance(val, Tensor)
-    if several is not (kind == "beeswarm"):
-        expected = "several values, one a round or run" if kind == "beeswarm" else "one value"
-        raise ValueError(f"kind={kind!r} shows {expected}: give that as val.")
-    if kind == "beeswarm":
-        return beeswarm(torch.stack([overall(each) for each in val]), client_names, unit=unit, **options)
-    assert isinstance(val, Tensor)
-    if kind == "heatmap":
-        if val.ndim != 2:
-            raise ValueError(f"kind='heatmap' shows values [n, M] of classes; got {list(val.shape)}.")
-        return heatmap(val, client_names, class_names, unit=unit, **options)
-    return waterfall(overall(val), client_names, unit=unit, **options)
-
-
-def new_figure(val: Tensor | Sequence[Tensor], panels: int = 1, below: int = 0, beside: int = 0) -> Figure:
-    """A figure, empty, for so many pictures like that of ``val`` side by side, with labels of so many characters below
-    and on the left of each."""
+def new_figure(val: Tensor | Sequence[Tensor], below: int = 0, beside: int = 0) -> Figure:
+    """A figure, empty, for a picture of ``val``, with labels of so many characters below and on the left of it."""
     from matplotlib.figure import Figure
 
     if isinstance(val, Tensor) and val.ndim == 2:
@@ -140,7 +90,7 @@ def new_figure(val: Tensor | Sequence[Tensor], panels: int = 1, below: int = 0, 
     else:
         size = (7.6, 3.8)
     size = (size[0] + 0.07 * beside, size[1] + 0.06 * below)
-    return Figure(figsize=(panels * size[0], size[1]), dpi=100, layout="constrained")
+    return Figure(figsize=size, dpi=100, layout="constrained")
 
 
 def _longest(names: Sequence[str] | None) -> int:

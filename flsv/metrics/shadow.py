@@ -19,9 +19,10 @@ from flsv.errors import ConfigurationError
 from flsv.functional.shapley import few_coalitions, few_coalitions_shapley
 from flsv.functional.shapley.few_coalitions import Which
 from flsv.functional.shapley.game import t_quantile
-from flsv.games.performance import Mode, performance_of
-from flsv.metrics.base import ContributionMetric, Guide, latest
+from flsv.games.performance import Mode
+from flsv.metrics.base import latest
 from flsv.metrics.intervals import LEVEL
+from flsv.metrics.measured import MeasuredMetric
 from flsv.round import Round
 
 Coalitions = Which | Sequence[Sequence[int]]
@@ -58,7 +59,7 @@ def coalition_masks(coalitions: Coalitions, num_clients: int) -> Tensor:
     return torch.tensor(masks)
 
 
-class ShadowShapley(ContributionMetric):
+class ShadowShapley(MeasuredMetric):
     r"""Shapley values of the game in which every coalition of clients is a federation of its own, in every round.
 
     .. math::
@@ -122,6 +123,8 @@ class ShadowShapley(ContributionMetric):
         tensor([1., 2., 4.])
     """
 
+    sign = "positive: federations do better with the client; negative: worse; 0: no difference."
+    cost = "training and a validation of every coalition's model, at the clients too."
     values: Tensor
     stderr: Tensor
     seen: Tensor
@@ -154,19 +157,8 @@ class ShadowShapley(ContributionMetric):
         check_number(self, "every", every, least=1, whole=True)
         self.every = every
         self._last: int | None = None
-        self.per_class = per_class or num_classes is not None
-        self.performance = performance_of(self, performance, mode)
-        if self.per_class and self.performance != "accuracy":
-            raise ConfigurationError(
-                f"ShadowShapley(performance={performance!r}): values per class are those of the classes' accuracies. "
-                "Leave performance out, or num_classes and per_class."
-            )
+        self._measure(performance, mode, per_class or num_classes is not None)
         super().__init__(num_clients, num_classes, **kwargs)
-
-    @property
-    def measured_by(self) -> Any:
-        """What the models are measured by, see :meth:`flsv.Round.play`."""
-        return "per_class_accuracy" if self.per_class else self.performance
 
     @property
     def round_fields(self) -> dict[str, Any]:
@@ -180,19 +172,6 @@ class ShadowShapley(ContributionMetric):
         if round.trained is None or round.games is None:
             raise RuntimeError("no coalitions are trained in this round: ShadowShapley needs a FederatedLoop.")
         return partial(round.trained.play, round.games, self.measured_by)
-
-    def guide(self) -> Guide:
-        of = self.performance if isinstance(self.performance, str) else getattr(self.performance, "of", "performance")
-        said = of if isinstance(of, str) else type(of).__name__
-        units = {"accuracy": "gain in accuracy", "negative_loss": "fall of the validation loss (nats)"}
-        return Guide(
-            unit="gain in a class's accuracy"
-            if self.per_class
-            else units.get(said, f"gain in {said.replace('_', ' ')}"),
-            sign="positive: federations do better with the client; negative: worse; 0: no difference.",
-            needs="the server's validation set, and clients that train the models of their coalitions.",
-            cost="training and a validation of every coalition's model.",
-        )
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         width = num_classes if self.per_class and num_classes is not None else 1

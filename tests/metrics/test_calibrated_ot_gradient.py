@@ -44,10 +44,8 @@ def test_it_is_one_minus_the_share_of_flagged_samples() -> None:
 def test_only_counts_are_in_its_state() -> None:
     metric, clients = made()
     assert {name: list(state.shape) for name, state in metric.state_dict().items()} == {
-        "distances": [3], "flagged": [3], "edges": [3, 41], "counts": [3, 40], "rounds": [],
+        "distances": [3], "flagged": [3], "rounds": [],
     }  # fmt: skip
-    assert metric.counts[:2].sum(1).tolist() == [100, 80]
-    assert metric.counts[2].isnan().all()
     assert "most_harmful" in clients[0].ask(lambda local: local.memory["artifacts"])
     assert clients[2].ask(lambda local: "artifacts" not in local.memory)
     _, clients = made(pictures=0)
@@ -60,21 +58,6 @@ def test_the_papers_rule() -> None:
     assert torch.equal(values.flagged, values.gradients > 0)
     with pytest.raises(ConfigurationError, match="rule='worst'"):
         CalibratedOTGradient(rule="worst")
-
-
-def test_plot() -> None:
-    metric, _ = made()
-    figure, axis = metric.plot(metric.compute())
-    axis.set_title("round 3")
-    titles = [each.get_title() for each in figure.axes]
-    assert titles[0] == "round 3"
-    assert [title.split(",")[0] for title in titles[1:4]] == ["client 0", "client 1", "client 2"]
-    assert titles[1].endswith("% flagged")
-    assert titles[3] == "client 2"
-    _, lines = metric.plot([metric.compute(), metric.compute()])
-    assert len(lines.lines) == 3
-    _, bars = CalibratedOTGradient(3).plot(torch.rand(3))
-    assert len(bars.patches) == 3
 
 
 def test_in_a_loop_noise_is_found_at_the_client_that_has_it(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from flsv import ConfigurationError, FederatedLoop, metrics
 from flsv.cli.parser import make_cli
 from flsv.metrics import CoalitionValue
-from flsv.metrics.coalitions import Decay, LowerBound, MovingAverage, Sum, SurrogateAverage, WholeRun
+from flsv.metrics.coalitions import Decay, LowerBound, MovingAverage, Sum, SurrogateAverage
 
 N, ROUNDS = 5, 4
 COHORTS = [[0, 1, 2, 3], [1, 3, 0], [3, 0, 1], [0, 2, 1, 3]]
@@ -134,28 +134,6 @@ def test_values_per_class_are_those_of_each_class_by_itself(value: Any, fold: An
     assert by_class.compute()[:4].isfinite().all()
 
 
-def test_a_game_of_the_whole_run_per_class_is_that_of_each_class_by_itself() -> None:
-    def game(column: int | None) -> Any:
-        def made(start: Tensor, updates: Tensor, weights: Any) -> Any:
-            own = weights.weights if isinstance(weights, tuple) else weights
-            return lambda masks: (
-                (masks.float() @ (own[:, None] * updates))
-                if column is None
-                else (masks.float() @ (own[:, None] * updates)[:, column])
-            )
-
-        return made
-
-    whole = partial(CoalitionValue, 3, fold=WholeRun(2), weighting="aggregation-fixed", value="banzhaf")
-    by_class, alone = whole(num_classes=2), [whole(), whole()]
-    updates, weights = torch.rand(2, 3, 2, generator=torch.Generator().manual_seed(0)), torch.tensor([0.5, 0.3, 0.2])
-    for index in range(2):
-        for metric, column in zip([by_class, *alone], [None, 0, 1]):
-            metric.update(torch.arange(3), game(column), None, index, weights, torch.zeros(2), updates[index])
-    torch.testing.assert_close(by_class.compute(), (weights[:, None] * updates.sum(0)))
-    torch.testing.assert_close(by_class.compute(), torch.stack([metric.compute() for metric in alone], dim=1))
-
-
 @pytest.mark.parametrize("fold", ALL_FOLDS)
 def test_two_parts_of_a_run_are_merged(fold: Any) -> None:
     def made() -> CoalitionValue:
@@ -184,7 +162,6 @@ def test_folds_of_other_arguments_are_not_merged() -> None:
         ({"fold": Decay(2.0)}, "decay=2.0"),
         ({"fold": MovingAverage(1.0)}, "momentum=1.0"),
         ({"fold": Decay(), "per_class": True}, r"normalize=False"),
-        ({"fold": WholeRun(3)}, r"weighting='uniform'.*aggregation-fixed"),
         ({"weighting": "size"}, r"weighting='size'.*\"?aggregation"),
         ({"fold": 3}, r"fold=3.*lower_bound"),
         ({"performance": "negative_loss", "per_class": True}, r"performance='negative_loss'.*per class"),
@@ -215,12 +192,6 @@ federation:
         fold:
           class_path: flsv.metrics.coalitions.Decay
           init_args: {decay: 0.9, normalize: false}
-    once:
-      class_path: flsv.metrics.CoalitionValue
-      init_args:
-        value: banzhaf
-        weighting: aggregation-fixed
-        fold: {class_path: flsv.metrics.coalitions.WholeRun, init_args: {rounds: 2}}
 data: {source: digits, splits: {max_samples: 300}}
 trainer: {max_epochs: 2, logger: false, enable_progress_bar: false, enable_model_summary: false, accelerator: cpu}
 """
@@ -228,7 +199,6 @@ trainer: {max_epochs: 2, logger: false, enable_progress_bar: false, enable_model
     cli = make_cli(["fit", "-c", str(tmp_path / "own.yaml"), "--trainer.default_root_dir", str(tmp_path)])
     (loop,) = (callback for callback in cli.trainer.callbacks if isinstance(callback, FederatedLoop))
     assert loop.metrics["faded"].fold == Decay(0.9, normalize=False)
-    assert loop.metrics["once"].fold == WholeRun(2)
     assert all(value.isfinite().all() for value in loop.contributions.values())
 
 

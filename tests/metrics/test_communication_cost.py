@@ -10,7 +10,6 @@ from flsv.errors import ConfigurationError
 from flsv.filters import OutlierFilter
 from flsv.loop import FederatedLoop
 from flsv.metrics import CommunicationCost
-from flsv.report.tabs import draw_metric
 
 ROUNDS = [
     (torch.tensor([0, 2]), torch.tensor([10, 10]), torch.tensor([50, 20])),
@@ -62,11 +61,6 @@ def test_large_numbers_stay_whole():
     assert metric.diagnostics()["parameters_down"].item() == 3_879_015_507
 
 
-def test_the_picture_is_a_bar_per_client():
-    _, axis = metric_after(*ROUNDS).plot()
-    assert [bar.get_height() for bar in axis.patches] == [60, 10, 70]
-
-
 def test_wrong_input():
     with pytest.raises(ConfigurationError, match="bytes_per_parameter"):
         CommunicationCost(2, bytes_per_parameter=0)
@@ -114,11 +108,3 @@ def test_what_is_left_out_has_crossed(tmp_path):
     size = loop.space.size
     assert loop.contributions["cost"].tolist() == [[size, size], [size, size], [0, size], [size, size], [size, size]]
     assert loop.metrics["cost"].diagnostics()["bytes_down"] == 5 * 4 * size
-
-
-def test_the_loops_picture_of_it_has_the_loops_style() -> None:
-    cost = CommunicationCost(num_clients=3)
-    cost.update(torch.tensor([0, 2]), torch.tensor([10, 10]), torch.tensor([50, 20]))
-    _, axis = draw_metric(cost, "traffic", cost.compute(), 0, limits=(0.0, 500.0), sort=True, stderr=None)
-    assert axis.get_ylim()[1] >= 500
-    assert [label.get_text() for label in axis.get_xticklabels()][:2] == ["0", "2"]

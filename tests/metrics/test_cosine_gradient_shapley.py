@@ -49,18 +49,6 @@ def test_without_weights_the_first_round_weighs_by_data() -> None:
     torch.testing.assert_close(alone.compute(), given.compute())
 
 
-@pytest.mark.parametrize("init", ["zero", "shares"])
-def test_halves_merge_to_the_whole(init: Any) -> None:
-    samples, weights = torch.tensor([50, 30, 20]), torch.tensor([0.5, 0.3, 0.2])
-    whole, early, late = (CosineGradientShapley(num_clients=3, init=init) for _ in range(3))
-    for r in range(4):
-        updates = torch.randn(3, 20, generator=torch.Generator().manual_seed(r)) + 0.3
-        for metric in (whole, early if r < 2 else late):
-            metric.update(torch.arange(3), updates, samples, weights)
-    late.merge_state(early)
-    assert torch.equal(late.compute(), whole.compute())
-
-
 def test_full_participation_is_the_papers_recursion() -> None:
     metric = CosineGradientShapley(num_clients=3, alpha=0.8, init="shares")
     samples, ids = torch.tensor([50, 30, 20]), torch.arange(3)

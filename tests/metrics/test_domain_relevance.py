@@ -77,18 +77,6 @@ def test_one_number_per_client_is_what_the_others_think_of_it():
     torch.testing.assert_close(DomainRelevance(3).per_client(value), torch.tensor([0.3, -0.1, nan]), equal_nan=True)
 
 
-def test_the_picture_has_the_truth_beside_it():
-    values = torch.rand(N, N)
-    figure, axis = DomainRelevance(N, truth=torch.eye(N)).plot(values)
-    panels = [each for each in figure.axes if each.get_title()]
-    assert [each.get_title() for each in panels] == ["DomainRelevance", "truth"]
-    assert axis is panels[0]
-    assert axis.get_xlabel() == axis.get_ylabel() == "client"
-    torch.testing.assert_close(torch.as_tensor(panels[1].images[0].get_array().data), torch.eye(N).double())
-    figure, _ = DomainRelevance(N).plot(values)
-    assert len([each for each in figure.axes if each.get_title()]) == 1
-
-
 def test_wrong_input():
     for alpha in (-0.1, 1.0):
         with pytest.raises(ConfigurationError, match="alpha"):

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from metric_table import CASES
 
 from flsv.errors import ConfigurationError
 from flsv.metrics import (
     ClassSpecificShapley,
     ContributionMetric,
-    CosineGradientShapley,
     PartialFederatedShapley,
 )
 
@@ -20,29 +18,10 @@ needs_merge = pytest.mark.skipif(
 
 
 @needs_merge
-@pytest.mark.filterwarnings("ignore:The ``compute`` method .* was called before the ``update``")
-def test_rounds_that_were_weighed_by_reputations_cannot_follow_others() -> None:
-    def weighed_by_reputations(rounds: range) -> CosineGradientShapley:
-        metric = CosineGradientShapley(4)
-        for seed in rounds:
-            updates = torch.randn(4, 6, generator=torch.Generator().manual_seed(seed))
-            metric.update(torch.arange(4), updates, torch.tensor([1, 2, 3, 4]))
-        return metric
-
-    whole, first, last = (weighed_by_reputations(rounds) for rounds in (range(4), range(2), range(2, 4)))
-    with pytest.raises(ValueError, match="Pass aggregation_weights to update"):
-        last.merge_state(first)
-    start = CosineGradientShapley(4)
-    start.merge_state(whole)  # from the start they can
-    torch.testing.assert_close(start.compute(), whole.compute())
-    torch.testing.assert_close(start.phi, whole.phi)
-
-
-@needs_merge
-def test_one_game_for_a_whole_run_has_no_parts() -> None:
-    case = CASES["OneRoundShapley"]
-    one, other = case.fed([0]), case.fed([0])
-    with pytest.raises(ValueError, match=r"finds \[1, 1\] of them in different .*DecayedShapley\(decay=1\)"):
+@pytest.mark.parametrize("name", ["CosineGradientShapley", "OneRoundShapley"])
+def test_what_depends_on_all_rounds_in_their_order_has_no_parts(name: str) -> None:
+    one, other = CASES[name].fed([0]), CASES[name].fed([0])
+    with pytest.raises(ConfigurationError, match=f"{name} needs all rounds in one place"):
         other.merge_state(one)
 
 
@@ -57,7 +36,6 @@ def test_one_game_for_a_whole_run_has_no_parts() -> None:
         ),
         (ClassSpecificShapley(3, 2), ClassSpecificShapley(4, 2), r"num_clients=3 and 4 cannot be merged"),
         (PartialFederatedShapley(3), PartialFederatedShapley(3, estimator="exact"), r"estimator='auto' and 'exact'"),
-        (CosineGradientShapley(3), CosineGradientShapley(3, alpha=0.5), r"alpha=0.95 and 0.5"),
         (PartialFederatedShapley(), PartialFederatedShapley(3), "nothing to merge into: pass num_clients"),
     ],
 )

@@ -156,39 +156,6 @@ def test_metrics_draw_with_names_and_units() -> None:
     assert [bars for bars in sampled.plot()[1].containers if getattr(bars, "has_yerr", False)]
 
 
-def test_a_metric_draws_what_people_know_from_shap(tmp_path: Path) -> None:
-    metric = ClassSpecificShapley(num_clients=3, num_classes=2)
-    metric.bind(3, 2, ["Shirt", "Dress"], client_names=["Boston", "Lyon", "Graz"])
-    value = torch.tensor([[0.6, 0.8], [-0.2, 0.0], [0.2, 0.4]])  # means 0.7, -0.1, 0.3
-    figure, axis = metric.plot(value, kind="waterfall", start=0.25)
-    assert labels(axis.get_xticklabels()) == ["start", "Boston", "Lyon", "Graz", "end"]
-    assert axis.get_ylabel() == metric.guide().unit
-    assert axis.patches[1].get_height() == pytest.approx(1.15)  # the end: 0.25 + 0.9
-    save(figure, tmp_path)
-    figure, axis = metric.plot([value, 2 * value], kind="beeswarm", title="rounds")
-    assert labels(axis.get_yticklabels()) == ["Boston", "Graz", "Lyon"]
-    assert axis.get_title() == "rounds"
-    save(figure, tmp_path)
-    figure, axis = metric.plot(value, kind="heatmap")
-    assert labels(axis.get_xticklabels()) == ["Shirt", "Dress"]
-    save(figure, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("value", "given", "said"),
-    [
-        (torch.rand(3), {"kind": "heatmap"}, "of classes"),
-        (torch.rand(3, 2), {"kind": "beeswarm"}, "several values"),
-        ([torch.rand(3)], {"kind": "waterfall"}, "one value"),
-        (torch.rand(3), {"kind": "pie"}, "expected one of waterfall, beeswarm"),
-        (torch.rand(3), {"start": 0.2}, "say which"),
-    ],
-)
-def test_a_kind_of_plot_that_does_not_fit(value: Any, given: dict[str, Any], said: str) -> None:
-    with pytest.raises((ValueError, TypeError), match=said):
-        CumulativeShapley(num_clients=3).plot(value, **given)
-
-
 def test_the_colours_are_those_of_petroff() -> None:
     if "petroff10" not in matplotlib.style.available:
         pytest.skip("matplotlib before 3.10 has no petroff10")

@@ -19,7 +19,6 @@ from flsv.metrics.coalitions.presets import (
     SurrogateFederatedShapley,
 )
 from flsv.metrics.coalitions.value import CoalitionValue
-from flsv.metrics.coalitions.whole_run import WholeRun
 
 __all__ = [
     "FOLDS",
@@ -37,5 +36,4 @@ __all__ = [
     "Sum",
     "SurrogateAverage",
     "SurrogateFederatedShapley",
-    "WholeRun",
 ]

@@ -8,7 +8,7 @@ states' reductions merge two stretches of rounds, the later one second.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -28,7 +28,7 @@ from flsv.functional.over_rounds import (
 )
 from flsv.functional.shapley import ShapleyEstimate, normalize_shapley
 from flsv.functional.shapley.normalize import Normalization
-from flsv.metrics.base import Guide, latest
+from flsv.metrics.base import latest
 from flsv.metrics.intervals import OverRounds
 
 
@@ -59,6 +59,10 @@ class Fold(ABC):
     """What intervals are made of, see :class:`flsv.metrics.intervals.WithIntervals`."""
     limits: ClassVar[tuple[float | None, float | None]] = (None, None)
     """The least and the largest value that there can be."""
+    unit: ClassVar[str] = "{}"
+    """Of the value, with the unit of a round's in its place."""
+    sign: ClassVar[str] = "positive: the coalitions do better with the client; negative: worse; 0: no difference."
+    """What more, less and 0 mean."""
     momentum: float = 0.0
     init: float | Literal["uniform"] | None = None
 
@@ -91,10 +95,6 @@ class Fold(ABC):
     def diagnostics(self, metric: Any) -> dict[str, Tensor]:
         """What else there is to log, by name."""
         return {}
-
-    def guide(self, told: Guide) -> Guide:
-        """What there is to know of the value, from what there is to know of a round's."""
-        return told
 
     def prior(self, num_clients: int | None) -> float | None:
         """What a client never seen is taken to be worth by those who read the metric."""
@@ -164,6 +164,8 @@ class SurrogateAverage(MovingAverage):
     """
 
     limits = (0.0, 1.0)
+    unit = "surrogate value"
+    sign = "from 0 to 1, compared with the others of the cohort: 0 is the least of them, which may still help."
 
     momentum: float = 0.7
     init: float | Literal["uniform"] | None = 0.5
@@ -183,10 +185,6 @@ class SurrogateAverage(MovingAverage):
         stderr = torch.where(spread > 0, estimate.stderr / spread, float("nan"))
         return normalize_shapley(values, self.normalize), stderr
 
-    def guide(self, told: Guide) -> Guide:
-        sign = "from 0 to 1, compared with the others of the cohort: 0 is the least of them, which may still help."
-        return replace(told, unit="surrogate value", sign=sign)
-
 
 @dataclass(frozen=True)
 class Sum(Fold):
@@ -194,6 +192,7 @@ class Sum(Fold):
     squares."""
 
     over_rounds: ClassVar[OverRounds] = "sum"
+    unit: ClassVar[str] = "{}, sum over rounds"
 
     def init_states(self, metric: Any, num_clients: int, width: int) -> None:
         for name in ("total", "variance", "variance_squares"):
@@ -218,9 +217,6 @@ class Sum(Fold):
         # Satterthwaite: of a sum of variances, each of which is estimated.
         known = metric.variance_squares > 0
         return stderr, torch.where(known, metric.variance**2 / metric.variance_squares, torch.inf)
-
-    def guide(self, told: Guide) -> Guide:
-        return replace(told, unit=f"{told.unit}, sum over rounds")
 
 
 @dataclass(frozen=True)
@@ -274,9 +270,10 @@ class Decay(Sum):
         """How many rounds were skipped, flagged, and not played."""
         return {name: getattr(metric, name).clone() for name in ("skipped", "flagged", "truncated")}
 
-    def guide(self, told: Guide) -> Guide:
-        shares = "decayed sum of shares of the rounds' gains"
-        return replace(told, unit=shares if self.normalize else f"{told.unit}, decayed sum over rounds")
+    @property
+    def unit(self) -> str:  # type: ignore[override]
+        """Of the value, with the unit of a round's in its place."""
+        return "decayed sum of shares of the rounds' gains" if self.normalize else "{}, decayed sum over rounds"
 
 
 @dataclass(frozen=True)
@@ -288,6 +285,8 @@ class LowerBound(Sum):
     """
 
     over_rounds: ClassVar[OverRounds] = None  # it is the end of an interval
+    unit: ClassVar[str] = "{} a round, lower bound"
+    sign = "what a round gains by the client at least; below 0: it is not established that it gains anything."
 
     confidence: float = 0.9
 
@@ -316,10 +315,6 @@ class LowerBound(Sum):
         """Each client's mean."""
         count, mean, _ = self._moments(metric)
         return {} if metric.per_class else {"mean": mean.masked_fill(count == 0, float("nan")).squeeze(-1)}
-
-    def guide(self, told: Guide) -> Guide:
-        sign = "what a round gains by the client at least; below 0: it is not established that it gains anything."
-        return replace(told, unit=f"{told.unit} a round, lower bound", sign=sign)
 
     @staticmethod
     def _moments(metric: Any) -> tuple[Tensor, Tensor, Tensor]:

@@ -5,29 +5,26 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
-from torchmetrics.utilities.distributed import gather_all_tensors
 
 from flsv.errors import ConfigurationError
 from flsv.functional.shapley import Semivalue, ShapleyEstimate, check_estimator, estimator_of
 from flsv.games import CoalitionUtility, Renormalized
-from flsv.games.performance import Mode, performance_of
-from flsv.metrics.base import ContributionMetric, Guide
+from flsv.games.performance import Mode
 from flsv.metrics.coalitions.folds import FOLDS, Fold
-from flsv.metrics.coalitions.whole_run import WholeRun, game_of_run
 from flsv.metrics.intervals import OverRounds
+from flsv.metrics.measured import MeasuredMetric
 from flsv.round import Round
 
 Weighting = Literal["uniform", "samples", "fixed", "aggregation", "aggregation-fixed"]
 _OF_THE_AGGREGATION = ("aggregation", "aggregation-fixed")
 
 
-class CoalitionValue(ContributionMetric):
+class CoalitionValue(MeasuredMetric):
     r"""A client's value in the coalition games of its rounds.
 
     It is four choices: the performance of a coalition's model on the server's validation set; the value, which says how
@@ -69,8 +66,7 @@ class CoalitionValue(ContributionMetric):
             ``estimator_args`` where these have one.
         estimator_args: keywords for the estimator, such as ``{"budget": 200}``; of Beta's also ``alpha`` and ``beta``.
         fold: ``"last"``, ``"average"``, ``"surrogate"``, ``"sum"``, ``"decay"`` or ``"lower_bound"``, or one of
-            :mod:`flsv.metrics.coalitions.folds` with arguments of its own, such as ``Decay(0.9, normalize=False)``, or
-            ``WholeRun(rounds)``, a single game at the end.
+            :mod:`flsv.metrics.coalitions.folds` with arguments of its own, such as ``Decay(0.9, normalize=False)``.
         weighting: how a coalition's updates are averaged: ``"uniform"``, by ``"samples"``, or ``"fixed"``: every update
             counts 1/k, however many are in the coalition. Then an update of zero changes no coalition's model (without
             BatchNorm) and is worth exactly 0. In an average it draws the others' updates towards 0: where local
@@ -98,6 +94,7 @@ class CoalitionValue(ContributionMetric):
         tensor([0.7500, 1.5000, 3.0000])
     """
 
+    cost = "a validation of every coalition's model: 2^k of k clients, or the estimator's budget."
     stderr: Tensor
     freedom: Tensor
     evaluations: Tensor
@@ -119,7 +116,7 @@ class CoalitionValue(ContributionMetric):
         name = type(self).__name__
         check_estimator(name, estimator, estimator_args or {}, value)
         self.value, self.estimator, self.estimator_args = value, estimator, dict(estimator_args or {})
-        self.per_class = per_class or num_classes is not None
+        self._measure(performance, mode, per_class or num_classes is not None)
         if not isinstance(fold, Fold) and fold not in FOLDS:
             raise ConfigurationError(
                 f"{name}(fold={fold!r}): expected one of {list(FOLDS)}, a Decay(...) and the like."
@@ -130,19 +127,7 @@ class CoalitionValue(ContributionMetric):
         if weighting not in get_args(Weighting):
             known = ", ".join(map(repr, get_args(Weighting)))
             raise ConfigurationError(f"{name}(weighting={weighting!r}): expected one of {known}.")
-        if isinstance(self.fold, WholeRun) and weighting not in _OF_THE_AGGREGATION:
-            raise ConfigurationError(
-                f"{name}(weighting={weighting!r}): one game of a whole run is played on the aggregation's weights. "
-                f"Expected one of {list(_OF_THE_AGGREGATION)}."
-            )
         self.weighting = weighting
-        self.performance = performance_of(self, performance, mode)
-        if self.per_class and self.performance != "accuracy":
-            of = performance if isinstance(performance, str) else self.performance
-            raise ConfigurationError(
-                f"{name}(performance={of!r}): values per class are those of the classes' accuracies. Leave performance "
-                "out, or num_classes and per_class."
-            )
         super().__init__(num_clients, num_classes, **kwargs)
 
     def __init_subclass__(cls, chosen: Sequence[str] = (), **kwargs: Any) -> None:
@@ -178,37 +163,22 @@ class CoalitionValue(ContributionMetric):
     @property
     def round_fields(self) -> dict[str, Any]:
         """Where a ``FederatedLoop`` finds the arguments of ``update``; None: it is not asked for."""
-        whole, late = isinstance(self.fold, WholeRun), self.weighting in _OF_THE_AGGREGATION
-        return {
-            "utility": self._game_of_run if whole else self._game,
+        fields: dict[str, Any] = {
+            "utility": self._game,
             "generator": lambda round: round.generator(type(self).__name__),
-            # The game knows the weights; that they are asked for puts the update after the aggregation.
-            **({} if late else {"aggregation_weights": None}),
-            **({} if whole else {"global_vector": None, "client_updates": None}),
         }
+        # The game knows the weights; that they are asked for puts the update after the aggregation.
+        return fields if self.weighting in _OF_THE_AGGREGATION else {**fields, "aggregation_weights": None}
 
     @property
-    def measured_by(self) -> Any:
-        """What a game's models are measured by, see :meth:`flsv.Round.play`."""
-        return "per_class_accuracy" if self.per_class else self.performance
+    def unit(self) -> str:  # type: ignore[override]
+        """Of a value."""
+        return self.fold.unit.format(super().unit)
 
-    def check_rounds(self, rounds: int) -> None:
-        if isinstance(self.fold, WholeRun):
-            self.fold.check_rounds(type(self).__name__, rounds)
-
-    def guide(self) -> Guide:
-        of = self.performance if isinstance(self.performance, str) else getattr(self.performance, "of", "performance")
-        said = of if isinstance(of, str) else type(of).__name__
-        units = {"accuracy": "gain in accuracy", "negative_loss": "fall of the validation loss (nats)"}
-        unit = "gain in a class's accuracy" if self.per_class else units.get(said, f"gain in {said.replace('_', ' ')}")
-        return self.fold.guide(
-            Guide(
-                unit=unit,
-                sign="positive: the coalitions do better with the client; negative: worse; 0: no difference.",
-                needs="the server's validation set.",
-                cost="a validation of every coalition's model: 2^k of k clients, or the estimator's budget.",
-            )
-        )
+    @property
+    def sign(self) -> str:  # type: ignore[override]
+        """What more, less and 0 mean."""
+        return self.fold.sign
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         width = num_classes if self.per_class and num_classes is not None else 1
@@ -222,33 +192,14 @@ class CoalitionValue(ContributionMetric):
         generator: torch.Generator | None = None,
         round_index: int = 0,
         aggregation_weights: Tensor | None = None,
-        global_vector: Tensor | None = None,
-        client_updates: Tensor | None = None,
     ) -> None:
-        """Play one round's game; ``client_ids [k]`` are its players.
-
-        The last three, ``[k]``, ``[P]`` and ``[k, P]``, are for the fold ``WholeRun``, whose ``utility`` makes a game,
-        see :data:`flsv.metrics.coalitions.whole_run.Game`. Its first round is round 0, and it is given by ``update``
-        alone, not by ``forward``: a single round of many has no such game.
-        """
-        players = len(client_ids)
-        if isinstance(self.fold, WholeRun):
-            assert aggregation_weights is not None
-            assert global_vector is not None
-            assert client_updates is not None
-            utility = self.fold.collect(
-                self, client_ids, round_index, global_vector, client_updates, aggregation_weights, utility
-            )
-            if utility is None:
-                return
-            assert self.num_clients is not None
-            players = self.num_clients
+        """Play one round's game; ``client_ids [k]`` are its players."""
         factor = self.fold.factor(round_index)
         if factor == 0:
             self.fold.skip(self)
             self.note_round(client_ids[:0], self.round_spread[:0, 0])
             return
-        estimate = self._estimate(utility, players, generator)
+        estimate = self._estimate(utility, len(client_ids), generator)
         self.note_round(client_ids, self.fold.update(self, client_ids, estimate, factor).mean(-1), factor)
         self.evaluations += estimate.evaluations
 
@@ -283,17 +234,3 @@ class CoalitionValue(ContributionMetric):
                 round.aggregation_weights if weights == "aggregation-fixed" else Renormalized(round.aggregation_weights)
             )
         return round.play(self.measured_by, weights)
-
-    def _game_of_run(self, round: Round) -> Any:
-        return partial(game_of_run, round, self.measured_by)
-
-    def _reduce_states(self, incoming_state: dict[str, Any]) -> None:
-        if isinstance(self.fold, WholeRun):
-            parts = [int(self.rounds), int(incoming_state["rounds"])]
-            self.fold.check_parts(type(self).__name__, parts)
-        super()._reduce_states(incoming_state)
-
-    def _sync_dist(self, dist_sync_fn: Any = gather_all_tensors, process_group: Any | None = None) -> None:
-        if isinstance(self.fold, WholeRun):
-            self.fold.before_sync(self, partial(dist_sync_fn, group=process_group or self.process_group))
-        super()._sync_dist(dist_sync_fn, process_group)
