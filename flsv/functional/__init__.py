@@ -2,7 +2,7 @@
 
 from flsv.functional.agreement import class_specific_shapley, cosine_gradient_shapley, participant_weights
 from flsv.functional.allocation import allocate, collaborative_fairness
-from flsv.functional.communication import classifier_size, communication_parameters, download_schedule, top_k_download
+from flsv.functional.communication import top_k_download
 from flsv.functional.divergences import divergence_weights, label_divergence
 from flsv.functional.gradients import (
     client_in_run_values,
@@ -11,7 +11,7 @@ from flsv.functional.gradients import (
     in_run_shapley,
     step_weights,
 )
-from flsv.functional.over_rounds import MULTI_ROUND_INDICES, DecayedValues, decayed_shapley, lower_bound
+from flsv.functional.over_rounds import MULTI_ROUND_INDICES, lower_bound
 from flsv.functional.peers import (
     contribution_estimates,
     discovery_bound,
@@ -28,7 +28,6 @@ __all__ = [
     "ESTIMATORS",
     "MULTI_ROUND_INDICES",
     "ClassStatistics",
-    "DecayedValues",
     "DifferenceEstimate",
     "FederatedBarycenter",
     "FederatedDistance",
@@ -41,22 +40,18 @@ __all__ = [
     "calibrated_gradient",
     "class_specific_shapley",
     "class_statistics",
-    "classifier_size",
     "client_in_run_values",
     "client_values",
     "collaborative_fairness",
-    "communication_parameters",
     "complementary_shapley",
     "contribution_estimates",
     "contribution_shares",
     "cosine_gradient_shapley",
     "debiased_potential",
-    "decayed_shapley",
     "difference_shapley",
     "direct_values",
     "discovery_bound",
     "divergence_weights",
-    "download_schedule",
     "exact_shapley",
     "federated_wasserstein",
     "few_coalitions",

@@ -67,8 +67,6 @@ gains 60 %, and that shares are unbounded where a small gain is the sum of value
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from scipy.special import ndtri, stdtrit
 from torch import Tensor
@@ -303,20 +301,6 @@ MULTI_ROUND_INDICES: dict[str, dict[str, float]] = {
 }
 
 
-class DecayedValues(NamedTuple):
-    """The result of :func:`decayed_shapley`.
-
-    Attributes:
-        values: float64 ``[n]``, NaN for clients that were in no round.
-        skipped: rounds in which nobody's value differed from 0.
-        flagged: rounds whose values summed to nothing or less.
-    """
-
-    values: Tensor
-    skipped: int
-    flagged: int
-
-
 def check_decay(owner: str, decay: float, threshold: float) -> None:
     """Raise ConfigurationError unless 0 < decay <= 1 and 0 <= threshold <= decay."""
     check_number(owner, "decay", decay, above=0, most=1)
@@ -354,39 +338,3 @@ def round_shares(values: Tensor, epsilon: float = EPSILON) -> tuple[Tensor, bool
         return torch.zeros_like(values), True, False
     flagged = total < epsilon
     return values / (absolute if flagged else total), False, flagged
-
-
-def decayed_shapley(rows: Tensor, decay: float = 0.8, threshold: float = 0.0, normalize: bool = True) -> DecayedValues:
-    """The sum over rounds of decay^t times each client's share of the round's gain.
-
-    Args:
-        rows: ``[T, n]``, a round's Shapley values in each row, the first round first; NaN for a client that was not in
-            the cohort.
-        decay: omega in (0, 1].
-        threshold: rounds with decay^t below it are left out; at most ``decay``.
-        normalize: divide each round's values by their sum, as the paper does.
-
-    Returns:
-        See :class:`DecayedValues`. Where every round gains, normalised values sum to sum_t decay^t.
-
-    Raises:
-        ConfigurationError: ``decay`` or ``threshold`` out of range.
-        ValueError: ``rows`` of another shape.
-
-    Example:
-        >>> decayed_shapley(torch.tensor([[0.3, 0.1], [0.0, 0.0], [0.1, -0.2]]), decay=0.5)
-        DecayedValues(values=tensor([0.4167, 0.0417], dtype=torch.float64), skipped=1, flagged=1)
-    """
-    check_decay("decayed_shapley", decay, threshold)
-    if rows.ndim != 2:
-        raise ValueError(f"expected rows [T, n], got {list(rows.shape)}.")
-    values = torch.full(rows.shape[1:], float("nan"), dtype=torch.float64, device=rows.device)
-    skipped = flagged = 0
-    for index, row in enumerate(rows):
-        factor, here = round_factor(index, decay, threshold), ~row.isnan()
-        if factor == 0 or not here.any():
-            continue
-        shares, nothing, loss = round_shares(row[here])
-        values[here] = values[here].nan_to_num() + factor * (shares if normalize else row[here].double())
-        skipped, flagged = skipped + nothing, flagged + loss
-    return DecayedValues(values, skipped, flagged)

@@ -8,7 +8,7 @@
 - Whose data are like those that the model is for (data): WassersteinContribution, CalibratedOTGradient.
 - Who is of use to the others (peers): ContributionEstimation, DomainRelevance.
 - What taking part has cost (cost): CommunicationCost, PrivacyLoss.
-- Who is served how well (fairness): MeanTestAccuracy, CollaborativeFairness.
+- Who is served how well (fairness): CollaborativeFairness.
 """
 
 from flsv.metrics.agreement import ClassSpecificShapley, CosineGradientShapley
@@ -26,7 +26,7 @@ from flsv.metrics.coalitions import (
 from flsv.metrics.cost import CommunicationCost, PrivacyLoss
 from flsv.metrics.data import CalibratedOTGradient, WassersteinContribution
 from flsv.metrics.domain_relevance import DomainRelevance
-from flsv.metrics.fairness import CollaborativeFairness, MeanTestAccuracy
+from flsv.metrics.fairness import CollaborativeFairness
 from flsv.metrics.gradient_agreement import GradientAgreement
 from flsv.metrics.gradients import GradientShapley, InRunShapley
 from flsv.metrics.peers import ContributionEstimation
@@ -49,7 +49,6 @@ __all__ = [
     "InRunShapley",
     "LeaveOneOut",
     "LowerBoundShapley",
-    "MeanTestAccuracy",
     "OneRoundShapley",
     "PartialFederatedShapley",
     "PrivacyLoss",

@@ -3,8 +3,7 @@
 CommunicationCost: numbers sent between clients and server.
 
 Wu et al., "Rethinking Personalized Client Collaboration in Federated Learning", IEEE Transactions on Mobile Computing,
-2024, section VI-C and figures 8-10, which count parameters. What an algorithm's rounds would cost, without training:
-:mod:`flsv.functional.communication`.
+2024, section VI-C and figures 8-10, which count parameters.
 
 PrivacyLoss: the epsilon that each participant has spent so far.
 

@@ -6,48 +6,61 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from flsv.errors import ConfigurationError
-from flsv.functional import MULTI_ROUND_INDICES, decayed_shapley
+from flsv.functional import MULTI_ROUND_INDICES
 from flsv.functional.over_rounds import round_factor, round_shares
+from flsv.metrics import DecayedShapley
 
 NAN = float("nan")
+
+
+def decayed(rows: Tensor, *arguments: Any, **options: Any) -> tuple[Tensor, int, int]:
+    """The metric's values of rounds whose Shapley values are these, NaN outside the cohort; rounds skipped, flagged."""
+    metric = DecayedShapley(rows.shape[1], *arguments, **options)
+    metric.set_dtype(torch.float64)
+    for index, row in enumerate(rows.double()):
+        ids = (~row.isnan()).nonzero().flatten()
+        if len(ids):
+            metric.update(ids, index, lambda masks, worth=row[ids]: masks.double() @ worth)
+    return metric.compute(), int(metric.skipped), int(metric.flagged)
 
 
 @pytest.mark.parametrize("decay", [0.3, 0.8, 1.0])
 def test_against_the_formula(decay: float) -> None:
     rows = torch.rand(6, 4, generator=torch.Generator().manual_seed(0)) + 0.1
     expected = [sum(decay ** (t + 1) * float(row[i] / row.sum()) for t, row in enumerate(rows)) for i in range(4)]
-    result = decayed_shapley(rows, decay)
-    assert result.values.tolist() == pytest.approx(expected)
-    assert (result.skipped, result.flagged) == (0, 0)
-    assert result.values.sum().item() == pytest.approx(sum(decay**t for t in range(1, 7)))
+    values, skipped, flagged = decayed(rows, decay)
+    assert values.tolist() == pytest.approx(expected)
+    assert (skipped, flagged) == (0, 0)
+    assert values.sum().item() == pytest.approx(sum(decay**t for t in range(1, 7)))
 
 
 def test_without_normalisation_a_round_counts_by_what_it_gains() -> None:
     rows = torch.tensor([[0.4, 0.3], [-0.1, 0.0], [NAN, 0.2], [0.0, 0.0]])
-    values, skipped, flagged = decayed_shapley(rows, decay=0.5, normalize=False)
+    values, skipped, flagged = decayed(rows, decay=0.5, normalize=False)
     assert values.tolist() == pytest.approx([0.2 - 0.025, 0.15 + 0.025])
     assert (skipped, flagged) == (1, 1)
 
 
 def test_values_of_both_signs_with_a_gain_are_taken_literally() -> None:
-    values, skipped, flagged = decayed_shapley(torch.tensor([[0.3, -0.1]]), decay=0.5)
+    values, skipped, flagged = decayed(torch.tensor([[0.3, -0.1]]), decay=0.5)
     assert values.tolist() == pytest.approx([0.5 * 1.5, 0.5 * -0.5])
     assert (skipped, flagged) == (0, 0)
 
 
 def test_a_round_without_anything_is_skipped_and_keeps_its_place() -> None:
     rows = torch.tensor([[0.0, 0.0], [0.2, 0.2]])
-    values, skipped, flagged = decayed_shapley(rows, decay=0.5)
+    values, skipped, flagged = decayed(rows, decay=0.5)
     assert values.tolist() == [0.125, 0.125]  # decay^2
     assert (skipped, flagged) == (1, 0)
-    assert decayed_shapley(torch.full((3, 2), 1e-12)).values.tolist() == [0, 0]
+    assert decayed(torch.full((3, 2), 1e-12))[0].tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("row", [[0.1, -0.3], [0.2, -0.2], [-0.1, -0.1], [1 / 3, 1 / 3, -2 / 3]])
 def test_a_round_that_gains_nothing_keeps_its_signs_and_is_flagged(row: list[float]) -> None:
-    values, skipped, flagged = decayed_shapley(torch.tensor([row]), decay=1.0)
+    values, skipped, flagged = decayed(torch.tensor([row]), decay=1.0)
     assert values.abs().sum().item() == pytest.approx(1)
     assert values.sign().tolist() == torch.tensor(row).sign().tolist()
     assert (skipped, flagged) == (0, 1)
@@ -55,26 +68,25 @@ def test_a_round_that_gains_nothing_keeps_its_signs_and_is_flagged(row: list[flo
 
 def test_clients_outside_the_cohort() -> None:
     rows = torch.tensor([[0.3, NAN, 0.1, NAN], [NAN, NAN, 0.5, -0.1], [NAN] * 4])
-    values = decayed_shapley(rows, decay=0.5).values
+    values = decayed(rows, decay=0.5)[0]
     expected = torch.tensor([0.375, NAN, 0.125 + 0.3125, -0.0625], dtype=torch.float64)
     torch.testing.assert_close(values, expected, equal_nan=True)
-    assert decayed_shapley(torch.zeros(0, 3)).values.isnan().all()
 
 
 def test_threshold() -> None:
     rows = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
-    assert decayed_shapley(rows, 0.5, threshold=0.25).values.tolist() == [0.75, 0]
-    assert decayed_shapley(rows, 0.5, threshold=0.26).values.tolist() == [0.5, 0]
+    assert decayed(rows, 0.5, threshold=0.25)[0].tolist() == [0.75, 0]
+    assert decayed(rows, 0.5, threshold=0.26)[0].tolist() == [0.5, 0]
     assert [round_factor(t, 0.5, 0.2) for t in range(3)] == [0.5, 0.25, 0.0]
 
 
 def test_multi_round_indices() -> None:
     rows = torch.rand(12, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     shares = rows / rows.sum(1, keepdim=True)
-    torch.testing.assert_close(decayed_shapley(rows, **MULTI_ROUND_INDICES["MR"]).values, shares.sum(0))
-    torch.testing.assert_close(decayed_shapley(rows, **MULTI_ROUND_INDICES["SOR"]).values, rows.sum(0))
+    torch.testing.assert_close(decayed(rows, **MULTI_ROUND_INDICES["MR"])[0], shares.sum(0))
+    torch.testing.assert_close(decayed(rows, **MULTI_ROUND_INDICES["SOR"])[0], rows.sum(0))
     kept = sum(0.8**t * shares[t - 1] for t in range(1, 11))  # 0.8^10 = 0.107, 0.8^11 = 0.086
-    torch.testing.assert_close(decayed_shapley(rows, **MULTI_ROUND_INDICES["TMR"]).values, kept)
+    torch.testing.assert_close(decayed(rows, **MULTI_ROUND_INDICES["TMR"])[0], kept)
 
 
 def test_shares_of_float32_values_that_cancel() -> None:
@@ -92,10 +104,8 @@ def test_shares_of_float32_values_that_cancel() -> None:
         ({"decay": 1.1}, "decay=1.1"),
         ({"threshold": -0.1}, "threshold=-0.1"),
         ({"decay": 0.5, "threshold": 0.6}, "no round would be evaluated"),
-        ({"rows": torch.zeros(3)}, r"rows \[T, n\]"),
     ],
 )
 def test_errors(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message) as caught:
-        decayed_shapley(**{"rows": torch.ones(2, 2), **arguments})
-    assert isinstance(caught.value, ConfigurationError) == ("rows" not in arguments)
+    with pytest.raises(ConfigurationError, match=message):
+        DecayedShapley(**arguments)

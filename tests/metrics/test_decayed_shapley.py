@@ -11,7 +11,7 @@ from toys import Plain, fit, network, toy_data, validation_loss
 
 from flsv import ConfigurationError
 from flsv.aggregation import DivergenceWeighted
-from flsv.functional import decayed_shapley, exact_shapley
+from flsv.functional import exact_shapley
 from flsv.loop import FederatedLoop
 from flsv.metrics import DecayedShapley
 
@@ -31,11 +31,24 @@ def additive(*worth: float) -> Any:
     return lambda masks: masks.float() @ torch.tensor(worth)
 
 
+def decayed_shapley(
+    rows: torch.Tensor, decay: float = 0.8, threshold: float = 0.0, normalize: bool = True
+) -> torch.Tensor:
+    """The formula, of rounds that gain something, NaN outside the cohort."""
+    values = torch.full(rows.shape[1:], NAN, dtype=torch.float64)
+    for t, row in enumerate(rows.double(), start=1):
+        here = ~row.isnan()
+        if decay**t >= threshold:
+            total = row[here].sum() if row[here].sum() > 0 else row[here].abs().sum()
+            values[here] = values[here].nan_to_num() + decay**t * row[here] / (total if normalize else 1)
+    return values
+
+
 def expected(decay: float, threshold: float = 0.0, normalize: bool = True) -> torch.Tensor:
     rows = torch.full((len(ROUNDS), 5), NAN, dtype=torch.float64)
     for row, (ids, seed) in zip(rows, ROUNDS):
         row[ids] = exact_shapley(game(len(ids), seed), len(ids)).values
-    return decayed_shapley(rows, decay, threshold, normalize).values.float()
+    return decayed_shapley(rows, decay, threshold, normalize).float()
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.3])
@@ -132,7 +145,7 @@ def test_sub_models_have_the_weights_of_the_rounds_aggregation(tmp_path: Path, k
     # Everybody together is the next global model, which is the next round's empty coalition.
     assert watch.tables[0][-1].item() == pytest.approx(watch.tables[1][0].item(), abs=1e-6)
     rows = [exact_shapley(of_table(table), 3).values for table in watch.tables]
-    torch.testing.assert_close(loop.contributions["guo"], decayed_shapley(torch.stack(rows), 0.5).values.float())
+    torch.testing.assert_close(loop.contributions["guo"], decayed_shapley(torch.stack(rows), 0.5).float())
 
 
 def test_a_client_whose_weight_is_clipped_is_a_null_player(tmp_path: Path) -> None:

@@ -8,8 +8,6 @@ import numpy as np
 import pandas
 import torch
 
-from flsv.metrics import MeanTestAccuracy
-from flsv.report.measured import overall
 from flsv.report.run_table import SCHEMA, Numbers, RunTable
 
 NAN = float("nan")
@@ -60,10 +58,3 @@ def test_what_is_written_is_read_back_to_the_bit(tmp_path: Path) -> None:
     read = np.array([again.last("sv", 3, column) for column in again.columns("sv")]).T
     assert torch.equal(torch.tensor(read), values)
     assert again.history("sv", 3, "1", [2]) == [values[:, 1].tolist()]
-
-
-def test_a_metric_of_torchmetrics_may_have_its_own_per_client() -> None:
-    """As a property: it is no summary that could be asked."""
-    metric = MeanTestAccuracy(2)
-    metric.update(0, torch.tensor([1, 0]), torch.tensor([1, 1]))
-    assert overall(metric, metric.compute()) == 0.5

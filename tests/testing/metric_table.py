@@ -24,7 +24,6 @@ from flsv.metrics import (
     InRunShapley,
     LeaveOneOut,
     LowerBoundShapley,
-    MeanTestAccuracy,
     OneRoundShapley,
     PartialFederatedShapley,
     PrivacyLoss,
@@ -35,17 +34,11 @@ from flsv.metrics import (
 from flsv.personalization import PFedSV
 from flsv.privacy import GaussianPrivacy
 from flsv.testing.checks import PartCheck, checks_of
-from flsv.testing.rounds import NUM_CLIENTS
 
 LINEAR = ("symmetry", "null player", "linearity")
 OF_TWO_RUNS = {
     "standalone": lambda round: torch.linspace(0, 1, len(round)),
     "final": lambda round: round.losses.cos(),
-}
-OF_A_CLIENT = {
-    "client_id": lambda round: int(round.client_ids[0]),
-    "preds": lambda round: round.client_vectors[:, :3],
-    "target": lambda round: torch.arange(len(round)),
 }
 
 
@@ -75,7 +68,6 @@ METRICS = [
     ),
     of(LeaveOneOut(momentum=0.3), axioms=LINEAR),
     of(LowerBoundShapley(), axioms=AXIOMS),
-    of(MeanTestAccuracy(NUM_CLIENTS), given=OF_A_CLIENT),
     of(OneRoundShapley(2, coalition_weights="fixed")),
     of(PartialFederatedShapley(momentum=0.5), axioms=AXIOMS),
     of(PrivacyLoss(GaussianPrivacy(clip=1.0, noise_multiplier=2.0))),
