@@ -1,6 +1,6 @@
 """The mathematics: pure functions on tensors, without state and without Lightning."""
 
-from flsv.functional.agreement import class_specific_shapley, cosine_gradient_shapley, participant_weights
+from flsv.functional.agreement import class_specific_shapley, participant_weights
 from flsv.functional.allocation import allocate, collaborative_fairness
 from flsv.functional.communication import top_k_download
 from flsv.functional.divergences import divergence_weights, label_divergence
@@ -46,7 +46,6 @@ __all__ = [
     "complementary_shapley",
     "contribution_estimates",
     "contribution_shares",
-    "cosine_gradient_shapley",
     "debiased_potential",
     "difference_shapley",
     "direct_values",

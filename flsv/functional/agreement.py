@@ -33,8 +33,6 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from flsv.arguments import check_number
-
 
 def class_specific_shapley(client_heads: Tensor, server_head: Tensor) -> Tensor:
     """Cosine of every participant's head rows with the aggregate's (eq. 5).
@@ -96,60 +94,6 @@ def _scaled(rows: Tensor) -> Tensor:
 EPSILON = 1e-7
 
 
-def cosine_gradient_shapley(
-    client_updates: Tensor,
-    reputation: Tensor | None = None,
-    *,
-    alpha: float = 0.95,
-    scale: float = 1.0,
-    floor: float = 1e-3,
-    weights: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """One round of CGSV.
-
-    Args:
-        client_updates: ``[k, P]``, d_i.
-        reputation: ``[k]``, r_i before the round, not negative, on any scale; None: the first round, nothing to
-            remember.
-        alpha: in [0, 1], how much of the reputation is memory.
-        scale: length of a normalised update. Cosines do not depend on it.
-        floor: the least reputation before they are made to sum to 1; above 0.
-        weights: ``[k]``, who weighs what in u_N; None: the reputations, as in the paper, all equal in the first round.
-
-    Returns:
-        ``phi [k]``, cosines in [-1, 1], 0 for an update of zero, and ``reputation [k]`` after the round, which sums
-        to 1.
-
-    Raises:
-        ValueError: shapes that do not fit, arguments out of range.
-
-    Example:
-        >>> updates = torch.tensor([[2.0, 0.0], [1.0, 0.0], [0.0, 0.0], [-1.0, 0.0]])
-        >>> phi, reputation = cosine_gradient_shapley(updates, alpha=0.5)
-        >>> phi
-        tensor([ 1.,  1.,  0., -1.])
-        >>> reputation
-        tensor([0.4990, 0.4990, 0.0010, 0.0010])
-    """
-    check_number("cosine_gradient_shapley", "alpha", alpha, least=0, most=1)
-    check_number("cosine_gradient_shapley", "scale", scale, above=0)
-    check_number("cosine_gradient_shapley", "floor", floor, above=0)
-    if client_updates.ndim != 2 or not len(client_updates):
-        raise ValueError(f"expected client_updates [k, P], got {list(client_updates.shape)}.")
-    k = len(client_updates)
-    for name, given in (("reputation", reputation), ("weights", weights)):
-        if given is not None and given.shape != (k,):
-            raise ValueError(f"expected {name} [{k}], got {list(given.shape)}.")
-    before = None if reputation is None else reputation.to(client_updates.device)
-    if weights is None:
-        weights = normalised(client_updates.new_ones(k) if before is None else before)
-    exact = client_updates.double()
-    aggregate = aggregate_updates(exact, weights, scale)
-    phi = cosines(exact @ aggregate, exact.norm(dim=1), aggregate.norm())
-    after = updated_reputation(before, phi, alpha=alpha, floor=floor)
-    return phi.to(client_updates.dtype), after.to(client_updates.dtype)
-
-
 def normalised(reputation: Tensor) -> Tensor:
     """float64 ``[k]``, reputations that sum to 1.
 
@@ -187,17 +131,6 @@ def updated_reputation(reputation: Tensor | None, phi: Tensor, *, alpha: float =
     memory = 0 if reputation is None else alpha * normalised(reputation)
     after = (memory + (1 - alpha) * phi.double()).clamp_min(floor)
     return after / after.sum()
-
-
-def aggregate_updates(client_updates: Tensor, weights: Tensor, scale: float = 1.0) -> Tensor:
-    """u_N ``[P]`` = sum_i weights_i u_i: every update counts by its direction, none by its length.
-
-    Example:
-        >>> aggregate_updates(torch.tensor([[3.0, 4.0], [0.0, 100.0]]), torch.tensor([0.5, 0.5]), scale=2.0)
-        tensor([0.6000, 1.8000])
-    """
-    factors = scale * weights.to(client_updates) / (client_updates.norm(dim=1) + EPSILON)
-    return factors @ client_updates
 
 
 def cohort_reputation(reputation: Tensor | None, client_ids: Tensor, num_samples: Tensor) -> Tensor:

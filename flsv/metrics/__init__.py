@@ -1,4 +1,4 @@
-"""Contribution metrics: stateful torchmetrics, one per function in ``flsv.functional``, by the question they answer.
+"""Contribution metrics: stateful torchmetrics on the functions of ``flsv.functional``, by the question they answer.
 
 - Who pulls where the federation goes (agreement): ClassSpecificShapley, CosineGradientShapley.
 - What is lost without a client (coalitions): CoalitionValue and its presets PartialFederatedShapley,

@@ -1,7 +1,4 @@
-"""How to read a metric's values.
-
-ContributionMetric: the base class of all contribution metrics.
-"""
+"""ContributionMetric: the base class of all contribution metrics."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import functools
 import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import is_dataclass
 from typing import Any
 
 import torch
@@ -19,44 +16,12 @@ from torchmetrics import Metric
 from flsv.arguments import ReadOnlyArguments, check_number
 from flsv.errors import ConfigurationError
 from flsv.metrics.intervals import WithIntervals
-from flsv.metrics.needs import BY_CLIENT, SHAPES, needs_in_words
+from flsv.metrics.needs import BY_CLIENT, SHAPES, Guide, needs_in_words
 from flsv.metrics.plot import plot_contributions
 from flsv.participants import Client
 from flsv.plots import shows
 from flsv.round import ClientMatrix, Round
 from flsv.showing import html_table
-
-
-@dataclass(frozen=True)
-class Guide:
-    """What readers of a metric's values have to know, in short sentences.
-
-    Args:
-        unit: of a value, as on an axis.
-        sign: what more, less and 0 mean.
-        needs: what the server has to have or to be told.
-        cost: of a round.
-    """
-
-    unit: str
-    sign: str
-    needs: str
-    cost: str
-
-    def lines(self) -> dict[str, str]:
-        """By the words that people look for."""
-        return {"unit": self.unit, "sign": self.sign, "needs": self.needs, "cost": self.cost}
-
-
-def what_it_is(metric: object) -> str:
-    """The first paragraph of the metric's docstring, on one line.
-
-    Example:
-        >>> what_it_is(Guide("", "", "", ""))
-        "What readers of a metric's values have to know, in short sentences."
-    """
-    paragraph = (inspect.getdoc(type(metric)) or "").strip().split("\n\n")[0]
-    return " ".join(paragraph.split())
 
 
 def latest(stretches: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from flsv._lightning.durable import replacing
 from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError
 from flsv.metrics import ContributionMetric
-from flsv.metrics.base import what_it_is
+from flsv.metrics.needs import what_it_is
 from flsv.report.folder import RECORD
 
 #: Of the layout of ``run.json``.

@@ -24,7 +24,7 @@ from torchmetrics import Metric
 
 from flsv.charts import client_labels, label_text
 from flsv.metrics import ContributionMetric
-from flsv.metrics.base import what_it_is
+from flsv.metrics.needs import what_it_is
 from flsv.report.blocks import markdown_table, plain
 from flsv.report.measured import MOST_PER_CLASS, class_part, client_part
 

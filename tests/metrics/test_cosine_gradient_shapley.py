@@ -11,11 +11,61 @@ from toys import fit
 
 from flsv.aggregation import CGSV, FedAvg
 from flsv.errors import ConfigurationError
-from flsv.functional import cosine_gradient_shapley
+from flsv.functional.agreement import cohort_reputation, updated_reputation
 from flsv.loop import FederatedLoop
 from flsv.metrics import CosineGradientShapley
 from flsv.sampling import UniformSampler
 from flsv.server.identity import described
+
+
+def by_hand(
+    updates: torch.Tensor,
+    reputation: torch.Tensor | None,
+    alpha: float = 0.95,
+    weights: torch.Tensor | None = None,
+    floor: float = 1e-3,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A round as in the paper; reputations of None remember nothing, as in the authors' code."""
+    u = updates.double() / (updates.double().norm(dim=1, keepdim=True) + 1e-7)
+    shares = reputation if weights is None else weights
+    aggregate = shares.double() / shares.double().sum() @ u
+    phi = u @ aggregate / (u.norm(dim=1) * aggregate.norm())
+    memory = 0 if reputation is None else alpha * reputation.double() / reputation.double().sum()
+    after = (memory + (1 - alpha) * phi).clamp_min(floor)
+    return phi, after / after.sum()
+
+
+def test_lengths_do_not_matter_and_nothing_is_zero() -> None:
+    def values(updates: torch.Tensor) -> tuple[list[float], list[float]]:
+        metric = CosineGradientShapley(num_clients=len(updates))
+        metric.update(torch.arange(len(updates)), updates, torch.full((len(updates),), 10))
+        return metric.diagnostics()["phi"].tolist(), metric.compute().tolist()
+
+    updates = torch.randn(3, 20, generator=torch.Generator().manual_seed(0))
+    for found, expected in zip(values(updates * torch.tensor([[1.0], [7.0], [100.0]])), values(updates)):
+        assert found == pytest.approx(expected, rel=1e-5)
+    updates[1] = 0
+    assert values(updates)[0][1] == 0
+    assert values(torch.zeros(2, 5)) == ([0, 0], [0.5, 0.5])
+
+
+def test_the_floor_holds_and_reputations_sum_to_one() -> None:
+    reputation = None
+    for _ in range(50):
+        reputation = updated_reputation(reputation, torch.tensor([1.0, 1, 1, 1, -1]), alpha=0.5, floor=0.01)
+        assert reputation.sum().item() == pytest.approx(1)
+    assert 0 < reputation[4] < 0.011
+    for wrong, message in ((torch.tensor([-1.0, 1.0]), "not negative"), (torch.zeros(2), "not all 0")):
+        with pytest.raises(ValueError, match=message):
+            updated_reputation(wrong, torch.ones(2))
+
+
+def test_newcomers() -> None:
+    ids, samples = torch.tensor([2, 0]), torch.tensor([30, 10])
+    assert cohort_reputation(None, ids, samples).tolist() == [0.75, 0.25]
+    assert cohort_reputation(torch.full((3,), float("nan")), ids, samples).tolist() == [0.75, 0.25]
+    held = torch.tensor([0.5, 1.5, float("nan")])
+    assert cohort_reputation(held, ids, samples).tolist() == [1.0, 0.5]
 
 
 def alike(rho: float, n: int) -> torch.Tensor:
@@ -55,10 +105,10 @@ def test_full_participation_is_the_papers_recursion() -> None:
     reputation = samples / samples.sum()
     for r in range(5):
         updates = torch.randn(3, 40, generator=torch.Generator().manual_seed(r)) + torch.tensor([[1.0], [0.0], [-0.5]])
-        phi, reputation = cosine_gradient_shapley(updates, reputation, alpha=0.8)
+        phi, reputation = by_hand(updates, reputation, alpha=0.8)
         metric.update(ids, updates, samples)
         torch.testing.assert_close(metric.compute(), reputation.float())
-        torch.testing.assert_close(metric.diagnostics()["phi"], phi)
+        torch.testing.assert_close(metric.diagnostics()["phi"], phi.float())
     assert metric.compute().argsort(descending=True).tolist() == [0, 1, 2]
 
 
@@ -105,7 +155,7 @@ def test_in_a_loop_it_is_updated_after_aggregation_with_the_weights_used(tmp_pat
         cut = round.space.num_parameters
         weights = None if r else shares
         updates = round.client_updates[:, :cut]
-        _, reputation = cosine_gradient_shapley(updates, reputation, alpha=0.7, weights=weights)
+        _, reputation = by_hand(updates, reputation, alpha=0.7, weights=weights)
     torch.testing.assert_close(loop.contributions["cgsv"], reputation.float())
 
 

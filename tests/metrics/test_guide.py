@@ -7,7 +7,7 @@ import pytest
 import flsv.metrics
 import flsv.privacy
 from flsv.metrics import ContributionMetric
-from flsv.metrics.base import Guide, what_it_is
+from flsv.metrics.needs import Guide, what_it_is
 
 KINDS = [
     kind

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from flsv.metrics import ContributionMetric
-from flsv.metrics.base import Guide, latest
+from flsv.metrics.base import latest
+from flsv.metrics.needs import Guide
 
 NAN = float("nan")
 
