@@ -24,6 +24,7 @@ from flsv import ConfigurationError, FederatedLoop
 from flsv.aggregation import Aggregator, FedAvg, TrimmedMean
 from flsv.cli import main
 from flsv.declared import Count, Declared, NonNegative, Share, check_argument, checked, declared
+from flsv.privacy import GaussianPrivacy
 
 PACKAGES = (
     *("flsv", "flsv.aggregation", "flsv.attacks", "flsv.data", "flsv.features", "flsv.filters"),
@@ -42,8 +43,8 @@ NEEDED: dict[str, dict[str, Any]] = {
     "Bucketing": {"aggregator": FedAvg()},
     "MoreauSGD": {"params": [nn.Parameter(torch.zeros(1))]},
     "OpenSetLabelNoise": {"unknown_classes": [0]},
+    "PrivacyLoss": {"privacy": GaussianPrivacy(clip=1.0, noise_multiplier=1.0)},
     "ServerOptimizer": {"optimizer": partial(torch.optim.SGD, lr=1.0)},
-    "ShadowShapley": {"client_algorithm": None},
 }
 STEP = 1e-6
 

@@ -16,8 +16,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from flsv.arguments import check_number
-from flsv.errors import ConfigurationError
+from flsv.declared import Momentum, Positive
 from flsv.functional import class_specific_shapley
 from flsv.functional.agreement import (
     EPSILON,
@@ -111,17 +110,12 @@ class ClassSpecificShapley(ContributionMetric):
         self,
         num_clients: int | None = None,
         num_classes: int | None = None,
-        momentum: float = 0.9,
+        momentum: Momentum = 0.9,
         source: Literal["update", "weights"] = "update",
         weighting: Literal["uniform", "samples"] = "uniform",
         head: str | None = None,
         **kwargs: Any,
     ) -> None:
-        check_number(self, "momentum", momentum, least=0, below=1)
-        if source not in ("update", "weights"):
-            raise ConfigurationError(f'ClassSpecificShapley(source={source!r}): expected "update" or "weights".')
-        if weighting not in ("uniform", "samples"):
-            raise ConfigurationError(f'ClassSpecificShapley(weighting={weighting!r}): expected "uniform" or "samples".')
         self.momentum, self.source, self.weighting, self.head = momentum, source, weighting, head
         super().__init__(num_clients, num_classes, **kwargs)
 
@@ -264,15 +258,11 @@ class CosineGradientShapley(ContributionMetric):
     def __init__(
         self,
         num_clients: int | None = None,
-        alpha: float = 0.95,
-        floor: float = 1e-3,
+        alpha: Momentum = 0.95,
+        floor: Positive = 1e-3,
         init: Literal["zero", "shares"] = "zero",
         **kwargs: Any,
     ) -> None:
-        check_number(self, "alpha", alpha, least=0, below=1)
-        check_number(self, "floor", floor, above=0)
-        if init not in ("zero", "shares"):
-            raise ConfigurationError(f'{type(self).__name__}(init={init!r}): expected "zero" or "shares".')
         self.alpha, self.floor, self.init = alpha, floor, init
         super().__init__(num_clients, None, **kwargs)
 

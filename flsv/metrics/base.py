@@ -7,13 +7,15 @@ import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv.arguments import ReadOnlyArguments, check_number
+from flsv.arguments import ReadOnlyArguments
+from flsv.declared import Count, Declared
 from flsv.errors import ConfigurationError
 from flsv.metrics.intervals import WithIntervals
 from flsv.metrics.needs import BY_CLIENT, SHAPES, Guide, needs_in_words
@@ -37,7 +39,7 @@ def parameters_of(round: Round) -> ClientMatrix:
     return round.matrix.until(round.space.num_parameters)
 
 
-class ContributionMetric(ReadOnlyArguments, WithIntervals):
+class ContributionMetric(ReadOnlyArguments, Declared, WithIntervals):
     """Base class of contribution metrics.
 
     ``compute()`` gives ``[num_clients]`` or ``[num_clients, num_classes]``; clients never seen are NaN. A subclass
@@ -102,12 +104,13 @@ class ContributionMetric(ReadOnlyArguments, WithIntervals):
     reported_by: str | None = None
     """What makes clients report what it asks for, in words, where that is not a round's own."""
 
-    def __init__(self, num_clients: int | None = None, num_classes: int | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        num_clients: Annotated[int, Ge(2), "A federation needs 2 clients."] | None = None,
+        num_classes: Count | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
-        if num_clients is not None:
-            check_number(self, "num_clients", num_clients, least=2, whole=True, hint="A federation needs 2 clients.")
-        if num_classes is not None:
-            check_number(self, "num_classes", num_classes, least=1, whole=True)
         self.num_clients, self.num_classes = num_clients, num_classes
         self.class_names: Sequence[str] | None = None
         self.client_names: Sequence[str] | None = None

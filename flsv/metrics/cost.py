@@ -18,8 +18,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from flsv.arguments import check_number
 from flsv.data.groups import client_called
+from flsv.declared import Positive
 from flsv.metrics.base import ContributionMetric
 from flsv.privacy.gaussian import GaussianPrivacy
 from flsv.round import Round
@@ -88,9 +88,9 @@ class CommunicationCost(ContributionMetric):
     last: Tensor
     last_bytes: Tensor
 
-    def __init__(self, num_clients: int | None = None, bytes_per_parameter: float | None = None, **kwargs: Any) -> None:
-        if bytes_per_parameter is not None:
-            check_number(self, "bytes_per_parameter", bytes_per_parameter, above=0)
+    def __init__(
+        self, num_clients: int | None = None, bytes_per_parameter: Positive | None = None, **kwargs: Any
+    ) -> None:
         self.bytes_per_parameter = bytes_per_parameter
         super().__init__(num_clients, **kwargs)
 

@@ -12,12 +12,12 @@ Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
-from flsv.arguments import check_number
 from flsv.features import Features
 from flsv.functional.transport import contribution_shares
 from flsv.metrics.base import ContributionMetric, latest
@@ -91,13 +91,12 @@ class WassersteinContribution(ContributionMetric):
         iterations: int = 10,
         label_weight: float = 1.0,
         covariance: str = "diag",
-        every: int = 1,
+        every: Annotated[int, Ge(0)] = 1,
         use_validation: bool = True,
         allow_reconstruction: bool = False,
         options: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        check_number(self, "every", every, least=0, whole=True)
         self.valuer = FedBary(
             features,
             support,

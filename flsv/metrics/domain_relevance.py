@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flsv.arguments import check_number
+from flsv.declared import Momentum
 from flsv.functional.over_rounds import momentum_add, momentum_merge, momentum_value
 from flsv.functional.peers import label_overlap, relevance_auroc
 from flsv.metrics.base import ContributionMetric
@@ -69,9 +69,8 @@ class DomainRelevance(ContributionMetric):
     history: Tensor
 
     def __init__(
-        self, num_clients: int | None = None, alpha: float = 0.5, truth: Tensor | None = None, **kwargs: Any
+        self, num_clients: int | None = None, alpha: Momentum = 0.5, truth: Tensor | None = None, **kwargs: Any
     ) -> None:
-        check_number(self, "alpha", alpha, least=0, below=1)
         self.alpha = alpha
         super().__init__(num_clients, **kwargs)
         self._truth = truth

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flsv.arguments import check_number
-from flsv.errors import ConfigurationError
+from flsv.declared import Share
 from flsv.functional.agreement import cosines
 from flsv.functional.gradients import agreement_scales, gradient_agreement
 from flsv.games.performance import ModelScore, performance_of
@@ -73,6 +72,12 @@ class GradientAgreement(ContributionMetric):
     unit = "share"
     sign = "larger: the client's steps lower the validation loss, and go where all go."
     cost = "a gradient of the validation loss, and per client two dot products."
+    rules = (
+        (
+            lambda given: not given.balanced or given.loss is None,
+            "the module's own loss has no classes to balance. Leave one of them out.",
+        ),
+    )
     per_class = False
     over_rounds: OverRounds = "sum"
     plot_lower_bound = 0.0
@@ -88,17 +93,11 @@ class GradientAgreement(ContributionMetric):
     def __init__(
         self,
         num_clients: int | None = None,
-        blend: float = 0.5,
+        blend: Share = 0.5,
         loss: str | None = None,
         balanced: bool = False,
         **kwargs: Any,
     ) -> None:
-        check_number(self, "blend", blend, least=0, most=1)
-        if balanced and loss is not None:
-            raise ConfigurationError(
-                f"{type(self).__name__}(loss={loss!r}, balanced=True): the module's own loss has no classes to "
-                "balance. Leave one of them out."
-            )
         self.blend, self.loss, self.balanced = blend, loss, balanced
         #: What models are measured by, see :meth:`flsv.Round.play`.
         self.measured_by: str | ModelScore = (

@@ -15,12 +15,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from flsv.arguments import check_number
-from flsv.errors import ConfigurationError
+from flsv.declared import Momentum
 from flsv.functional.gradients import client_in_run_values, gradient_shapley
 from flsv.functional.over_rounds import momentum_add, momentum_merge, momentum_value
 from flsv.games.performance import loss_of
 from flsv.metrics.base import ContributionMetric
+
+#: What must hold of arguments.
+_RULES = ((lambda given: given.order == 1 or given.loss is None, "of a loss that is logged there is the first order."),)
 
 
 class GradientShapley(ContributionMetric):
@@ -62,6 +64,7 @@ class GradientShapley(ContributionMetric):
     unit = "fall of the validation loss (nats)"
     sign = "positive: lowers the validation loss; negative: raises it; 0: no difference."
     cost = "a gradient of the validation loss, and per client a dot product; order 2: a Hessian product too."
+    rules = _RULES
     per_class = False
     over_rounds = "momentum"
     history: Tensor
@@ -70,12 +73,10 @@ class GradientShapley(ContributionMetric):
         self,
         num_clients: int | None = None,
         order: Literal[1, 2] = 1,
-        momentum: float = 0.0,
+        momentum: Momentum = 0.0,
         loss: str | None = None,
         **kwargs: Any,
     ) -> None:
-        _check_order(self, order, loss)
-        check_number(self, "momentum", momentum, least=0, below=1)
         self.order, self.momentum, self.loss = order, momentum, loss
         #: What models are measured by, see :meth:`flsv.Round.play`.
         self.measured_by = loss_of(self, loss)
@@ -166,6 +167,7 @@ class InRunShapley(ContributionMetric):
     unit = "fall of the validation loss (nats), summed over rounds"
     sign = "positive: the client's samples lower the validation loss; negative: they raise it."
     cost = "a gradient of the validation loss a round, and ghost products in the steps that clients look at."
+    rules = _RULES
     over_rounds = "sum"
     reported_by = "FederatedLoop(client_algorithm=flsv.clients.algorithms.InRunValues())"
 
@@ -180,7 +182,6 @@ class InRunShapley(ContributionMetric):
         loss: str | None = None,
         **kwargs: Any,
     ) -> None:
-        _check_order(self, order, loss)
         self.order, self.loss = order, loss
         #: What models are measured by, see :meth:`flsv.Round.play`.
         self.measured_by = loss_of(self, loss)
@@ -241,11 +242,3 @@ class InRunShapley(ContributionMetric):
 
     def per_client(self, value: Tensor) -> Tensor:
         return value.sum(-1)
-
-
-def _check_order(metric: ContributionMetric, order: int, loss: str | None) -> None:
-    who = type(metric).__name__
-    if order not in (1, 2):
-        raise ConfigurationError(f"{who}(order={order}): expected 1 or 2.")
-    if order == 2 and loss is not None:
-        raise ConfigurationError(f"{who}(order=2, loss={loss!r}): of a loss that is logged there is the first order.")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv.arguments import check_number
+from flsv.declared import Momentum, Positive
 from flsv.errors import ConfigurationError
 from flsv.functional.peers import Combine, contribution_estimates, leave_one_out_cosines, without_own
 from flsv.games.performance import Mode, ModelScore, performance_of
@@ -186,24 +186,16 @@ class ContributionEstimation(ContributionMetric):
         combine: Combine = "times",
         performance: str | Metric = "accuracy",
         consensus: Literal["weights", "uniform"] = "weights",
-        floor: float = 1e-3,
+        floor: Momentum = 1e-3,
         mode: Mode | None = None,
-        cap: float | None = None,
+        cap: Positive | None = None,
         **kwargs: Any,
     ) -> None:
-        who = type(self).__name__
-        if combine not in ("times", "plus"):
-            raise ConfigurationError(f'{who}(combine={combine!r}): expected "times" or "plus".')
-        if consensus not in ("weights", "uniform"):
-            raise ConfigurationError(f'{who}(consensus={consensus!r}): expected "weights" or "uniform".')
-        check_number(self, "floor", floor, least=0, below=1)
-        if cap is not None:
-            check_number(self, "cap", cap, above=0)
         self.performance = performance_of(self, performance, mode)
         if self.performance == "negative_loss" or getattr(self.performance, "mode", "max") == "min":
             raise ConfigurationError(
-                f"{who}(performance={performance!r}): the error is 1 - score, of a score in [0, 1] of which more is "
-                'better. Use "accuracy" or "balanced_accuracy".'
+                f"{type(self).__name__}(performance={performance!r}): the error is 1 - score, of a score in [0, 1] of "
+                'which more is better. Use "accuracy" or "balanced_accuracy".'
             )
         self.combine, self.consensus, self.floor, self.cap = combine, consensus, floor, cap
         super().__init__(num_clients, None, **kwargs)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv.arguments import check_number
+from flsv.declared import Count
 from flsv.errors import ConfigurationError
 from flsv.functional.shapley import few_coalitions, few_coalitions_shapley
 from flsv.functional.shapley.few_coalitions import Which
@@ -123,6 +123,12 @@ class ShadowShapley(MeasuredMetric):
         tensor([1., 2., 4.])
     """
 
+    rules = (
+        (
+            lambda given: not given.one_by_one or given.part == "all",
+            "a part is trained at once for all coalitions. Leave one of the two out.",
+        ),
+    )
     sign = "positive: federations do better with the client; negative: worse; 0: no difference."
     cost = "training and a validation of every coalition's model, at the clients too."
     values: Tensor
@@ -139,7 +145,7 @@ class ShadowShapley(MeasuredMetric):
         performance: str | Metric = "accuracy",
         per_class: bool = False,
         mode: Mode | None = None,
-        every: int = 1,
+        every: Count = 1,
         **kwargs: Any,
     ) -> None:
         known = get_args(Which)
@@ -154,7 +160,6 @@ class ShadowShapley(MeasuredMetric):
             )
         self.coalitions = coalitions if isinstance(coalitions, str) else [list(members) for members in coalitions]
         self.part = part if isinstance(part, str) else list(part)
-        check_number(self, "every", every, least=1, whole=True)
         self.every = every
         self._last: int | None = None
         self._measure(performance, mode, per_class or num_classes is not None)

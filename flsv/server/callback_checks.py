@@ -105,9 +105,7 @@ def _check_monitor(callback: Any, metrics: set[str], num_clients: int, evaluate_
     if name.split("/")[0] not in _SCORES or (found is None and name.split("/")[-1] not in ("mean", "min", "std")):
         return
     if not evaluate_every:
-        raise ConfigurationError(
-            f"{who}: nobody measures it. Set FederatedLoop(evaluation=ClientEvaluation(every=1))."
-        )
+        raise ConfigurationError(f"{who}: nobody measures it. Set FederatedLoop(evaluation=ClientEvaluation(every=1)).")
     if evaluate_every > 1 and isinstance(callback, EarlyStopping) and callback.strict:
         raise ConfigurationError(
             f"{who}: it is first known after {evaluate_every} rounds. Set ClientEvaluation(every=1), or "

@@ -18,13 +18,14 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Ge, Gt, Lt
 from torch import Tensor
 
 from flsv import counting
-from flsv.arguments import check_number, check_one_of
+from flsv.declared import Count, Declared, NonNegative, Positive
 from flsv.errors import ConfigurationError
 from flsv.features import Features, make_features
 from flsv.functional.transport import (
@@ -38,7 +39,7 @@ from flsv.functional.transport.values import Part
 from flsv.participants import Client, LocalData, run_protocol
 from flsv.seeding import generator_for
 from flsv.valuation import questions
-from flsv.valuation.questions import RULES, Covariance, FirstAnswer, Labels, Verdict
+from flsv.valuation.questions import Covariance, FirstAnswer, Labels, Verdict
 
 LARGEST = 100  # the default S for large clients
 FEW = 10  # points, below which distances say little
@@ -81,7 +82,7 @@ class Valuation:
         return self.flagged / (self.samples + self.broken)
 
 
-class FedBary:
+class FedBary(Declared):
     """Values clients by the Wasserstein distance of their data from the server's, and samples by their gradients.
 
     Only interpolants and distances cross, and for samples a count and a histogram. Interpolants are means of a client's
@@ -125,41 +126,26 @@ class FedBary:
         (tensor([0.8000, 0.2000]), 19)
     """
 
+    rules = ((lambda given: given.part != "labels" or given.label_weight > 0, "expected a label_weight above 0."),)
+
     def __init__(
         self,
         features: str | Features = "pixels",
-        support: int | None = None,
-        iterations: int = 10,
-        label_weight: float = 1.0,
+        support: Count | None = None,
+        iterations: Count = 10,
+        label_weight: NonNegative = 1.0,
         covariance: Covariance = "diag",
-        t: float = 0.5,
-        p: float = 2.0,
+        t: Annotated[float, Gt(0), Lt(1)] = 0.5,
+        p: Annotated[float, Ge(1)] = 2.0,
         calibration: Literal["class", "client"] = "class",
         rule: Literal["outlier", "positive"] = "outlier",
-        blur: float = 0.1,
-        scaling: float = 0.7,
+        blur: Positive = 0.1,
+        scaling: Annotated[float, Gt(0), Lt(1)] = 0.7,
         part: Part = "both",
-        chunk: int = 2000,
-        workers: int | None = None,
+        chunk: Count = 2000,
+        workers: Count | None = None,
         allow_reconstruction: bool = False,
     ) -> None:
-        if support is not None:
-            check_number(self, "support", support, least=1, whole=True)
-        for name, count in (("iterations", iterations), ("chunk", chunk)):
-            check_number(self, name, count, least=1, whole=True)
-        if workers is not None:
-            check_number(self, "workers", workers, least=1, whole=True)
-        check_number(self, "label_weight", label_weight, least=0)
-        check_number(self, "t", t, above=0, below=1)
-        check_number(self, "p", p, least=1)
-        check_number(self, "blur", blur, above=0)
-        check_number(self, "scaling", scaling, above=0, below=1)
-        check_one_of(self, "covariance", covariance, get_args(Covariance))
-        check_one_of(self, "rule", rule, RULES)
-        check_one_of(self, "part", part, get_args(Part))
-        check_one_of(self, "calibration", calibration, ("class", "client"))
-        if part == "labels" and not label_weight:
-            raise ConfigurationError('FedBary(part="labels", label_weight=0): expected a label_weight above 0.')
         self.features = make_features(features)
         self.support, self.iterations, self.t, self.p = support, iterations, t, p
         self.labels = Labels(covariance, label_weight)

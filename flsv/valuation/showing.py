@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -25,42 +25,27 @@ if TYPE_CHECKING:
 MOST_PANELS = 24
 
 
-def draw_histograms(
-    edges: Tensor, counts: Tensor, flagged: Tensor, names: Sequence[str] | None = None
-) -> tuple[Figure, Any]:
-    """A small histogram of calibrated gradients per client, for up to 24 clients.
-
-    Args:
-        edges: ``[n, B + 1]``, NaN for clients without.
-        counts: ``[n, B]``.
-        flagged: ``[n]``, share of flagged samples.
-        names: of the clients, n of them.
-
-    Returns:
-        The figure, and an axis that holds nothing but its title.
-    """
+def histograms_of(found: Valuation, names: Sequence[str] | None = None) -> Figure:
+    """A small histogram of calibrated gradients per client, for up to 24 clients, of whom those that have samples have
+    judged them."""
     from matplotlib.figure import Figure
 
-    shown = min(len(edges), MOST_PANELS)
+    shown = min(len(found.clients), MOST_PANELS)
     columns = min(5, shown)
     rows = math.ceil(shown / columns)
-    figure = Figure(figsize=(max(4.0, 2.3 * columns), 0.7 + 1.7 * rows), dpi=100, layout="constrained")
-    header, body = figure.subfigures(2, 1, squeeze=False, height_ratios=[0.35, 0.35 + 1.7 * rows])[:, 0]
-    title = header.subplots()
-    title.axis("off")
-    axes = body.subplots(rows, columns, squeeze=False).flatten()
-    for client, axis in enumerate(axes):
-        if client >= shown:
-            axis.axis("off")
-            continue
-        share = f", {flagged[client]:.1%} flagged" if flagged[client] >= 0 else ""
+    figure = Figure(figsize=(max(4.0, 2.3 * columns), 0.5 + 1.7 * rows), dpi=100, layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).flatten()
+    for axis in axes[shown:]:
+        axis.axis("off")
+    for client, (axis, verdict, flagged) in enumerate(zip(axes[:shown], found.verdicts, found.flagged_shares)):
+        share = f", {flagged:.1%} flagged" if flagged >= 0 else ""
         axis.set_title(label_text(client_label(client, names)) + share, size=8)
         axis.tick_params(labelsize=7)
-        if edges[client].isfinite().all():
-            axis.stairs(counts[client].numpy(), edges[client].numpy(), fill=True, color=PALETTE[0])
+        if verdict is not None:
+            axis.stairs(verdict.counts.numpy(), verdict.edges.numpy(), fill=True, color=PALETTE[0])
             axis.axvline(0, color="black", linewidth=0.6)
-    body.supxlabel("calibrated gradient (positive: harmful)", size=8)
-    return figure, title
+    figure.supxlabel("calibrated gradient (positive: harmful)", size=8)
+    return figure
 
 
 def draw_contributions(found: Valuation, names: Sequence[str] | None = None) -> Figure:
@@ -74,15 +59,6 @@ def draw_contributions(found: Valuation, names: Sequence[str] | None = None) -> 
         draw_bars(axis, values.double().numpy(), labels)
         axis.set_title(title)
     return figure
-
-
-def histograms_of(found: Valuation, names: Sequence[str] | None = None) -> Figure:
-    """:func:`draw_histograms` of a valuation in which the clients have judged their samples."""
-    known = next(verdict for verdict in found.verdicts if verdict is not None)
-    nothing = torch.full_like(known.edges, torch.nan), torch.full_like(known.counts, 0)
-    pairs = [nothing if verdict is None else (verdict.edges, verdict.counts) for verdict in found.verdicts]
-    edges, counts = (torch.stack(part) for part in zip(*pairs))
-    return draw_histograms(edges, counts, found.flagged_shares, names)[0]
 
 
 MOST_HARMFUL = "most_harmful"

@@ -28,7 +28,10 @@ def test_only_what_depends_on_all_rounds_in_their_order_cannot_be_put_together()
         later = case.fed(EVERY[HALF:])
         later.merge_state(case.half())
 
-    assert {name for name, case in CASES.items() if refused(lambda case=case: merge(case))} == {"CosineGradientShapley", "OneRoundShapley"}
+    assert {name for name, case in CASES.items() if refused(lambda case=case: merge(case))} == {
+        "CosineGradientShapley",
+        "OneRoundShapley",
+    }
 
 
 def test_all_metrics_are_here() -> None:

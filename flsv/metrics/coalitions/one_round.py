@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flsv.arguments import check_number
+from flsv.declared import Count
 from flsv.functional.shapley import ShapleyEstimate, Utility
 from flsv.games import CoalitionUtility, Renormalized, Weighting
 from flsv.metrics.coalitions.folds import Fold
@@ -32,9 +32,6 @@ class _AtTheEnd(Fold):
     """The value of a single game, after so many rounds."""
 
     rounds: int
-
-    def check(self, owner: str, per_class: bool) -> None:
-        check_number(owner, "rounds", self.rounds, least=1, whole=True)
 
     def init_states(self, metric: Any, num_clients: int, width: int) -> None:
         # The length of a vector is not known yet.
@@ -116,13 +113,13 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "w
 
     def __init__(
         self,
-        rounds: int,
+        rounds: Count,
         num_clients: int | None = None,
         *,
         coalition_weights: CoalitionWeights = "renormalized",
         **kwargs: Any,
     ) -> None:
-        fold, weighting = _AtTheEnd(rounds), weighting_of(self, coalition_weights)
+        fold, weighting = _AtTheEnd(rounds), weighting_of(coalition_weights)
         super().__init__(num_clients, None, value="shapley", fold=fold, weighting=weighting, per_class=False, **kwargs)
 
     @property

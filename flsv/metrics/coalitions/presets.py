@@ -15,8 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from flsv.arguments import check_number
-from flsv.errors import ConfigurationError
+from flsv.declared import Momentum
 from flsv.functional.shapley import Utility
 from flsv.functional.shapley.normalize import Normalization
 from flsv.metrics.coalitions.folds import Decay, LowerBound, MovingAverage, Sum, SurrogateAverage
@@ -88,7 +87,7 @@ class PartialFederatedShapley(CoalitionValue, chosen=("value", "fold")):
         num_clients: int | None = None,
         num_classes: int | None = None,
         *,
-        momentum: float = 0.0,
+        momentum: Momentum = 0.0,
         init: float | Literal["uniform"] | None = None,
         **kwargs: Any,
     ) -> None:
@@ -119,7 +118,7 @@ class LeaveOneOut(CoalitionValue, chosen=("value", "estimator", "estimator_args"
     to_pay_by = False
 
     def __init__(
-        self, num_clients: int | None = None, num_classes: int | None = None, *, momentum: float = 0.0, **kwargs: Any
+        self, num_clients: int | None = None, num_classes: int | None = None, *, momentum: Momentum = 0.0, **kwargs: Any
     ) -> None:
         super().__init__(
             num_clients,
@@ -191,13 +190,12 @@ class SurrogateFederatedShapley(CoalitionValue, chosen=("num_classes", "value", 
     def __init__(
         self,
         num_clients: int | None = None,
-        beta: float = 0.7,
+        beta: Momentum = 0.7,
         init: float | None = 0.5,
         *,
         normalize: Normalization = "min-max",
         **kwargs: Any,
     ) -> None:
-        check_number(self, "beta", beta, least=0, below=1)
         fold = SurrogateAverage(beta, init, normalize)
         super().__init__(num_clients, None, value="shapley", fold=fold, per_class=False, **kwargs)
 
@@ -343,7 +341,7 @@ class DecayedShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "we
         coalition_weights: CoalitionWeights = "renormalized",
         **kwargs: Any,
     ) -> None:
-        fold, weighting = Decay(decay, threshold, normalize), weighting_of(self, coalition_weights)
+        fold, weighting = Decay(decay, threshold, normalize), weighting_of(coalition_weights)
         super().__init__(num_clients, None, value="shapley", fold=fold, weighting=weighting, per_class=False, **kwargs)
 
     def update(  # type: ignore[override]
@@ -358,14 +356,6 @@ class DecayedShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "we
         super().update(client_ids, utility, generator, round_index, aggregation_weights)
 
 
-def weighting_of(owner: CoalitionValue, coalition_weights: CoalitionWeights) -> Weighting:
-    """How a coalition's updates are averaged by the aggregation's weights.
-
-    Raises:
-        ConfigurationError: neither ``"renormalized"`` nor ``"fixed"``.
-    """
-    if coalition_weights not in ("renormalized", "fixed"):
-        raise ConfigurationError(
-            f'{type(owner).__name__}(coalition_weights={coalition_weights!r}): expected "renormalized" or "fixed".'
-        )
+def weighting_of(coalition_weights: CoalitionWeights) -> Weighting:
+    """How a coalition's updates are averaged by the aggregation's weights."""
     return "aggregation" if coalition_weights == "renormalized" else "aggregation-fixed"
