@@ -208,7 +208,7 @@ def _each(choices: Sequence[_Choice]) -> _Choice:
             return not isinstance(values, str | int | float | None)
         return all(any(accepts(value) for accepts, _ in choices) for value in values)
 
-    return accepts, f"a list, each of it {' or '.join(words for _, words in choices)}"
+    return accepts, f"a list (each: {' or '.join(words for _, words in choices)})"
 
 
 def _bounded(choice: _Choice, markers: Sequence[Any]) -> _Choice:

@@ -40,6 +40,7 @@ PACKAGES = (
 )
 #: What a class cannot be made without, beside numbers.
 NEEDED: dict[str, dict[str, Any]] = {
+    "Backbone": {"name": "lenet5"},
     "Bucketing": {"aggregator": FedAvg()},
     "MoreauSGD": {"params": [nn.Parameter(torch.zeros(1))]},
     "OpenSetLabelNoise": {"unknown_classes": [0]},
@@ -132,7 +133,7 @@ def test_whose_arguments_are_looked_at() -> None:
 
 def test_lists_of_numbers() -> None:
     for wrong in ([1.0, math.nan], (1.0, "2"), "12", 3.0):
-        with pytest.raises(ConfigurationError, match="expected a list, each of it a finite number of at least 0"):
+        with pytest.raises(ConfigurationError, match=r"expected a list \(each: a finite number of at least 0\)"):
             check_argument("Owner", "shares", wrong, Sequence[NonNegative])
     check_argument("Owner", "shares", torch.ones(2), list[NonNegative])  # whoever takes it looks into it
 

@@ -11,7 +11,6 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
-from flsv.arguments import check_number
 from flsv.attacks.collusion import Collusion, Knowledge
 
 
@@ -49,8 +48,6 @@ class ALittleIsEnough(Collusion):
     ) -> None:
         super().__init__(clients, fraction, seed, knows)
         self.z = z
-        if z is not None:
-            check_number(self, "z", z)
 
     def collude(self, updates: Tensor, colluders: int, cohort: int, generator: torch.Generator) -> Tensor:
         z = largest_z(cohort, colluders) if self.z is None else self.z

@@ -7,10 +7,12 @@ free-riders (Lin, Du, Liu, "Free-riders in Federated Learning: Attacks and Defen
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
+from annotated_types import Gt, Le
 from torch import Tensor
 
-from flsv.arguments import check_number
 from flsv.attacks.base import Attack
 from flsv.uploads import UploadContext
 
@@ -39,13 +41,16 @@ class Alignment(Attack):
     """
 
     def __init__(
-        self, mix: float = 0.5, clients: list[int] | None = None, fraction: float | None = None, seed: int = 0
+        self,
+        mix: Annotated[float, Gt(0), Le(1)] = 0.5,
+        clients: list[int] | None = None,
+        fraction: float | None = None,
+        seed: int = 0,
     ) -> None:
         super().__init__(clients, fraction, seed)
         self.mix = mix
-        check_number(self, "mix", mix, above=0, most=1)
 
-    def act(self, update: Tensor, context: UploadContext, generator: torch.Generator) -> Tensor:
+    def attack(self, update: Tensor, context: UploadContext, generator: torch.Generator) -> Tensor:
         name = f"attack.{context.position}.start"
         if context.start is None:
             return update
@@ -62,7 +67,3 @@ class Alignment(Attack):
         direction = (1 - self.mix) * update / length + self.mix * step / far
         norm = direction.norm()
         return update if norm == 0 else direction * (length / norm)
-
-    def attack(self, update: Tensor, round_index: int, generator: torch.Generator) -> Tensor:
-        """Without a server's step known: the update itself."""
-        return update

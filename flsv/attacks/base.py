@@ -29,7 +29,7 @@ class Attack(ClientChoice, Upload):
 
     Example:
         >>> class Shy(Attack):
-        ...     def attack(self, update, round_index, generator):
+        ...     def attack(self, update, context, generator):
         ...         return update / 10
         >>> context = UploadContext(client=1, num_clients=3, num_parameters=2, round_index=0)
         >>> Shy(clients=[1]).apply(torch.ones(2), context)
@@ -41,21 +41,17 @@ class Attack(ClientChoice, Upload):
     trains: bool = True
 
     @abstractmethod
-    def attack(self, update: Tensor, round_index: int, generator: torch.Generator) -> Tensor:
+    def attack(self, update: Tensor, context: UploadContext, generator: torch.Generator) -> Tensor:
         """The update that the client sends instead of ``update``.
 
         Args:
             update: the client's parameters after training minus those it started from, floating-point ``[P]``, on any
                 device; not to be changed in place. Buffers are no part of it: a running variance that is flipped or
                 scaled turns negative, and the model into NaN, which is another attack.
-            round_index: the round, from 0 on.
+            context: the client and the round; what it started from, ``start``, and what it keeps between rounds,
+                ``state``.
             generator: CPU generator that depends on ``seed``, the round and the client.
         """
-
-    def act(self, update: Tensor, context: UploadContext, generator: torch.Generator) -> Tensor:
-        """:meth:`attack`; to be overridden by an attack that needs to know more than the update: what the client
-        started from, ``context.start``, or what it keeps between rounds, ``context.state``."""
-        return self.attack(update, context.round_index, generator)
 
     def apply(self, update: Tensor, context: UploadContext) -> Tensor:
         """``update [P]`` as it leaves: itself where the attack does not concern the client.
@@ -73,7 +69,7 @@ class Attack(ClientChoice, Upload):
         parameters, buffers = update[: context.num_parameters], update[context.num_parameters :]
         # The position tells two attacks of one seed apart.
         generator = generator_for(self.seed, "attack", context.position, context.round_index, context.client)
-        sent = self.act(parameters, context, generator)
+        sent = self.attack(parameters, context, generator)
         if sent.shape != parameters.shape:
             raise ConfigurationError(
                 f"{self!r} made {list(sent.shape)} out of an update {list(parameters.shape)}; it has to keep the shape."

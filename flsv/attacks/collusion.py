@@ -54,8 +54,6 @@ class Collusion(ClientChoice, Upload):
     ) -> None:
         super().__init__(clients, fraction, seed)
         self.knows = knows
-        if knows not in ("colluders", "all"):
-            raise ConfigurationError(f'{self!r}: expected knows="colluders" or knows="all".')
 
     @abstractmethod
     def collude(self, updates: Tensor, colluders: int, cohort: int, generator: torch.Generator) -> Tensor:

@@ -7,12 +7,12 @@ place.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
-from flsv.arguments import check_number
 from flsv.attacks.base import Attack
-from flsv.errors import ConfigurationError
 from flsv.uploads import UploadContext
 
 
@@ -36,6 +36,8 @@ class FalseReports(Attack):
         0.1
     """
 
+    rules: ClassVar = ((lambda a: a.loss is not None or a.score is not None, "nothing is false. Give loss or score."),)
+
     def __init__(
         self,
         loss: float | None = None,
@@ -45,17 +47,13 @@ class FalseReports(Attack):
         seed: int = 0,
     ) -> None:
         super().__init__(clients, fraction, seed)
-        self.loss, self.score = loss, score
-        if loss is None and score is None:
-            raise ConfigurationError(f"{self!r} says nothing false: give loss or score.")
-        for name, number in (("loss", loss), ("score", score)):
-            if number is not None:
-                check_number(self, name, number)
+        self.loss = loss
+        self.score = score
 
     def apply(self, update: Tensor, context: UploadContext) -> Tensor:
         return update
 
-    def attack(self, update: Tensor, round_index: int, generator: torch.Generator) -> Tensor:
+    def attack(self, update: Tensor, context: UploadContext, generator: torch.Generator) -> Tensor:
         """The update itself."""
         return update
 

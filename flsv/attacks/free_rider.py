@@ -7,14 +7,14 @@ anything. ShapleyFL's failing hospitals (KDD 2023, section 6.1) send random grad
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Gt
 from torch import Tensor
 
-from flsv.arguments import check_number
 from flsv.attacks.base import Attack
-from flsv.errors import ConfigurationError
+from flsv.uploads import UploadContext
 
 
 class FreeRider(Attack):
@@ -33,9 +33,9 @@ class FreeRider(Attack):
 
     Example:
         >>> generator = torch.Generator().manual_seed(0)
-        >>> FreeRider().attack(torch.ones(4), 0, generator)
+        >>> FreeRider().attack(torch.ones(4), None, generator)
         tensor([0., 0., 0., 0.])
-        >>> round(float(FreeRider("noise", scale=0.5).attack(torch.ones(4), 0, generator).norm()), 4)
+        >>> round(float(FreeRider("noise", scale=0.5).attack(torch.ones(4), None, generator).norm()), 4)
         1.0
     """
 
@@ -44,7 +44,7 @@ class FreeRider(Attack):
     def __init__(
         self,
         mode: Literal["zero", "noise"] = "zero",
-        scale: float = 1.0,
+        scale: Annotated[float, Gt(0), "For no update at all take mode='zero'."] = 1.0,
         clients: list[int] | None = None,
         fraction: float | None = None,
         seed: int = 0,
@@ -52,11 +52,8 @@ class FreeRider(Attack):
         super().__init__(clients, fraction, seed)
         self.mode = mode
         self.scale = scale
-        if mode not in ("zero", "noise"):
-            raise ConfigurationError(f"{self!r}: mode must be 'zero' or 'noise'.")
-        check_number(self, "scale", scale, above=0, hint="For no update at all say mode='zero'.")
 
-    def attack(self, update: Tensor, round_index: int, generator: torch.Generator) -> Tensor:
+    def attack(self, update: Tensor, context: UploadContext, generator: torch.Generator) -> Tensor:
         if self.mode == "zero":
             return torch.zeros_like(update)
         noise = torch.randn(len(update), generator=generator).to(update)

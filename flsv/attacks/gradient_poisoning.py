@@ -7,11 +7,13 @@ by 1 + N(0, s^2) instead, which is far stronger; flsv follows the paper.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
-from flsv.arguments import check_number
 from flsv.attacks.base import Attack
+from flsv.uploads import UploadContext
 
 
 class GradientPoisoning(Attack):
@@ -31,10 +33,12 @@ class GradientPoisoning(Attack):
         ConfigurationError: ``low`` not below ``high``, or not finite.
 
     Example:
-        >>> sent = GradientPoisoning().attack(torch.ones(1000), 0, torch.Generator().manual_seed(0))
+        >>> sent = GradientPoisoning().attack(torch.ones(1000), None, torch.Generator().manual_seed(0))
         >>> bool(sent.min() >= 0.5), bool(sent.max() <= 1.5), round(float(sent.mean()), 1)
         (True, True, 1.0)
     """
+
+    rules: ClassVar = ((lambda a: a.low < a.high, "expected high={high} to be above low={low}."),)
 
     def __init__(
         self,
@@ -47,9 +51,7 @@ class GradientPoisoning(Attack):
         super().__init__(clients, fraction, seed)
         self.low = low
         self.high = high
-        check_number(self, "low", low)
-        check_number(self, "high", high, above=low, hint=f"The bound is low={low}.")
 
-    def attack(self, update: Tensor, round_index: int, generator: torch.Generator) -> Tensor:
+    def attack(self, update: Tensor, context: UploadContext, generator: torch.Generator) -> Tensor:
         noise = torch.rand(len(update), generator=generator) * (self.high - self.low) + self.low
         return update * (1 + noise.to(update))

@@ -9,7 +9,10 @@ Lin, Du, Liu, arXiv:1911.12560, 2019.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
+from annotated_types import Gt, Le
 from torch import Tensor
 
 from flsv.attacks.alignment import Alignment
@@ -51,14 +54,15 @@ class HeadAlignment(Alignment):
     def __init__(
         self,
         classes: list[int] | None = None,
-        mix: float = 1.0,
+        mix: Annotated[float, Gt(0), Le(1)] = 1.0,
         clients: list[int] | None = None,
         fraction: float | None = None,
         seed: int = 0,
         head: str | None = None,
     ) -> None:
         super().__init__(mix, clients, fraction, seed)
-        self.classes, self.head = classes, head
+        self.classes = classes
+        self.head = head
         self._head: Head | None = None
 
     def check(self, space: ParameterSpace) -> None:
@@ -75,7 +79,7 @@ class HeadAlignment(Alignment):
             )
         self._head = space.head
 
-    def act(self, update: Tensor, context: UploadContext, generator: torch.Generator) -> Tensor:
+    def attack(self, update: Tensor, context: UploadContext, generator: torch.Generator) -> Tensor:
         name, head = f"attack.{context.position}.head", self._head
         if context.start is None or head is None:
             return update

@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flsv.arguments import check_number
 from flsv.attacks.collusion import Collusion, Knowledge
+from flsv.declared import Positive
 
 
 class InnerProductManipulation(Collusion):
@@ -39,7 +39,7 @@ class InnerProductManipulation(Collusion):
 
     def __init__(
         self,
-        length: float = 4.9,
+        length: Positive = 4.9,
         clients: list[int] | None = None,
         fraction: float | None = None,
         seed: int = 0,
@@ -47,7 +47,6 @@ class InnerProductManipulation(Collusion):
     ) -> None:
         super().__init__(clients, fraction, seed, knows)
         self.length = length
-        check_number(self, "length", length, above=0)
 
     def collude(self, updates: Tensor, colluders: int, cohort: int, generator: torch.Generator) -> Tensor:
         known = updates.double()

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flsv.arguments import check_number
 from flsv.attacks.base import Attack
+from flsv.uploads import UploadContext
 
 
 class Scaling(Attack):
@@ -26,20 +26,15 @@ class Scaling(Attack):
         ConfigurationError: a factor that is not finite.
 
     Example:
-        >>> Scaling(factor=3.0).attack(torch.tensor([1.0, -2.0]), 0, torch.Generator())
+        >>> Scaling(factor=3.0).attack(torch.tensor([1.0, -2.0]), None, torch.Generator())
         tensor([ 3., -6.])
     """
 
     def __init__(
-        self,
-        factor: float = 10.0,
-        clients: list[int] | None = None,
-        fraction: float | None = None,
-        seed: int = 0,
+        self, factor: float = 10.0, clients: list[int] | None = None, fraction: float | None = None, seed: int = 0
     ) -> None:
         super().__init__(clients, fraction, seed)
         self.factor = factor
-        check_number(self, "factor", factor)
 
-    def attack(self, update: Tensor, round_index: int, generator: torch.Generator) -> Tensor:
+    def attack(self, update: Tensor, context: UploadContext, generator: torch.Generator) -> Tensor:
         return update * self.factor

@@ -9,8 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flsv.arguments import check_number
 from flsv.attacks.base import Attack
+from flsv.declared import Positive
+from flsv.uploads import UploadContext
 
 
 class SignFlip(Attack):
@@ -26,20 +27,15 @@ class SignFlip(Attack):
         ConfigurationError: a scale that is not positive and finite.
 
     Example:
-        >>> SignFlip().attack(torch.tensor([1.0, -2.0]), 0, torch.Generator())
+        >>> SignFlip().attack(torch.tensor([1.0, -2.0]), None, torch.Generator())
         tensor([-1.,  2.])
     """
 
     def __init__(
-        self,
-        scale: float = 1.0,
-        clients: list[int] | None = None,
-        fraction: float | None = None,
-        seed: int = 0,
+        self, scale: Positive = 1.0, clients: list[int] | None = None, fraction: float | None = None, seed: int = 0
     ) -> None:
         super().__init__(clients, fraction, seed)
         self.scale = scale
-        check_number(self, "scale", scale, above=0)
 
-    def attack(self, update: Tensor, round_index: int, generator: torch.Generator) -> Tensor:
+    def attack(self, update: Tensor, context: UploadContext, generator: torch.Generator) -> Tensor:
         return update * -self.scale

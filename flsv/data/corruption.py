@@ -19,9 +19,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
 from flsv.declared import Declared, NonNegative, Share
@@ -51,14 +52,17 @@ class ClientChoice(Declared):
         ([0, 2], [0, 1, 2])
     """
 
-    def __init__(self, clients: Sequence[int] | None = None, fraction: Share | None = None, seed: int = 0) -> None:
+    rules: ClassVar = (
+        (lambda a: a.clients is None or a.fraction is None, "give clients or fraction, not both."),
+        (lambda a: a.clients is None or len({*a.clients}) == len(a.clients), "expected different clients."),
+    )
+
+    def __init__(
+        self, clients: Sequence[Annotated[int, Ge(0)]] | None = None, fraction: Share | None = None, seed: int = 0
+    ) -> None:
         self.clients = None if clients is None else list(clients)
         self.fraction = fraction
         self.seed = seed
-        if clients is not None and fraction is not None:
-            raise ConfigurationError(f"{self!r}: give clients or fraction, not both.")
-        if self.clients is not None and (min(self.clients, default=0) < 0 or len({*self.clients}) < len(self.clients)):
-            raise ConfigurationError(f"{self!r}: clients are different numbers from 0 up.")
 
     def chosen(self, num_clients: int) -> list[int]:
         """The clients concerned out of ``num_clients``, ascending."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from flsv.declared import Count
 from flsv.errors import ConfigurationError
 from flsv.features.base import Features
 from flsv.features.penultimate import head_inputs
@@ -39,19 +40,23 @@ class Backbone(Features):
         torch.Size([2, 84])
     """
 
+    rules: ClassVar = ((lambda a: not a.pretrained or a.weights is None, "give pretrained or weights, not both."),)
+
     def __init__(
         self,
         name: str,
         pretrained: bool = False,
         weights: str | None = None,
-        image_size: int | None = None,
+        image_size: Count | None = None,
         seed: int = 0,
         options: dict[str, Any] | None = None,
     ) -> None:
-        if pretrained and weights is not None:
-            raise ConfigurationError(f"Backbone({name!r}): give pretrained=True or weights={weights!r}, not both.")
-        self.name, self.pretrained, self.weights = name, pretrained, weights
-        self.image_size, self.seed, self.options = image_size, seed, dict(options or {})
+        self.name = name
+        self.pretrained = pretrained
+        self.weights = weights
+        self.image_size = image_size
+        self.seed = seed
+        self.options = options
         self._network: nn.Module | None = None
 
     def __call__(self, x: Tensor, module: nn.Module | None = None) -> Tensor:
@@ -60,7 +65,7 @@ class Backbone(Features):
         return head_inputs(self._network.to(x.device), x)
 
     def _build(self, shape: tuple[int, ...]) -> nn.Module:
-        options = {**self.options, "pretrained": True} if self.pretrained else self.options
+        options = {**(self.options or {}), **({"pretrained": True} if self.pretrained else {})}
         prepare = _Prepare(3 if self.name.startswith("torchvision:") else None, self.image_size)
         try:
             with torch.random.fork_rng(devices=[]):
@@ -78,10 +83,6 @@ class Backbone(Features):
         if self.weights is not None:
             _load(network, self.weights, repr(self))
         return nn.Sequential(prepare, network).eval().requires_grad_(False)
-
-    def __repr__(self) -> str:
-        weights = ", pretrained=True" if self.pretrained else f", weights={self.weights!r}" if self.weights else ""
-        return f"Backbone({self.name!r}{weights})"
 
 
 class _Prepare(nn.Module):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
+from flsv.declared import Declared
 from flsv.errors import ConfigurationError
 from flsv.participants import Client
 
@@ -14,7 +15,7 @@ from flsv.participants import Client
 FEATURES: dict[str, Callable[..., Features]] = {}
 
 
-class Features(ABC):
+class Features(Declared, ABC):
     """A map from samples ``[m, ...]`` to features ``[m, d]``, the same one at every client and at the server.
 
     Attributes:
@@ -40,8 +41,7 @@ class Features(ABC):
             module: the global model in evaluation mode, where ``needs_model``.
         """
 
-    # A map that has nothing to learn is the usual one, so this is no abstract method.
-    def fit(self, server: Tensor | None, clients: Sequence[Client]) -> None:  # noqa: B027
+    def fit(self, server: Tensor | None, clients: Sequence[Client]) -> None:
         """Learn what the map needs; called before the first call. By default nothing.
 
         Args:
@@ -58,7 +58,7 @@ def make_features(features: str | Features) -> Features:
 
     Example:
         >>> make_features("pca")
-        PCA(components=50)
+        PCA()
     """
     if isinstance(features, Features):
         return features
@@ -81,6 +81,3 @@ class Pixels(Features):
 
     def __call__(self, x: Tensor, module: nn.Module | None = None) -> Tensor:
         return x.flatten(1).float()
-
-    def __repr__(self) -> str:
-        return "Pixels()"

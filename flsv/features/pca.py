@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from flsv.arguments import check_number
+from flsv.declared import Count
 from flsv.errors import ConfigurationError
 from flsv.features.base import Features
 from flsv.participants import Client, LocalData, run_protocol
@@ -84,8 +84,7 @@ class PCA(Features):
         torch.Size([100, 3])
     """
 
-    def __init__(self, components: int = 50) -> None:
-        check_number(self, "components", components, least=1, whole=True)
+    def __init__(self, components: Count = 50) -> None:
         self.components = components
         self._mean: Tensor | None = None
         self._axes = torch.empty(0)
@@ -123,9 +122,6 @@ class PCA(Features):
                 "every client, and the server, inputs of one shape."
             )
         return (x - self._mean.to(x.device)) @ self._axes.to(x.device).T
-
-    def __repr__(self) -> str:
-        return f"PCA(components={self.components})"
 
 
 def _moments(local: LocalData) -> Moments | None:

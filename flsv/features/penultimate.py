@@ -44,9 +44,6 @@ class Penultimate(Features):
             )
         return head_inputs(module, x, self.head)
 
-    def __repr__(self) -> str:
-        return f"Penultimate(head={self.head!r})" if self.head else "Penultimate()"
-
 
 @torch.no_grad()
 def head_inputs(module: nn.Module, x: Tensor, head: str | None = None) -> Tensor:

@@ -129,24 +129,39 @@ class UpdateFilter(Component):
             ConfigurationError: it cannot.
         """
 
+    @property
+    def excludes(self) -> bool:
+        """Whether it may leave clients out of a round by what others send; yes, where nobody says otherwise."""
+        return True
+
+    @property
+    def bounds(self) -> bool:
+        """Whether it may change what a client is seen to have sent; likewise."""
+        return True
+
     @cached_property
-    def _notices(self) -> Notices:
+    def notices(self) -> Notices:
+        """The clients at fault, and how often."""
         return Notices(self.faults)
 
     @property
-    def notices(self) -> Notices:
-        """The clients at fault, and how often."""
-        return self._notices
+    def groups(self) -> list[list[int]]:
+        """Groups of clients that it has found to be alike."""
+        return []
+
+    def hint(self) -> str:
+        """What models that are not finite may come from, where it knows that."""
+        return ""
 
     def begin(self, federation: Federation) -> None:
-        self._notices = Notices(self.faults)
+        self.notices = Notices(self.faults)
         self.resume(federation)
 
     def resume(self, federation: Federation) -> None:
-        self._notices.names = federation.client_names
+        self.notices.names = federation.client_names
 
     def state_dict(self) -> dict[str, Any]:
-        return {"noticed": self._notices.state_dict()}
+        return {"noticed": self.notices.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._notices = Notices(self.faults, state["noticed"])
+        self.notices = Notices(self.faults, state["noticed"])

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
+from annotated_types import Gt, Le
 from torch import Tensor
 
-from flsv.arguments import check_number
-from flsv.errors import ConfigurationError
 from flsv.filters.base import Cohort, UpdateFilter
 from flsv.functional.updates import (
     ALIKE,
@@ -64,18 +63,21 @@ class CopyFilter(UpdateFilter):
     }
     may_change = True
 
-    def __init__(self, threshold: float | None = ALIKE, gap: float | None = GAP, echo: float | None = ECHO) -> None:
-        if threshold is None and gap is None and echo is None:
-            raise ConfigurationError(
-                "CopyFilter(threshold=None, gap=None, echo=None): there is no rule. Give one, or leave it out."
-            )
-        if threshold is not None:
-            check_number(self, "threshold", threshold, above=0, most=1)
-        if gap is not None:
-            check_number(self, "gap", gap, above=0, most=2)
-        if echo is not None:
-            check_number(self, "echo", echo, above=0, most=1)
-        self.threshold, self.gap, self.echo = threshold, gap, echo
+    excludes = False
+    bounds = False
+    rules: ClassVar = (
+        (lambda a: (a.threshold, a.gap, a.echo) != (None,) * 3, "there is no rule. Give one, or leave it out."),
+    )
+
+    def __init__(
+        self,
+        threshold: Annotated[float, Gt(0), Le(1)] | None = ALIKE,
+        gap: Annotated[float, Gt(0), Le(2)] | None = GAP,
+        echo: Annotated[float, Gt(0), Le(1)] | None = ECHO,
+    ) -> None:
+        self.threshold = threshold
+        self.gap = gap
+        self.echo = echo
         # [4, n, n]: the sum of each pair's similarities, the rounds that it spent together, those that spoke for it,
         # and whether it was found to be alike, which stays.
         self._pairs = torch.zeros(4, 0, 0, dtype=torch.float64)

@@ -7,11 +7,13 @@ NeurIPS 2017, section 4 (Krum) and its Multi-Krum, which averages the best m.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
-from flsv.arguments import check_number
+from flsv.declared import Count
 from flsv.errors import ConfigurationError
 from flsv.filters.base import Cohort, UpdateFilter
 from flsv.personalization import Personalizer
@@ -39,11 +41,11 @@ class MultiKrum(UpdateFilter):
         MultiKrum(byzantine=2)
     """
 
-    def __init__(self, byzantine: int, keep: int | None = None) -> None:
-        check_number(self, "byzantine", byzantine, least=0, whole=True)
-        if keep is not None:
-            check_number(self, "keep", keep, least=1, whole=True)
-        self.byzantine, self.keep = byzantine, keep
+    bounds = False
+
+    def __init__(self, byzantine: Annotated[int, Ge(0)], keep: Count | None = None) -> None:
+        self.byzantine = byzantine
+        self.keep = keep
 
     def check(self, personalizer: Personalizer | None, evaluating: Sequence[str]) -> None:
         if personalizer is not None:

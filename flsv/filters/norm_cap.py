@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Annotated
 
 import torch
+from annotated_types import Gt
 
-from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
 from flsv.filters.base import Cohort, UpdateFilter
 from flsv.functional.divergences import distances
@@ -32,8 +33,9 @@ class NormCap(UpdateFilter):
         NormCap(cap=1.25)
     """
 
-    def __init__(self, cap: float) -> None:
-        check_number(self, "cap", cap, above=0, hint="It is a number of medians, such as 1.5.")
+    excludes = False
+
+    def __init__(self, cap: Annotated[float, Gt(0), "It is a number of medians, such as 1.5."]) -> None:
         self.cap = cap
 
     def check(self, personalizer: Personalizer | None, evaluating: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from flsv.arguments import check_number
+from flsv.declared import Positive
 from flsv.errors import ConfigurationError
 from flsv.filters.base import Cohort, UpdateFilter
 from flsv.functional.updates import OUTLYING, drowning_updates, large_updates
@@ -46,21 +46,25 @@ class OutlierFilter(UpdateFilter):
         LARGE: "sent an update far larger than the cohort's",
     }
     may_change = True
+    bounds = False
+    rules: ClassVar = (
+        (lambda a: a.threshold is not None or not a.exclude, "there is no rule to exclude by. Leave threshold out."),
+    )
 
-    def __init__(self, threshold: float | None = OUTLYING, exclude: bool = False) -> None:
-        if threshold is not None:
-            check_number(self, "threshold", threshold, above=0, hint="None switches the rule off.")
-        elif exclude:
-            raise ConfigurationError(
-                "OutlierFilter(exclude=True, threshold=None): there is no rule to exclude by; leave threshold out."
-            )
-        self.threshold, self.exclude = threshold, exclude
-        self._excludes, self._aggregated = exclude, ""
+    def __init__(self, threshold: Positive | None = OUTLYING, exclude: bool = False) -> None:
+        self.threshold = threshold
+        self.exclude = exclude
+        self._for_weights = False
+        self._aggregated = ""
+
+    @property
+    def excludes(self) -> bool:
+        return self.exclude or self._for_weights
 
     def resume(self, federation: Federation) -> None:
         super().resume(federation)
         # An aggregator that weighs by what a metric says has nothing to weigh what is not measured by.
-        self._excludes = self.exclude or federation.strategies["aggregator"].metric is not None
+        self._for_weights = not self.exclude and federation.strategies["aggregator"].metric is not None
         self._aggregated = ""
 
     def apply(self, cohort: Cohort) -> Cohort:
@@ -73,7 +77,7 @@ class OutlierFilter(UpdateFilter):
             steps = torch.tensor([update.num_steps for update in cohort.updates], dtype=torch.float64)
             by_step = norms / steps.clamp_min(1)
             large = drowning | (large_updates(norms, self.threshold) & large_updates(by_step, self.threshold))
-        out = large if self._excludes else drowning
+        out = large if self.excludes else drowning
         ids = torch.tensor(cohort.ids, dtype=torch.long)
         unmeasured = ids[large & ~out].tolist()
         said = [

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Annotated
 
-from flsv.arguments import check_number
+from annotated_types import Gt
+
 from flsv.filters.base import Cohort, UpdateFilter
 from flsv.functional.updates import counted
 
@@ -25,8 +27,9 @@ class SampleCap(UpdateFilter):
         SampleCap(cap=1.25)
     """
 
-    def __init__(self, cap: float) -> None:
-        check_number(self, "cap", cap, above=0, hint="It is a number of medians, such as 1.5.")
+    excludes = False
+
+    def __init__(self, cap: Annotated[float, Gt(0), "It is a number of medians, such as 1.5."]) -> None:
         self.cap = cap
 
     def apply(self, cohort: Cohort) -> Cohort:

@@ -18,7 +18,6 @@ from flsv.aggregation import FedAvg
 from flsv.clients.client_manager import ClientManager
 from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError
-from flsv.filters import OutlierFilter
 from flsv.functional.divergences import distances
 from flsv.parameters import ParameterSpace
 from flsv.participants import ClientStates, State
@@ -56,7 +55,7 @@ def servers_of(
     data: FederatedDataModule = trainer.datamodule  # type: ignore[attr-defined]
     # Whom an outlier filter leaves out, whatever its threshold, sends what an upload changed, or what is not finite,
     # which sums refuse.
-    whole = all(isinstance(each, OutlierFilter) and not each.exclude for each in config.filters)
+    whole = not any(each.excludes or each.bounds for each in config.filters)
     if type(config.aggregator) is FedAvg and whole and not config.uploads:
         return Sums(config.aggregator, data.num_samples, masks, models, space.num_parameters)
     return Servers(trainer, data, space, config, masks, seed, models)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flsv.errors import ConfigurationError
-from flsv.filters import CopyFilter, UpdateFilter
+from flsv.filters import UpdateFilter
 from flsv.filters.copies import COPY, ECHOING
 from flsv.filters.outliers import LARGE, NOT_FINITE
 from flsv.report.measured import numbers_of, overall
@@ -50,7 +50,7 @@ class Findings:
 
     @property
     def copies(self) -> list[list[int]]:
-        return [group for each in self.filters if isinstance(each, CopyFilter) for group in each.groups]
+        return [group for each in self.filters for group in each.groups]
 
 
 def history(loop: FederatedLoop) -> pandas.DataFrame:

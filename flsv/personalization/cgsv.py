@@ -13,7 +13,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from flsv.arguments import check_number
+from flsv.declared import Positive
 from flsv.parameters import ParameterSpace
 from flsv.personalization.base import Personalizer, Starts
 from flsv.round import Round
@@ -52,8 +52,7 @@ class SparsifiedReward(Personalizer):
 
     metric_shape = ("n",)
 
-    def __init__(self, metric: str = "cgsv", beta: float = 1.0) -> None:
-        check_number(self, "beta", beta, above=0)
+    def __init__(self, metric: str = "cgsv", beta: Positive = 1.0) -> None:
         self.metric: str = metric
         self.beta = beta
 

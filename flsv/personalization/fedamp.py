@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flsv.arguments import check_number
+from flsv.declared import NonNegative, Positive, Share
 from flsv.functional.agreement import keep_common
 from flsv.personalization.base import Starts, UploadKeeper
 from flsv.round import Round
@@ -48,11 +48,10 @@ class FedAMP(UploadKeeper):
                 [0.0920, 0.9080]], dtype=torch.float64)
     """
 
-    def __init__(self, alpha: float = 1e4, sigma: float = 1e6) -> None:
-        check_number(self, "alpha", alpha, above=0)
-        check_number(self, "sigma", sigma, above=0)
+    def __init__(self, alpha: Positive = 1e4, sigma: Positive = 1e6) -> None:
         super().__init__()
-        self.alpha, self.sigma = alpha, sigma
+        self.alpha = alpha
+        self.sigma = sigma
 
     def attention(self, parameters: Tensor) -> Tensor:
         """xi, float64 ``[m, m]`` with rows that sum to 1, of m clients' parameters ``[m, P]``."""
@@ -85,11 +84,10 @@ class HeurFedAMP(FedAMP):
         tensor([0.5000, 0.4404, 0.0596], dtype=torch.float64)
     """
 
-    def __init__(self, self_weight: float = 0.5, sigma: float = 100.0) -> None:
-        check_number(self, "self_weight", self_weight, least=0, most=1)
-        check_number(self, "sigma", sigma, least=0)
+    def __init__(self, self_weight: Share = 0.5, sigma: NonNegative = 100.0) -> None:
         UploadKeeper.__init__(self)
-        self.self_weight, self.sigma = self_weight, sigma
+        self.self_weight = self_weight
+        self.sigma = sigma
 
     def attention(self, parameters: Tensor) -> Tensor:
         count = len(parameters)

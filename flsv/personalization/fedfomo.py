@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv.arguments import check_number
+from flsv.declared import Count, NonNegative, Share
 from flsv.functional.agreement import keep_common
 from flsv.games.performance import Mode, ModelScore, performance_of
 from flsv.participants import Client, LocalData
@@ -66,17 +66,16 @@ class FedFomo(UploadKeeper):
 
     def __init__(
         self,
-        num_downloads: int = 5,
-        epsilon: float = 0.3,
-        epsilon_decay: float = 0.05,
+        num_downloads: Count = 5,
+        epsilon: Share = 0.3,
+        epsilon_decay: NonNegative = 0.05,
         performance: str | Metric = "negative_loss",
         mode: Mode | None = None,
     ) -> None:
         super().__init__()
-        check_number(self, "num_downloads", num_downloads, least=1, whole=True)
-        check_number(self, "epsilon", epsilon, least=0, most=1)
-        check_number(self, "epsilon_decay", epsilon_decay, least=0)
-        self.num_downloads, self.epsilon, self.epsilon_decay = num_downloads, epsilon, epsilon_decay
+        self.num_downloads = num_downloads
+        self.epsilon = epsilon
+        self.epsilon_decay = epsilon_decay
         self.performance = performance_of(self, performance, mode)
         self._affinity = torch.zeros(0, 0)
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flsv.arguments import check_number
+from flsv.declared import Count, Positive
 from flsv.participants import LocalData
 from flsv.personalization.base import Personalizer, Starts
 from flsv.round import ClientUpdate, FederationState, Instruction, Round
@@ -48,10 +48,9 @@ class IFCA(Personalizer):
 
     evaluates = True
 
-    def __init__(self, num_clusters: int = 5, spread: float = 1.0) -> None:
-        check_number(self, "num_clusters", num_clusters, least=1, whole=True)
-        check_number(self, "spread", spread, above=0)
-        self.num_clusters, self.spread = num_clusters, spread
+    def __init__(self, num_clusters: Count = 5, spread: Positive = 1.0) -> None:
+        self.num_clusters = num_clusters
+        self.spread = spread
         self._clusters = torch.zeros(0)  # [K, P]
 
     def begin(self, federation: Federation) -> None:

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flsv.arguments import check_number
+from flsv.declared import Count, Positive
 from flsv.personalization.base import Personalizer, Starts
 from flsv.round import FederationState, Round
 from flsv.seeding import generator_for
@@ -90,11 +90,10 @@ class PFedHN(Personalizer):
         PFedHN()
     """
 
-    def __init__(self, lr: float = 0.005, embedding_dim: int = 32, hidden: int = 100) -> None:
-        check_number(self, "lr", lr, above=0)
-        check_number(self, "embedding_dim", embedding_dim, least=1, whole=True)
-        check_number(self, "hidden", hidden, least=1, whole=True)
-        self.lr, self.embedding_dim, self.hidden = lr, embedding_dim, hidden
+    def __init__(self, lr: Positive = 0.005, embedding_dim: Count = 32, hidden: Count = 100) -> None:
+        self.lr = lr
+        self.embedding_dim = embedding_dim
+        self.hidden = hidden
         self._network: HyperNetwork | None = None
         self._loaded: dict[str, Tensor] = {}
 

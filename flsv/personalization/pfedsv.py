@@ -22,16 +22,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Generator, Tensor
 
-from flsv.arguments import check_number
+from flsv.declared import Count, NonNegative, Share
 from flsv.errors import ConfigurationError
 from flsv.functional.agreement import keep_common
-from flsv.functional.communication import Explore, check_explore, top_k_download
-from flsv.functional.peers import SelfWeight, check_self_weight, personalised_weights
+from flsv.functional.communication import Explore, top_k_download
+from flsv.functional.peers import Policy, SelfWeight, personalised_weights
 from flsv.functional.shapley import permutation_shapley
 from flsv.parameters import ParameterSpace
 from flsv.participants import Client, LocalData
@@ -93,42 +93,43 @@ class PFedSV(UploadKeeper):
 
     evaluates = True
 
+    rules: ClassVar = (
+        (lambda a: a.classifier is None or a.mode == "extractor", 'classifier is for mode="extractor": leave it out.'),
+        (
+            lambda a: a.game == "coalition" or (not a.safeguard and a.self_weight == "mean"),
+            "the joining game finds the weight of the own model on the validation split, and may keep all of it: leave "
+            "safeguard and self_weight out.",
+        ),
+        (
+            lambda a: not a.shared or a.mode == "model",
+            'mode="extractor" shares the extractor: leave shared out.',
+        ),
+    )
+
     def __init__(
         self,
         metric: str = "relevance",
-        k: int = 5,
-        permutations_factor: int = 3,
-        self_weight: SelfWeight = "mean",
+        k: Count = 5,
+        permutations_factor: Count = 3,
+        self_weight: Policy | NonNegative = "mean",
         mode: Literal["model", "extractor"] = "model",
         explore: Explore = "score",
         classifier: list[str] | None = None,
         safeguard: bool = False,
         game: Literal["coalition", "joining"] = "coalition",
-        shared: float = 0.0,
+        shared: Share = 0.0,
     ) -> None:
         super().__init__()
-        for name, value in (("k", k), ("permutations_factor", permutations_factor)):
-            check_number(self, name, value, least=1, whole=True)
-        if mode not in ("model", "extractor"):
-            raise ConfigurationError(f'PFedSV(mode={mode!r}): expected "model" or "extractor".')
-        if classifier is not None and mode == "model":
-            raise ConfigurationError('PFedSV(classifier=...) is for mode="extractor"; leave it out.')
-        if game not in ("coalition", "joining"):
-            raise ConfigurationError(f'PFedSV(game={game!r}): expected "coalition" or "joining".')
-        if game == "joining" and (safeguard or self_weight != "mean"):
-            raise ConfigurationError(
-                'PFedSV(game="joining") finds the weight of the own model on the validation split, and may keep all of '
-                "it: leave safeguard and self_weight out."
-            )
-        check_number(self, "shared", shared, least=0, most=1)
-        if shared and mode == "extractor":
-            raise ConfigurationError('PFedSV(mode="extractor") shares the extractor already: leave shared out.')
-        check_self_weight(self_weight)
-        check_explore(explore)
         self.metric: str = metric
-        self.k, self.permutations_factor, self.self_weight, self.mode = k, permutations_factor, self_weight, mode
-        self.explore, self.classifier, self.safeguard = explore, classifier, safeguard
-        self.game, self.shared = game, shared
+        self.k = k
+        self.permutations_factor = permutations_factor
+        self.self_weight = self_weight
+        self.mode = mode
+        self.explore = explore
+        self.classifier = classifier
+        self.safeguard = safeguard
+        self.game = game
+        self.shared = shared
         self._initial = torch.zeros(0)
         self._cohort: list[int] = []
 

@@ -11,17 +11,23 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 from types import ModuleType
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
-from flsv.arguments import check_number
+from annotated_types import Ge, Gt, Lt
+
+from flsv.declared import NonNegative, checked
 from flsv.errors import ConfigurationError
 
 Accountant = Literal["exact", "pld", "rdp"]
 
 
 @lru_cache(maxsize=4096)
+@checked
 def gaussian_epsilon(
-    noise_multiplier: float, rounds: int, delta: float = 1e-5, accountant: Accountant = "exact"
+    noise_multiplier: NonNegative,
+    rounds: Annotated[int, Ge(0)],
+    delta: Annotated[float, Gt(0), Lt(1)] = 1e-5,
+    accountant: Accountant = "exact",
 ) -> float:
     """Epsilon after ``rounds`` releases.
 
@@ -47,11 +53,6 @@ def gaussian_epsilon(
         >>> gaussian_epsilon(0.0, 1)
         inf
     """
-    check_number("gaussian_epsilon", "noise_multiplier", noise_multiplier, least=0)
-    check_number("gaussian_epsilon", "rounds", rounds, least=0, whole=True)
-    check_number("gaussian_epsilon", "delta", delta, above=0, below=1)
-    if accountant not in get_args(Accountant):
-        raise ConfigurationError(f"accountant={accountant!r}: expected one of {get_args(Accountant)}.")
     if rounds == 0:
         return 0.0
     if noise_multiplier == 0:

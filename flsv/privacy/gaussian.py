@@ -8,12 +8,13 @@ from what it says, and falls from FedAvg to pFedSV at the same noise. Here the u
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Gt, Lt
 from torch import Tensor
 
-from flsv.arguments import check_number
+from flsv.declared import NonNegative, Positive
 from flsv.errors import ConfigurationError
 from flsv.parameters import ParameterSpace
 from flsv.privacy.accounting import Accountant, gaussian_epsilon
@@ -71,25 +72,23 @@ class GaussianPrivacy(Upload):
 
     def __init__(
         self,
-        clip: float,
-        noise_multiplier: float,
-        delta: float = 1e-5,
-        max_epsilon: float | None = None,
+        clip: Positive,
+        noise_multiplier: NonNegative,
+        delta: Annotated[float, Gt(0), Lt(1)] = 1e-5,
+        max_epsilon: Positive | None = None,
         accountant: Accountant = "exact",
         noise_on_device: bool = False,
     ) -> None:
-        check_number(self, "clip", clip, above=0)
-        check_number(self, "noise_multiplier", noise_multiplier, least=0)
-        check_number(self, "delta", delta, above=0, below=1)
-        if max_epsilon is not None:
-            check_number(self, "max_epsilon", max_epsilon, above=0, hint="None: no budget.")
-        self.clip, self.noise_multiplier, self.delta = clip, noise_multiplier, delta
-        self.max_epsilon, self.accountant, self.noise_on_device = max_epsilon, accountant, noise_on_device
-        self.epsilon(1)  # whatever is wrong with the rest, now
-        if max_epsilon is not None and self.epsilon(1) > max_epsilon:
+        self.clip = clip
+        self.noise_multiplier = noise_multiplier
+        self.delta = delta
+        self.max_epsilon = max_epsilon
+        self.accountant = accountant
+        self.noise_on_device = noise_on_device
+        of_one_round = self.epsilon(1)  # whatever is wrong with the package, now
+        if max_epsilon is not None and of_one_round > max_epsilon:
             raise ConfigurationError(
-                f"{self!r}: one round has epsilon = {self.epsilon(1):.4g} already. "
-                "Raise noise_multiplier or max_epsilon."
+                f"{self!r}: one round has epsilon = {of_one_round:.4g} already. Raise noise_multiplier or max_epsilon."
             )
 
     place = 1
@@ -148,10 +147,3 @@ class GaussianPrivacy(Upload):
                 f"{space.names[-1]!r}, that do not bear it: a running variance turns negative. Replace BatchNorm by "
                 "GroupNorm, or leave it out."
             )
-
-    def __repr__(self) -> str:
-        return (
-            f"GaussianPrivacy(clip={self.clip}, noise_multiplier={self.noise_multiplier}, delta={self.delta}, "
-            f"max_epsilon={self.max_epsilon}, accountant={self.accountant!r}"
-            f"{', noise_on_device=True' if self.noise_on_device else ''})"
-        )

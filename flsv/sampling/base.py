@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import Annotated, ClassVar
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
-from flsv.arguments import check_number
+from flsv.declared import Count
 from flsv.errors import ConfigurationError
 from flsv.participants import Client
 from flsv.strategy import Contributions, Strategy
@@ -105,8 +107,7 @@ class UniformSampler(ClientSampler):
         torch.Size([2])
     """
 
-    def __init__(self, cohort_size: int) -> None:
-        check_number(self, "cohort_size", cohort_size, least=1, whole=True)
+    def __init__(self, cohort_size: Count) -> None:
         self.cohort_size = cohort_size
 
     def sample(
@@ -132,10 +133,12 @@ class FixedCohort(ClientSampler):
         tensor([0, 3])
     """
 
-    def __init__(self, clients: Sequence[int]) -> None:
+    rules: ClassVar = (
+        (lambda a: 0 < len(a.clients) == len(set(a.clients)), "expected different client ids, one at least."),
+    )
+
+    def __init__(self, clients: Sequence[Annotated[int, Ge(0)]]) -> None:
         self.clients = sorted(clients)
-        if not self.clients or len(set(self.clients)) != len(self.clients) or self.clients[0] < 0:
-            raise ConfigurationError(f"FixedCohort(clients={list(clients)}): expected different client ids, from 0.")
 
     def sample(
         self, num_clients: int, contributions: Contributions, generator: torch.Generator, round_index: int = 0

@@ -8,11 +8,13 @@ S-FedAvg (Nagalapatti and Narayanam, "Game of Gradients: Mitigating Irrelevant C
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
-from flsv.arguments import check_number
+from flsv.declared import Count, Positive
 from flsv.errors import ConfigurationError
 from flsv.functional.shapley import importance_probabilities
 from flsv.sampling.base import ClientSampler
@@ -41,11 +43,9 @@ class BernoulliSampler(ClientSampler):
         tensor([0.6364, 0.6364, 0.6364, 0.6364])
     """
 
-    def __init__(self, expected_cohort: float, min_cohort: int = 2) -> None:
-        check_number(self, "expected_cohort", expected_cohort, above=0)
-        if min_cohort not in (1, 2):
-            raise ConfigurationError(f"{type(self).__name__}(min_cohort={min_cohort}): expected 1 or 2.")
-        self.expected_cohort, self.min_cohort = expected_cohort, min_cohort
+    def __init__(self, expected_cohort: Positive, min_cohort: Literal[1, 2] = 2) -> None:
+        self.expected_cohort = expected_cohort
+        self.min_cohort = min_cohort
 
     def coins(self, num_clients: int, contributions: Contributions) -> Tensor:
         """The probability ``[n]`` of each client's coin."""
@@ -109,7 +109,7 @@ class ShapleyImportanceSampler(BernoulliSampler):
 
     metric_shape = ("n",)
 
-    def __init__(self, expected_cohort: float, metric: str = "ssv", min_cohort: int = 2) -> None:
+    def __init__(self, expected_cohort: Positive, metric: str = "ssv", min_cohort: Literal[1, 2] = 2) -> None:
         super().__init__(expected_cohort, min_cohort)
         self.metric: str = metric
 
@@ -189,8 +189,7 @@ class SystematicShapleySampler(ShapleyImportanceSampler):
         tensor([0, 1])
     """
 
-    def __init__(self, cohort_size: int, metric: str = "ssv") -> None:
-        check_number(self, "cohort_size", cohort_size, least=2, whole=True)
+    def __init__(self, cohort_size: Annotated[int, Ge(2)], metric: str = "ssv") -> None:
         super().__init__(cohort_size, metric)
         self.cohort_size = cohort_size
 
@@ -233,10 +232,9 @@ class SoftmaxSampler(ClientSampler):
 
     metric_shape = ("n",)
 
-    def __init__(self, cohort_size: int, metric: str = "sv", temperature: float = 1.0) -> None:
-        check_number(self, "cohort_size", cohort_size, least=1, whole=True)
-        check_number(self, "temperature", temperature, above=0)
-        self.cohort_size, self.temperature = cohort_size, temperature
+    def __init__(self, cohort_size: Count, metric: str = "sv", temperature: Positive = 1.0) -> None:
+        self.cohort_size = cohort_size
+        self.temperature = temperature
         self.metric: str = metric
 
     def chances(self, num_clients: int, contributions: Contributions) -> Tensor:

@@ -12,11 +12,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from flsv.arguments import check_number
+from flsv.declared import Count
 from flsv.errors import ConfigurationError
 from flsv.participants import Client, LocalData, NoAnswer, run_protocol
 from flsv.sampling.base import ClientSampler
@@ -47,10 +48,11 @@ class PowerOfChoice(ClientSampler):
 
     evaluates = True
 
-    def __init__(self, cohort_size: int, candidates: int) -> None:
-        check_number(self, "cohort_size", cohort_size, least=1, whole=True)
-        check_number(self, "candidates", candidates, least=cohort_size, whole=True)
-        self.cohort_size, self.candidates = cohort_size, candidates
+    rules: ClassVar = ((lambda a: a.candidates >= a.cohort_size, "expected at least {cohort_size} candidates."),)
+
+    def __init__(self, cohort_size: Count, candidates: int) -> None:
+        self.cohort_size = cohort_size
+        self.candidates = candidates
         self._sizes = torch.zeros(0)
 
     def begin(self, federation: Federation) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flsv.aggregation import Aggregator
-from flsv.filters import Cohort, OutlierFilter, UpdateFilter, with_guard
+from flsv.filters import Cohort, UpdateFilter, with_guard
 from flsv.functional.divergences import all_finite, distances
 from flsv.games import CoalitionGames
 from flsv.parameters import ParameterSpace
@@ -63,12 +63,6 @@ class RoundServer:
         self.games = games
         for strategy in self.strategies:
             strategy.bind_evaluator(games)
-
-    @property
-    def _guard(self) -> OutlierFilter:
-        first = self.filters[0]
-        assert isinstance(first, OutlierFilter)
-        return first
 
     def instruct(self, clients: Iterable[int], state: FederationState) -> dict[int, Instruction]:
         """The instruction for each client of the round that begins with ``state``."""
@@ -180,9 +174,10 @@ class RoundServer:
             warnings.warn(" ".join(cohort.said), stacklevel=2)
         if not cohort.updates:
             excluded = ", or one that is far too large" if sent else ""
+            hints = " ".join(filter(None, (each.hint() for each in self.filters)))
             raise RuntimeError(
                 f"round {cohort.round_index}: every client of the cohort returned a model with NaN or infinite entries"
-                f"{excluded}. {self._guard.hint()}"
+                f"{excluded}. {hints}"
             )
         return cohort
 

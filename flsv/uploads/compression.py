@@ -19,12 +19,14 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from typing import Annotated
 
 import torch
+from annotated_types import Ge, Gt, Le
 from torch import Tensor
 from torch.nn.functional import pad
 
-from flsv.arguments import check_number
+from flsv.declared import Count
 from flsv.errors import ConfigurationError
 from flsv.participants import Traffic
 from flsv.seeding import generator_for
@@ -107,8 +109,7 @@ class TopK(Compression):
         Traffic(numbers=4, bytes=16.0)
     """
 
-    def __init__(self, share: float = 0.05, error_feedback: bool = True) -> None:
-        check_number(self, "share", share, above=0, most=1)
+    def __init__(self, share: Annotated[float, Gt(0), Le(1)] = 0.05, error_feedback: bool = True) -> None:
         super().__init__(error_feedback)
         self.share = share
 
@@ -148,11 +149,17 @@ class Quantized(Compression):
         Traffic(numbers=6, bytes=10.0)
     """
 
-    def __init__(self, bits: int = 8, bucket: int = 512, stochastic: bool = True, error_feedback: bool = True) -> None:
-        check_number(self, "bits", bits, least=2, most=8, whole=True)
-        check_number(self, "bucket", bucket, least=1, whole=True)
+    def __init__(
+        self,
+        bits: Annotated[int, Ge(2), Le(8)] = 8,
+        bucket: Count = 512,
+        stochastic: bool = True,
+        error_feedback: bool = True,
+    ) -> None:
         super().__init__(error_feedback)
-        self.bits, self.bucket, self.stochastic = bits, bucket, stochastic
+        self.bits = bits
+        self.bucket = bucket
+        self.stochastic = stochastic
 
     def compress(self, update: Tensor, generator: torch.Generator) -> Tensor:
         entries, levels = len(update), 2 ** (self.bits - 1) - 1

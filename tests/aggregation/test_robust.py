@@ -30,6 +30,7 @@ from flsv.personalization import Standalone
 from flsv.round import Round
 from flsv.sampling import UniformSampler
 from flsv.seeding import generator_for
+from flsv.uploads import UploadContext
 
 
 class Seen(Aggregator):
@@ -164,8 +165,8 @@ def test_krum_compares_updates_from_one_model() -> None:
 
 def test_a_cohort_that_is_too_small_for_krum_is_kept_whole_and_it_is_said(tmp_path: Path) -> None:
     class Sending(Scaling):
-        def attack(self, update: Tensor, round_index: int, generator: torch.Generator) -> Tensor:
-            return update / 0 if round_index == 1 else update
+        def attack(self, update: Tensor, context: UploadContext, generator: torch.Generator) -> Tensor:
+            return update / 0 if context.round_index == 1 else update
 
     loop = FederatedLoop(filters=[MultiKrum(byzantine=1)], uploads=[Sending(clients=[4])], seed=1)
     with pytest.warns(UserWarning, match="keeps everybody: 4 clients cannot outvote 1 bad ones, for which it takes 5"):

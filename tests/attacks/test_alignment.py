@@ -50,8 +50,8 @@ def test_a_mix_out_of_range(mix: float) -> None:
 class Seen(Alignment):
     """Remembers what it sent, and from where."""
 
-    def act(self, update, context, generator):
-        sent = super().act(update, context, generator)
+    def attack(self, update, context, generator):
+        sent = super().attack(update, context, generator)
         self.seen = [*getattr(self, "seen", []), (context.start.clone(), sent)]
         return sent
 

@@ -11,7 +11,7 @@ UPDATE = torch.randn(SIZE, generator=torch.Generator().manual_seed(0)) * 0.01
 
 
 def sent(attack, seed=7):
-    return attack.attack(UPDATE, 0, torch.Generator().manual_seed(seed))
+    return attack.attack(UPDATE, None, torch.Generator().manual_seed(seed))
 
 
 def cosine(a, b):
@@ -49,7 +49,7 @@ def test_a_free_rider_that_sends_noise_of_a_typical_norm(scale):
 
 
 def test_a_free_rider_that_would_not_have_moved_sends_nothing():
-    assert not FreeRider("noise").attack(torch.zeros(5), 0, torch.Generator()).any()
+    assert not FreeRider("noise").attack(torch.zeros(5), None, torch.Generator()).any()
 
 
 def test_sign_flip_is_the_opposite_direction():

@@ -55,7 +55,7 @@ def test_two_lies_are_told_one_after_the_other(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be() -> None:
-    with pytest.raises(ConfigurationError, match="says nothing false"):
+    with pytest.raises(ConfigurationError, match="nothing is false"):
         FalseReports()
     with pytest.raises(ConfigurationError, match="loss"):
         FalseReports(loss=math.nan)

@@ -43,7 +43,7 @@ from flsv.participants.artifacts import keep_artifact
 from flsv.personalization import FedFomo, PFedSV, ShapFedPersonalizer
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import FixedCohort, PowerOfChoice, ShapleyImportanceSampler, UniformSampler
-from flsv.uploads import TopK
+from flsv.uploads import TopK, UploadContext
 
 Case = tuple[FederatedLoop, L.LightningModule, FederatedDataModule, dict[str, Any]]
 
@@ -120,7 +120,7 @@ class Manual(Plain):
 class Broken(Attack):
     """Sends NaN."""
 
-    def attack(self, update: Tensor, round_index: int, generator: torch.Generator) -> Tensor:
+    def attack(self, update: Tensor, context: UploadContext, generator: torch.Generator) -> Tensor:
         return update * float("nan")
 
 

@@ -25,6 +25,7 @@ from flsv.metrics import (
 from flsv.report import open_run
 from flsv.report.front import red_lines
 from flsv.round import ClientUpdate
+from flsv.uploads import UploadContext
 
 
 class Sybil(Attack):
@@ -34,10 +35,10 @@ class Sybil(Attack):
         super().__init__(clients)
         self.rounds = rounds
 
-    def attack(self, update: Tensor, round_index: int, generator: torch.Generator) -> Tensor:
-        if round_index not in self.rounds:
+    def attack(self, update: Tensor, context: UploadContext, generator: torch.Generator) -> Tensor:
+        if context.round_index not in self.rounds:
             return update
-        common = torch.randn(len(update), generator=torch.Generator().manual_seed(round_index))
+        common = torch.randn(len(update), generator=torch.Generator().manual_seed(context.round_index))
         return update.norm() * (common + 0.1 * torch.randn(len(update), generator=generator)) / len(update) ** 0.5
 
 

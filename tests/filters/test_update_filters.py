@@ -29,6 +29,7 @@ from flsv.metrics import (
 )
 from flsv.report import open_run
 from flsv.round import ClientUpdate
+from flsv.uploads import UploadContext
 
 
 class Huge(Attack):
@@ -38,9 +39,9 @@ class Huge(Attack):
         super().__init__(clients or [1])
         self.size, self.round_index = size, round_index
 
-    def attack(self, update: Tensor, round_index: int, generator: torch.Generator) -> Tensor:
+    def attack(self, update: Tensor, context: UploadContext, generator: torch.Generator) -> Tensor:
         update = update.clone()
-        if round_index == self.round_index:
+        if context.round_index == self.round_index:
             update[3] = self.size
         return update
 
@@ -85,8 +86,8 @@ def test_a_large_update_is_aggregated_and_not_measured(tmp_path: Path) -> None:
 
 def paid(folder: Path, rounds: range, aggregator: Any, metric: Any, factor: float) -> FederatedLoop:
     class Times(Huge):
-        def attack(self, update: Tensor, round_index: int, generator: torch.Generator) -> Tensor:
-            return factor * update if round_index in rounds else update
+        def attack(self, update: Tensor, context: UploadContext, generator: torch.Generator) -> Tensor:
+            return factor * update if context.round_index in rounds else update
 
     loop = FederatedLoop(uploads=[Times()], metrics={"m": metric}, aggregator=aggregator, seed=1)
     with warnings.catch_warnings():

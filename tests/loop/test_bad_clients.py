@@ -16,6 +16,7 @@ from flsv.attacks import Attack, FreeRider
 from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley
 from flsv.personalization import Standalone
+from flsv.uploads import UploadContext
 
 
 class Diverges(Plain):
@@ -56,7 +57,7 @@ def test_if_all_clients_fail_the_run_stops_with_the_reason(tmp_path: Path) -> No
 class Double(Attack):
     """Sends twice its update."""
 
-    def attack(self, update: Tensor, round_index: int, generator: torch.Generator) -> Tensor:
+    def attack(self, update: Tensor, context: UploadContext, generator: torch.Generator) -> Tensor:
         return 2 * update
 
 

@@ -90,7 +90,7 @@ class Spoils(Attack):
         super().__init__([client])
         self.factor = factor
 
-    def attack(self, update, round_index, generator):
+    def attack(self, update, context, generator):
         return update * self.factor
 
 

@@ -74,7 +74,7 @@ def test_more_noise_or_fewer_rounds_are_more_private(accountant: Any) -> None:
         ((1.0, -1), "rounds=-1"),
         ((1.0, 1, 0.0), r"delta=0\.0"),
         ((1.0, 1, 1.0), r"delta=1\.0"),
-        ((1.0, 1, 1e-5, "prv"), r"accountant='prv': expected one of \('exact', 'pld', 'rdp'\)"),
+        ((1.0, 1, 1e-5, "prv"), "accountant='prv'"),
     ],
 )
 def test_errors(arguments: Any, message: str) -> None:

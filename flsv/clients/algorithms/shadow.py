@@ -29,7 +29,6 @@ from flsv.clients.algorithms.shadow_rows import CoalitionRows, Entries
 from flsv.clients.kernel import RowTraining
 from flsv.clients.row_checks import not_batched
 from flsv.errors import ConfigurationError
-from flsv.filters import OutlierFilter
 from flsv.metrics import ShadowShapley
 from flsv.metrics.shadow import Coalitions, Part, coalition_masks
 from flsv.participants.sharing import sharing
@@ -118,7 +117,7 @@ class ShadowTraining(ClientAlgorithm):
                 f"uploads={list(config.uploads)} change whole updates, of which part={self.part!r} is a part. Take "
                 'part="all", or leave one of the two out'
             )
-        changing = [e for e in config.filters if not isinstance(e, OutlierFilter) or e.exclude]
+        changing = [each for each in config.filters if each.excludes or each.bounds]
         if changing:
             return f"filters={changing} change a cohort's updates by what the others send. Leave one of the two out"
         if kept := sharing(config.share, trainer.lightning_module, config.head).kept:

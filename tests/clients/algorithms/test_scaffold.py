@@ -32,6 +32,7 @@ from flsv.filters import OutlierFilter
 from flsv.loop import FederatedLoop
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import UniformSampler
+from flsv.uploads import UploadContext
 
 LR = 0.1
 
@@ -43,8 +44,8 @@ class Huge(Attack):
         super().__init__([client])
         self.round_index = round_index
 
-    def attack(self, update: Tensor, round_index: int, generator: torch.Generator) -> Tensor:
-        return update * (1e6 if round_index == self.round_index else 1)
+    def attack(self, update: Tensor, context: UploadContext, generator: torch.Generator) -> Tensor:
+        return update * (1e6 if context.round_index == self.round_index else 1)
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:

@@ -40,8 +40,8 @@ def test_seeds_choose_everybody_equally_often():
     ("arguments", "message"),
     [
         ({"clients": [1], "fraction": 0.3}, "clients or fraction, not both"),
-        ({"clients": [1, 1]}, "different numbers"),
-        ({"clients": [-1]}, "from 0 up"),
+        ({"clients": [1, 1]}, "different clients"),
+        ({"clients": [-1]}, "at least 0"),
         ({"fraction": 1.5}, r"in \[0, 1\]"),
         ({"fraction": -0.1}, r"in \[0, 1\]"),
     ],
