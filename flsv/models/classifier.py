@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from flsv.arguments import check_number, check_one_of
+from flsv.declared import Positive, Share, check_argument, check_arguments
 from flsv.errors import ConfigurationError
 from flsv.models.factory import build_network
 from flsv.models.imbalance import EpochScores, balanced_weights
-from flsv.models.linear import check_num_classes, check_output
+from flsv.models.linear import Classes, check_output
 
 
 def optimizer_and_scheduler(
@@ -116,8 +116,8 @@ class ClassifierClient(L.LightningModule):
         optimizer: OptimizerCallable = lambda params: torch.optim.SGD(params, lr=0.01),
         scheduler: LRSchedulerCallable | None = None,
         scheduler_interval: Literal["epoch", "step"] = "epoch",
-        label_smoothing: float = 0.0,
-        class_weights: Literal["balanced"] | list[float] | None = None,
+        label_smoothing: Share = 0.0,
+        class_weights: Literal["balanced"] | list[Positive] | None = None,
     ) -> None:
         super().__init__()
         if isinstance(network, str):
@@ -125,11 +125,10 @@ class ClassifierClient(L.LightningModule):
         else:
             module, name = network, f"{_OBJECT}{type(network).__module__}.{type(network).__qualname__}"
         self._balanced = isinstance(class_weights, str)
-        if isinstance(class_weights, str):
-            check_one_of(self, "class_weights", class_weights, ("balanced",))
-        else:
-            class_weights = None if class_weights is None else [float(weight) for weight in class_weights]
-        _check_options(name, module, network_args, optimizer, scheduler, label_smoothing)
+        if class_weights is not None and not isinstance(class_weights, str):
+            class_weights = [float(weight) for weight in class_weights]
+        check_arguments("ClassifierClient", ClassifierClient.__init__, locals())
+        _check_options(name, module, network_args, optimizer, scheduler)
         self.save_hyperparameters(ignore=["network", "optimizer", "scheduler"])
         if "_instantiator" in self.hparams:
             # Built from YAML: Lightning saves the configuration, in which these three are plain types, too.
@@ -175,14 +174,12 @@ class ClassifierClient(L.LightningModule):
 
     def _build(self, num_classes: int, input_shape: tuple[int, ...] | None) -> None:
         """Everything that needs classes and shape: network, metrics and their checks; remembers both."""
-        check_num_classes("ClassifierClient", num_classes)
+        check_argument("ClassifierClient", "num_classes", num_classes, Classes)
         weights = self.class_weights
-        if weights is not None and (
-            len(weights) != num_classes or not bool(((weights > 0) & weights.isfinite()).all())
-        ):
+        if weights is not None and len(weights) != num_classes:
             raise ConfigurationError(
-                f"ClassifierClient: class_weights={weights.tolist()}, but {num_classes} positive numbers were "
-                "expected, one for each class."
+                f"ClassifierClient: class_weights={weights.tolist()}, but {num_classes} numbers were expected, one for "
+                "each class."
             )
         if isinstance(self.network, _NotBuilt):
             assert input_shape is not None
@@ -284,13 +281,8 @@ def _check_options(
     network_args: dict[str, Any] | None,
     optimizer: Any,
     scheduler: Any,
-    smoothing: float,
 ) -> None:
-    if not (module is None or isinstance(module, nn.Module)):
-        raise ConfigurationError(
-            f"ClassifierClient: network is an object of type {type(module).__name__}, but the name of a network or an "
-            "nn.Module was expected."
-        )
+    check_argument("ClassifierClient", "network", module, nn.Module | None)
     if module is None and name.startswith(_OBJECT):
         raise ConfigurationError(
             f"This checkpoint was trained with a network object ({name.removeprefix(_OBJECT)}), which is not saved. "
@@ -310,7 +302,6 @@ def _check_options(
             f"ClassifierClient: {option} is an object of type {type(value).__name__}, but a callable that makes one "
             "was expected, such as functools.partial(torch.optim.SGD, lr=0.1)."
         )
-    check_number("ClassifierClient", "label_smoothing", smoothing, least=0, most=1)
 
 
 def _agreed(name: str, mine: Any, datamodule: Any) -> Any:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import Annotated
 
+from annotated_types import Ge
 from torch import Tensor, nn
 
-from flsv.arguments import check_number
-from flsv.models.linear import check_num_classes, dense_stack, image_shape, pooled_positions
-
-if TYPE_CHECKING:
-    from torchvision.models import ResNet
+from flsv.declared import Count, Share, checked
+from flsv.models.linear import Classes, Shape, dense_stack, image_shape, pooled_positions
 
 
 def conv_stack(channels: Sequence[int], kernel: int, padding: int, batch_norm: bool = False) -> nn.Sequential:
@@ -41,13 +39,15 @@ class ConvNet(nn.Module):
 
     def __init__(self, features: nn.Module, classifier: nn.Module) -> None:
         super().__init__()
-        self.features, self.classifier = features, classifier
+        self.features = features
+        self.classifier = classifier
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits ``[B, M]`` of images ``[B, C, H, W]``."""
         return self.classifier(self.features(x).flatten(1))
 
 
+@checked
 class LeNet5(ConvNet):
     """LeNet-5 and its smaller relatives: two 5x5 convolutions, then fully connected layers.
 
@@ -93,19 +93,19 @@ class LeNet5(ConvNet):
 
     def __init__(
         self,
-        num_classes: int = 10,
-        input_shape: Sequence[int] = (1, 28, 28),
-        channels: Sequence[int] = (6, 16),
-        hidden: Sequence[int] = (120, 84),
-        padding: int = 0,
+        num_classes: Classes = 10,
+        input_shape: Shape = (1, 28, 28),
+        channels: Sequence[Count] = (6, 16),
+        hidden: Sequence[Count] = (120, 84),
+        padding: Annotated[int, Ge(0)] = 0,
     ) -> None:
-        check_num_classes("LeNet5", num_classes)
         hint = "" if padding else ", pass padding=2 (network_args: {padding: 2})"
         positions = pooled_positions("LeNet5", input_shape, [(5, padding)] * len(channels), hint)
         features = conv_stack([input_shape[0], *channels], kernel=5, padding=padding)
         super().__init__(features, dense_stack([channels[-1] * positions, *hidden, num_classes]))
 
 
+@checked
 class McMahanCNN(ConvNet):
     """Two padded 5x5 convolutions and one wide fully connected layer: the CNN of the paper that introduced FedAvg.
 
@@ -142,13 +142,13 @@ class McMahanCNN(ConvNet):
         1663370
     """
 
-    def __init__(self, num_classes: int = 10, input_shape: Sequence[int] = (1, 28, 28), hidden: int = 512) -> None:
-        check_num_classes("McMahanCNN", num_classes)
+    def __init__(self, num_classes: Classes = 10, input_shape: Shape = (1, 28, 28), hidden: Count = 512) -> None:
         positions = pooled_positions("McMahanCNN", input_shape, [(5, 2), (5, 2)])
         features = conv_stack([input_shape[0], 32, 64], kernel=5, padding=2)
         super().__init__(features, dense_stack([64 * positions, hidden, num_classes]))
 
 
+@checked
 class ShapFedCNN(ConvNet):
     """ShapFed's network for chest X-rays: three padded 3x3 convolutions, then three fully connected layers.
 
@@ -190,17 +190,17 @@ class ShapFedCNN(ConvNet):
 
     def __init__(
         self,
-        num_classes: int = 2,
-        input_shape: Sequence[int] = (1, 28, 28),
-        channels: Sequence[int] = (16, 32, 64),
-        hidden: Sequence[int] = (120, 84),
+        num_classes: Classes = 2,
+        input_shape: Shape = (1, 28, 28),
+        channels: Sequence[Count] = (16, 32, 64),
+        hidden: Sequence[Count] = (120, 84),
     ) -> None:
-        check_num_classes("ShapFedCNN", num_classes)
         positions = pooled_positions("ShapFedCNN", input_shape, [(3, 1)] * len(channels))
         features = conv_stack([input_shape[0], *channels], kernel=3, padding=1)
         super().__init__(features, dense_stack([channels[-1] * positions, *hidden, num_classes]))
 
 
+@checked
 class ShapleyFLFashionCNN(ConvNet):
     """ShapleyFL's FMNIST-CNN: two padded 5x5 convolutions with batch normalisation, and the classifier.
 
@@ -233,13 +233,13 @@ class ShapleyFLFashionCNN(ConvNet):
         29034
     """
 
-    def __init__(self, num_classes: int = 10, input_shape: Sequence[int] = (1, 28, 28)) -> None:
-        check_num_classes("ShapleyFLFashionCNN", num_classes)
+    def __init__(self, num_classes: Classes = 10, input_shape: Shape = (1, 28, 28)) -> None:
         positions = pooled_positions("ShapleyFLFashionCNN", input_shape, [(5, 2), (5, 2)])
         features = conv_stack([input_shape[0], 16, 32], kernel=5, padding=2, batch_norm=True)
         super().__init__(features, nn.Linear(32 * positions, num_classes))
 
 
+@checked
 class ShapleyFLCifarCNN(ConvNet):
     """ShapleyFL's CIFAR-CNN: two padded 3x3 convolutions and two fully connected layers with dropout.
 
@@ -271,15 +271,14 @@ class ShapleyFLCifarCNN(ConvNet):
         1059306
     """
 
-    def __init__(self, num_classes: int = 10, input_shape: Sequence[int] = (3, 32, 32), dropout: float = 0.2) -> None:
-        check_num_classes("ShapleyFLCifarCNN", num_classes)
-        check_number(self, "dropout", dropout, least=0, most=1)
+    def __init__(self, num_classes: Classes = 10, input_shape: Shape = (3, 32, 32), dropout: Share = 0.2) -> None:
         positions = pooled_positions("ShapleyFLCifarCNN", input_shape, [(3, 1), (3, 1)])
         features = conv_stack([input_shape[0], 16, 32], kernel=3, padding=1)
         super().__init__(features, dense_stack([32 * positions, 512, num_classes], dropout=dropout))
 
 
-def resnet34_small(num_classes: int = 10, input_shape: Sequence[int] = (3, 32, 32)) -> ResNet:
+@checked
+def resnet34_small(num_classes: Classes = 10, input_shape: Shape = (3, 32, 32)) -> nn.Module:
     """torchvision's ResNet-34 with a 3x3 stride-1 stem and no max-pooling; its head is ``fc``.
 
     He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition", CVPR 2016, table 1. ShapFed (Tastan et al.,
@@ -319,7 +318,6 @@ def resnet34_small(num_classes: int = 10, input_shape: Sequence[int] = (3, 32, 3
     """
     from torchvision.models import resnet34
 
-    check_num_classes("resnet34_small", num_classes)
     channels, _, _ = image_shape("resnet34_small", input_shape)
     network = resnet34(num_classes=num_classes)
     network.conv1 = nn.Conv2d(channels, 64, kernel_size=3, stride=1, padding=1, bias=False)

@@ -10,9 +10,10 @@ from typing import Any
 
 from torch import nn
 
+from flsv.declared import checked
 from flsv.errors import ConfigurationError
 from flsv.models.cnn import LeNet5, McMahanCNN, ShapFedCNN, ShapleyFLCifarCNN, ShapleyFLFashionCNN, resnet34_small
-from flsv.models.linear import MLP, FastText, SoftmaxRegression, check_num_classes, check_output, image_shape
+from flsv.models.linear import MLP, Classes, FastText, Shape, SoftmaxRegression, check_output, image_shape
 
 #: The papers' networks by the name that configuration files use.
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
@@ -28,7 +29,8 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
 }
 
 
-def build_network(name: str, num_classes: int, input_shape: Sequence[int], **kwargs: Any) -> nn.Module:
+@checked
+def build_network(name: str, num_classes: Classes, input_shape: Shape, **kwargs: Any) -> nn.Module:
     """Build a classifier by name.
 
     A bare name is looked for in :data:`NETWORKS`, then in timm, then in torchvision; ``timm:NAME`` and
@@ -57,7 +59,6 @@ def build_network(name: str, num_classes: int, input_shape: Sequence[int], **kwa
     library, _, bare = name.rpartition(":") if name.startswith(("timm:", "torchvision:")) else ("", "", name)
     if not library and bare in NETWORKS:
         return _build_own(bare, num_classes, input_shape, kwargs)
-    check_num_classes(name, num_classes)
     if library != "torchvision" and _is_timm(bare):
         network = _build_timm(name, bare, num_classes, input_shape, kwargs)
     elif library != "timm" and bare in _torchvision_names():
@@ -70,24 +71,10 @@ def build_network(name: str, num_classes: int, input_shape: Sequence[int], **kwa
 
 def _build_own(name: str, num_classes: int, input_shape: Sequence[int], kwargs: dict[str, Any]) -> nn.Module:
     build = NETWORKS[name]
-    options = [option for option in inspect.signature(build).parameters if option not in ("num_classes", "input_shape")]
-    unknown = [option for option in kwargs if option not in options]
-    if unknown:
-        raise ConfigurationError(
-            f"{name} has no option {', '.join(map(repr, unknown))}. "
-            f"It takes {', '.join(options) or 'none besides num_classes and input_shape'}."
-        )
-    for option in ("hidden", "channels"):
-        if option in kwargs and option in options:
-            _check_widths(name, option, kwargs[option])
-    return build(num_classes=num_classes, input_shape=input_shape, **kwargs)
-
-
-def _check_widths(name: str, option: str, given: Any) -> None:
-    """A layer of no width learns nothing, and says nothing of it."""
-    widths = given if isinstance(given, list | tuple) else [given]
-    if not all(isinstance(width, int) and not isinstance(width, bool) and width > 0 for width in widths):
-        raise ConfigurationError(f"{name}: {option}={given!r}: widths are whole numbers of at least 1.")
+    try:
+        return build(num_classes=num_classes, input_shape=input_shape, **kwargs)
+    except TypeError as error:
+        raise _rejected(f"{name}({', '.join(inspect.signature(build).parameters)})", kwargs, error) from error
 
 
 def import_timm(name: str) -> ModuleType:

@@ -7,21 +7,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Annotated
 
 import torch
+from annotated_types import Ge
 from torch import Tensor, nn
 
-from flsv.arguments import check_number
+from flsv.declared import Count, check_argument, checked
 from flsv.errors import ConfigurationError
 
-
-def check_num_classes(network: str, num_classes: int) -> None:
-    """Raise :class:`~flsv.errors.ConfigurationError` unless there are at least two classes."""
-    if num_classes < 2:
-        raise ConfigurationError(
-            f"{network}: num_classes={num_classes}, but a classifier needs at least 2 classes. "
-            "A yes/no question has num_classes=2, one logit for each answer."
-        )
+Classes = Annotated[int, Ge(2), "A yes/no question has num_classes=2, one logit for each answer."]
+Shape = Annotated[Sequence[Count], "One sample's shape without the batch, such as (1, 28, 28) or (30,)."]
 
 
 def flat_size(network: str, input_shape: Sequence[int]) -> int:
@@ -32,17 +28,15 @@ def flat_size(network: str, input_shape: Sequence[int]) -> int:
         input_shape: one sample's shape, any number of dimensions, without the batch.
 
     Raises:
-        ConfigurationError: a dimension is missing or not positive.
+        ConfigurationError: there is none.
 
     Example:
         >>> flat_size("MLP", (1, 28, 28))
         784
     """
-    if len(input_shape) == 0 or min(input_shape) < 1:
-        raise ConfigurationError(
-            f"{network}: input_shape={tuple(input_shape)} is no sample's shape. "
-            "Give the positive sizes of one sample without the batch, such as (1, 28, 28) or (30,)."
-        )
+    check_argument(network, "input_shape", tuple(input_shape), Shape)
+    if not input_shape:
+        raise ConfigurationError(f"{network}: input_shape=() is no sample's shape. Give one, such as (30,).")
     return math.prod(input_shape)
 
 
@@ -50,13 +44,14 @@ def image_shape(network: str, input_shape: Sequence[int]) -> tuple[int, int, int
     """``input_shape`` as (channels, height, width).
 
     Raises:
-        ConfigurationError: not three positive numbers.
+        ConfigurationError: not three of them.
 
     Example:
         >>> image_shape("LeNet5", [3, 32, 32])
         (3, 32, 32)
     """
-    if len(input_shape) != 3 or min(input_shape) < 1:
+    check_argument(network, "input_shape", tuple(input_shape), Shape)
+    if len(input_shape) != 3:
         raise ConfigurationError(
             f"{network}: input_shape={tuple(input_shape)} is no image's shape. Give (channels, height, width), "
             "such as (1, 28, 28), or use 'mlp' or 'softmax', which take samples of any shape."
@@ -158,6 +153,7 @@ def dense_stack(widths: Sequence[int], dropout: float = 0.0) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
+@checked
 class SoftmaxRegression(nn.Module):
     """Multinomial logistic regression: the convex model, with a global optimum to compare against.
 
@@ -183,9 +179,8 @@ class SoftmaxRegression(nn.Module):
         torch.Size([5, 10])
     """
 
-    def __init__(self, num_classes: int = 10, input_shape: Sequence[int] = (1, 28, 28)) -> None:
+    def __init__(self, num_classes: Classes = 10, input_shape: Shape = (1, 28, 28)) -> None:
         super().__init__()
-        check_num_classes("SoftmaxRegression", num_classes)
         self.classifier = nn.Linear(flat_size("SoftmaxRegression", input_shape), num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -193,6 +188,7 @@ class SoftmaxRegression(nn.Module):
         return self.classifier(x.flatten(1))
 
 
+@checked
 class MLP(nn.Module):
     """Multi-layer perceptron with ReLU; the default is McMahan et al.'s "2NN".
 
@@ -223,10 +219,9 @@ class MLP(nn.Module):
     """
 
     def __init__(
-        self, num_classes: int = 10, input_shape: Sequence[int] = (1, 28, 28), hidden: Sequence[int] = (200, 200)
+        self, num_classes: Classes = 10, input_shape: Shape = (1, 28, 28), hidden: Sequence[Count] = (200, 200)
     ) -> None:
         super().__init__()
-        check_num_classes("MLP", num_classes)
         self.classifier = dense_stack([flat_size("MLP", input_shape), *hidden, num_classes])
 
     def forward(self, x: Tensor) -> Tensor:
@@ -234,6 +229,7 @@ class MLP(nn.Module):
         return self.classifier(x.flatten(1))
 
 
+@checked
 class FastText(nn.Module):
     """fastText: the mean of a text's word vectors, and a linear layer, for hashed words (:class:`flsv.data.TextData`).
 
@@ -268,12 +264,13 @@ class FastText(nn.Module):
     """
 
     def __init__(
-        self, num_classes: int = 8, input_shape: Sequence[int] = (200,), buckets: int = 4096, width: int = 32
+        self,
+        num_classes: Classes = 8,
+        input_shape: Shape = (200,),
+        buckets: Annotated[int, Ge(2)] = 4096,
+        width: Count = 32,
     ) -> None:
         super().__init__()
-        check_num_classes("FastText", num_classes)
-        check_number("FastText", "buckets", buckets, least=2, whole=True)
-        check_number("FastText", "width", width, least=1, whole=True)
         if len(input_shape) != 1:
             raise ConfigurationError(
                 f"FastText: input_shape={tuple(input_shape)} is no text's shape. A text is its words' hashes, such as "

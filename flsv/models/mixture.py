@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flsv.declared import Count, check_arguments
 from flsv.errors import ConfigurationError
 from flsv.models.classifier import ClassifierClient, _NotBuilt
 from flsv.models.factory import build_network
@@ -74,9 +75,8 @@ class MixtureClient(ClassifierClient):
         True
     """
 
-    def __init__(self, num_components: int = 3, **kwargs: Any) -> None:
-        if num_components < 1:
-            raise ConfigurationError(f"MixtureClient(num_components={num_components}): expected at least 1.")
+    def __init__(self, num_components: Count = 3, **kwargs: Any) -> None:
+        check_arguments("MixtureClient", MixtureClient.__init__, locals())
         self.num_components = num_components
         super().__init__(**kwargs)
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
-from flsv.arguments import check_number
+from flsv.declared import Count, check_arguments
 from flsv.errors import ConfigurationError
 from flsv.models.classifier import datamodule_of, optimizer_and_scheduler
 from flsv.models.linear import dense_stack, flat_size
@@ -71,15 +71,14 @@ class RegressorClient(_Task):
 
     def __init__(
         self,
-        hidden: list[int] | None = None,
+        hidden: list[Count] | None = None,
         input_shape: tuple[int, ...] | None = None,
         optimizer: OptimizerCallable = lambda params: torch.optim.SGD(params, lr=0.01),
         scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__()
         self.save_hyperparameters("hidden", "input_shape")
-        if min(hidden or [1]) < 1:
-            raise ConfigurationError(f"RegressorClient(hidden={hidden}): widths of layers are at least 1.")
+        check_arguments("RegressorClient", RegressorClient.__init__, locals())
         self._hidden = list(hidden or [])
         self._make_optimizer, self._make_scheduler = optimizer, scheduler
         self.network: nn.Module | None = None
@@ -170,16 +169,15 @@ class CharacterModel(_Task):
 
     def __init__(
         self,
-        width: int = 32,
-        hidden: int = 128,
-        layers: int = 1,
-        characters: int = 256,
+        width: Count = 32,
+        hidden: Count = 128,
+        layers: Count = 1,
+        characters: Count = 256,
         optimizer: OptimizerCallable = lambda params: torch.optim.Adam(params, lr=0.002),
         scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__()
-        for name, size in (("width", width), ("hidden", hidden), ("layers", layers), ("characters", characters)):
-            check_number(self, name, size, least=1, whole=True)
+        check_arguments("CharacterModel", CharacterModel.__init__, locals())
         self.save_hyperparameters("width", "hidden", "layers", "characters")
         self._make_optimizer, self._make_scheduler = optimizer, scheduler
         self.embedding = nn.Embedding(characters, width)

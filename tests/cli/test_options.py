@@ -126,11 +126,11 @@ NOT_MEANT = {
     "devices": (b"trainer: {accelerator: cpu, devices: -7}\n", "should be an int > 0"),
     "hidden": (
         b"model: {class_path: flsv.ClassifierClient, init_args: {network: mlp, network_args: {hidden: [0]}}}\n",
-        "mlp: hidden=[0]: widths are whole numbers of at least 1",
+        "MLP(hidden=[0]): expected a list (each: a whole number of at least 1)",
     ),
     "hidden_word": (
         b"model: {class_path: flsv.ClassifierClient, init_args: {network: mlp, network_args: {hidden: abc}}}\n",
-        "mlp: hidden='abc': widths",
+        "MLP(hidden='abc'): expected a list",
     ),
 }
 

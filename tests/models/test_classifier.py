@@ -336,11 +336,10 @@ def test_network_object_from_yaml(monkeypatch):
         ({"input_shape": (1, 28, 28)}, r"model has input_shape=\(1, 28, 28\).*\(Digits\) has input_shape=\(1, 8, 8\)"),
         ({"network": MLP(7, (1, 8, 8))}, r"MLP returns \(2, 7\)"),
         ({"network": MLP(10, (1, 28, 28))}, r"MLP cannot process samples of shape \(1, 8, 8\)"),
-        ({"class_weights": [1.0, 2.0]}, "10 positive numbers"),
-        ({"class_weights": [0.0] * 10}, "10 positive numbers"),
+        ({"class_weights": [1.0, 2.0]}, "10 numbers were expected"),
         ({"network": "lenet5"}, "8x8 are too small"),
         ({"network": "lenet7"}, "Unknown network 'lenet7'"),
-        ({"network_args": {"hiden": [3]}}, "no option 'hiden'"),
+        ({"network_args": {"hiden": [3]}}, "unexpected keyword argument 'hiden'"),
     ],
 )
 def test_what_contradicts_the_data_is_found_before_training(trainer, options, message):
@@ -369,7 +368,8 @@ def test_without_data_module(trainer):
     ("options", "message"),
     [
         ({"optimizer": torch.optim.SGD([torch.zeros(1)], lr=0.1)}, "optimizer is an object of type SGD"),
-        ({"network": {"class_path": "x"}}, "network is an object of type dict"),
+        ({"network": {"class_path": "x"}}, "expected a Module"),
+        ({"class_weights": [0.0] * 10}, "class_weights=.*above 0"),
         ({"scheduler": 3}, "scheduler is an object of type int"),
         ({"label_smoothing": 1.5}, "label_smoothing=1.5"),
         ({"network_args": {"num_classes": 3}}, "network_args contains num_classes"),

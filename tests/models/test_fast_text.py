@@ -46,7 +46,7 @@ def test_by_name():
         ({"input_shape": (1, 28, 28)}, "is no text's shape"),
         ({"buckets": 1}, "of at least 2"),
         ({"width": 0}, "of at least 1"),
-        ({"num_classes": 1}, "at least 2 classes"),
+        ({"num_classes": 1}, "of at least 2"),
     ],
 )
 def test_refused(arguments, message):

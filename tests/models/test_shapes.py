@@ -3,13 +3,7 @@ import torch
 from torch import nn
 
 from flsv.errors import ConfigurationError
-from flsv.models.linear import check_num_classes, check_output, flat_size, image_shape, pooled_positions
-
-
-@pytest.mark.parametrize("num_classes", [1, 0, -3])
-def test_fewer_than_two_classes(num_classes):
-    with pytest.raises(ConfigurationError, match=f"num_classes={num_classes}.*at least 2"):
-        check_num_classes("Net", num_classes)
+from flsv.models.linear import check_output, flat_size, image_shape, pooled_positions
 
 
 @pytest.mark.parametrize(("shape", "size"), [((1, 28, 28), 784), ((30,), 30), ([3, 32, 32], 3072)])
@@ -19,13 +13,13 @@ def test_flat_size(shape, size):
 
 @pytest.mark.parametrize("shape", [(), (0,), (1, -28, 28)])
 def test_flat_size_of_no_shape(shape):
-    with pytest.raises(ConfigurationError, match="positive sizes"):
+    with pytest.raises(ConfigurationError, match="such as"):
         flat_size("Net", shape)
 
 
 @pytest.mark.parametrize("shape", [(784,), (1, 28), (1, 1, 28, 28), (0, 28, 28)])
 def test_no_image(shape):
-    with pytest.raises(ConfigurationError, match="channels, height, width"):
+    with pytest.raises(ConfigurationError, match="channels, height, width|at least 1"):
         image_shape("Net", shape)
 
 
