@@ -102,7 +102,8 @@ def check_number(
     """
     bounds = ((Gt, above), (Ge, least), (Lt, below), (Le, most))
     markers = [kind(bound) for kind, bound in bounds if bound is not None]
-    hinted = Annotated[(int if whole else float, *markers, hint)]  # type: ignore[valid-type]
+    parts: Any = (int if whole else float, *markers, hint)
+    hinted = Annotated[parts]
     check_argument(owner if isinstance(owner, str) else type(owner).__name__, name, value, hinted)
 
 

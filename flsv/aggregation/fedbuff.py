@@ -12,8 +12,6 @@ the clock; everybody's first update starts from the current model.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -46,6 +44,7 @@ class FedBuff(Aggregator):
     """
 
     of_clients = True
+    saved = ("_versions",)
 
     def __init__(self, exponent: NonNegative = 0.5, *, server_lr: Positive = 1.0) -> None:
         super().__init__(server_lr=server_lr)
@@ -81,12 +80,6 @@ class FedBuff(Aggregator):
 
     def end_round(self, round: Round) -> None:
         self._versions.update(dict.fromkeys(round.client_ids.tolist(), round.round_index + 1))
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"versions": dict(self._versions)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._versions = dict(state["versions"])
 
 
 class StaleStarts(Personalizer):

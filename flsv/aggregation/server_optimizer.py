@@ -51,6 +51,8 @@ class ServerOptimizer(FedAvg):
         1.0
     """
 
+    saved = ("_moments",)
+
     def __init__(
         self,
         optimizer: Callable[[Iterable], Optimizer],
@@ -62,11 +64,11 @@ class ServerOptimizer(FedAvg):
             self._defaults = optimizer([torch.zeros(1)]).defaults
         except (TypeError, ValueError) as error:
             raise ConfigurationError(f"{type(self).__name__}: its optimizer cannot be made: {error}") from error
-        self._state: dict[Any, Any] = {}
+        self._moments: dict[Any, Any] = {}
         self._next: dict[Any, Any] = {}
 
     def begin(self, federation: Federation) -> None:
-        self._state = {}
+        self._moments = {}
 
     def aggregate(self, round: Round, contributions: Contributions) -> tuple[Tensor, Tensor]:
         weights = self.weights(round, contributions).to(round.client_vectors)
@@ -78,19 +80,13 @@ class ServerOptimizer(FedAvg):
         optimizer = self.optimizer([point])
         groups = optimizer.state_dict()["param_groups"]
         # A copy: the round may yet fail.
-        optimizer.load_state_dict({"state": deepcopy(self._state), "param_groups": groups})
+        optimizer.load_state_dict({"state": deepcopy(self._moments), "param_groups": groups})
         optimizer.step()
         self._next = optimizer.state_dict()["state"]
         return vector, weights
 
     def end_round(self, round: Round) -> None:
-        self._state = self._next
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"optimizer": deepcopy(self._state)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._state = state["optimizer"]
+        self._moments = self._next
 
     def __repr__(self) -> str:
         if type(self) is not ServerOptimizer:

@@ -25,7 +25,7 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
-from flsv.declared import Declared, NonNegative, Share
+from flsv.declared import Declared, NonNegative, Rules, Share
 from flsv.errors import ConfigurationError
 from flsv.seeding import generator_for
 
@@ -52,7 +52,7 @@ class ClientChoice(Declared):
         ([0, 2], [0, 1, 2])
     """
 
-    rules: ClassVar = (
+    rules: ClassVar[Rules] = (
         (lambda a: a.clients is None or a.fraction is None, "give clients or fraction, not both."),
         (lambda a: a.clients is None or len({*a.clients}) == len(a.clients), "expected different clients."),
     )

@@ -161,7 +161,8 @@ class UpdateFilter(Component):
         self.notices.names = federation.client_names
 
     def state_dict(self) -> dict[str, Any]:
-        return {"noticed": self.notices.state_dict()}
+        return {"noticed": self.notices.state_dict(), **super().state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.notices = Notices(self.faults, state["noticed"])
+        super().load_state_dict(state)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from annotated_types import Gt, Le
@@ -62,6 +62,7 @@ class CopyFilter(UpdateFilter):
         ECHOING: "sent the server's own last step back, in several rounds",
     }
     may_change = True
+    saved = ("_pairs", "_echoes", "_start")
 
     excludes = False
     bounds = False
@@ -91,6 +92,8 @@ class CopyFilter(UpdateFilter):
 
     def resume(self, federation: Federation) -> None:
         super().resume(federation)
+        self._pairs = self._pairs.cpu()
+        self._echoes = self._echoes.cpu()
         if not self._pairs.numel():
             self._pairs = self._pairs.new_zeros(4, federation.num_clients, federation.num_clients)
         if not self._echoes.numel():
@@ -156,10 +159,3 @@ class CopyFilter(UpdateFilter):
         found = found.where(~named | (speaking < ROUNDS), 1.0)
         self._pairs = torch.stack([total, together, speaking, found])
         return similar
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "pairs": self._pairs, "echoes": self._echoes, "start": self._start}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self._pairs, self._echoes, self._start = state["pairs"].cpu(), state["echoes"].cpu(), state["start"]
