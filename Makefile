@@ -99,11 +99,13 @@ constraints: ## constraints.txt: the versions that flsv[dev,docs] has today
 	$(PYTHON) tools/lock_versions.py > constraints.new
 	mv constraints.new constraints.txt
 
-flower: ## the tests of Flower, whose pins are its own, in an environment of their own
+flower: ## the tests of Flower, whose pins are its own, in an environment of their own: its newest release, then its oldest
 	rm -rf .venv-flower
 	python3 -m venv .venv-flower
 	.venv-flower/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,flower]'
 	.venv-flower/bin/python -m pytest -m flower tests/engines/flower tests/engines/test_template.py
+	.venv-flower/bin/python -m pip install --quiet --disable-pip-version-check 'flwr==1.41.0'
+	.venv-flower/bin/python -m pytest -m flower tests/engines/flower/test_deployment.py
 
 # A module that only `dev` installs would be found here and nowhere else.
 readme: ## README's command for the tests, as it stands, in an environment with what it installs and nothing more

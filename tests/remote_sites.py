@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -68,8 +68,9 @@ class Replay:
     def present(self) -> dict[int, str]:
         return dict(zip([100, 101, 102], NAMES))
 
-    def exchange(self, packets: Mapping[int, Packet], seconds: float, start: float = 0.0) -> dict[int, Any]:
-        return {address: self.says[packet.kind][address] for address, packet in packets.items()}
+    def exchange(self, packets: Mapping[int, Packet], seconds: float) -> Iterator[tuple[int, Any]]:
+        for address, packet in packets.items():
+            yield address, self.says[packet.kind][address]
 
 
 class SiteTransport:
@@ -90,15 +91,13 @@ class SiteTransport:
     def present(self) -> dict[int, str]:
         return {address: self.names[address] for address in self.sites}
 
-    def exchange(self, packets: Mapping[int, Packet], seconds: float, start: float = 0.0) -> dict[int, Any]:
-        replies: dict[int, Any] = {}
+    def exchange(self, packets: Mapping[int, Packet], seconds: float) -> Iterator[tuple[int, Any]]:
         for address, packet in packets.items():
             if address not in self.sites:
                 continue
             reply = self.spoil(address, packet, _through(self.sites[address].answer(_through(packet))))
             if reply is not None:
-                replies[address] = reply
-        return replies
+                yield address, reply
 
 
 def _through(packet: Packet) -> Packet:

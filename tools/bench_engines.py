@@ -76,8 +76,9 @@ class Wire:
     def present(self) -> dict[int, str]:
         return {i: f"site {i}" for i in range(len(self.sites))}
 
-    def exchange(self, packets: Any, seconds: float, start: float = 0.0) -> dict[int, Any]:
-        return {address: self.sites[address].answer(packet) for address, packet in packets.items()}
+    def exchange(self, packets: Any, seconds: float) -> Any:
+        for address, packet in packets.items():
+            yield address, self.sites[address].answer(packet)
 
 
 class Clock(L.Callback):

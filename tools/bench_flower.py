@@ -20,7 +20,7 @@ from flower_deployment import SECONDS, deployment
 
 from flsv.cli import main as flsv
 
-LINE = re.compile(r"flsv: round \d+, train: \d of 3 sites in ([\d.]+) s\.")
+LINE = re.compile(r"flsv: round \d+: \d of 3 sites in ([\d.]+) s\.")
 
 
 def measured(folder: Path, resident: bool, rounds: int) -> list[float]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning_utilities.core.imports import RequirementCache
 
-if not (_flower := RequirementCache("flwr>=1.41")):
+if not (_flower := RequirementCache("flwr>=1.41,<2")):
     raise ModuleNotFoundError(f"flsv.engines.flower needs Flower: pip install 'flsv[flower]'. {_flower}")
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
@@ -24,15 +25,18 @@ from flwr.serverapp import Grid, ServerApp
 
 from flsv.engines.flower_resident import FOLDER
 from flsv.engines.remote import Directory, Packet, RemoteData, RemoteFederation, Site, SitePolicy, agreement
-from flsv.engines.remote.federation import PLENTY, rehearse, told_status
-from flsv.engines.remote.messages import failure_packet
+from flsv.engines.remote.federation import check_deployment, run_status
+from flsv.engines.remote.messages import Reply, failure_packet
 from flsv.engines.remote.site import Settings
 
 __all__ = ["client_app", "server_app"]
 
+_log = logging.getLogger(__name__)
+#: The newest release that the tests have run on.
+TESTED = "1.41"
 #: Seconds between two looks for replies.
 POLL = 0.25
-#: Flower's types of messages for what servers say.
+#: Flower's types of messages by the kinds of packets.
 MESSAGE_TYPES = {"hello": "query", "ask": "query", "train": "train", "test": "evaluate"}
 
 
@@ -57,10 +61,8 @@ def from_record(record: RecordDict) -> Packet:
 
 
 class GridTransport:
-    """Carries packets over a Flower Grid.
-
-    A SuperNode answers one message after the other. So a site that is still at an earlier one is sent nothing that
-    would wait behind it, but what it is asked as soon as it has answered, with the time that is left.
+    """Carries packets over a Flower Grid. A SuperNode answers one message after the other; what it has not fetched when
+    the time is over it no longer gets.
 
     Args:
         grid: of the ServerApp.
@@ -68,66 +70,31 @@ class GridTransport:
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
-        self._owed: dict[str, tuple[int, str]] = {}  # messages that nobody waits for any more: whose, and what about
 
     def present(self) -> dict[int, str]:
         """Nodes by the names of their registration: ``flwr supernode register KEY --name NAME``."""
         return {node.node_id: node.name for node in self._grid.get_nodes()}
 
-    def exchange(self, packets: Mapping[int, Packet], seconds: float, start: float = 0.0) -> dict[int, Packet | str]:
+    def exchange(self, packets: Mapping[int, Packet], seconds: float) -> Iterator[tuple[int, Reply]]:
         """See :class:`flsv.engines.remote.Transport`."""
-        deadline = time.monotonic() + seconds + start
-        waiting, asked = dict(packets), dict[str, tuple[int, str]]()
-        replies: dict[int, Packet | str] = {}
-        while True:
-            for message_id, reply in self._pull([*self._owed, *asked]):
-                if self._owed.pop(message_id, None) is None:
-                    replies[asked.pop(message_id)[0]] = _said(reply)
-            at, left = dict(self._owed.values()), deadline - time.monotonic()
-            if left <= 0 or not (asked or waiting):
-                break
-            free = {node: packet for node, packet in waiting.items() if node not in at}
-            # What nobody has fetched by then is of no use; what is being worked on ends itself, or is late for good.
-            asked |= self._push(free, min(seconds, left), 2 * (seconds + start) + POLL)
-            waiting = {node: packet for node, packet in waiting.items() if node in at}
-            time.sleep(min(POLL, left))
-        self._owed |= asked
-        return replies | {node: f"it is still at {at[node]}" for node in waiting if node in at}
-
-    def _push(self, packets: Mapping[int, Packet], seconds: float, ttl: float) -> dict[str, tuple[int, str]]:
-        """Send; message to whose it is, and what about."""
-        messages = [
-            Message(
-                to_record(Packet(packet.kind, {**packet.plain, "seconds": seconds}, packet.tensors)),
-                node,
-                MESSAGE_TYPES[packet.kind],
-                ttl=ttl,
-            )
-            for node, packet in packets.items()
-        ]
-        about = [(node, _about(packet)) for node, packet in packets.items()]
-        sent = self._grid.push_messages(messages) if messages else ()
-        return {message_id: told for message_id, told in zip(sent, about) if message_id}
-
-    def _pull(self, message_ids: Sequence[str]) -> list[tuple[str, Message]]:
-        found = self._grid.pull_messages(message_ids) if message_ids else ()
-        return [(reply.metadata.reply_to_message_id, reply) for reply in found]
+        deadline, messages = time.monotonic() + seconds, []
+        for node, packet in packets.items():
+            timed = Packet(packet.kind, {**packet.plain, "seconds": seconds}, packet.tensors)
+            messages.append(Message(to_record(timed), node, MESSAGE_TYPES[packet.kind], ttl=seconds + POLL))
+        waiting = dict(zip(self._grid.push_messages(messages), packets))
+        while waiting and time.monotonic() < deadline:
+            for message in self._grid.pull_messages(list(waiting)):
+                yield waiting.pop(message.metadata.reply_to_message_id), _reply(message)
+            time.sleep(POLL if waiting else 0)
 
 
-def _about(packet: Packet) -> str:
-    return f"round {packet.plain['round']}" if "round" in packet.plain else f"its {packet.kind!r}"
-
-
-def _said(reply: Message) -> Packet | str:
-    if reply.has_error():
-        return f"{reply.error.reason or 'it failed'} (code {reply.error.code})"
+def _reply(message: Message) -> Reply:
+    if message.has_error():
+        return f"{message.error.reason or 'it failed'} (code {message.error.code})"
     try:
-        return from_record(reply.content)
+        return from_record(message.content)
     except ValueError as error:
         return str(error)
-
-
-_log = logging.getLogger(__name__)
 
 
 def client_app(
@@ -164,22 +131,17 @@ def client_app(
     app = ClientApp(mods=[_without_texts, *mods])
     made: dict[str, Any] = {}
 
-    def site(node: Mapping[str, Any]) -> Site:
-        # At every message: its owner may have written another one while this process lives.
-        policy = SitePolicy.read(Path(str(node["policy"]))) if "policy" in node else None
-        if "site" not in made or made["policy"] != policy:
-            data = made["data"] if "data" in made else make_datamodule(node)
-            folder = Path(str(node.get("folder", FOLDER)))
-            own = Site(make_module, lambda: data, make_loop, folder, trainer, questions, policy=policy)
-            made.update(site=own, policy=policy, data=data)
-        found: Site = made["site"]
-        return found
-
     def reply(message: Message, context: Context) -> Message:
+        node = context.node_config
+        # At every message: its owner may have written another one while this process lives.
+        policy = SitePolicy.read(Path(str(node["policy"]))) if "policy" in node else SitePolicy()
+        if "site" not in made:
+            folder = Path(str(node.get("folder", FOLDER)))
+            made["site"] = Site(make_module, partial(make_datamodule, node), make_loop, folder, trainer, questions)
+        site: Site = made["site"]
+        site.policy = policy
         who = f"Flower run {message.metadata.run_id}"
-        return Message(
-            content=to_record(site(context.node_config).answer(from_record(message.content), who)), reply_to=message
-        )
+        return Message(content=to_record(site.answer(from_record(message.content), who)), reply_to=message)
 
     for register in (app.train(), app.query(), app.evaluate()):
         register(reply)
@@ -229,42 +191,40 @@ def server_app(
         datamodule: makes the server's own data: its validation loader is what coalition games are played on.
         folder: where the run writes.
         trainer: arguments of the server's Trainer, such as ``{"callbacks": [...]}``.
-        timeout: seconds that a site has for its work; what its first contact took comes on top, for the start of its
-            process.
+        timeout: seconds that a site has for its work.
         wait: seconds to wait for all sites before the first round.
 
     Raises:
         ConfigurationError: before any site is asked, a metric or strategy that needs what a deployment does not give;
             before the first round, a site with another version, module or settings.
     """
+    if not RequirementCache(f"flwr<={TESTED}.99"):
+        warnings.warn(f"flsv is tested with Flower up to {TESTED}, and this is a newer release.", stacklevel=2)
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         where = Path(folder)
         where.mkdir(parents=True, exist_ok=True)
-        with told_status(where):
+        with run_status(where):
             serve(GridTransport(grid), where)
 
     def serve(transport: GridTransport, where: Path) -> None:
         module, loop = make_module(), make_loop()
+        check_deployment(loop.config, loop.board)
         book, last = where / "sites.json", where / "checkpoints" / "last.ckpt"
         if not last.is_file():
             book.unlink(missing_ok=True)  # of another run
         directory = Directory(transport, sites, agreement(module, loop), book, timeout, wait)
-        own = None if datamodule is None else datamodule()
-        options = {"max_epochs": rounds, "num_sanity_val_steps": 0, **(trainer or {})}
-        willing = RemoteData(sites, [PLENTY] * len(sites), num_classes, class_names, own)
-        rehearse(make_module(), make_loop(), directory, willing, options)
         directory.gather()
+        own = None if datamodule is None else datamodule()
         data = RemoteData(sites, [directory.sizes[i] for i in range(len(sites))], num_classes, class_names, own)
         saving = ModelCheckpoint(where / "checkpoints", save_last=True)
         loop = loop.replace(engine=partial(RemoteFederation, directory))
-        callbacks = [*options.pop("callbacks", []), saving, loop]
         # One folder for all starts of a run, so that its logs go on, too.
-        logger = options.pop("logger", TensorBoardLogger(where, name="", version=""))
-        L.Trainer(**{**options, "logger": logger, "callbacks": callbacks}).fit(
-            module, data, ckpt_path=last if last.is_file() else None
-        )
+        options = {"logger": TensorBoardLogger(where, name="", version=""), **(trainer or {})}
+        options["callbacks"] = [*options.get("callbacks", []), saving, loop]
+        options = {"max_epochs": rounds, "num_sanity_val_steps": 0, **options}
+        L.Trainer(**options).fit(module, data, ckpt_path=last if last.is_file() else None)
 
     return app

@@ -18,7 +18,7 @@ from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import Client, Listener
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +46,8 @@ def resident(app: str, *, idle: float = 300.0) -> ClientApp:
 
     A site has one such process, reached through a socket by a key in the site's folder, both its user's alone. It ends
     with the SuperNode, with a message that is given up, with a message of another run, or when nothing has come for
-    ``idle`` seconds. Where it has died over a message, another one works on that once more. Where there can be none (on
-    Windows, or where Flower installs dependencies for each message), each message is answered in its own process.
+    ``idle`` seconds. Where it has died over a message, another one works on that once more. On Windows, or where Flower
+    installs dependencies for each message, each message is answered in its own process.
 
     Its data module is made once: data that change within a run are seen after the next start of the SuperNode.
 
@@ -63,7 +63,7 @@ def resident(app: str, *, idle: float = 300.0) -> ClientApp:
         given = app, [TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id], message, context
         deleted = any("runtime-envs" in Path(each).parts for each in sys.path)  # by Flower, after this message
         live = idle and not deleted and os.name == "posix"
-        reply, state, error = (_handed_over(idle, *given) if live else None) or _answered(*given)
+        reply, state, error = _handed_over(idle, *given) if live else _answered(*given)
         if error is not None:
             raise RuntimeError(error)
         context.state = state
@@ -88,86 +88,71 @@ def _answered(app: str, identity: list[int], message: Message, context: Context)
 
 
 def _handed_over(idle: float, app: str, identity: list[int], message: Message, context: Context) -> Any:
-    """What the site's process says; None where none can be started.
+    """The reply of the site's process, likewise.
 
     Raises:
-        RuntimeError: it has died twice over this message.
+        RuntimeError: it does not start, or has died twice over this message.
     """
     folder = Path(str(context.node_config.get("folder", FOLDER))).absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    with suppress(FileExistsError), open(folder / "socket.key", "xb", opener=partial(os.open, mode=0o600)) as file:
+    key = folder / "socket.key"
+    with suppress(FileExistsError), open(key, "xb", opener=partial(os.open, mode=0o600)) as file:
         file.write(secrets.token_bytes(32))
     # Not in the folder: the system allows a socket's path some 100 characters.
-    place = Path(tempfile.gettempdir()) / f"flsv-{hashlib.sha256(str(folder).encode()).hexdigest()[:16]}.sock"
-    told = {"app": app, "run": context.run_id, "key": str(folder / "socket.key"), "place": str(place), "idle": idle}
+    place = f"{tempfile.gettempdir()}/flsv-{hashlib.sha256(str(folder).encode()).hexdigest()[:16]}.sock"
+    link = partial(Client, place, "AF_UNIX", authkey=key.read_bytes())
+    terms = json.dumps([app, context.run_id, idle, os.getppid(), place, str(key), sys.path])
     for start in (False, True, True):
-        try:
-            link = _started(told) if start else _linked(told)
-            if link is None:
-                return None
-            with link:
-                link.send((context.run_id, (app, identity, message, context)))
-                return link.recv()
-        except _BROKEN:  # there is none, it is another run's, or it has died
-            continue
-    raise RuntimeError("the site's process has died twice over this message: the system's log may say why")
+        process = subprocess.Popen([*_COMMAND, terms], stdin=subprocess.DEVNULL) if start else None
+        while True:
+            with suppress(*_BROKEN), link() as there:
+                there.send((context.run_id, (app, identity, message, context)))
+                return there.recv()
+            # There is none, it is another run's, it does not listen yet, or it has died.
+            if process is None or process.poll() is not None:
+                break
+            time.sleep(0.05)
+    raise RuntimeError("the site's process has not started, or has died twice over this message: its log says more")
 
 
-def _linked(told: dict[str, Any]) -> Connection:
-    return Client(told["place"], "AF_UNIX", authkey=Path(told["key"]).read_bytes())  # type: ignore[return-value]
-
-
-def _started(told: dict[str, Any]) -> Connection | None:
-    """To a new process; None where it did not come to listen."""
-    code = "from flsv.engines.flower_resident import _live; _live()"
-    more = json.dumps({**told, "parent": os.getppid(), "path": sys.path})
-    process = subprocess.Popen([sys.executable, "-c", code, more], stdin=subprocess.DEVNULL)
-    while process.poll() is None:
-        with suppress(*_BROKEN):
-            return _linked(told)
-        time.sleep(0.05)
-    _log.warning("the site's process did not start: see above. This message is answered in a process of its own")
-    return None
+_COMMAND = [sys.executable, "-c", "from flsv.engines.flower_resident import _live; _live()"]
 
 
 def _live() -> None:
     """In the process itself."""
-    told: dict[str, Any] = json.loads(sys.argv[-1])
-    sys.argv, sys.path[:] = sys.argv[:1], told["path"]
+    app, own_run, idle, supernode, place, key, sys.path[:] = json.loads(sys.argv.pop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with the SuperNode
-    import_module(told["app"].partition(":")[0])
-    Path(told["place"]).unlink(missing_ok=True)
+    import_module(app.partition(":")[0])
+    Path(place).unlink(missing_ok=True)
     before = os.umask(0o177)
-    listener = Listener(told["place"], "AF_UNIX", authkey=Path(told["key"]).read_bytes())
+    listener = Listener(place, "AF_UNIX", authkey=Path(key).read_bytes())
     os.umask(before)
-    waiting: Connection | None = None  # for a reply
+    waiting: Any = None  # who waits for a reply
     since = time.monotonic()
 
+    def needed() -> bool:
+        link = waiting
+        if link is None:
+            return time.monotonic() - since <= idle
+        try:
+            return not (link.poll() and waiting is link)  # who waits says nothing until its end
+        except OSError:  # closed in the meantime
+            return True
+
     def watch() -> None:
-        while _alive(told["parent"]):
-            link = waiting
-            with suppress(OSError):  # closed in the meantime
-                # Who waits says nothing until its end.
-                if link.poll() if link is not None else time.monotonic() - since > told["idle"]:
-                    break
-            time.sleep(LOOK)
+        with suppress(OSError):  # the SuperNode has ended
+            while needed():
+                os.kill(supernode, 0)
+                time.sleep(LOOK)
         os._exit(0)
 
     threading.Thread(target=watch, daemon=True).start()
     while True:
         with suppress(*_BROKEN), listener.accept() as link:
             run, given = link.recv()
-            if run != told["run"]:
+            if run != own_run:
                 os._exit(0)
-            waiting = link  # type: ignore[assignment]
+            waiting = link
             answered = _answered(*given)
             waiting, since = None, time.monotonic()
             link.send(answered)
-
-
-def _alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except OSError:
-        return False
-    return True

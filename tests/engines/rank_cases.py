@@ -192,12 +192,6 @@ class SaveWithin(Callback):
 
 def save_within(folder: str, name: str) -> None:
     """A checkpoint in the middle of a round."""
-    case = CASES[name]()
-    fit(Path(folder), case, [SaveWithin(), ModelCheckpoint(Path(folder) / "steps", every_n_train_steps=1000)])
-
-
-def save_within_unannounced(folder: str, name: str) -> None:
-    """The same without a callback that says that it may happen."""
     fit(Path(folder), CASES[name](), [SaveWithin()])
 
 

@@ -29,7 +29,7 @@ def test_its_name_is_registered() -> None:
     assert (trainer.world_size, ranks_of(trainer).size) == (1, 1)  # until it starts
 
 
-@pytest.mark.parametrize("arguments", [{"threads": 0}, {"timeout": 0}, {"start_timeout": float("nan")}])
+@pytest.mark.parametrize("arguments", [{"threads": 0}, {"timeout": 0}, {"timeout": float("nan")}])
 def test_numbers_out_of_range_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=f"FederatedStrategy.*{next(iter(arguments))}"):
         FederatedStrategy(**arguments)

@@ -114,8 +114,9 @@ class Wire:
     def present(self) -> dict[int, str]:
         return {address: f"site {address}" for address in self._sites}
 
-    def exchange(self, packets: Mapping[int, Packet], seconds: float, start: float = 0.0) -> dict[int, Packet]:
-        return {address: through(self._sites[address].answer(through(each))) for address, each in packets.items()}
+    def exchange(self, packets: Mapping[int, Packet], seconds: float) -> Iterator[tuple[int, Packet]]:
+        for address, packet in packets.items():
+            yield address, through(self._sites[address].answer(through(packet)))
 
 
 def through(packet: Packet) -> Packet:

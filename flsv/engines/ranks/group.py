@@ -6,11 +6,11 @@ has died is noticed by its closed connection, by the next who exchanges somethin
 
 from __future__ import annotations
 
+import ctypes
 import io
 import os
+import signal
 import sys
-import threading
-import time
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import cache
@@ -25,23 +25,15 @@ from torch.utils._pytree import tree_map_only
 from flsv.errors import ConfigurationError
 from flsv.participants import ALONE, Ranks
 
-STARTED_BY = "FLSV_STARTED_BY"
-#: The process that has started this one as a rank: a Trainer's, or torchrun's agent; 0: this is none.
-_PARENT = int(os.environ.pop(STARTED_BY, 0)) or os.getppid() * ("TORCHELASTIC_RUN_ID" in os.environ)
+#: Linux: the signal that a process gets when its parent ends.
+_PR_SET_PDEATHSIG = 1
 
 
-@cache
 def end_with_parent() -> None:
-    """From now on this process ends within a second after the one that has started it as a rank, however that ends."""
-
-    def watch() -> None:
-        while os.getppid() == _PARENT:
-            time.sleep(0.5)
-        print(f"this rank ends: process {_PARENT}, which has started it, is gone.", file=sys.stderr, flush=True)
-        os._exit(1)
-
-    if _PARENT and os.name == "posix":  # elsewhere a process keeps the number of a parent that is gone
-        threading.Thread(target=watch, name="flsv-parent", daemon=True).start()
+    """From now on this process ends with the one that has started it as a rank, a script or torchrun's agent."""
+    started = "TORCHELASTIC_RUN_ID" in os.environ or int(os.environ.get("LOCAL_RANK", 0)) > 0
+    if started and sys.platform == "linux":  # elsewhere it ends at its next exchange
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class RankGroup(Ranks):

@@ -160,7 +160,6 @@ class SeveralRanks(OneProcess):
         self.owners = Owners(self.ranks, data.num_samples.tolist())
         share_weights(trainer.lightning_module, self.ranks)
         super().__init__(trainer, data, *rest)
-        self._saved: tuple[dict[int, Any], dict[str, Any]] | None = None
         self._logged: LoggedValues | None = None
 
     def begin_training(self, optimizer_state: dict[str, Any] | None, buffers: dict[str, Any] | None) -> None:
@@ -175,7 +174,7 @@ class SeveralRanks(OneProcess):
         super().begin_training(optimizer_state, buffers)
         of: Any = self.clients
         self._logged = LoggedValues(self.trainer, lambda: of.position, self._exchange_logged, lambda: of.idle)
-        self._save()
+        self._gather()
 
     def _make_manager(self) -> ClientManager:
         return ClientManager(self.trainer, self.data, self.space, self._states, self.owners)
@@ -204,7 +203,7 @@ class SeveralRanks(OneProcess):
         own = self._states.clients() | self.clients.local.optimizers.clients()
         parts = self.ranks.everybody(sorted(own), "clients that keep something")
         self.owners.bind([client for part in parts for client in part])
-        self._save()
+        self._gather()
 
     def failed(self, exception: BaseException, place: str) -> None:
         # Before anything else is done about it: the others wait, and whatever saves a checkpoint now must not.
@@ -219,21 +218,9 @@ class SeveralRanks(OneProcess):
         return _together(self.ranks.everybody(self._received(server), "the clients' own models"))
 
     def kept(self) -> tuple[dict[int, Any], dict[str, Any]]:
-        """The state of clients and their optimizers, for a checkpoint: of all clients on rank 0, which writes it.
-
-        Raises:
-            RuntimeError: within a round, where that is on other ranks.
-        """
-        if not (self._strategy.within_round or self.ranks.given_up):
-            return self._gathered()
-        if self._saved is not None:
-            return self._saved
-        if not self.owners.bound:
-            return super().kept()
-        raise RuntimeError(
-            f"a checkpoint in the middle of a round ({self._state.round_index}) would lack what the clients of other "
-            "ranks keep. Save between two rounds, or let a ModelCheckpoint do it."
-        )
+        """As it stood after the last round: of all clients on rank 0, which writes checkpoints."""
+        states, optimizers, paces = self._kept
+        return states, {**super().kept()[1], "states": optimizers, "paces": paces}
 
     def close(self) -> None:
         self._strategy.within_round = False
@@ -252,22 +239,14 @@ class SeveralRanks(OneProcess):
     def _mine(self) -> list[int]:
         return self.owners.mine(range(self._state.num_clients))
 
-    def _gathered(self) -> tuple[dict[int, Any], dict[str, Any]]:
+    def _gather(self) -> None:
+        """A round is complete: rank 0 learns what all clients keep."""
         states, optimizers = super().kept()
-        kept = states, optimizers["states"], optimizers["paces"]
-        parts = self.ranks.everybody(kept, "what clients keep")
-        if self.ranks.rank == 0:
-            states, of_optimizers, paces = (_together([part[i] for part in parts]) for i in range(3))
-            optimizers = {**optimizers, "states": of_optimizers, "paces": paces}
-        return states, optimizers
-
-    def _save(self) -> None:
-        """Between two rounds: for checkpoints that will be asked for in the next; yes if nobody knows."""
-        names = ("_every_n_train_steps", "_train_time_interval", "save_on_exception")
-        callbacks = self.trainer.checkpoint_callbacks
-        saves = any(not hasattr(each, names[0]) or any(getattr(each, n, None) for n in names) for each in callbacks)
-        if self.owners.bound and saves:
-            self._saved = self._gathered()
+        self._kept: list[dict[int, Any]] = [states, dict(optimizers["states"]), dict(optimizers["paces"])]
+        if self.owners.bound:
+            parts = self.ranks.everybody(self._kept, "what clients keep")
+            if self.ranks.rank == 0:
+                self._kept = [_together(each) for each in zip(*parts)]
 
     def _exchange_logged(self, value: Any, about: str) -> list[Any]:
         # After an epoch that ended early the others are elsewhere.
@@ -292,7 +271,7 @@ class SeveralRanks(OneProcess):
                 )
 
 
-def _together(parts: list[dict[int, Any]]) -> dict[int, Any]:
+def _together(parts: Sequence[dict[int, Any]]) -> dict[int, Any]:
     found = {client: kept for part in parts for client, kept in part.items()}
     return {client: found[client] for client in sorted(found)}
 

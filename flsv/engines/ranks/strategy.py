@@ -15,7 +15,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
 
 from flsv.arguments import check_number
-from flsv.engines.ranks.group import STARTED_BY, end_with_parent, meet
+from flsv.engines.ranks.group import end_with_parent, meet
 from flsv.errors import ConfigurationError
 from flsv.participants import ALONE, Ranks
 from flsv.server.identity import Identity, versions
@@ -34,7 +34,6 @@ class FederatedStrategy(ParallelStrategy):
 
     Args:
         threads: torch's intra-op threads in every rank.
-        start_timeout: seconds in which all ranks have to be there.
         timeout: seconds that a rank waits for the others at the end of a round. That a process has died is found out by
             its closed connection, by the script or by torchrun; a host that vanished is waited for as long.
         **kwargs: of Lightning's ``ParallelStrategy``.
@@ -50,15 +49,12 @@ class FederatedStrategy(ParallelStrategy):
 
     strategy_name = "federated"
 
-    def __init__(
-        self, threads: int = 1, start_timeout: float = 600.0, timeout: float = 7 * 86400.0, **kwargs: Any
-    ) -> None:
+    def __init__(self, threads: int = 1, timeout: float = 7 * 86400.0, **kwargs: Any) -> None:
         end_with_parent()
         super().__init__(**kwargs)
         check_number(self, "threads", threads, least=1, whole=True)
-        for name, seconds in (("start_timeout", start_timeout), ("timeout", timeout)):
-            check_number(self, name, seconds, above=0)
-        self._threads, self._timeouts = threads, (start_timeout, timeout)
+        check_number(self, "timeout", timeout, above=0)
+        self._threads, self._timeout = threads, timeout
         self.num_nodes = 1
         self.ranks: Ranks = ALONE
         self.within_round = False
@@ -80,7 +76,7 @@ class FederatedStrategy(ParallelStrategy):
     def _configure_launcher(self) -> None:
         environment: Any = self.cluster_environment
         if self._size > 1:
-            self._launcher = _Launcher(environment, self._size // self.num_nodes, self.num_nodes)
+            self._launcher = _SubprocessScriptLauncher(environment, self._size // self.num_nodes, self.num_nodes)
 
     def setup_environment(self) -> None:
         super().setup_environment()
@@ -91,7 +87,7 @@ class FederatedStrategy(ParallelStrategy):
         if self._size > 1:
             torch.set_num_threads(self._threads)
             os.environ |= {"MASTER_ADDR": environment.main_address, "MASTER_PORT": str(environment.main_port)}
-            self.ranks = meet(self.global_rank, self._size, self.root_device, *self._timeouts)
+            self.ranks = meet(self.global_rank, self._size, self.root_device, timeout=self._timeout)
 
     def setup(self, trainer: L.Trainer) -> None:
         if self.ranks.size > 1 and trainer.state.fn == "fit" and not self.federation:
@@ -129,15 +125,6 @@ class FederatedStrategy(ParallelStrategy):
         super().on_exception(exception)
 
 
-class _Launcher(_SubprocessScriptLauncher):
-    """DDP's, whose processes end with the one that starts them."""
-
-    def _call_children_scripts(self) -> None:
-        os.environ[STARTED_BY] = str(os.getpid())
-        super()._call_children_scripts()
-        del os.environ[STARTED_BY]
-
-
 def ranks_of(trainer: L.Trainer) -> Ranks:
     """The processes that a trainer runs on."""
     return getattr(trainer.strategy, "ranks", ALONE)
@@ -169,8 +156,7 @@ def agree(trainer: L.Trainer, identity: Identity, seed: int, engine: Any = "sequ
         The seed of all: rank 0's, which matters where none was given.
 
     Raises:
-        ConfigurationError: ranks have other data, settings or numbers of rounds; something that cannot be right on
-            several ranks.
+        ConfigurationError: ranks have other data or settings; something that cannot be right on several ranks.
     """
     strategy = trainer.strategy
     if isinstance(strategy, FederatedStrategy):
@@ -184,9 +170,7 @@ def agree(trainer: L.Trainer, identity: Identity, seed: int, engine: Any = "sequ
             f"on {ranks.size} ranks, FederatedLoop(engine=...) would run the clients elsewhere, and max_time (a Timer) "
             "would stop one rank in the middle of a round, by its own clock. Leave it out, and say max_epochs."
         )
-    names = ("max_epochs", "limit_train_batches", "limit_val_batches", "accumulate_grad_batches", "precision")
-    trains = {f"trainer.{name}": repr(getattr(trainer, name)) for name in names}
-    _check_alike(ranks, replace(identity, settings={**versions(), **identity.settings, **trains}))
+    _check_alike(ranks, replace(identity, settings={**versions(), **identity.settings}))
     return ranks.from_rank(0, seed, "the seed")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
@@ -10,6 +11,7 @@ from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 
 from flsv.engines.remote.messages import (
     BadReply,
@@ -30,6 +32,7 @@ from flsv.round import ClientUpdate, FederationState, Instruction
 
 T = TypeVar("T")
 P = ParamSpec("P")
+_GARBLED = KeyError, TypeError, ValueError, OverflowError, RuntimeError
 
 
 class Remote:
@@ -60,6 +63,7 @@ class Remote:
         self.directory, self._state, self._rounds = directory, state, rounds
         self._steps_per_sample, self._num_classes, self._reports = steps_per_sample, num_classes, frozenset(reports)
         self._usual: str | None = None
+        self._stands: dict[int, str] = {}
         self._trained: dict[int, str] = {}
         self._answered: dict[int, tuple[dict[int, str], str | None]] = {}
         self.discard()
@@ -84,53 +88,53 @@ class Remote:
 
         Who is away, is late or sends something else is named in a warning and left out: as if it had not been drawn.
         """
-        packets = {}
         visits = {site: secrets.token_hex(8) for site in instructions}
-        for site, told in instructions.items():
-            packets[site] = instruction_packet(told, {**self._facts(site), "visit": visits[site]})
+        packets = {
+            site: instruction_packet(instruction, {**self._facts(site), "visit": visits[site]})
+            for site, instruction in instructions.items()
+        }
+        began = time.monotonic()
         replies = self.directory.exchange(packets)
-        updates: list[ClientUpdate] = []
+        updates: dict[int, ClientUpdate] = {}
         broken = []
         wrong: dict[int, str] = {}
         for site, reply in replies.items():
+            samples = self.directory.sizes[site]["train"]
             try:
-                samples = self.directory.sizes[site]["train"]
-                most = samples * self._steps_per_sample
-                update = read_update(check_done(reply), site, space, device, samples, most)
+                update = read_update(check_done(reply), site, space, device, samples, samples * self._steps_per_sample)
                 if update is None:
                     broken.append(site)
-                elif unknown := sorted(update.reports.keys() - self._reports):
+                    continue
+                if unknown := sorted(update.reports.keys() - self._reports):
                     raise BadReply(f"it reports {unknown[0]!r:.40}, which nobody asks for")
-                else:
-                    updates.append(update)
+                updates[site] = update
             except BadReply as why:
                 wrong[site] = str(why)
                 if isinstance(why, OtherData):
                     self.directory.greet_again(site)
-        wrong |= self._unusual({update.client_id: _reported(update) for update in updates})
-        updates = [update for update in updates if update.client_id not in wrong]
-        index = self._state.round_index
+        wrong |= self._unusual({site: _reported(update) for site, update in updates.items()})
+        when = f" of round {self._state.round_index}"
         for site, words in wrong.items():
-            self._warn(site, "is left out", words, f" of round {index}")
-        self._trained = {update.client_id: visits[update.client_id] for update in updates}
+            self._warn(site, "is left out", words, when)
+        self._trained = {site: visits[site] for site in updates if site not in wrong}
+        came, took = f"{len(self._trained)} of {len(packets)} sites", time.monotonic() - began
+        rank_zero_info(f"flsv: round {self._state.round_index}: {came} in {took:.1f} s.")
         for site in self._trained:
             if replies[site].plain.get("lost"):  # type: ignore[union-attr]
-                self._warn(site, "no longer held what it kept, and went on from nothing", when=f" in round {index}")
-        return updates, broken
+                self._warn(site, "no longer held what it kept, and went on from nothing", "", when)
+        return [updates[site] for site in self._trained], broken
 
-    def _unusual(self, found: Mapping[int, str]) -> dict[int, str]:
+    def _unusual(self, reports: Mapping[int, str]) -> dict[int, str]:
         """Who reports something else than the others. What most of them report is what there is to report. Where two
         things are reported as often, it is what most did in the last round in which most did; before that nobody knows
         who is right, and all are left out."""
-        counts = Counter(found.values())
-        most = [words for words, count in counts.items() if count == max(counts.values())]
+        counts = Counter(reports.values())
+        most = {words for words, count in counts.items() if count == max(counts.values())}
         if len(most) == 1:
             (self._usual,) = most
-        if self._usual in most:
-            return {
-                s: f"it reports {words}, the others {self._usual}" for s, words in found.items() if words != self._usual
-            }
-        return {s: f"it reports {words}, and as many {' or '.join({*most} - {words})}" for s, words in found.items()}
+        right = self._usual if self._usual in most else None
+        others = right or f"do not agree: {' or '.join(sorted(most))}"
+        return {s: f"it reports {words}, the others {others}" for s, words in reports.items() if words != right}
 
     def ask(self, site: int, round_index: int, question: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A question's answer.
@@ -149,20 +153,23 @@ class Remote:
         stands = self._trained if site in self._trained else self._stands
         visit, before = secrets.token_hex(8), stands.get(site)
         facts = {**self._facts(site), "visit": visit, "counted": before}
-        told = {"question": name, "arguments": plain, "round": round_index, **facts}
-        packet = Packet("ask", told, {key: tensor.cpu() for key, tensor in tensors.items()})
+        packet = Packet(
+            "ask",
+            {"question": name, "arguments": plain, "round": round_index, **facts},
+            {key: tensor.cpu() for key, tensor in tensors.items()},
+        )
         self._answered.pop(site, None)
+        reply = self.directory.exchange({site: packet})[site]
         try:
-            reply = check_done(self.directory.exchange({site: packet})[site])
-        except BadReply as why:
-            raise NoAnswer(self._told(site, f"did not answer {name}", why)) from why
-        try:
+            reply = check_done(reply)
             answer = unpack(reply.plain["answer"], reply.tensors)
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            what = f"answered {name} with a {reply.kind!r:.40} that lacks or garbles {error!s:.200}"
-            raise NoAnswer(self._told(site, what)) from error
+        except BadReply as why:
+            raise NoAnswer(self._note(site, f"did not answer {name}", why)) from why
+        except _GARBLED as error:
+            what = f"answered {name} with a reply that lacks or garbles {error!s:.200}"
+            raise NoAnswer(self._note(site, what)) from error
         if not all(tensor.isfinite().all() for tensor in reply.tensors.values()):
-            raise NoAnswer(self._told(site, f"answered {name} with numbers that are not finite"))
+            raise NoAnswer(self._note(site, f"answered {name} with numbers that are not finite"))
         stands[site] = visit
         self._answered[site] = stands, before
         return answer
@@ -175,39 +182,36 @@ class Remote:
         else:
             stands[site] = before
 
-    def test(self, round_index: int, models: Mapping[int, Instruction]) -> dict[int, dict[str, float]]:
+    def test(self, models: Mapping[int, Instruction]) -> dict[int, dict[str, float]]:
         """The :data:`OWN_SCORES` of sites' own models on their own test samples; a warning names who sends none."""
-        packets = {}
-        for site, told in models.items():
-            packet = instruction_packet(told, self._facts(site))
-            packets[site] = Packet("test", packet.plain, packet.tensors)
-        found: dict[int, dict[str, float]] = {}
+        packets = {site: instruction_packet(model, self._facts(site), "test") for site, model in models.items()}
+        scores: dict[int, dict[str, float]] = {}
         for site, reply in self.directory.exchange(packets).items():
             try:
-                scores = {name: float(check_done(reply).plain[name]) for name in OWN_SCORES}
-                if any(value < 0 or value > 1 for value in scores.values()):  # NaN: there is nothing to tell it by
-                    raise BadReply(f"its scores are {scores}")
-                found[site] = scores
-            except (BadReply, KeyError, TypeError, ValueError, OverflowError) as why:
-                said = why if isinstance(why, BadReply) else f"its reply lacks or garbles {why!s:.200}"
-                self._warn(site, "has not tested its model", said)
-        return found
+                own = {name: float(check_done(reply).plain[name]) for name in OWN_SCORES}
+                if any(value < 0 or value > 1 for value in own.values()):  # NaN: there is nothing to tell it by
+                    raise BadReply(f"its scores are {own}")
+                scores[site] = own
+            except BadReply as why:
+                self._warn(site, "has not tested its model", why)
+            except _GARBLED as error:
+                self._warn(site, "has not tested its model", f"its reply lacks or garbles {error!s:.200}")
+        return scores
 
     def _facts(self, site: int) -> dict[str, Any]:
         run = {"run": self._state.run, "rounds": self._rounds, "classes": self._num_classes}
         return {**run, "clients": len(self.directory.names), "client": site, "counted": self._stands.get(site)}
 
-    def _told(self, site: int, what: str, why: object = "", when: str = "") -> str:
-        """Something went wrong at a site: it is kept for the run's record, and said."""
+    def _note(self, site: int, what: str, why: object = "", when: str = "") -> str:
+        """Something went wrong at a site: it is kept for the run's record, and given back in words."""
         # What a site says may be anything: a line break, half a character.
-        what, why = (
-            "".join(c if c.isprintable() else "?" for c in words) for words in (what, f": {why}" if why else "")
-        )
+        printable = ["".join(c if c.isprintable() else "?" for c in str(words)) for words in (what, why)]
+        what, why = printable[0], printable[1] and f": {printable[1]}"
         self._state.note(site, f"{what}{why}")
         return f"site {self.directory.names[site]!r} (client {site}) {what}{when}{why}."
 
     def _warn(self, site: int, what: str, why: object = "", when: str = "") -> None:
-        warnings.warn(self._told(site, what, why, when), stacklevel=3)
+        warnings.warn(self._note(site, what, why, when), stacklevel=3)
 
 
 def _reported(update: ClientUpdate) -> str:

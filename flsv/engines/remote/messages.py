@@ -18,155 +18,7 @@ from flsv.parameters import ParameterSpace
 from flsv.participants import Traffic
 from flsv.round import ClientUpdate, Instruction
 
-START, TOLD, REPORT = "start", "told/", "report/"
-
-
-class BadReply(ValueError):
-    """A site's reply is not a valid update of this federation."""
-
-
-class OtherData(BadReply):
-    """A site has not trained on as many samples as it announced."""
-
-
-class Unwilling(BadReply):
-    """A site is set up, or its policy is, so that it cannot take part; to ask it again is of no use."""
-
-
-def instruction_packet(instruction: Instruction, facts: dict[str, Any]) -> Packet:
-    """The packet that the server sends to a site.
-
-    Args:
-        instruction: of the server.
-        facts: what else it is told of the federation, plain values.
-    """
-    plain = {"round": instruction.round_index, "client": instruction.client_id, "seed": instruction.seed, **facts}
-    tensors = {TOLD + name: tensor for name, tensor in instruction.tensors.items()}
-    if instruction.start is not None:
-        tensors[START] = instruction.start
-    return Packet("train", plain, {name: tensor.detach().cpu() for name, tensor in tensors.items()})
-
-
-def read_instruction(packet: Packet) -> Instruction:
-    """The instruction that a site received."""
-    told = {name[len(TOLD) :]: tensor for name, tensor in packet.tensors.items() if name.startswith(TOLD)}
-    plain = packet.plain
-    return Instruction(plain["round"], plain["client"], plain["seed"], packet.tensors.get(START), told)
-
-
-def update_packet(update: ClientUpdate, lost: bool = False) -> Packet:
-    """The packet that a site sends back.
-
-    Args:
-        update: of its model.
-        lost: whether it went on from nothing, because what it should have gone on from was no longer there.
-    """
-    traffic = update.traffic or Traffic(0, 0.0)
-    plain = {
-        "samples": update.num_samples,
-        "loss": update.loss,
-        "steps": update.num_steps,
-        "norm": update.norm,
-        "traffic": [traffic.numbers, traffic.bytes],
-        "lost": lost,
-    }
-    tensors = {REPORT + name: value for name, value in update.reports.items()}
-    return Packet("update", plain, {name: t.detach().cpu() for name, t in {**tensors, "vector": update.vector}.items()})
-
-
-def failure_packet(error: BaseException) -> Packet:
-    """An error, by its kind and the line that it comes from, without its text, which may quote samples."""
-    places = traceback.extract_tb(error.__traceback__)
-    where = f" at {Path(places[-1].filename).name}:{places[-1].lineno}" if places else ""
-    return failed_packet(f"{type(error).__name__}{where}", isinstance(error, ConfigurationError))
-
-
-def failed_packet(what: str, unwilling: bool) -> Packet:
-    """What went wrong at a site in words that may leave it; ``unwilling``: and would again."""
-    return Packet("failed", {"error": what, "unwilling": unwilling})
-
-
-def check_done(reply: Packet | str) -> Packet:
-    """A reply that is one.
-
-    Raises:
-        BadReply: why there is none.
-    """
-    if isinstance(reply, str):
-        raise BadReply(reply)
-    if reply.kind == "failed":
-        why = f"it failed with {reply.plain.get('error')!s:.200}, its own log says more"
-        raise Unwilling(why) if reply.plain.get("unwilling") is True else BadReply(why)
-    if reply.kind == "late":
-        raise BadReply(f"it has stopped, not ready after {reply.plain.get('seconds')!s:.10} s")
-    if reply.kind == "busy":
-        raise BadReply(f"it is still at round {reply.plain.get('round')!s:.20}")
-    return reply
-
-
-def read_update(
-    packet: Packet, client: int, space: ParameterSpace, device: torch.device, samples: int, most_steps: int
-) -> ClientUpdate | None:
-    """A client's update, of what its site sent; None where its model is not finite.
-
-    Args:
-        packet: what it sent.
-        client: its number.
-        space: of the federation.
-        device: where the update is to be.
-        samples: how many it has announced.
-        most_steps: that it can have taken.
-
-    Raises:
-        BadReply: what is wrong with it.
-    """
-    if packet.kind == "broken":
-        return None
-    plain, numbers_sent = packet.plain, 2 * space.size + 64
-    try:
-        vector = packet.tensors["vector"]
-        sent = whole(plain, "samples", most=float("inf"))
-        steps = whole(plain, "steps", most_steps)
-        loss, norm = float(plain["loss"]), float(plain["norm"])
-        numbers, size = plain["traffic"]
-        traffic = Traffic(whole({"traffic": numbers}, "traffic", numbers_sent), float(size))
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise BadReply(f"its {packet.kind!r:.40} reply lacks or garbles {error!s:.200}") from error
-    if sent != samples:
-        raise OtherData(f"it has trained on {sent} samples and had announced {samples}")
-    if math.isinf(loss) or not 0 <= norm < math.inf or not 0 <= traffic.bytes <= 16 * numbers_sent:
-        raise BadReply(f"its numbers cannot be: loss {loss}, norm {norm}, {traffic}")
-    if vector.shape != (space.size,) or not vector.is_floating_point():
-        raise BadReply(f"its model is {list(vector.shape)} of {vector.dtype}, and the federation's has [{space.size}]")
-    # Only then: what is finite in float64 need not be so here.
-    vector = vector.detach().to(device, space.dtype)
-    reports = {n[len(REPORT) :]: t.detach().to(device) for n, t in packet.tensors.items() if n.startswith(REPORT)}
-    if not vector.isfinite().all() or not all(t.isfinite().all() for t in reports.values()):
-        return None
-    return ClientUpdate(client, sent, vector, loss, steps, norm, reports, traffic)
-
-
-def whole(plain: Mapping[str, Any], name: str, most: float, least: int = 0) -> int:
-    """A whole number within bounds.
-
-    Raises:
-        KeyError: there is nothing of this name.
-        ValueError: it is something else.
-
-    Example:
-        >>> whole({"steps": 3}, "steps", most=3)
-        3
-        >>> whole({"steps": 4}, "steps", most=3)
-        Traceback (most recent call last):
-            ...
-        ValueError: 'steps': 4 (expected a whole number from 0 to 3)
-    """
-    value = plain[name]
-    if type(value) is not int or not least <= value <= most:
-        raise ValueError(f"{name!r}: {value!r:.40} (expected a whole number from {least} to {most})")
-    return value
-
-
+START, OTHER, REPORT = "start", "told/", "report/"
 _PLAIN = (str, int, float, bool, type(None))
 #: Types that can be computed with; others only hold bits, and the least that is asked of them is an error.
 _NUMBERS = (
@@ -194,13 +46,164 @@ class Packet:
 
     def __post_init__(self) -> None:
         if not isinstance(self.kind, str) or not isinstance(self.plain, Mapping):
-            raise ValueError(
-                f"a packet has a kind and named values, and this one {self.kind!r:.40}, {self.plain!r:.40}."
-            )
+            raise ValueError(f"a packet has a kind and named values, this one {self.kind!r:.40}, {self.plain!r:.40}.")
         for name, tensor in self.tensors.items():
             dense = isinstance(tensor, Tensor) and tensor.layout == torch.strided and not tensor.is_meta
             if not isinstance(name, str) or not dense or tensor.dtype not in _NUMBERS:
                 raise ValueError(f"{name!r:.40} is no dense tensor of numbers.")
+
+
+Reply = Packet | str
+"""A packet, or in words why there is none."""
+
+
+class BadReply(ValueError):
+    """A site's reply is not a valid update of this federation."""
+
+
+class OtherData(BadReply):
+    """A site has not trained on as many samples as it announced."""
+
+
+class Unwilling(BadReply):
+    """A site is set up, or its policy is, so that it cannot take part; to ask it again is of no use."""
+
+
+class Refused(ConfigurationError):
+    """The site's policy forbids it, or is none. Its text holds nothing of the data, and reaches the server."""
+
+
+class OutOfTime(RuntimeError):
+    """The time of a round is over: the site stops its work. Its text reaches the server, too."""
+
+
+def instruction_packet(instruction: Instruction, facts: Mapping[str, Any], kind: str = "train") -> Packet:
+    """The packet that the server sends to a site.
+
+    Args:
+        instruction: of the server.
+        facts: more that the site needs of the federation, plain values.
+        kind: of the packet.
+    """
+    plain = {"round": instruction.round_index, "client": instruction.client_id, "seed": instruction.seed, **facts}
+    tensors = {OTHER + name: tensor for name, tensor in instruction.tensors.items()}
+    if instruction.start is not None:
+        tensors[START] = instruction.start
+    return Packet(kind, plain, {name: tensor.detach().cpu() for name, tensor in tensors.items()})
+
+
+def read_instruction(packet: Packet, device: Any = "cpu") -> Instruction:
+    """The instruction that a site received, on a device."""
+    tensors = {name: tensor.to(device) for name, tensor in packet.tensors.items()}
+    others = {name[len(OTHER) :]: tensor for name, tensor in tensors.items() if name.startswith(OTHER)}
+    plain = packet.plain
+    return Instruction(plain["round"], plain["client"], plain["seed"], tensors.get(START), others)
+
+
+def update_packet(update: ClientUpdate, lost: bool = False) -> Packet:
+    """The packet that a site sends back.
+
+    Args:
+        update: of its model.
+        lost: whether it went on from nothing, because what it should have gone on from was no longer there.
+    """
+    plain = {
+        "samples": update.num_samples,
+        "loss": update.loss,
+        "steps": update.num_steps,
+        "norm": update.norm,
+        "traffic": list(update.traffic or Traffic(0, 0.0)),
+        "lost": lost,
+    }
+    tensors = {REPORT + name: value for name, value in update.reports.items()}
+    return Packet("update", plain, {name: t.detach().cpu() for name, t in {**tensors, "vector": update.vector}.items()})
+
+
+def failure_packet(error: BaseException) -> Packet:
+    """An error, by its kind and the line that it comes from, without its text, which may quote samples."""
+    words = str(error)
+    if not isinstance(error, Refused | OutOfTime):
+        places = traceback.extract_tb(error.__traceback__)
+        where = f" at {Path(places[-1].filename).name}:{places[-1].lineno}" if places else ""
+        words = f"it failed with {type(error).__name__}{where}, its own log says more"
+    return Packet("failed", {"error": words, "unwilling": isinstance(error, ConfigurationError)})
+
+
+def check_done(reply: Reply) -> Packet:
+    """A reply that is one.
+
+    Raises:
+        BadReply: why there is none.
+    """
+    if isinstance(reply, str):
+        raise BadReply(reply)
+    if reply.kind == "failed":
+        unwilling = reply.plain.get("unwilling") is True
+        raise (Unwilling if unwilling else BadReply)(f"{reply.plain.get('error')!s:.600}")
+    return reply
+
+
+def read_update(
+    packet: Packet, client: int, space: ParameterSpace, device: torch.device, samples: int, most_steps: int
+) -> ClientUpdate | None:
+    """A client's update from its site's reply; None where its model is not finite.
+
+    Args:
+        packet: the reply.
+        client: its number.
+        space: of the federation.
+        device: where the update is to be.
+        samples: how many it has announced.
+        most_steps: that it can have taken.
+
+    Raises:
+        BadReply: what is wrong with it.
+    """
+    if packet.kind == "broken":
+        return None
+    plain, most_numbers = packet.plain, 2 * space.size + 64
+    try:
+        vector = packet.tensors["vector"]
+        sent = whole(plain, "samples", most=float("inf"))
+        steps = whole(plain, "steps", most_steps)
+        loss, norm = float(plain["loss"]), float(plain["norm"])
+        numbers, size = plain["traffic"]
+        traffic = Traffic(whole({"traffic": numbers}, "traffic", most_numbers), float(size))
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise BadReply(f"its {packet.kind!r:.40} reply lacks or garbles {error!s:.200}") from error
+    if sent != samples:
+        raise OtherData(f"it has trained on {sent} samples and had announced {samples}")
+    if math.isinf(loss) or not 0 <= norm < math.inf or not 0 <= traffic.bytes <= 16 * most_numbers:
+        raise BadReply(f"its numbers cannot be: loss {loss}, norm {norm}, {traffic}")
+    if vector.shape != (space.size,) or not vector.is_floating_point():
+        raise BadReply(f"its model is {list(vector.shape)} of {vector.dtype}, and the federation's has [{space.size}]")
+    # Only then: what is finite in float64 need not be so here.
+    vector = vector.detach().to(device, space.dtype)
+    reports = {n[len(REPORT) :]: t.detach().to(device) for n, t in packet.tensors.items() if n.startswith(REPORT)}
+    if not all(tensor.isfinite().all() for tensor in (vector, *reports.values())):
+        return None
+    return ClientUpdate(client, sent, vector, loss, steps, norm, reports, traffic)
+
+
+def whole(plain: Mapping[str, Any], name: str, most: float, least: int = 0) -> int:
+    """A whole number within bounds.
+
+    Raises:
+        KeyError: there is nothing of this name.
+        ValueError: it is something else.
+
+    Example:
+        >>> whole({"steps": 3}, "steps", most=3)
+        3
+        >>> whole({"steps": 4}, "steps", most=3)
+        Traceback (most recent call last):
+            ...
+        ValueError: 'steps': 4 (expected a whole number from 0 to 3)
+    """
+    value = plain[name]
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(f"{name!r}: {value!r:.40} (expected a whole number from {least} to {most})")
+    return value
 
 
 def digest(plain: Any, tensors: Mapping[str, Tensor]) -> bytes:
@@ -211,11 +214,11 @@ def digest(plain: Any, tensors: Mapping[str, Tensor]) -> bytes:
         >>> one == other
         False
     """
-    found = hashlib.sha256(repr(plain).encode())
+    total = hashlib.sha256(repr(plain).encode())
     for name, tensor in sorted(tensors.items()):
-        found.update(name.encode())
-        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return found.digest()
+        total.update(name.encode())
+        total.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return total.digest()
 
 
 def pack(value: Any) -> tuple[Any, dict[str, Tensor]]:
@@ -234,7 +237,24 @@ def pack(value: Any) -> tuple[Any, dict[str, Tensor]]:
         {'a': [1, tensor(2.)], 'b': (None, 'x')}
     """
     tensors: dict[str, Tensor] = {}
-    return _pack(value, tensors), tensors
+
+    def packed(value: Any) -> Any:
+        if isinstance(value, Tensor | torch.Generator):
+            name = str(len(tensors))
+            tensors[name] = value.detach() if isinstance(value, Tensor) else value.get_state()
+            return {"tensor" if isinstance(value, Tensor) else "generator": name}
+        if isinstance(value, _PLAIN):
+            return value
+        if isinstance(value, Mapping) and all(isinstance(key, str | int) for key in value):
+            return {"dict": [[key, packed(part)] for key, part in value.items()]}
+        if type(value) in (list, tuple):
+            return {type(value).__name__: [packed(part) for part in value]}
+        raise ConfigurationError(
+            f"{type(value).__name__} cannot cross between processes: only numbers, words, tensors, and lists, tuples "
+            "and dictionaries of them can."
+        )
+
+    return packed(value), tensors
 
 
 def unpack(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -257,20 +277,3 @@ def unpack(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
         if kind == "dict" and isinstance(content, Sequence):
             return {key: unpack(part, tensors) for key, part in content}
     raise ValueError(f"{plain!r} is no packed value.")
-
-
-def _pack(value: Any, tensors: dict[str, Tensor]) -> Any:
-    if isinstance(value, Tensor | torch.Generator):
-        name = str(len(tensors))
-        tensors[name] = value.detach() if isinstance(value, Tensor) else value.get_state()
-        return {"tensor" if isinstance(value, Tensor) else "generator": name}
-    if isinstance(value, _PLAIN):
-        return value
-    if isinstance(value, Mapping) and all(isinstance(key, str | int) for key in value):
-        return {"dict": [[key, _pack(part, tensors)] for key, part in value.items()]}
-    if isinstance(value, list | tuple) and type(value) in (list, tuple):
-        return {type(value).__name__: [_pack(part, tensors) for part in value]}
-    raise ConfigurationError(
-        f"{type(value).__name__} cannot cross between processes: only numbers, words, tensors, and lists, tuples and "
-        "dictionaries of them can."
-    )

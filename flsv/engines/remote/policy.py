@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -11,18 +12,10 @@ from typing import Any
 
 from flsv._lightning.durable import replacing
 from flsv.arguments import check_number
+from flsv.engines.remote.messages import Refused
 from flsv.errors import ConfigurationError
 from flsv.privacy import GaussianPrivacy
 from flsv.privacy.accounting import gaussian_epsilon
-
-try:
-    import tomllib
-except ModuleNotFoundError:  # before Python 3.11
-    import tomli as tomllib
-
-
-class Refused(PermissionError):
-    """The site's policy forbids it. The server is told the reason, which holds nothing of the data."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +38,7 @@ class SitePolicy:
         >>> SitePolicy(questions=[]).check_question("os:system")
         Traceback (most recent call last):
             ...
-        flsv.engines.remote.policy.Refused: its policy does not let it answer 'os:system'
+        flsv.engines.remote.messages.Refused: its policy does not let it answer 'os:system'
     """
 
     questions: Sequence[str] | None = None
@@ -66,16 +59,16 @@ class SitePolicy:
         """The policy in a TOML file, whose keys are the arguments.
 
         Raises:
-            ConfigurationError: no such file, or another content.
+            Refused: no such file, or another content.
         """
         names = [each.name for each in fields(cls)]
         try:
             given = tomllib.loads(path.read_text())
+            if unknown := sorted(given.keys() - set(names)):
+                raise ConfigurationError(f"it has {unknown}. There are {names}.")
+            return cls(**given)
         except (OSError, ValueError) as error:
-            raise ConfigurationError(f"the site's policy {path} cannot be read: {error}.") from error
-        if unknown := sorted(given.keys() - set(names)):
-            raise ConfigurationError(f"the site's policy {path} has {unknown}. There are {names}.")
-        return cls(**given)
+            raise Refused(f"its policy {path} cannot be read: {error}") from error
 
     def check_question(self, question: str) -> None:
         """Before a question is answered.
@@ -92,10 +85,10 @@ class SitePolicy:
         Raises:
             Refused: there is none, and :attr:`max_epsilon` bounds what updates tell.
         """
-        found = [each for each in uploads if isinstance(each, GaussianPrivacy) and each.noise_multiplier > 0]
-        if self.max_epsilon is not None and not found:
+        noises = [each for each in uploads if isinstance(each, GaussianPrivacy) and each.noise_multiplier > 0]
+        if self.max_epsilon is not None and not noises:
             raise Refused(f"its policy wants max_epsilon={self.max_epsilon:g}, and updates would leave without noise")
-        return found
+        return noises
 
     def spend(self, uploads: Sequence[Any], ledger: Path) -> None:
         """Before each training: book one more update. What training is repeated, or fails, is booked all the same.
@@ -106,26 +99,20 @@ class SitePolicy:
 
         Raises:
             Refused: it would come to more than :attr:`max_epsilon`.
-            ConfigurationError: the file is damaged.
+            ValueError, LookupError: the file is damaged: put it back from a backup.
         """
-        noise = self.noise(uploads)
+        noises = self.noise(uploads)
         if self.max_epsilon is None:
             return
-        try:
-            kept = json.loads(ledger.read_text()) if ledger.is_file() else {"updates": 0, "squares": 0.0}
-            updates, squares = int(kept["updates"]), float(kept["squares"])
-        except (ValueError, TypeError, KeyError) as error:
-            raise ConfigurationError(
-                f"{ledger} does not say what this site has spent: {error}. Put it back from a backup; without it "
-                "nobody knows what its updates have told."
-            ) from error
+        spent = json.loads(ledger.read_text()) if ledger.is_file() else {"updates": 0, "squares": 0.0}
+        updates = int(spent["updates"]) + 1
         # Gaussian mechanisms compose to one of the noise multiplier (sum_i 1 / sigma_i^2)^(-1/2).
-        squares += sum(each.noise_multiplier**-2 for each in noise)
+        squares = float(spent["squares"]) + sum(each.noise_multiplier**-2 for each in noises)
         epsilon = gaussian_epsilon(squares**-0.5, 1, self.delta)
         if not math.isfinite(epsilon) or epsilon > self.max_epsilon:
             raise Refused(
-                f"its policy wants max_epsilon={self.max_epsilon:g}, and with one more update after {updates} it would "
-                f"be {epsilon:.3g}"
+                f"its policy wants max_epsilon={self.max_epsilon:g}, and with one more update after {updates - 1} it "
+                f"would be {epsilon:.3g}"
             )
         with replacing(ledger) as file:
-            file.write(json.dumps({"updates": updates + 1, "squares": squares, "epsilon": epsilon}).encode())
+            file.write(json.dumps({"updates": updates, "squares": squares, "epsilon": epsilon}).encode())

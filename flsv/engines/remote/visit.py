@@ -8,8 +8,7 @@ import secrets
 import shutil
 import time
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,11 +26,10 @@ from flsv.clients.cohort import CohortLoader
 from flsv.clients.schedules import LocalSteps
 from flsv.data import FederatedDataModule
 from flsv.engines.one_process import local_training, shared_space
-from flsv.engines.remote.messages import Packet, digest
+from flsv.engines.remote.messages import OutOfTime, Packet, digest, read_instruction
 from flsv.errors import ConfigurationError
 from flsv.participants import ClientStates, at
-from flsv.report.folder import FolderLock
-from flsv.round import ClientUpdate, FederationState, Instruction
+from flsv.round import ClientUpdate, FederationState
 from flsv.round.state import GLOBAL_MODEL
 from flsv.seeding import seed_global_rngs
 from flsv.server.config import FederationConfig
@@ -39,10 +37,6 @@ from flsv.server.config import FederationConfig
 Kept = dict[str, Any]
 #: A run that has sent nothing for so long has its state deleted when another one begins.
 DAYS = 90
-
-
-class StillBusy(RuntimeError):
-    """The site still works on an earlier message of the same run."""
 
 
 def own_secret(folder: Path) -> str:
@@ -62,8 +56,8 @@ def noise_seed(secret: str, packet: Packet) -> int:
     A round that is asked for again has the same noise, or its mean would tell; whatever else is asked, in this run or
     in another, has other noise, or the difference would.
     """
-    told = [packet.plain[name] for name in ("run", "round", "client", "seed", "counted")]
-    return int.from_bytes(digest([secret, told], packet.tensors)[:8], "little") >> 1
+    asked = [packet.plain[name] for name in ("run", "round", "client", "seed", "counted")]
+    return int.from_bytes(digest([secret, asked], packet.tensors)[:8], "little") >> 1
 
 
 class SiteMemory:
@@ -83,8 +77,8 @@ class SiteMemory:
     Example:
         >>> import tempfile
         >>> memory = SiteMemory(Path(tempfile.mkdtemp()), "0123456789abcdef")
-        >>> memory.keep("first", {"visits": 1}, None)
-        >>> memory.keep("second", {"visits": 2}, "first")
+        >>> memory.keep("first", {"visits": 1}, [])
+        >>> memory.keep("second", {"visits": 2}, ["first"])
         >>> memory.after(None), memory.after("first"), memory.after("second"), memory.after("third")
         ({}, {'visits': 1}, {'visits': 2}, None)
     """
@@ -92,69 +86,27 @@ class SiteMemory:
     def __init__(self, folder: Path, run: str) -> None:
         if not isinstance(run, str) or not re.fullmatch(r"[0-9a-f]{16}", run):
             raise ConfigurationError(f"{run!r:.80} names no run: expected 16 hexadecimal digits.")
-        self._folder = folder / "runs" / run
-        if not self._folder.is_dir():
-            _forget_silent_runs(self._folder.parent)
-            self._folder.mkdir(parents=True)
-        os.utime(self._folder)
-
-    @property
-    def folder(self) -> Path:
-        """Where it is."""
-        return self._folder
-
-    @contextmanager
-    def busy(self, round_index: int) -> Iterator[None]:
-        """While the site works for this run, in this round, nobody else does.
-
-        Raises:
-            StillBusy: another process does.
-        """
-        note = self._folder / "round"
-        try:
-            lock = FolderLock(self._folder)
-        except ConfigurationError as error:
-            raise StillBusy(note.read_text()) from error
-        try:
-            note.write_text(str(round_index))
-            yield
-        finally:
-            lock.release()
+        own, oldest = folder / "runs" / run, time.time() - DAYS * 24 * 3600
+        if not own.is_dir():
+            for silent in folder.glob("runs/*"):
+                if silent.stat().st_mtime < oldest:
+                    shutil.rmtree(silent)
+            own.mkdir(parents=True)
+        os.utime(own)
+        self._path = own / "state.pt"
 
     def after(self, visit: str | None) -> Kept | None:
         """The state that was saved after a visit; empty before the first one, None if it is gone."""
-        return {} if visit is None else self._read().get(visit)
+        return {} if visit is None else self.all().get(visit)
 
-    def keep(self, visit: str, kept: Kept, *before: str | None) -> None:
-        """Keep this under the visit's name, and of all that was kept so far what came of the visits ``before``."""
-        earlier = {name: value for name, value in self._read().items() if name in before}
-        with replacing(self._folder / "state.pt") as file:
-            torch.save({**earlier, visit: kept}, file)
+    def keep(self, visit: str, kept: Kept, earlier: Any) -> None:
+        """Keep this under the visit's name, and of all that was kept so far what came of ``earlier`` visits."""
+        with replacing(self._path) as file:
+            torch.save({**{name: value for name, value in self.all().items() if name in earlier}, visit: kept}, file)
 
-    def keep_too(self, visit: str, kept: Kept) -> None:
-        """Keep this beside all that was kept so far."""
-        self.keep(visit, kept, *self._read())
-
-    def _read(self) -> dict[str, Kept]:
-        path = self._folder / "state.pt"
-        return torch.load(path, map_location="cpu", weights_only=True) if path.is_file() else {}
-
-
-def _forget_silent_runs(folder: Path) -> None:
-    """Delete what is kept of runs that nothing was heard of for :data:`DAYS`, and that nobody is at."""
-    for run in folder.iterdir() if folder.is_dir() else ():
-        if time.time() - run.stat().st_mtime < DAYS * 24 * 3600:
-            continue
-        try:
-            lock = FolderLock(run)
-        except ConfigurationError:
-            continue
-        shutil.rmtree(run)
-        lock.release()
-
-
-class OutOfTime(RuntimeError):
-    """The time of a round is over: the site stops its work."""
+    def all(self) -> dict[str, Kept]:
+        """What is kept, by visit."""
+        return torch.load(self._path, map_location="cpu", weights_only=True) if self._path.is_file() else {}
 
 
 class NumberedData:
@@ -186,50 +138,47 @@ class SiteVisit(L.Callback):
     """Trains the module from an instruction's start point; then holds the update.
 
     Args:
-        instruction: what the server said.
-        num_clients: of the federation.
-        num_classes: likewise; None where there are none.
+        packet: the server's instruction, and how many clients and classes the federation has.
         data: the site's, dealt to one client.
         kept: what the site kept of an earlier round.
         config: of the federation's loop.
         upload_seed: what uploads draw from; None: the run's seed.
         limit: Lightning's ``limit_train_batches``, per local epoch.
-        seconds: after which the update would come too late; None: never.
 
     Attributes:
         update: what the site sends; None where its model is not finite.
         kept: what it keeps.
 
     Raises:
-        OutOfTime: in the fit, at the first batch that ends after the time is over.
+        OutOfTime: in the fit, at the first batch that ends after the packet's time is over.
     """
 
     def __init__(
         self,
-        instruction: Instruction,
-        num_clients: int,
-        num_classes: int | None,
+        packet: Packet,
         data: FederatedDataModule,
         kept: Kept,
         config: FederationConfig,
         upload_seed: int | None = None,
         limit: float = 1.0,
-        seconds: float | None = None,
     ) -> None:
-        self._deadline = None if seconds is None else time.monotonic() + seconds
-        self._instruction, self._num_clients, self._data = instruction, num_clients, data
-        self._num_classes = num_classes
-        self._strategies: Mapping[str, Any] = config.strategies
-        self._config, self._uploads = config, list(config.uploads)
-        self.kept, self._limit, self._upload_seed = kept, limit, upload_seed
+        self._packet, self._instruction = packet, read_instruction(packet)
+        self._seconds = packet.plain.get("seconds", float("inf"))
+        self._began = time.monotonic()
+        self._num_clients, self._num_classes = packet.plain["clients"], packet.plain["classes"]
+        self._data, self._config, self._limit = data, config, limit
+        self.kept, self._upload_seed = kept, upload_seed
         self.update: ClientUpdate | None = None
+
+    @property
+    def _numbered(self) -> Any:
+        return NumberedData(self._data, self._instruction.client_id, self._num_clients)
 
     def loader(self) -> CohortLoader:
         """The visit's batches."""
-        client = self._instruction.client_id
         return CohortLoader(
-            NumberedData(self._data, client, self._num_clients),  # type: ignore[arg-type]
-            [client],
+            self._numbered,
+            [self._instruction.client_id],
             seed=self._instruction.seed,
             round_index=self._instruction.round_index,
             local_epochs=self._config.local_epochs,
@@ -237,21 +186,14 @@ class SiteVisit(L.Callback):
         )
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        told, client = self._instruction, self._instruction.client_id
-        state = FederationState(seed=told.seed, num_clients=self._num_clients)
-        data: Any = NumberedData(self._data, client, self._num_clients)
-        self._steps = _OwnSteps(
-            trainer, data, self._strategies["sampler"], state, self._config.local_epochs, self._limit
+        state = FederationState(seed=self._instruction.seed, num_clients=self._num_clients)
+        strategies: Mapping[str, Any] = self._config.strategies
+        self._steps = steps = _OwnSteps(
+            trainer, self._numbered, strategies["sampler"], state, self._config.local_epochs, self._limit
         )
-        self._steps.enter(client)
-        self._patches = PatchedAttributes(
-            stepping(
-                trainer,
-                self._steps.answer,
-                lambda: None,
-                lambda: self._steps.length() if self._steps.configuring else None,
-            )
-        )
+        steps.enter(self._instruction.client_id)
+        length = lambda: steps.length() if steps.configuring else None  # noqa: E731
+        self._patches = PatchedAttributes(stepping(trainer, steps.answer, lambda: None, length))
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._patches.give_back()
@@ -259,20 +201,20 @@ class SiteVisit(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._forward_schedules(trainer)
         space, _ = shared_space(pl_module, self._config)
-        for upload in self._uploads:
+        for upload in self._config.uploads:
             upload.check(space)
         self._states = ClientStates()
-        client = self._instruction.client_id
         self._states.load_state_dict({0: self.kept["state"]} if self.kept.get("state") else {})
         self._states.to(pl_module.device)
         self._manager = ClientManager(trainer, self._data, space, self._states, num_classes=self._num_classes)
         kept = self.kept.get("optimizers"), self.kept.get("buffers")
         self._local = local_training(trainer, space, self._config, self._num_clients, self._steps, *kept)
         self._local.upload_seed = self._upload_seed
-        known = self._instruction.tensors.get(GLOBAL_MODEL, self._instruction.start)
-        if known is not None:
-            space.write(pl_module, known.to(pl_module.device))
-        seed_global_rngs(self._instruction.seed, "round", self._instruction.round_index)
+        here = read_instruction(self._packet, pl_module.device)
+        model = here.tensors.get(GLOBAL_MODEL, here.start)
+        if model is not None:
+            space.write(pl_module, model)
+        seed_global_rngs(here.seed, "round", here.round_index)
         self._local.begin_round()
         batches = len(trainer.train_dataloader)  # type: ignore[arg-type]
         epoch = batches // self._config.local_epochs
@@ -280,23 +222,14 @@ class SiteVisit(L.Callback):
         self._order = CallbackHooks(
             trainer, lambda: self._local.position % epoch, self._local.begin_batch, partial(self._end_batch, trainer)
         )
-        moved = {name: tensor.to(pl_module.device) for name, tensor in self._instruction.tensors.items()}
-        start = self._instruction.start
-        told = Instruction(
-            self._instruction.round_index,
-            client,
-            self._instruction.seed,
-            None if start is None else start.to(pl_module.device),
-            moved,
-        )
-        self._local.begin(told, self._manager.locals[0], int(self._data.num_samples[0]), batches)
+        self._local.begin(here, self._manager.locals[0], int(self._data.num_samples[0]), batches)
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
         self._local.begin_step(optimizer)
 
     def _end_batch(self, trainer: L.Trainer, outputs: Any, batch: Any) -> None:
-        if self._deadline is not None and time.monotonic() > self._deadline:
-            raise OutOfTime
+        if time.monotonic() - self._began > self._seconds:
+            raise OutOfTime(f"it has stopped, not ready after {self._seconds} s")
         self._hooks.end_batch(outputs, batch)
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if not isinstance(loss, Tensor):
@@ -341,6 +274,5 @@ class SiteVisit(L.Callback):
                 )
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # torch's, of steps before the optimizer's first
-                for index in range(self._instruction.round_index):
-                    if (index + 1) % config.frequency == 0:
-                        config.scheduler.step()
+                for _ in range(self._instruction.round_index // config.frequency):
+                    config.scheduler.step()

@@ -147,7 +147,6 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "w
         generator: torch.Generator | None = None,
     ) -> None:
         """Collect one round's updates; after the last of ``rounds``, play the game."""
-        self._check_lengths(client_ids, client_updates=client_updates, aggregation_weights=aggregation_weights)
         if round_index == 0:
             self.start = global_vector.clone()
         if len(self.start) != len(global_vector):

@@ -66,6 +66,24 @@ server = server_app(
 """
 
 
+def test_who_is_refused_is_named_at_once_and_why(tmp_path: Path) -> None:
+    """A name that is misspelt at the server, and policies with a typo."""
+    folder = tmp_path / "app"
+    assert main(["init", "--flower", str(folder), "--quiet"]) == 0
+    project = folder / "fedapp" / "federation.py"
+    project.write_text(project.read_text().replace('SITES = ["Boston"', 'SITES = ["Bostn"'))
+    with deployment(folder, "question = []\n") as processes:
+        for site in SITES:
+            processes.wait_for(site, lambda log: ACCEPTED in log)
+        processes.run()
+        words = (
+            "a node is registered as 'Boston', which is none of sites=['Bostn', 'Lyon', 'Osaka']",
+            f"cannot take part: its policy {folder}/flsv-site.toml cannot be read: it has ['question']. There are",
+        )
+        # Some 20 s where the machine has nothing else to do; the server waits 600 s for its sites.
+        processes.wait_for("run", lambda log: all(each in log for each in words))
+
+
 def diary(folder: Path) -> list[tuple[int, int]]:
     """Who served which round: process and round."""
     book = folder / "diary.txt"

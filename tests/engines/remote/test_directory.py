@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 import warnings
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,10 @@ from typing import Any
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 from remote_federation import CASES, Remotely, assert_same, momentum, shapfed, site
-from remote_sites import NAMES, Replay, module
+from remote_sites import NAMES, Replay
 
-from flsv.engines.remote import Directory, Packet, agreement
-from flsv.engines.remote.messages import failure_packet
+from flsv.engines.remote import Directory, Packet
+from flsv.engines.remote.messages import Refused, failure_packet
 from flsv.errors import ConfigurationError
 from flsv.uploads import TopK
 
@@ -32,20 +33,20 @@ class Slow:
         self.absent -= 1
         return {} if self.absent >= 0 else {100: NAMES[0]}
 
-    def exchange(self, packets: Any, seconds: float, start: float = 0.0) -> dict[int, Any]:
-        if any(packet.kind == "hello" for packet in packets.values()):
+    def exchange(self, packets: Any, seconds: float) -> Iterator[tuple[int, Any]]:
+        for address, packet in packets.items():
+            if packet.kind != "hello":
+                yield address, Packet("answer", {"of": address})
+                continue
             self.mute -= 1
-            if self.mute >= 0:
-                return dict.fromkeys(packets, "the node is not available")
-            said = {**agreement(module(), shapfed()), "sizes": SIZES}
-            return {address: Packet("here", said) for address in packets}
-        return {address: Packet("answer", {"of": address}) for address in packets}
+            said = Packet("here", {"sizes": SIZES})
+            yield address, "the node is not available" if self.mute >= 0 else said
 
 
 @pytest.mark.parametrize(("absent", "mute"), [(0, 0), (2, 0), (0, 2)])
 def test_the_first_site_is_waited_for(tmp_path: Path, absent: int, mute: int) -> None:
     """As after a restart of the server, while sites are busy or away."""
-    directory = Directory(Slow(absent, mute), NAMES, agreement(module(), shapfed()), tmp_path / "book", wait=60)
+    directory = Directory(Slow(absent, mute), NAMES, {}, tmp_path / "book", wait=60)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         replies = directory.exchange({0: Packet("ask"), 1: Packet("ask")})
@@ -61,44 +62,65 @@ def test_a_site_that_is_away_is_not_waited_for_while_others_are_there(
         raise AssertionError("it is waited for")
 
     monkeypatch.setattr(time, "sleep", sleep)
-    directory = Directory(Slow(0, 0), NAMES, agreement(module(), shapfed()), tmp_path / "book", wait=60)
+    directory = Directory(Slow(0, 0), NAMES, {}, tmp_path / "book", wait=60)
     assert directory.exchange({1: Packet("ask")}) == {1: "it is away"}
-    directory = Directory(Slow(1, 0), NAMES, agreement(module(), shapfed()), tmp_path / "none", wait=60)
+    directory = Directory(Slow(1, 0), NAMES, {}, tmp_path / "none", wait=60)
     with pytest.raises(AssertionError, match="it is waited for"):
         directory.exchange({1: Packet("ask")})
 
 
 def test_nobody_is_waited_for_for_ever(tmp_path: Path) -> None:
-    directory = Directory(Slow(10**6, 0), NAMES, agreement(module(), shapfed()), tmp_path / "book", wait=0.1)
+    directory = Directory(Slow(10**6, 0), NAMES, {}, tmp_path / "book", wait=0.1)
     assert directory.exchange({0: Packet("ask")}) == {0: "it is away"}
 
 
 def test_a_site_that_is_set_up_wrongly_ends_the_start(tmp_path: Path) -> None:
     """At once and by name; what its error says, which may be of its samples, stays there."""
     error = ConfigurationError("class 'of Jane Doe' has 1 sample")
-    ours = agreement(module(), shapfed())
     nodes = Replay()
-    nodes.says["hello"] = {100 + i: Packet("here", {**ours, "sizes": SIZES}) for i in range(3)}
+    nodes.says["hello"] = {100 + i: Packet("here", {"sizes": SIZES}) for i in range(3)}
     nodes.says["hello"][102] = failure_packet(error)
-    directory = Directory(nodes, NAMES, ours, tmp_path / "book", wait=60)
+    directory = Directory(nodes, NAMES, {}, tmp_path / "book", wait=60)
     with pytest.raises(ConfigurationError, match="site 'Osaka' cannot take part: it failed with Config") as told:
         directory.gather()
     assert "Jane" not in str(told.value)
     # One that may mend itself ends no start.
     nodes.says["hello"][102] = failure_packet(OSError("no disk"))
-    directory = Directory(nodes, NAMES, ours, tmp_path / "other", wait=0)
+    directory = Directory(nodes, NAMES, {}, tmp_path / "other", wait=0)
     with (
         pytest.warns(UserWarning, match="site 'Osaka' has not said what it has"),
-        pytest.raises(RuntimeError, match=r"\['Osaka'\] have not come within 0 s. 'Osaka' is there.*OSError"),
+        pytest.raises(RuntimeError, match=r"\['Osaka'\] have not come within 0 s. site 'Osaka' has not said.*OSError"),
     ):
         directory.gather()
 
 
-def test_a_node_of_another_name_is_told_of_where_a_site_is_missing(tmp_path: Path) -> None:
+class Refusing(Replay):
+    """Boston refuses at once; what Lyon has to say would take longer than anybody waits."""
+
+    def exchange(self, packets: Any, seconds: float) -> Iterator[tuple[int, Any]]:
+        yield 100, self.says["hello"][100]
+        raise AssertionError("the others are waited for")
+
+
+def test_who_refuses_is_named_before_the_others_have_answered(tmp_path: Path) -> None:
+    nodes = Refusing()
+    nodes.says["hello"] = {100: failure_packet(Refused("its policy /etc/site.toml cannot be read: ['max']"))}
+    directory = Directory(nodes, NAMES, {}, tmp_path / "book", wait=60)
+    with pytest.raises(ConfigurationError, match="'Boston' cannot take part: its policy /etc/site.toml cannot be read"):
+        directory.gather()
+
+
+@pytest.mark.parametrize("name", ["", "Lion"])
+def test_a_node_of_another_name_is_named_at_once(tmp_path: Path, name: str) -> None:
     remote = Remotely(tmp_path, shapfed)
-    remote.transport.names[101] = ""  # registered without one
-    with pytest.raises(RuntimeError, match=r"sites \['Lyon'\] have not come .* Nodes registered as \[''\] are there"):
+    remote.transport.names[101] = name  # "": registered without one
+    words = rf"a node is registered as '{name}', which is none of sites=\['Boston', 'Lyon', 'Osaka'\]"
+    with (
+        pytest.warns(UserWarning, match=words) as warned,
+        pytest.raises(RuntimeError, match=rf"sites \['Lyon'\] have not come .* {words}"),
+    ):
         remote.fit()
+    assert len([each for each in warned if "is registered as" in str(each.message)]) == 1
 
 
 def test_a_killed_server_goes_on_and_sites_begin_where_they_stood(tmp_path: Path) -> None:
@@ -164,7 +186,8 @@ def test_other_settings_within_a_run_leave_the_site_out(tmp_path: Path) -> None:
         return reply
 
     remote.transport.spoil = come_and_go
-    with pytest.warns(UserWarning, match="site 'Lyon' and the server differ in training: .* It is left alone"):
+    words = r"site 'Lyon' \(client 1\) is left out of round 1: it and the server differ in training: "
+    with pytest.warns(UserWarning, match=words):
         loop = remote.fit(3)
     assert loop.participations.tolist() == [3, 2, 3]
 
@@ -179,7 +202,7 @@ def test_other_settings_within_a_run_leave_the_site_out(tmp_path: Path) -> None:
 def test_sites_with_other_settings_are_refused(tmp_path: Path, other: dict[str, Any], what: str) -> None:
     remote = Remotely(tmp_path, shapfed)
     remote.transport.sites[101] = site(tmp_path, 1, partial(shapfed, **other))
-    with pytest.raises(ConfigurationError, match=f"site 'Lyon' and the server differ in {what}"):
+    with pytest.raises(ConfigurationError, match=f"site 'Lyon' cannot take part: it and the server differ in {what}"):
         remote.fit()
 
 
@@ -187,7 +210,7 @@ def test_a_site_answers_no_other_question(tmp_path: Path, caplog: pytest.LogCapt
     answering = site(tmp_path, 0, shapfed)
     packet = Packet("ask", {"question": "os:getcwd", "arguments": {"tuple": []}, "round": 0, "rounds": 1})
     reply = answering.answer(packet)
-    assert (reply.kind, reply.plain["error"][:27]) == ("failed", "PermissionError at site.py:")
+    assert (reply.kind, reply.plain["error"][:28]) == ("failed", "it failed with PermissionErr")
     assert "'os:getcwd' is no question that this site answers" in caplog.text
 
 
@@ -207,33 +230,3 @@ def test_nobody_replies(tmp_path: Path) -> None:
     assert [(each["client"], each["what"]) for each in incidents] == [
         (client, "is left out: no reply within 1 s") for client in range(3)
     ]
-
-
-class Starting:
-    """Sites whose first contact takes as long as their processes take to start."""
-
-    def __init__(self, clock: list[float]) -> None:
-        self.clock, self.waits = clock, list[tuple[float, float]]()
-
-    def present(self) -> dict[int, str]:
-        return {100: NAMES[0]}
-
-    def exchange(self, packets: Any, seconds: float, start: float = 0.0) -> dict[int, Any]:
-        self.waits.append((seconds, start))
-        self.clock[0] += 9.0
-        return dict.fromkeys(packets, Packet("here", {**agreement(module(), shapfed()), "sizes": SIZES}))
-
-
-def test_a_reply_may_take_what_the_start_of_a_process_takes_besides(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    clock = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    transport = Starting(clock)
-    told = (agreement(module(), shapfed()), tmp_path / "book")
-    directory = Directory(transport, NAMES[:1], *told, timeout=60, wait=500)
-    directory.gather()
-    with caplog.at_level("INFO"):
-        directory.exchange({0: Packet("train", {"round": 3})})
-    assert transport.waits == [(500, 0), (60, 9)]  # nobody knows at first what a start takes
-    assert "flsv: round 3, train: 1 of 1 sites in 9.0 s." in caplog.text

@@ -19,7 +19,7 @@ from flsv import FederatedLoop
 from flsv.aggregation import FedAvg
 from flsv.clients.algorithms import SCAFFOLD
 from flsv.engines.one_process import shared_space
-from flsv.engines.remote import Directory, Packet, agreement
+from flsv.engines.remote import Directory, Packet
 from flsv.engines.remote.clients import Remote
 from flsv.engines.remote.messages import pack, update_packet
 from flsv.metrics import ClassSpecificShapley
@@ -39,9 +39,7 @@ PLAIN = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=9), inner, max_size=4),
     max_leaves=9,
 )
-KINDS = st.sampled_from(["update", "broken", "failed", "busy", "late", "answer", "tested", "hello"]) | st.text(
-    max_size=5
-)
+KINDS = st.sampled_from(["update", "broken", "failed", "answer", "tested", "hello"]) | st.text(max_size=5)
 
 
 @st.composite
@@ -97,7 +95,6 @@ def packets(good: Packet) -> st.SearchStrategy[Packet | None]:
 
 SPACE, _ = shared_space(module(), shapfed().config)
 MODEL = SPACE.read(module())
-OURS = agreement(module(), shapfed())
 
 
 def good_update(client: int) -> Packet:
@@ -108,9 +105,8 @@ def good_update(client: int) -> Packet:
 def remote(tmp_path: Path, transport: Replay) -> Remote:
     (tmp_path / "book.json").unlink(missing_ok=True)
     sizes = {"train": SAMPLES, "val": 10, "test": 0}
-    said = {100 + i: {"sizes": sizes, **OURS} for i in range(len(NAMES))}
-    transport.says["hello"] = {address: Packet("hello", each) for address, each in said.items()}
-    directory = Directory(transport, NAMES, OURS, tmp_path / "book.json", timeout=1, wait=0.2)
+    transport.says["hello"] = {100 + i: Packet("hello", {"sizes": sizes}) for i in range(len(NAMES))}
+    directory = Directory(transport, NAMES, {}, tmp_path / "book.json", timeout=1, wait=0.2)
     return Remote(directory, FederationState(run="0" * 16, num_clients=3), 1, 1, ["change"])
 
 
@@ -173,7 +169,7 @@ def test_an_accuracy_is_one_or_there_is_none(tmp_path_factory: pytest.TempPathFa
     here = remote(tmp_path_factory.mktemp("fuzzed"), transport)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = here.test(0, {1: Instruction(0, 1, 7, torch.zeros(3))})
+        found = here.test({1: Instruction(0, 1, 7, torch.zeros(3))})
     assert not any(value < 0 or value > 1 for scores in found.values() for value in scores.values())
 
 
@@ -183,13 +179,13 @@ def test_of_two_that_report_different_things_nobody_knows_who_is_right(tmp_path:
     here = remote(tmp_path, transport)
     told = {i: Instruction(0, i, 7, MODEL) for i in range(3)}
     lying = update_packet(ClientUpdate(1, SAMPLES, MODEL, 0.5, 3, 23.0, {"change": torch.zeros(4)}, Traffic(3, 9.0)))
-    transport.says["train"] = {100: lying, 101: good_update(1), 102: Packet("late", {"seconds": 1})}
-    with pytest.warns(UserWarning, match="and as many change") as said:
+    transport.says["train"] = {100: lying, 101: good_update(1), 102: Packet("failed", {"error": "it has stopped"})}
+    with pytest.warns(UserWarning, match="the others do not agree: change") as said:
         assert here.train(told, MODEL.device, SPACE) == ([], [])
-    assert len([each for each in said if "and as many" in str(each.message)]) == 2
+    assert len([each for each in said if "do not agree" in str(each.message)]) == 2
     transport.says["train"] = {i: good_update(i - 100) for i in (100, 101, 102)}
     assert len(here.train(told, MODEL.device, SPACE)[0]) == 3
-    transport.says["train"] = {100: lying, 101: good_update(1), 102: Packet("late", {"seconds": 1})}
+    transport.says["train"] = {100: lying, 101: good_update(1), 102: Packet("failed", {"error": "it has stopped"})}
     with pytest.warns(UserWarning, match="'Boston' .* the others change"):
         assert [update.client_id for update in here.train(told, MODEL.device, SPACE)[0]] == [1]
 

@@ -111,4 +111,4 @@ def test_a_site_with_more_classes_than_the_federation(tmp_path: Path) -> None:
     told = {"run": "0" * 16, "clients": 3, "client": 0, "classes": 7, "rounds": 1, "round": 0, "seed": 0}
     reply = own.answer(Packet("train", {**told, "counted": None, "visit": "a"}, {"start": torch.zeros(1)}))
     assert reply.kind == "failed"
-    assert reply.plain["error"].startswith("ConfigurationError at client_manager.py")
+    assert reply.plain["error"].startswith("it failed with ConfigurationError at client_manager.py")

@@ -15,7 +15,7 @@ from remote_federation import shapfed
 from remote_sites import NAMES, Replay, module
 
 from flsv.engines.one_process import shared_space
-from flsv.engines.remote import Directory, Packet, agreement
+from flsv.engines.remote import Directory, Packet
 from flsv.engines.remote.clients import Remote
 from flsv.engines.remote.messages import pack, update_packet
 from flsv.metrics.peers import leave_self_out
@@ -57,7 +57,7 @@ def spoiled_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 def spoiled(packet: Packet) -> Iterator[Packet]:
     """All that can be made of a packet; what is none is refused when it is made."""
-    for kind in ("", "failed", "busy", "late", "broken", "hm"):
+    for kind in ("", "failed", "broken", "hm"):
         yield Packet(kind, {"error": HUGE, "round": ["x"]}, packet.tensors)
         yield Packet(kind, {"error": "\ud800\n", "round": "\ud800", "seconds": "\n"}, packet.tensors)
     for plain in spoiled_values(dict(packet.plain)):
@@ -75,10 +75,8 @@ def spoiled(packet: Packet) -> Iterator[Packet]:
 def sites(tmp_path: Path) -> tuple[Replay, Directory]:
     transport = Replay()
     sizes = {"train": SAMPLES, "val": 10, "test": 0}
-    ours = agreement(module(), shapfed())
-    said = {100 + i: {"sizes": sizes, **ours} for i in range(len(NAMES))}
-    transport.says["hello"] = {address: Packet("hello", each) for address, each in said.items()}
-    return transport, Directory(transport, NAMES, ours, tmp_path / "book.json", timeout=1, wait=0.2)
+    transport.says["hello"] = {100 + i: Packet("hello", {"sizes": sizes}) for i in range(len(NAMES))}
+    return transport, Directory(transport, NAMES, {}, tmp_path / "book.json", timeout=1, wait=0.2)
 
 
 def remote(directory: Directory) -> Remote:
@@ -168,6 +166,6 @@ def test_no_accuracy_ends_a_run(sites: tuple[Replay, Directory]) -> None:
         transport.says["test"] = {101: packet}
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            found = remote(directory).test(0, told)
+            found = remote(directory).test(told)
         assert (1 in found) != any("site 'Lyon' (client 1) has not tested its model" in str(w.message) for w in said)
         assert all(not value < 0 and not value > 1 for scores in found.values() for value in scores.values())
