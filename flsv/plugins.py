@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
@@ -39,3 +40,37 @@ def installed(group: str, base: type = object) -> tuple[Any, ...]:
         else:
             found.append(kind)
     return tuple(found)
+
+
+def own_before_others(base: type) -> dict[str, str]:
+    """Short names that both a class of flsv and somebody else's have: the class path of flsv's by its name.
+
+    The others are named in a warning, with their class paths.
+
+    Args:
+        base: what the classes are.
+
+    Example:
+        >>> own_before_others(ValueError)
+        {}
+    """
+    kinds = list(_subclasses(base))
+    own = {kind.__name__: f"{kind.__module__}.{kind.__qualname__}" for kind in kinds if _is_own(kind)}
+    others = [kind for kind in kinds if not _is_own(kind) and kind.__name__ in own]
+    for kind in others:
+        warnings.warn(
+            f"{kind.__module__.partition('.')[0]} has a {base.__name__} called {kind.__name__}, as flsv has: the "
+            f"short name is flsv's. Write {kind.__module__}.{kind.__qualname__} for the other.",
+            stacklevel=2,
+        )
+    return {kind.__name__: own[kind.__name__] for kind in others}
+
+
+def _subclasses(base: type) -> Iterator[type]:
+    for kind in base.__subclasses__():
+        yield kind
+        yield from _subclasses(kind)
+
+
+def _is_own(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == __package__

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from flsv import plugins
-from flsv.cli import main
+from flsv.cli import main, options
+from flsv.cli.parser import make_cli
 from flsv.data.sources import source
-from flsv.metrics import ContributionMetric
+from flsv.metrics import ContributionMetric, CumulativeShapley
 from flsv.report import read_run
 
 CODE = """
@@ -61,6 +64,10 @@ class Counted:
 
 class NoMetric:
     pass
+
+
+class CumulativeShapley(UpdateNorm):
+    pass
 """
 ENTRIES = """
 [flsv.aggregation]
@@ -85,14 +92,18 @@ trainer: {max_epochs: 1, accelerator: cpu, enable_progress_bar: false}
 """
 
 
+def install(site: Path, module: str, entries: str) -> None:
+    about = site / f"{module}-1.0.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module.replace('_', '-')}\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(entries)
+    (site / f"{module}.py").write_text(CODE)
+
+
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As ``pip install flsv-mything`` leaves it."""
-    about = tmp_path / "site" / "flsv_mything-1.0.dist-info"
-    about.mkdir(parents=True)
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: flsv-mything\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text(ENTRIES)
-    (tmp_path / "site" / "flsv_mything.py").write_text(CODE)
+    install(tmp_path / "site", "flsv_mything", ENTRIES)
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     monkeypatch.setattr(sys, "argv", ["flsv"])
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
@@ -101,7 +112,10 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for cached in (plugins.installed, source.sources):
         cached.cache_clear()
-    sys.modules.pop("flsv_mything", None)
+    for module in ("flsv_mything", "flsv_another"):
+        sys.modules.pop(module, None)
+    options.OWN_NAMES.clear()
+    gc.collect()  # a class that is gone is no subclass any more
 
 
 def test_short_names_in_a_file(package: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,3 +133,34 @@ def test_what_is_none_is_left_out_with_its_package(package: None) -> None:
         found = plugins.installed("flsv.metrics", ContributionMetric)
     assert [kind.__name__ for kind in found] == ["UpdateNorm"]
     assert any("NoMetric" in str(one.message) and "expected a subclass of" in str(one.message) for one in said)
+
+
+def test_a_short_name_that_flsv_has_is_flsvs(package: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package's class of that name is there, though no entry point names it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text(
+        CONFIG.replace("{norm: UpdateNorm}", "{norm: UpdateNorm, own: CumulativeShapley}")
+    )
+    given = ["--config", "mine.yaml", "--federation.metrics.option=CumulativeShapley"]
+    given += ["--federation.metrics.theirs", "flsv_mything.CumulativeShapley"]
+    with pytest.warns(UserWarning, match="Write flsv_mything.CumulativeShapley for the other"):
+        metrics = make_cli(given, run=False).config_init.federation.metrics
+    assert {name: type(metric).__module__.partition(".")[0] for name, metric in metrics.items()} == {
+        "norm": "flsv_mything",
+        "own": "flsv",
+        "option": "flsv",
+        "theirs": "flsv_mything",
+    }
+    assert isinstance(metrics["own"], CumulativeShapley)
+
+
+def test_a_short_name_of_two_packages_is_refused_with_both_class_paths(
+    package: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(tmp_path / "site", "flsv_another", "[flsv.metrics]\nUpdateNorm = flsv_another:UpdateNorm\n")
+    with pytest.warns(UserWarning, match="left out"), pytest.raises(SystemExit):
+        make_cli(["--federation.metrics.norm=UpdateNorm"], run=False)
+    named = set(re.findall(r"[\w.]+\w", capsys.readouterr().err))
+    assert named >= {"flsv_mything.UpdateNorm", "flsv_another.UpdateNorm"}
+    cli = make_cli(["--federation.metrics.norm=flsv_another.UpdateNorm"], run=False)
+    assert type(cli.config_init.federation.metrics["norm"]).__module__ == "flsv_another"

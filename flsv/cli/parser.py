@@ -27,14 +27,14 @@ from flsv.aggregation import Aggregator
 from flsv.cli.checkpoints import default_checkpoints, find_checkpoint
 from flsv.cli.command import check_there, shown
 from flsv.cli.configs import config_name, overridden
-from flsv.cli.options import CONFIG_HELP, PARSER, ConfigFile
+from flsv.cli.options import CONFIG_HELP, OWN_NAMES, PARSER, ConfigFile, with_own_names
 from flsv.clients.algorithms import ClientAlgorithm
 from flsv.csv_files import save_csv
 from flsv.errors import ConfigurationError
 from flsv.filters import UpdateFilter
 from flsv.metrics import ContributionMetric
 from flsv.personalization import Personalizer
-from flsv.plugins import installed
+from flsv.plugins import installed, own_before_others
 from flsv.report.folder import leaves_files, run_folder, runs_folder, where_results_are
 from flsv.sampling import ClientSampler
 from flsv.server.identity import Identity, configured, dealt
@@ -186,6 +186,7 @@ class FederatedCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         for group, base in PARTS.items():
             installed(group, base)  # a class that is imported is found by its name alone
+            OWN_NAMES.update(own_before_others(base))
         parser.add_lightning_class_args(FederatedLoop, "federation")
         # A path given as source is the path of data; jsonargparse would read a text file there for the option's value.
         for action in parser._actions:
@@ -193,6 +194,10 @@ class FederatedCLI(LightningCLI):
                 action._enable_path = False  # type: ignore[attr-defined]
         ready_made = f"flsv.{ClassifierClient.__name__}"
         parser.set_defaults({"model": {"class_path": ready_made, "init_args": {"network": "mlp"}}})
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        given = sys.argv[1:] if args is None and OWN_NAMES else args
+        super().parse_arguments(parser, with_own_names(given))
 
     def before_instantiate_classes(self) -> None:
         """A line for every part of a configuration file that a later one takes the place of.
