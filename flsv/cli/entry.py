@@ -41,6 +41,8 @@ OWN = {
 }
 #: Those that fit dozens of times: what Lightning says of each is of no use.
 MANY_FITS = ("retrain", "repeat", "bench")
+#: Those that share their fits out to the processes of ``torchrun``.
+ON_RANKS = ("retrain",)
 #: Those that may fit.
 FITS = ("compare", "data", "value", *MANY_FITS)
 QUIET = ("-q", "--quiet")
@@ -109,6 +111,8 @@ def _run(given: list[str]) -> int:
     elif first in ("-h", "--help"):
         _parser().print_help()
     elif first in OWN:
+        if first not in ON_RANKS and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+            raise ConfigurationError(f"flsv {first} runs in one process. Start it without torchrun.")
         with _quieter(quiet or first in MANY_FITS) if first in FITS else nullcontext():
             main: Any = importlib.import_module(f"flsv.cli.{first}").main
             return int(main(given[1:], quiet) or 0)

@@ -6,6 +6,7 @@ lists the other subcommands.
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
+from torch.distributed import is_torchelastic_launched
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, __version__
 from flsv._lightning.durable import check_writable, replacing
@@ -30,6 +32,7 @@ from flsv.cli.configs import config_name, overridden
 from flsv.cli.options import CONFIG_HELP, OWN_NAMES, PARSER, ConfigFile, with_own_names
 from flsv.clients.algorithms import ClientAlgorithm
 from flsv.csv_files import save_csv
+from flsv.engines.ranks import FederatedStrategy
 from flsv.errors import ConfigurationError
 from flsv.filters import UpdateFilter
 from flsv.metrics import ContributionMetric
@@ -228,6 +231,8 @@ class FederatedCLI(LightningCLI):
             given = trainer.callbacks or []
             given = given if isinstance(given, list) else [given]
             kwargs.setdefault("callbacks", [*given, *default_checkpoints(given)])
+        if self.subcommand is not None and trainer.strategy == "auto":
+            kwargs |= self._on_ranks(trainer)
         try:
             made = super().instantiate_trainer(**kwargs)
         except (MisconfigurationException, TypeError, ValueError) as error:
@@ -238,6 +243,22 @@ class FederatedCLI(LightningCLI):
             self.written = WritePredictions()
             made.callbacks.append(self.written)  # type: ignore[attr-defined]
         return made
+
+    def _on_ranks(self, trainer: Any) -> dict[str, Any]:
+        """The Trainer's arguments under ``torchrun``, whose processes would otherwise each do the whole."""
+        if not is_torchelastic_launched() or int(os.environ["WORLD_SIZE"]) == 1:
+            return {}
+        if self.subcommand != "fit":
+            raise ConfigurationError(
+                f"flsv {self.subcommand} would do the same in every process of torchrun. Start it without torchrun."
+            )
+        here = int(os.environ["LOCAL_WORLD_SIZE"])
+        nodes = int(os.environ["WORLD_SIZE"]) // here
+        return {
+            "strategy": FederatedStrategy.strategy_name,
+            "devices": here if trainer.devices == "auto" else trainer.devices,
+            "num_nodes": nodes if trainer.num_nodes == 1 else trainer.num_nodes,
+        }
 
     def identity(self) -> Identity:
         """What this experiment is but for its seed. Without ``run``; sets the data up."""

@@ -22,7 +22,6 @@ from typing import Any
 from flsv._lightning.durable import replacing
 from flsv.cli.command import NO_BARS, command_parser, printer, shown, write_rows
 from flsv.cli.parser import make_cli
-from flsv.engines.ranks import ranks_of_environment
 from flsv.errors import ConfigurationError
 from flsv.metrics.intervals import LEVEL
 from flsv.report import Run
@@ -61,12 +60,10 @@ def repeat(
 
     Raises:
         ConfigurationError: fewer than 2 runs; a folder with runs of another configuration or other data; runs that do
-            not deal out the same data; a run without metrics, or under ``torchrun``.
+            not deal out the same data; a run without metrics.
     """
     if runs < 2:
         raise ConfigurationError(f"flsv repeat {runs}: expected 2 or more runs, whose spread is the result.")
-    if ranks_of_environment().size > 1:
-        raise ConfigurationError("flsv repeat runs in one process. Start it without torchrun.")
     _check_folder(out, _identity(arguments, aggregators, first_seed))
     made: list[Run] = []
     for index in range(runs):

@@ -80,6 +80,17 @@ def test_a_mistyped_subcommand(capsys: pytest.CaptureFixture[str]) -> None:
     assert error.endswith("Did you mean compare?\n")
 
 
+@pytest.mark.parametrize("given", [["compare", "--config", "fedavg"], ["repeat", "2"], ["predict"], ["validate"]])
+def test_what_torchrun_would_do_twice_is_refused(
+    given: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "here")
+    assert main(given) == 2
+    assert f"flsv {given[0]}" in (said := capsys.readouterr().err)
+    assert "Start it without torchrun." in said
+
+
 def test_a_closing_line_and_quiet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -195,21 +195,38 @@ def test_retrained_coalitions_are_shared_out(tmp_path: Path) -> None:
             assert json.loads(together) == pytest.approx(expected, rel=1e-4)
 
 
-def test_from_a_command_line(tmp_path: Path) -> None:
-    def command(folder: Path) -> list[str]:
-        given = "--trainer.max_epochs=2 --trainer.logger=false --federation.reporting.table=false --data.source=digits"
-        return ["fit", *given.split(), *OPTIONS.split(), f"--trainer.default_root_dir={folder}"]
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run from a command line."""
+    folder = tmp_path_factory.mktemp("one")
+    assert main(command(folder)) == 0
+    return run_below(folder)
 
-    ranks = [sys.executable, "-m", "flsv", *command(tmp_path / "two")]
-    ranks += ["--trainer.strategy=federated", "--trainer.devices=2"]
+
+def run_below(folder: Path) -> Path:
+    (run,) = [path.parent for path in folder.rglob("run.json")]
+    (run / "checkpoints/last.ckpt").rename(run / "last.ckpt")
+    return run
+
+
+def command(folder: Path) -> list[str]:
+    given = "--trainer.max_epochs=2 --federation.reporting.table=false --data.source=digits"
+    return ["fit", *given.split(), *OPTIONS.split(), f"--trainer.default_root_dir={folder}"]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "options"),
+    [
+        ([], ["--trainer.strategy=federated", "--trainer.devices=2"]),
+        (["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"], []),
+    ],
+    ids=["strategy", "torchrun"],
+)
+def test_from_a_command_line(one_process: Path, tmp_path: Path, launcher: list[str], options: list[str]) -> None:
+    """As it is typed: torchrun's processes are the ranks of one run, not a run each."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    process = subprocess.Popen(ranks, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert main(command(tmp_path / "one")) == 0
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, output[-3000:]
-    one, two = (tmp_path / name for name in ("one", "two"))
-    assert (one / "contributions.csv").read_bytes() == (two / "contributions.csv").read_bytes()
-    for folder in (one, two):
-        (folder / "checkpoints/last.ckpt").rename(folder / "last.ckpt")
-    assert differences(one, two) == []
+    ranks = [sys.executable, *launcher, "-m", "flsv", *command(tmp_path), *options]
+    done = subprocess.run(ranks, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert differences(one_process, run_below(tmp_path)) == []
