@@ -4,6 +4,7 @@ and arguments that stay as they were given. What a constructor takes is declared
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import reprlib
 from collections.abc import Iterable, Sequence
@@ -105,6 +106,32 @@ def check_number(
     parts: Any = (int if whole else float, *markers, hint)
     hinted = Annotated[parts]
     check_argument(owner if isinstance(owner, str) else type(owner).__name__, name, value, hinted)
+
+
+def rounded_up(number: float) -> str:
+    """A positive number in three digits that are not below it, for messages that say what is enough.
+
+    Example:
+        >>> rounded_up(1 / 3), rounded_up(0.25), rounded_up(1234)
+        ('0.334', '0.25', '1240')
+    """
+    step = 10.0 ** (math.floor(math.log10(number)) - 2)
+    return _plain(math.ceil(number / step) * step)
+
+
+def rounded_down(number: float) -> str:
+    """Likewise, in three digits that are not above it.
+
+    Example:
+        >>> rounded_down(2 / 3), rounded_down(0.5), rounded_down(1238)
+        ('0.666', '0.5', '1230')
+    """
+    step = 10.0 ** (math.floor(math.log10(number)) - 2)
+    return _plain(math.floor(number / step) * step)
+
+
+def _plain(number: float) -> str:
+    return str(int(f"{number:.0f}")) if number >= 100 else f"{number:.3g}"
 
 
 def check_one_of(owner: Any, name: str, value: Any, known: Iterable[Any]) -> None:

@@ -31,6 +31,7 @@ from lightning.pytorch.callbacks import BaseFinetuning
 from torch import Tensor, nn
 
 from flsv._lightning.durable import replacing
+from flsv.arguments import rounded_down
 from flsv.errors import ConfigurationError
 
 
@@ -251,7 +252,7 @@ def _warn_of_the_first_model(callback: Any, rounds: int | None) -> None:
         warnings.warn(
             f"{type(callback).__name__} averages the global models, once a round: after {rounds} rounds the first "
             f"round's model still has {share.item():.0%} of the average. Its decay counts rounds here: lower it, such "
-            "as decay=0.9.",
+            f"as decay={rounded_down(min(0.9, 0.5 ** (1 / (rounds - 1))))}.",
             stacklevel=2,
         )
 

@@ -15,6 +15,7 @@ from annotated_types import Ge, Lt
 from torch import Tensor
 
 from flsv.aggregation.base import Aggregator
+from flsv.arguments import rounded_up
 from flsv.declared import Positive
 from flsv.errors import ConfigurationError
 from flsv.round import Round
@@ -48,9 +49,8 @@ class TrimmedMean(Aggregator):
     def begin(self, federation: Federation) -> None:
         clients = federation.num_clients
         if self.trim > 0 and not self._cut(clients):
-            raise ConfigurationError(
-                f"{self!r} leaves out nobody of {clients} clients. The least trim that does is {1 / clients:.3g}."
-            )
+            way = f"The least trim that does is {rounded_up(1 / clients)}" if clients > 2 else "It takes 3 clients"
+            raise ConfigurationError(f"{self!r} leaves out nobody of {clients} clients. {way}; 0 is the plain mean.")
 
     def _cut(self, clients: int) -> int:
         return int(self.trim * clients + 1e-9)  # 0.3 * 10 is 2.9999...

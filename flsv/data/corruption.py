@@ -25,6 +25,7 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
+from flsv.arguments import rounded_up
 from flsv.declared import Declared, NonNegative, Rules, Share
 from flsv.errors import ConfigurationError
 from flsv.seeding import generator_for
@@ -79,7 +80,7 @@ class ClientChoice(Declared):
             # Silently concerning nobody would make a robust method look good.
             raise ConfigurationError(
                 f"{self!r} concerns none of {num_clients} clients. The least fraction that concerns one is "
-                f"{0.5 / num_clients:.3g}; 0 is for none."
+                f"{rounded_up(0.5 / num_clients)}; 0 is for none."
             )
         order = torch.randperm(num_clients, generator=generator_for(self.seed, "chosen clients"))
         return sorted(order[:count].tolist())

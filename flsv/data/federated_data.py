@@ -255,12 +255,13 @@ def _warn_of_unseeded(source: SourceData, train_options: dict[str, Any], eval_op
 def check_full_batches(splits: FederatedSplits, options: dict[str, Any]) -> None:
     """Raise ConfigurationError where ``drop_last`` would leave a client without a training batch."""
     size = options["batch_size"]
+    least = min(len(held["train"]) for held in splits.clients)
     for client, held in enumerate(splits.clients):
         if options["drop_last"] and len(held["train"]) < size:
             raise ConfigurationError(
                 f"{client_called(client, splits.names, 'Client')} has {len(held['train'])} training samples, not one "
-                f"full batch of {size}: with drop_last=True it would never train. Lower batch_size, or set drop_last "
-                "to false."
+                f"full batch of {size}: with drop_last=True it would never train. Lower batch_size to {least}, or "
+                "set drop_last to false."
             )
 
 

@@ -289,7 +289,8 @@ class Loader:
 
     Args:
         eval_batch_size: samples per evaluation batch; None for the wrapped loader's, else ``batch_size``, and at least
-            256 for data held as tensors.
+            256 for data held as tensors. It changes no score, except what a module logs as a mean of its batches with a
+            ``batch_size`` of its own (or that is no mean of samples, such as a mean over the tokens of each batch).
         drop_last: leave out a client's last training batch if not full; None for the wrapped loader's, else False.
         num_workers: processes that read data that are not tensors; None for the wrapped loader's, else 0.
         pin_memory: likewise; None for the wrapped loader's, else False.

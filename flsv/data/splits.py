@@ -3,6 +3,7 @@ validation and test."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +13,7 @@ from annotated_types import Ge, Lt
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
+from flsv.arguments import rounded_up
 from flsv.data.groups import client_called, names_of_parts
 from flsv.data.partition.base import Partitioner, shuffled
 from flsv.declared import Count, checked
@@ -127,7 +129,8 @@ def split_federation(
     if options.server_val > 0 and held_back == 0:
         raise ConfigurationError(
             f"Splits(server_val={options.server_val}) of {len(pool)} samples is none, so the server's "
-            f"validation set would be empty. Raise the fraction, or set it to 0 to train without validation."
+            f"validation set would be empty. Raise the fraction to {rounded_up(0.5 / max(1, len(pool)))}, or set it to "
+            "0 to train without validation."
         )
     server_val, rest = pool[:held_back].sort().values, pool[held_back:].sort().values
     if partitioner.keeps_groups and groups is not None:
@@ -159,19 +162,24 @@ def _tell_lost(before: Tensor, after: Tensor, names: Sequence[str], options: Spl
     rank_zero_warn(f"{message} They are no clients.")
 
 
-def _split_client(client: int, samples: Tensor, options: Splits, names: Sequence[str]) -> dict[str, Tensor]:
-    # At least one sample where a split is asked for: the mean over clients of an evaluation needs them all.
+def _sizes(samples: int, options: Splits) -> tuple[int, int, int]:
+    """A client's numbers of samples for training, validation and test. Of the latter at least one where they are asked
+    for: the mean over clients of an evaluation needs them all."""
     val, test = (
-        max(1, int(fraction * len(samples) + 0.5)) if fraction > 0 else 0
+        max(1, int(fraction * samples + 0.5)) if fraction > 0 else 0
         for fraction in (options.client_val, options.client_test)
     )
-    train = len(samples) - val - test
+    return samples - val - test, val, test
+
+
+def _split_client(client: int, samples: Tensor, options: Splits, names: Sequence[str]) -> dict[str, Tensor]:
+    train, val, test = _sizes(len(samples), options)
     if train < 1:
+        enough = next(count for count in itertools.count(len(samples)) if _sizes(count, options)[0] >= 1)
         raise ConfigurationError(
             f"{client_called(client, names, 'Client')} has {len(samples)} samples, of which client_val="
-            f"{options.client_val} and client_test={options.client_test} leave none to "
-            f"train on. Lower them, or partition so that every client has more samples (DirichletPartitioner has "
-            f"min_samples for this)."
+            f"{options.client_val} and client_test={options.client_test} leave none to train on. Set them to 0, or "
+            f"partition so that every client has {enough} or more (DirichletPartitioner has min_samples for this)."
         )
     order = shuffled(samples, generator_for(options.seed, "client_split", client))
     pieces = order.split([train, val, test])

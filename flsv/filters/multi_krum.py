@@ -58,14 +58,15 @@ class MultiKrum(UpdateFilter):
         super().resume(federation)
         clients = federation.num_clients  # a round's cohort may be smaller
         if clients < 2 * self.byzantine + 3:
+            way = f"say byzantine={(clients - 3) // 2}" if clients > 2 else "leave it out"
             raise ConfigurationError(
                 f"{self!r}: {clients} clients cannot outvote {self.byzantine} bad ones, for which it takes "
-                f"{2 * self.byzantine + 3}. Draw larger cohorts, or say byzantine={max(0, (clients - 3) // 2)}."
+                f"{2 * self.byzantine + 3}. Have more clients, or {way}."
             )
         if self.keep is not None and self.keep > clients - self.byzantine:
             raise ConfigurationError(
                 f"{self!r}: of {clients} clients {clients - self.byzantine} at most can be kept, if {self.byzantine} "
-                "may be bad."
+                f"may be bad. Say keep={clients - self.byzantine}."
             )
 
     def apply(self, cohort: Cohort) -> Cohort:

@@ -14,6 +14,7 @@ import torch
 from annotated_types import Gt, Lt
 from torch import Tensor
 
+from flsv.arguments import rounded_up
 from flsv.declared import NonNegative, Positive
 from flsv.errors import ConfigurationError
 from flsv.parameters import ParameterSpace
@@ -87,8 +88,12 @@ class GaussianPrivacy(Upload):
         self.noise_on_device = noise_on_device
         of_one_round = self.epsilon(1)  # whatever is wrong with the package, now
         if max_epsilon is not None and of_one_round > max_epsilon:
+            noise = noise_multiplier or 0.1
+            while gaussian_epsilon(noise, 1, delta, accountant) > max_epsilon:
+                noise *= 2
             raise ConfigurationError(
-                f"{self!r}: one round has epsilon = {of_one_round:.4g} already. Raise noise_multiplier or max_epsilon."
+                f"{self!r}: one round has epsilon = {of_one_round:.4g} already. Raise noise_multiplier, such as to "
+                f"{rounded_up(noise)}, or max_epsilon."
             )
 
     place = 1

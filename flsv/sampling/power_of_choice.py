@@ -58,8 +58,9 @@ class PowerOfChoice(ClientSampler):
     def begin(self, federation: Federation) -> None:
         self._sizes = federation.split_sizes["train"].double().cpu()
         if (there := int((self._sizes > 0).sum())) < self.candidates:
+            lower = "candidates" if self.cohort_size <= there else "candidates and cohort_size"
             raise ConfigurationError(
-                f"{self!r} cannot be met: {there} clients have training samples. Lower candidates to at most {there}, "
+                f"{self!r} cannot be met: {there} clients have training samples. Lower {lower} to at most {there}, "
                 "or make more clients in the partitioner."
             )
 

@@ -88,7 +88,7 @@ def test_one_bad_client_does_not_move_the_trimmed_mean(tmp_path: Path) -> None:
 
 
 def test_a_trim_that_leaves_out_nobody_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"leaves out nobody of 3 clients. The least trim that does is 0.333"):
+    with pytest.raises(ConfigurationError, match=r"leaves out nobody of 3 clients. The least trim that does is 0.334"):
         fit(FederatedLoop(TrimmedMean(0.1)), tmp_path)
     with pytest.raises(ConfigurationError, match="trim"):
         TrimmedMean(0.5)

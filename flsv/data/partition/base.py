@@ -84,9 +84,10 @@ class Partitioner(Declared, ABC):
         """
         labels = _checked_labels(torch.as_tensor(labels), num_classes)
         if self.num_clients is not None and len(labels) < self.num_clients:
+            fewer = f"Lower num_clients to {len(labels)} or less, or use" if len(labels) > 1 else "Use"
             raise ConfigurationError(
                 f"{self!r}: {len(labels)} samples cannot be dealt to {self.num_clients} clients, each of which needs "
-                f"at least one. Lower num_clients to {len(labels)} or less, or use more data."
+                f"at least one. {fewer} more data."
             )
         if groups is not None and len(groups) != len(labels):
             raise ConfigurationError(f"{self!r}: {len(groups)} groups were given for {len(labels)} samples.")
@@ -288,9 +289,10 @@ class GroupPartitioner(Partitioner):
         _, member_of, sizes = groups.cpu().unique(return_inverse=True, return_counts=True)
         clients = len(sizes) if self.num_clients is None else self.num_clients
         if len(sizes) < max(clients, 2):
+            fewer = f"lower num_clients to {len(sizes)}, or " if len(sizes) > 1 else ""
             raise ConfigurationError(
                 f"{self!r}: the samples fall into {len(sizes)} groups, and a group is not split. At least "
-                f"{max(clients, 2)} groups are needed; lower num_clients, or choose a partitioner that splits samples."
+                f"{max(clients, 2)} groups are needed; {fewer}choose a partitioner that splits samples."
             )
         if self.num_clients is None:
             client_of = torch.arange(len(sizes))

@@ -48,18 +48,12 @@ class DirichletPartitioner(Partitioner):
     def partition(
         self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: torch.Generator
     ) -> Sequence[Tensor]:
-        available = len(labels)
-        if self.min_samples * self.num_clients > available:
-            raise ConfigurationError(
-                f"{self!r} cannot be met: the data set has {available} samples. Lower min_samples to "
-                f"{available // self.num_clients} or num_clients to {available // self.min_samples}."
-            )
         class_sizes = np.bincount(labels.numpy(), minlength=num_classes)
         ends, best = self._draw(class_sizes)
         if ends is None:
             lower = f"lower min_samples to {best}, or " if best else ""
             raise ConfigurationError(
-                f"{self!r} cannot be met: in {_MAX_DRAWS} draws over {available} samples some client always had fewer "
+                f"{self!r} cannot be met: in {_MAX_DRAWS} draws over {len(labels)} samples some client always had fewer "
                 f"than {self.min_samples} (at best {best}). To get a partition, {lower}raise alpha, which splits the "
                 "classes more evenly, or lower num_clients."
             )
@@ -133,9 +127,13 @@ class PathologicalPartitioner(Partitioner):
                 continue
             members = shuffled(torch.nonzero(labels == label).flatten(), generator)
             if len(members) < len(clients):
+                # Classes have as many holders as others, up to one.
+                least = int(torch.bincount(labels)[present].min())
+                most = least * len(present) // self.classes_per_client
+                way = f"Lower num_clients to {most}, or use more data" if most > 1 else "Use more data"
                 raise ConfigurationError(
                     f"{self!r}: class {label} has {len(members)} samples for its {len(clients)} holders, each of "
-                    f"which needs one. Lower num_clients or classes_per_client, or use more data."
+                    f"which needs one. {way}."
                 )
             for client, piece in zip(clients, members.tensor_split(len(clients)), strict=True):
                 pieces[client].append(piece)
@@ -172,9 +170,11 @@ class ShardPartitioner(Partitioner):
     ) -> Sequence[Tensor]:
         num_shards = self.num_clients * self.shards_per_client
         if num_shards > len(labels):
+            most = len(labels) // self.shards_per_client
+            way = f"Lower num_clients to {most}, or" if most > 1 else "Lower"
             raise ConfigurationError(
-                f"{self!r}: {num_shards} shards cannot be cut from {len(labels)} samples. Lower num_clients or "
-                f"shards_per_client so that their product is at most {len(labels)}."
+                f"{self!r}: {num_shards} shards cannot be cut from {len(labels)} samples. {way} shards_per_client, or "
+                "use more data."
             )
         # Shuffled first, so that which samples of a class share a shard does not depend on their order in the file.
         order = shuffled(torch.arange(len(labels)), generator)
