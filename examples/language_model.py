@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import csv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from flsv.models.lora import add_lora, freeze_a
 
 LENGTH, HELD_OUT, MOST = 64, 16, 160
 """Bytes of a piece; a group's first pieces, on which the server validates; a client's pieces, at most."""
+PADDING = -100  # the label of tokens that do not count
 
 
 class CausalLMClient(L.LightningModule):
@@ -40,8 +41,9 @@ class CausalLMClient(L.LightningModule):
     natural/tales_lora takes it from here.
 
     Batches are what the model takes by name, ``{"input_ids": int64 [B, L], "labels": ...}``, or
-    ``(tokens int64 [B, L],)``, as :class:`flsv.data.CharacterData` gives them. The loss is the mean cross-entropy per
-    token in nats. A of the adapters is frozen (FFA-LoRA), so that their average is the average of what they do.
+    ``(tokens int64 [B, L],)``, as :class:`flsv.data.CharacterData` gives them. Without labels all tokens are predicted
+    but those whose ``attention_mask`` is 0. The loss is the mean cross-entropy per predicted token in nats. A of the
+    adapters is frozen (FFA-LoRA), so that their average is the average of what they do.
 
     Args:
         network: a folder that ``save_pretrained`` has written, or a model's name at the Hugging Face hub.
@@ -69,15 +71,26 @@ class CausalLMClient(L.LightningModule):
         return self.network(input_ids=tokens, use_cache=False).logits
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        given = batch if isinstance(batch, dict) else {"input_ids": batch[0]}
-        return self.network(**{"labels": given["input_ids"], **given}, use_cache=False).loss
+        return self.network(**labelled(batch), use_cache=False).loss
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        tokens = batch["input_ids"] if isinstance(batch, dict) else batch[0]
-        self.log("val_loss", self.training_step(batch, batch_idx), batch_size=len(tokens))
+        given = labelled(batch)
+        predicted = int((given["labels"][:, 1:] != PADDING).sum())
+        if predicted:  # the mean is one of tokens, however many a batch has
+            self.log("val_loss", self.training_step(given, batch_idx), batch_size=predicted)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return self.make_optimizer([parameter for parameter in self.parameters() if parameter.requires_grad])
+
+
+def labelled(batch: Any) -> Mapping[str, Tensor]:
+    """What the model takes, with labels: where there are none the tokens themselves, without padding."""
+    given = batch if isinstance(batch, Mapping) else {"input_ids": batch[0]}
+    if "labels" in given:
+        return given
+    tokens = given["input_ids"]
+    mask = given.get("attention_mask", torch.ones_like(tokens))
+    return {**given, "labels": tokens.masked_fill(mask == 0, PADDING)}
 
 
 class Pieces(Dataset):

@@ -24,7 +24,8 @@ from torchmetrics import Metric, SumMetric
 from flsv.data import FederatedDataModule
 from flsv.server.config import ROLES, FederationConfig
 
-#: Options that change no number: where things lie and are written, what is shown, and how fast it goes.
+#: Options that change no number: where things lie and are written, what is shown, and how fast it goes. Of the size of
+#: evaluation batches it holds but for what a module logs with a batch_size of its own.
 IDLE = {
     "trainer": {
         "logger", "default_root_dir", "log_every_n_steps", "enable_checkpointing", "enable_progress_bar",

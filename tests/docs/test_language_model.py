@@ -6,11 +6,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 from toys import fit, vector
 
 from examples.language_model import CausalLMClient
@@ -119,12 +120,8 @@ def test_in_run_values_of_samples_are_those_of_explicit_gradients(network: str, 
     kept = {number: state["in_run_values"] for number, state in loop.state_dict()["clients"].items()}
     own = [p for p in by_hand.parameters() if p.requires_grad]
     start = [p.detach().clone() for p in own]
-    # The server's batches of 4 have different numbers of tokens, and are averaged by samples, as Lightning does it.
-    val, g = Texts(11, 4), torch.zeros(sum(p.numel() for p in own))
-    sizes = [len(batch["input_ids"]) for batch in data.val_dataloader()]
-    for first, size in zip([sum(sizes[:i]) for i in range(len(sizes))], sizes):
-        losses, counted = loss_of(by_hand, val, slice(first, first + size))
-        g += slopes(losses.sum() / counted, own) * size / 11
+    losses, counted = loss_of(by_hand, Texts(11, 4), slice(None))
+    g = slopes(losses.sum() / counted, own)
     for number, count in enumerate((10, 7, 9)):
         train = Texts(count, number)
         for parameter, value in zip(own, start):
@@ -143,3 +140,25 @@ def test_in_run_values_of_samples_are_those_of_explicit_gradients(network: str, 
     assert values[:, 1].abs().max() < 1e-6
     weights = torch.tensor([10, 7, 9]) / 26
     torch.testing.assert_close(values[:, 0], (weights * torch.stack([kept[i].sum() for i in range(3)])).float())
+
+
+class Padded(Texts):
+    """Without labels; what is behind a text's end is padding."""
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        mask = (torch.arange(LENGTH) < 3 + index % 4).long()
+        return {"input_ids": self.tokens[index] * mask, "attention_mask": mask}
+
+
+@pytest.mark.parametrize("size", [1, 4, 11])
+def test_the_validation_loss_is_that_of_a_predicted_token(network: str, size: int) -> None:
+    """In batches of any size, and padding is not predicted."""
+    module, texts = client(network), Padded(11, 4)
+    trainer = L.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False)
+    (logged,) = trainer.validate(module, DataLoader(texts, size), verbose=False)
+    losses = []
+    with torch.no_grad():
+        for each in (texts[index] for index in range(len(texts))):
+            tokens = each["input_ids"][: int(each["attention_mask"].sum())]
+            losses += F.cross_entropy(module(tokens[None])[0, :-1], tokens[1:], reduction="none").tolist()
+    assert logged["val_loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-5)
