@@ -220,6 +220,7 @@ def _measured(board: ContributionMetrics, round: Round, weights: Tensor, names: 
     if games is not None:
         games.begin(round)
     board.update(round, "training")
+    weights = weights.to(round.client_vectors)  # as aggregators give them
     board.update(round.aggregated(round.combine(weights), weights), "aggregation")
     found = {name: value.cpu() for name, value in board.contributions.items()}
     return RoundValues(

@@ -125,6 +125,29 @@ def test_every_metric_is_what_a_loop_says_of_the_same_rounds(trained: Any) -> No
     assert set(table["round"]) == {ROUNDS - 1}
 
 
+class Weighed(ContributionMetric):
+    """Keeps the weights."""
+
+    per_class = False
+
+    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+        self.seen: list[Tensor] = []
+
+    def update(self, client_ids: Tensor, aggregation_weights: Tensor) -> None:
+        self.seen.append(aggregation_weights)
+
+    def compute(self) -> Tensor:
+        return torch.zeros(3)
+
+
+def test_weights_are_as_exact_as_a_loops(tmp_path: Path) -> None:
+    kept, data, loops, mine = Kept(), toy_data(), Weighed(), Weighed()
+    module = fit(FederatedLoop(kept, {"weighed": loops}, seed=1), tmp_path, Logs(), data, rounds=2)
+    played(module, data, kept.rounds, {"weighed": mine}, lambda vector: vector)
+    assert len(mine.seen) == len(loops.seen) == 2
+    assert all(one.dtype == other.dtype and torch.equal(one, other) for one, other in zip(mine.seen, loops.seen))
+
+
 PLAIN = {"sv": PartialFederatedShapley, "agreement": GradientAgreement, "cssv": ClassSpecificShapley}
 
 
