@@ -20,14 +20,15 @@ def assert_resumes(
     folder: Path,
     module: Callable[[], L.LightningModule] = Plain,
     data: Callable[[], FederatedDataModule] = toy_data,
+    **options: Any,
 ) -> FederatedLoop:
     """The two end alike to the bit. Gives the first.
 
     That is the global model, start points, what clients keep, their trained models, buffers and strategies' states.
     """
     whole, half, rest = make(), make(), make()
-    uninterrupted = fit(whole, folder / "whole", module(), data(), rounds=4)
-    saving: dict[str, Any] = {"enable_checkpointing": True, "callbacks": [checkpoints(folder)]}
+    uninterrupted = fit(whole, folder / "whole", module(), data(), rounds=4, **options)
+    saving: dict[str, Any] = {**options, "enable_checkpointing": True, "callbacks": [checkpoints(folder)]}
     fit(half, folder, module(), data(), rounds=2, **saving)
     path = folder / "checkpoints/last.ckpt"
     torch.load(path, weights_only=True)

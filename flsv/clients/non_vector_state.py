@@ -26,7 +26,8 @@ class NonVectorState:
 
     Not among them: a plain tensor that has a gradient (it is an output), one that shares its memory with a parameter
     or buffer, and the states of torchmetrics, which count what the whole cohort does. Other attributes (numbers, lists
-    of outputs) are the module's: they pass from client to client.
+    of outputs or of past samples) are the module's: they pass from client to client, and a resumed run begins without
+    them, unless the module saves them (``on_save_checkpoint``).
 
     Args:
         module: whose they are, and remain.

@@ -59,6 +59,8 @@ def check_checkpoint(
                 stacklevel=2,
             )
     check_module(trainer.lightning_module, checkpoint, path)
+    # Lightning does so too late: of a double state that is read into a single module, single precision is left.
+    trainer.precision_plugin.convert_module(trainer.lightning_module)
 
 
 def check_state(state: dict[str, Any], version: str, identity: Identity, seed: Any, max_epochs: int | None) -> None:

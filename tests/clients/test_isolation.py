@@ -137,6 +137,10 @@ def test_what_no_checkpoint_of_a_module_holds_is_resumed(tmp_path: Path, module:
     assert_resumes(lambda: FederatedLoop(seed=1), tmp_path, module=module)
 
 
+def test_double_precision_is_resumed(tmp_path: Path) -> None:
+    assert_resumes(lambda: FederatedLoop(seed=1), tmp_path, precision="64-true")
+
+
 def test_tensors_that_training_leaves_alone_are_not_saved(tmp_path: Path) -> None:
     loop = FederatedLoop(seed=1)
     module = fit(loop, tmp_path, Attributes(), rounds=1)

@@ -118,6 +118,7 @@ class FederatedStrategy(ParallelStrategy):
     def load_checkpoint(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Rank 0 reads it: the others' hosts need not have the file."""
         found = super().load_checkpoint(*args, **kwargs) if self.ranks.rank == 0 else {}
+        self.precision_plugin.convert_module(self.lightning_module)  # type: ignore[arg-type] # as where it is read
         return self.ranks.from_rank(0, found, "checkpoint")
 
     def on_exception(self, exception: BaseException) -> None:
