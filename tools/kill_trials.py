@@ -6,7 +6,8 @@
 Every kind is a command as a user types it. It runs once undisturbed; then, in every trial, one of its processes is
 killed after a random share of that time, and it is started again (``--ckpt_path last`` for a fit that has saved one)
 until it ends, with one to three kills. Compared to the bit are the last checkpoint without paths and batch counters,
-``contributions.csv``, and tables without seconds. A process that lives on for ten seconds is a difference, too.
+``contributions.csv``, samples' in-run values, and tables without seconds. A process that lives on for ten seconds is a
+difference, too.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ def fits_differ(whole: Path, again: Path) -> list[str]:
     """The newest run of both folders."""
     mine, theirs = (max(f.rglob("last.ckpt"), key=lambda path: path.stat().st_mtime_ns).parent for f in (again, whole))
     same = read_run(mine.parent).equals(read_run(theirs.parent))
-    return differences(theirs, mine) + ([] if same else ["contributions.csv"])
+    samples = [path.relative_to(theirs.parent) for path in theirs.parent.rglob("in_run_values.csv")]
+    same &= all((mine.parent / path).read_bytes() == (theirs.parent / path).read_bytes() for path in samples)
+    return differences(theirs, mine) + ([] if same else ["values"])
 
 
 def tables_differ(whole: Path, again: Path) -> list[str]:
@@ -69,6 +72,7 @@ RETRAIN = ("--rounds", "2", "--trainings", "singles")
 KINDS: dict[str, tuple[Command, Callable[[Path, Path], list[str]], Command | None]] = {
     "one process": (fit(), fits_differ, None),
     "two ranks": (fit(*RANKS), fits_differ, None),
+    "in-run values": (fit("--config", "in_run_shapley"), fits_differ, None),
     "vmap": (fit("--federation.engine", "vmap"), fits_differ, None),
     "retrain": (lambda f: ["retrain", str(next(f.rglob("run.json")).parent), *RETRAIN], tables_differ, fit()),
     "repeat": (lambda f: ["repeat", "3", *SHORT, *DEALT, "--out", str(f / "repeat")], tables_differ, None),
