@@ -184,7 +184,10 @@ class ParameterSpace:
         }
 
     def _shared(self, module: nn.Module) -> list[Tensor]:
-        return [tensor for name, tensor in _float_state(module) if name not in self._apart]
+        found = [tensor for name, tensor in _float_state(module) if name not in self._apart]
+        if len(found) != len(self.names):  # by a callback, after the round's own check
+            self.check(module)
+        return found
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         """Named tensors ``[..., *shape]`` of vectors ``[..., P]``, or ``[..., num_parameters]``: views, not copies."""

@@ -242,6 +242,29 @@ def test_a_checkpoint_of_no_federation_or_of_weights_only_is_said(tmp_path: Path
     trainer_for(loop(), tmp_path / "c").test(Plain(), toy_data(), ckpt_path=tmp_path / "weights.ckpt")
 
 
+def test_a_checkpoint_that_is_not_as_it_was_saved_is_refused(saved: Path, tmp_path: Path) -> None:
+    """A federation that lacks anything, or is none; a version that is gone; a byte of a weight."""
+    path, whole = tmp_path / "spoiled.ckpt", torch.load(saved, weights_only=True)
+    (key,) = [key for key in whole["callbacks"] if key.startswith("FederatedLoop")]
+    for lost in whole["callbacks"][key]:
+        less = {name: value for name, value in whole["callbacks"][key].items() if name != lost}
+        torch.save({**whole, "callbacks": {**whole["callbacks"], key: less}}, path)
+        with pytest.raises(ConfigurationError, match=f"lacks '{lost}'|is of flsv None"):
+            resume(path, tmp_path)
+    torch.save({**whole, "callbacks": {**whole["callbacks"], key: None}}, path)
+    with pytest.raises(ConfigurationError, match="was not saved by a FederatedLoop"):
+        resume(path, tmp_path)
+    torch.save({name: value for name, value in whole.items() if name != "pytorch-lightning_version"}, path)
+    with pytest.raises(ConfigurationError, match="no pytorch-lightning_version"):
+        resume(path, tmp_path)
+    content = bytearray(saved.read_bytes())
+    weight = next(iter(whole["state_dict"].values()))
+    content[content.index(weight.numpy().tobytes()) + 1] ^= 255
+    path.write_bytes(content)
+    with pytest.raises(ConfigurationError, match="cannot be read as a checkpoint: it is damaged"):
+        resume(path, tmp_path)
+
+
 def test_a_checkpoint_of_another_version_is_refused_in_words() -> None:
     for version in ({}, {"version": "0.9"}):
         with pytest.raises(ConfigurationError, match=rf"of flsv .*, and this is flsv {__version__}"):

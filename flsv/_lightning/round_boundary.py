@@ -298,6 +298,7 @@ class DurableCheckpointIO(TorchCheckpointIO):
             ConfigurationError: there is no such file, it cannot be read, or it holds something else.
         """
         try:
+            _check_sums(path)
             checkpoint = super().load_checkpoint(path, *args, **kwargs)
         except FileNotFoundError:
             raise ConfigurationError(
@@ -321,6 +322,14 @@ def install(trainer: L.Trainer, check: Check) -> None:
 
 def _is_remote(path: Any) -> bool:
     return "://" in str(path)
+
+
+def _check_sums(path: Any) -> None:
+    """Raise where a byte is not what was written: torch reads weights without a look at their checksums."""
+    if not _is_remote(path) and zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            if broken := archive.testzip():
+                raise zipfile.BadZipFile(broken)
 
 
 def _why(path: Any, error: Exception) -> str:

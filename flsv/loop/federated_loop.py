@@ -42,7 +42,7 @@ from flsv.server.callback_checks import check_callbacks
 from flsv.server.checks import check_names, check_setup
 from flsv.server.config import ClientEvaluation, FederationConfig
 from flsv.server.identity import settings_of
-from flsv.server.resume import check_checkpoint, check_state
+from flsv.server.resume import check_checkpoint, check_state, complete
 from flsv.strategy import Strategy
 from flsv.uploads import Upload
 
@@ -274,10 +274,11 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         if self._run is None or not self._run.fitting:
             return  # validating, testing or predicting with a checkpoint: only the global model matters
         self.check_state(state_dict)
-        self.state.load_state_dict(state_dict)
-        self.saver.load_state_dict(state_dict)
-        self.board.load_state_dict(state_dict["board"])
-        self.config.load_state_dict(state_dict)
+        with complete():
+            self.state.load_state_dict(state_dict)
+            self.saver.load_state_dict(state_dict)
+            self.board.load_state_dict(state_dict["board"])
+            self.config.load_state_dict(state_dict)
 
     def check_state(self, state_dict: dict[str, Any], max_epochs: int | None = None) -> None:
         """Raise ConfigurationError where this fit cannot go on from what ``state_dict`` gave."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import lightning as L
@@ -38,13 +39,14 @@ def check_checkpoint(
         ConfigurationError: weights of another module; when resuming, of another federation, or no state of one.
     """
     if trainer.state.fn == "fit":
-        missing = {"callbacks", "optimizer_states", "lr_schedulers", "loops"} - checkpoint.keys()
+        needed = {"callbacks", "optimizer_states", "lr_schedulers", "loops", "pytorch-lightning_version"}
+        missing = needed - checkpoint.keys()
         if missing:
             raise ConfigurationError(
                 f"{path} holds weights only (no {', '.join(sorted(missing))}): it can be tested, not resumed. Resume "
                 "from one that was saved whole."
             )
-        if key not in checkpoint["callbacks"]:
+        if not isinstance(dict(checkpoint["callbacks"]).get(key), dict):
             raise ConfigurationError(
                 f"{path} was not saved by a {key}: there is no federation in it to go on with. Name "
                 "another, or start a new run without ckpt_path."
@@ -81,9 +83,10 @@ def check_state(state: dict[str, Any], version: str, identity: Identity, seed: A
             f"the checkpoint is of flsv {state.get('version')}, and this is flsv {version}: resume with that, or start "
             "a new run without ckpt_path."
         )
-    check_same(Identity(**state["identity"]), identity)
-    check_seed(state["seed"], seed)
-    rounds = state["round_index"]
+    with complete():
+        check_same(Identity(**state["identity"]), identity)
+        check_seed(state["seed"], seed)
+        rounds = state["round_index"]
     if max_epochs not in (None, -1) and rounds > max_epochs:
         raise ConfigurationError(
             f"the checkpoint has {rounds} rounds behind it, and max_epochs={max_epochs}. max_epochs counts them too: "
@@ -91,6 +94,18 @@ def check_state(state: dict[str, Any], version: str, identity: Identity, seed: A
         )
     if rounds == max_epochs:
         warnings.warn(f"all {rounds} rounds are run already: raise max_epochs to go on.", stacklevel=2)
+
+
+@contextmanager
+def complete() -> Iterator[None]:
+    """Within it, a saved state that lacks something is a checkpoint that cannot be used."""
+    try:
+        yield
+    except KeyError as error:
+        raise ConfigurationError(
+            f"the checkpoint's federation lacks {error}: it is not as it was saved. Name another, or start a new run "
+            "without ckpt_path."
+        ) from error
 
 
 def check_same(saved: Identity, now: Identity) -> None:

@@ -408,3 +408,15 @@ def test_what_a_callback_counts_for_itself_is_the_runs(tmp_path: Path) -> None:
     fit(FederatedLoop(seed=1), tmp_path, data=data, callbacks=[count], rounds=1)
     lengths = [len(data.client_loader(client, generator=torch.Generator())) for client in range(data.num_clients)]
     assert places == [i for length in lengths for i in range(length)]
+
+
+class AddsLate(L.Callback):
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        pl_module.late = nn.Linear(1, 1)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_callback_that_adds_a_module_in_a_round_is_refused_by_its_name(tmp_path: Path, first: bool) -> None:
+    loop = FederatedLoop(seed=SEED)
+    with pytest.raises(ConfigurationError, match=r"\['late.bias', 'late.weight'\] have come"):
+        trainer_for(None, tmp_path, callbacks=in_order(first, AddsLate(), loop)).fit(Plain(), toy_data())
