@@ -67,7 +67,8 @@ def own_before_others(base: type) -> dict[str, str]:
 
 
 def _subclasses(base: type) -> Iterator[type]:
-    for kind in base.__subclasses__():
+    kinds: list[type] = base.__subclasses__()
+    for kind in kinds:
         yield kind
         yield from _subclasses(kind)
 
