@@ -123,13 +123,7 @@ def measure(performance: Any, mode: Any = None) -> None:
 DIRICHLET = {"kind": DirichletPartitioner, "alpha": 0.5}
 #: What is done, with what it fails, and the ways out: for each argument its value, or the words before it.
 CASES: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [
-    (deal, {**DIRICHLET, "num_clients": 100, "min_samples": 10}, {"num_clients": "num_clients to"}),
-    (
-        deal,
-        {**DIRICHLET, "num_clients": 10, "min_samples": 50},
-        {"alpha": "alpha to", "min_samples": "min_samples to", "num_clients": "num_clients to"},
-    ),
-    (deal, {"kind": DirichletPartitioner, "alpha": 0.01, "num_clients": 100}, {"alpha": "alpha to"}),
+    (deal, {**DIRICHLET, "num_clients": 10, "min_samples": 50}, {"min_samples": "min_samples to"}),
     (deal, {"kind": IIDPartitioner, "labels": EVEN[:7], "num_clients": 9}, {"num_clients": "num_clients to"}),
     (
         deal,

@@ -53,9 +53,9 @@ class DirichletPartitioner(Partitioner):
         if ends is None:
             lower = f"lower min_samples to {best}, or " if best else ""
             raise ConfigurationError(
-                f"{self!r} cannot be met: in {_MAX_DRAWS} draws over {len(labels)} samples some client always had fewer "
-                f"than {self.min_samples} (at best {best}). To get a partition, {lower}raise alpha, which splits the "
-                "classes more evenly, or lower num_clients."
+                f"{self!r} cannot be met: in {_MAX_DRAWS} draws over {len(labels)} samples some client always had "
+                f"fewer than {self.min_samples} (at best {best}). To get a partition, {lower}raise alpha, which splits "
+                "the classes more evenly, or lower num_clients."
             )
         pieces: list[list[Tensor]] = [[] for _ in range(self.num_clients)]
         for label in range(num_classes):

@@ -1,5 +1,7 @@
 """Dirichlet label skew: its moments, its extremes, and what it says when it cannot be met."""
 
+import re
+
 import pytest
 import torch
 

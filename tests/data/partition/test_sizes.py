@@ -35,7 +35,7 @@ def test_a_share_too_small_for_a_sample_names_the_client():
 
 @pytest.mark.parametrize("proportions", [[1.0, 0.0], [1.0, -1.0], [1.0, float("nan")], [1.0, float("inf")]])
 def test_proportions_must_be_positive(proportions):
-    with pytest.raises(ConfigurationError, match="a list, each of it a finite number above 0"):
+    with pytest.raises(ConfigurationError, match="each: a finite number above 0"):
         SizePartitioner(proportions)
 
 
