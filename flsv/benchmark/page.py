@@ -11,7 +11,7 @@ from flsv.benchmark.registry import Entry
 from flsv.benchmark.scores import mean, spearman
 from flsv.benchmark.summary import GOAL, Cost, Known, Summary
 from flsv.charts import label_text
-from flsv.report.blocks import markdown_table
+from flsv.report.text import markdown_table
 
 #: Points are in a crowd that are nearer than by this factor of time; names in it this far apart.
 CROWD, STEP = 1.35, 0.022

@@ -35,7 +35,7 @@ from flsv.cli.command import command_parser, positive, printer
 from flsv.engines.ranks import ranks_of_environment
 from flsv.errors import ConfigurationError
 from flsv.report.folder import FolderLock
-from flsv.report.terminal import make_console, print_table
+from flsv.report.terminal import print_table
 
 #: In the place of a condition: what fails is the training of the truth.
 TRUTH = "truth"
@@ -209,11 +209,11 @@ def _truth(each: Federation, out: Path, seeds: int) -> Truth:
 def _list() -> None:
     needs = {"what it is": [each.title for each in METRICS.values()]}
     needs["needs"] = [", ".join(each.needed) or "nothing" for each in METRICS.values()]
-    print_table(make_console(), "Metrics", list(METRICS), needs, corner="metric")
+    print_table("Metrics", list(METRICS), needs, corner="metric")
     found = [federation(name) for name in names()]
     columns = {"what it is": [each.title for each in found], "set": [each.set.replace("_", " ") for each in found]}
     columns["data"] = ["there" if each.available else "not there" for each in found]
-    print_table(make_console(), "Federations", names(), columns, corner="federation")
+    print_table("Federations", names(), columns, corner="federation")
 
 
 def _show(summaries: Mapping[str, Summary], known: Known) -> None:
@@ -226,4 +226,4 @@ def _show(summaries: Mapping[str, Summary], known: Known) -> None:
     columns["all"] = [f"{ceiling:.2f}", *(two(summaries[name].mean) for name in order)]
     worst = [summaries[name].worst for name in order]
     columns["worst"] = ["", *(f"{two(value)} {where}" for where, value in worst)]
-    print_table(make_console(), title, ["the truth, one other seed", *order], columns, corner="metric")
+    print_table(title, ["the truth, one other seed", *order], columns, corner="metric")

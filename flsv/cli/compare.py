@@ -33,10 +33,9 @@ from flsv.data.contents import loader_hash
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.personalization import Standalone
-from flsv.report.blocks import markdown_table, plain
+from flsv.report.text import markdown_table, plain
 from flsv.report.folder import FolderLock, run_folder
-from flsv.report.terminal import chosen as chosen_clients
-from flsv.report.terminal import make_console, print_table
+from flsv.report.terminal import chosen, print_table
 from flsv.server.config import ClientEvaluation
 from flsv.server.identity import Identity
 
@@ -226,26 +225,16 @@ def write_csv(path: Path, outcomes: Sequence[Outcome]) -> None:
 
 
 def _show(outcomes: Sequence[Outcome], models: Models) -> None:
-    console = make_console()
     for measure in MEASURES:
         head, *body = rows(outcomes, measure, models)
         names = [row[0] for row in body]
         clients = sum(name not in OVERALL for name in names)
         columns = {name: [row[place] for row in body] for place, name in enumerate(head) if place}
-        order, gap = _both_ends(outcomes, measure, models, clients)
-        chosen = [*order, *range(clients, len(names))]
+        # Of many clients those that gain the most and the least by the first algorithm.
+        gains = outcomes[1].gains(outcomes[0], measure, models) if len(outcomes) > 1 else None
+        shown = [*chosen(gains, clients), *range(clients, len(names))]
         title = _title(measure, models, outcomes[0].tests)
-        print_table(console, title, names, columns, chosen, gap if len(order) < clients else None, _style, "")
-
-
-def _both_ends(outcomes: Sequence[Outcome], measure: str, models: Models, clients: int) -> tuple[list[int], int]:
-    """Of many clients those that gain the most and the least by the first algorithm."""
-    gains = outcomes[1].gains(outcomes[0], measure, models) if len(outcomes) > 1 else None
-    return chosen_clients(gains, clients)
-
-
-def _style(cell: str) -> str:
-    return "red" if "(-" in cell else ""
+        print_table(title, names, columns, shown, corner="")
 
 
 def _title(measure: str, models: Models, tests: Tests) -> str:

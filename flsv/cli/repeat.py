@@ -27,7 +27,7 @@ from flsv.metrics.intervals import LEVEL
 from flsv.report import Run
 from flsv.report.folder import FolderLock
 from flsv.report.repeated import ASKED, HEADER, SUMMARY, done_run, summary
-from flsv.report.terminal import make_console, print_table
+from flsv.report.terminal import print_table
 from flsv.server.identity import Identity
 
 QUIET = (*NO_BARS, "--federation.reporting.table=false")
@@ -159,5 +159,5 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
             "std of runs": [f"{row['std']:.3g}" for row in mine],
             "share": [f"{100 * row['share']:.1f} %" for row in mine],
         }
-        print_table(make_console(), f"{metric}, {options.runs} runs", [row["client_name"] for row in mine], columns)
+        print_table(f"{metric}, {options.runs} runs", [row["client_name"] for row in mine], columns)
     print(f"Summary: {shown(path)}")

@@ -40,11 +40,11 @@ from flsv.functional.shapley.regression import kernel_shap
 from flsv.games.retraining import KeptUtility, RetrainedUtility
 from flsv.loop.side_by_side import NotSideBySide, SideBySideUtility
 from flsv.participants import Ranks
-from flsv.report.blocks import NONE
+from flsv.report.text import NONE
 from flsv.report.facts import retrained_caveats
 from flsv.report.folder import RECORD, RETRAINED, FolderLock
 from flsv.report.record import read_record
-from flsv.report.terminal import make_console, print_table
+from flsv.report.terminal import print_table
 from flsv.sampling import FixedCohort
 from flsv.strategy import Strategy
 
@@ -252,7 +252,7 @@ def _show(rows: Sequence[Mapping[str, Any]], trainings: str | None, path: Path) 
     }
     names = [row["client_name"] for row in rows]
     chosen = f" ({trainings})" if trainings else ""
-    print_table(make_console(), f"{rows[0]['by']}, by retraining{chosen}", names, columns)
+    print_table(f"{rows[0]['by']}, by retraining{chosen}", names, columns)
     if any(known) and not any(bounded):
         print("All coalitions were trained once, and nothing tells the error of their values: use --seeds 2.")
     for text in retrained_caveats(rows, names):

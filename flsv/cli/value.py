@@ -28,7 +28,8 @@ from flsv.cli.options import option_parser
 from flsv.csv_files import save_csv
 from flsv.data import FederatedDataModule
 from flsv.participants.artifacts import client_folders, write_artifacts
-from flsv.report.terminal import chosen, make_console, numbers, print_table
+from flsv.report.terminal import chosen, print_table
+from flsv.report.text import numbers
 from flsv.seeding import generator_for
 from flsv.valuation import FedBary, Valuation, keep_pictures, participants_of, write_flagged
 from flsv.valuation.showing import draw_contributions, histograms_of
@@ -123,9 +124,8 @@ def value(
     target = "the server's validation set" if validation and server is not None else "the clients' barycentre"
     if table:
         title = f"Valuation against {target}, S = {found.support}, {seconds:.1f} s"
-        rows, gap = chosen(found.shares, len(names))
         cells = {name: numbers(column.tolist()) for name, column in columns.items()}
-        print_table(make_console(), title, names, cells, rows, gap)
+        print_table(title, names, cells, chosen(found.shares, len(names)))
     return found
 
 

@@ -402,7 +402,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     def to_frame(self) -> pandas.DataFrame:
         """What is known between two rounds, as a tidy DataFrame with the columns of :func:`flsv.read_run`: the metrics'
         current values, the last weights and accuracies. Of all rounds: :meth:`history`."""
-        return table(self, None if self._run is None else self._run.data.client_names).to_frame()
+        return table(self, None if self._run is None else self._run.data.client_names)
 
     def history(self) -> pandas.DataFrame:
         """All rounds, as :func:`flsv.read_run` reads them from the run's folder; ConfigurationError without one."""

@@ -11,10 +11,11 @@ from flsv.errors import ConfigurationError
 from flsv.filters import UpdateFilter
 from flsv.filters.copies import COPY, ECHOING
 from flsv.filters.outliers import LARGE, NOT_FINITE
-from flsv.report.measured import numbers_of, overall
+from flsv.report.measured import known_rows, overall
 from flsv.report.reading import read_run
-from flsv.report.run_table import Numbers, RunTable
+from flsv.report.run_table import tidy
 from flsv.round import FederationState
+from flsv.round.result import Event
 from flsv.showing import html_table
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def html_of(loop: FederatedLoop) -> str:
     return html_table(f"FederatedLoop({parts}), {loop.round_index} rounds", ["client", "rounds", *metrics], rows)
 
 
-def table(loop: FederatedLoop, client_names: Sequence[str] | None) -> RunTable:
+def table(loop: FederatedLoop, client_names: Sequence[str] | None) -> pandas.DataFrame:
     """What a loop knows between two rounds: its metrics' values, the last weights and accuracies.
 
     Args:
@@ -92,8 +93,25 @@ def table(loop: FederatedLoop, client_names: Sequence[str] | None) -> RunTable:
     bound = (getattr(metric, "client_names", None) for metric in loop.metrics.values())
     names = next(filter(None, [client_names, *bound]), map(str, range(len(loop.participations))))
     last = {"weight": loop.weights, **loop.client_scores}
-    numbers = [
-        *numbers_of(loop.metrics, loop.contributions, None),
-        *(Numbers(name, value.cpu()) for name, value in last.items() if value is not None),
-    ]
-    return RunTable.of_round(max(0, loop.round_index - 1), numbers, list(names))
+    return tidy(known_rows(max(0, loop.round_index - 1), loop.metrics, loop.contributions, last, list(names)))
+
+
+def note_faults(filters: Sequence[UpdateFilter], state: FederationState) -> None:
+    """What the filters have found up to this round becomes a part of the state's incidents."""
+    known = {(each["client"], each["what"]): each["times"] for each in state.incidents}
+    for fault, clients in Findings(filters, state).noticed.items():
+        for client, times in clients.items():
+            if times > known.get((client, fault), 0):
+                state.note(client, fault)
+
+
+def events_of(filters: Sequence[UpdateFilter], state: FederationState) -> list[Event]:
+    """All that has happened to clients and their updates in the run so far."""
+    groups = {client: group for group in Findings(filters, state).copies for client in group}
+    events = []
+    for each in state.incidents:
+        client, what = each["client"], each["what"]
+        of = int(state.heard[client]) if what in (NOT_FINITE, LARGE) else None
+        others = [other for other in groups.get(client, ()) if other != client] if what == COPY else []
+        events.append(Event(**each, of=of, others=others))
+    return events

@@ -270,7 +270,7 @@ class LightningFit:
         training = None if self.federation is None else self.federation.engine.training
         if training is None or self.boundary is None or self.reports is None:
             return
-        self.reports.reporter.board.flush()
+        self.reports.flush()
         if training.active:
             self.boundary.rewind(checkpoint)
             training.local.optimizers.rewind(checkpoint)

@@ -9,11 +9,13 @@ logits.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torchmetrics.functional.classification import binary_auroc
 
@@ -43,6 +45,39 @@ class Verdict:
     by: str
     value: float | None
     apart: bool | None = None
+
+
+def starts(trainer: L.Trainer, data: FederatedDataModule, fit: OneProcess, model: Tensor) -> dict[str, float | None]:
+    """By metric, what its game shares out, of the model before the first round."""
+    return {name: verdict.value for name, verdict in verdicts(trainer, data, fit, model)[0].items()}
+
+
+def paid_in(
+    trainer: L.Trainer,
+    data: FederatedDataModule,
+    fit: OneProcess,
+    model: Tensor,
+    values: Mapping[str, Tensor],
+    start: Mapping[str, float | None],
+) -> dict[str, Any]:
+    """For the run's record: by metric, what its game shares out, of the model at the run's start and now, the sum
+    of the values, and whether the model is told apart from a constant answer; and why that is not known."""
+    found, unknown = verdicts(trainer, data, fit, model)
+    paid = {
+        name: {
+            "by": verdict.by,
+            "start": start.get(name),
+            "end": verdict.value,
+            "sum": float(values[name].nansum()) if name in values else None,
+            "told_apart": verdict.apart,
+        }
+        for name, verdict in found.items()
+    }
+    for by in dict.fromkeys(verdict.by for verdict in found.values() if verdict.apart is False):
+        rank_zero_warn(
+            f"The model is not told apart from a constant answer by {by}: who contributed what to it is chance."
+        )
+    return {"paid_in": paid} | ({} if unknown is None else {"not_known": unknown})
 
 
 def verdicts(

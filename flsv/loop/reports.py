@@ -1,27 +1,32 @@
-"""Reports a fit: loggers, CSV, the run's record, monitored values, the final table."""
+"""Reports a fit: makes each round's result once, and hands it to the sinks."""
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
+from torch.utils.tensorboard import SummaryWriter
 
 from flsv.data import plot_partition
 from flsv.functional.shapley.undecided import times_to_tell_apart, told_apart
-from flsv.loop.federation import FederationRun
-from flsv.loop.learned import verdicts
+from flsv.loop.findings import events_of, note_faults
+from flsv.loop.learned import paid_in, starts
 from flsv.metrics import ContributionMetric
-from flsv.report.folder import leaves_files, where_results_are
+from flsv.report.folder import CONTRIBUTIONS, leaves_files, run_folder, where_results_are
+from flsv.report.measured import Results, columns_of, curves_of, monitored
 from flsv.report.progress import ProgressText
-from flsv.report.record import ended, record_of, write_record
-from flsv.report.reporter import Reporter
+from flsv.report.record import Record, record_of
+from flsv.report.run_table import CSV, rows_of
+from flsv.report.tensorboard import TensorBoard, draw_metric, figures_due
+from flsv.report.terminal import client_columns, print_contributions
+from flsv.report.trackers import Trackers, tables_of
 from flsv.round import Round
 from flsv.server.description import chosen, settings
 
@@ -36,145 +41,169 @@ class RunReports:
     Args:
         loop: whose rounds are reported.
         run: the fit.
-        federation: the same, as rounds.
+        engine: that runs them.
+
+    Attributes:
+        folder: of the run.
+        boards: the sinks of TensorBoard's loggers.
+        sinks: whatever writes a round's result: ``contributions.csv``, ``run.json``, TensorBoard, other loggers.
     """
 
-    def __init__(self, loop: FederatedLoop, run: LightningFit, federation: FederationRun) -> None:
-        self._loop, self._run, self._federation = loop, run, federation
-        trainer, data, state = run.trainer, run.data, loop.state
+    def __init__(self, loop: FederatedLoop, run: FitRun, engine: OneProcess) -> None:
+        self._loop, self._run, self._engine = loop, run, engine
+        trainer, data = run.trainer, run.data
         self._monitored: set[str] = set()
-        self.reporter = Reporter(
-            trainer,
-            loop.metrics,
-            data.client_names,
-            data.class_names,
-            loop.reporting,
-            csv=run.files and trainer.is_global_zero,
-            evaluated=loop.evaluation.every > 0,
-        )
-        self.reporter.folder = federation.engine.ranks.from_rank(0, self.reporter.folder, "the run's folder")
-        partition = partial(plot_partition, data.class_counts, data.class_names, data.client_names)
-        described = settings(loop.config, loop.metrics, data, state.seed)
-        if self.reporter.csv is not None:
-            roles = {**loop.strategies, "privacy": loop.config.privacy}
-            known = loop.saver.identity.plain(), loop.round_index, version("flsv")
-            self._record = record_of(trainer, data, loop.metrics, roles, described, *known) | self._found
-            write_record(self.reporter.folder, self._record)
-        columns = chosen(loop.strategies, data, state.seed, trainer.max_epochs)
-        loop.saver.csv = self.reporter.begin(
-            loop.round_index, loop.saver.csv, described, partition, loop.contributions, columns
-        )
+        self.folder: Path = engine.ranks.from_rank(0, run_folder(trainer), "the run's folder")
+        self.results = Results(loop.metrics, data.client_names, data.class_names)
+        self.csv = CSV(self.folder / CONTRIBUTIONS, data.client_names) if run.files and trainer.is_global_zero else None
+        described = settings(loop.config, loop.metrics, data, loop.state.seed)
+        self.record = None if self.csv is None else Record(self.folder, self._record(described))
+        others = [logger for logger in trainer.loggers if not _writes_events(logger)]
+        named = data.client_names, data.class_names
+        evaluated = loop.evaluation.every > 0
+        self.boards = [
+            TensorBoard(logger, trainer, loop.metrics, *named, loop.reporting, evaluated)
+            for logger in trainer.loggers
+            if _writes_events(logger)
+        ]
+        self.trackers = Trackers(others, curves_of(loop.metrics, loop.reporting.per_class), *named)
+        self._begin(described)
+        self.sinks = [sink for sink in (*self.boards, self.trackers, self.csv, self.record) if sink is not None]
         self.progress = ProgressText(trainer)
 
-    @property
-    def _found(self) -> dict[str, Any]:
-        """What turns out while a run runs, for its record."""
-        state = self._loop.state
-        elsewhere = {"run": state.run, "incidents": copy.deepcopy(state.incidents)} if state.run else {}
-        return {
-            "copies": self._loop.copies,
-            "named": {str(who): list(rounds) for who, rounds in self._loop.named.items()},
-            **elsewhere,
-        }
+    def _record(self, described: Mapping[str, Any]) -> dict[str, Any]:
+        loop, state = self._loop, self._loop.state
+        roles = {**loop.strategies, "privacy": loop.config.privacy}
+        known = loop.saver.identity.plain(), loop.round_index, version("flsv"), events_of(loop.filters, state)
+        content = record_of(self._run.trainer, self._run.data, loop.metrics, roles, described, *known)
+        return content | ({"run": state.run} if state.run else {})
+
+    def _begin(self, described: Mapping[str, Any]) -> None:
+        """Go on with the CSV; tell loggers the settings."""
+        loop, trainer, data, first = self._loop, self._run.trainer, self._run.data, self._loop.round_index
+        known, written = self.results.known(max(first, 0), loop.contributions), rows_of(0, (), ())
+        if self.csv is not None:
+            path = self.csv.path.resolve()
+            earlier = Path(loop.saver.csv or path)
+            if first > 0 and earlier.is_file():
+                self.results.resume(known)
+            written = self.csv.begin(first, earlier if earlier != path else None)
+        loop.saver.csv = None if self.csv is None else str(self.csv.path.resolve())
+        hparams = trainer.lightning_module.hparams_initial, getattr(data, "hparams_initial", {})
+        merged = {**hparams[0], **hparams[1], **described}
+        for logger in trainer.loggers:
+            # Of a run that goes on, other loggers have the settings already, and may not take others.
+            if first == 0 or isinstance(logger, TensorBoardLogger):
+                logger.log_hyperparams(merged)
+        columns = chosen(loop.strategies, data, loop.state.seed, trainer.max_epochs)
+        draw = lambda: plot_partition(data.class_counts, data.class_names, data.client_names)[0]  # noqa: E731
+        for board in self.boards:
+            for earlier_rows in (written, known):
+                board.include(earlier_rows)
+            board.begin(first, merged, columns, draw)
 
     def record_found(self) -> None:
-        """At once: a killed run's folder has to say it, too."""
-        found = self._found
-        if self.reporter.csv is not None and not found.items() <= self._record.items():
-            self._record |= found
-            write_record(self.reporter.folder, self._record)
+        """What has happened in a round that does not come to its end."""
+        note_faults(self._loop.filters, self._loop.state)
+        if self.record is not None:
+            self.record.note(events_of(self._loop.filters, self._loop.state))
 
     def round(self, round: Round) -> None:
         """A round is over."""
         loop, trainer = self._loop, self._run.trainer
         index = loop.round_index
         assert loop.weights is not None
-        self.reporter.round(
+        note_faults(loop.filters, loop.state)
+        result = self.results.after(
             index,
+            trainer.should_stop or index + 1 == trainer.max_epochs,
             loop.contributions,
             loop.weights,
             losses={} if round.losses is None else dict(zip(round.client_ids.tolist(), round.losses.tolist())),
-            norms=self._federation.server.norms,
-            scores=loop.client_scores if self._federation.evaluated else {},
+            norms=self._engine.server.norms,
+            scores=loop.client_scores,
+            evaluated=self._engine.evaluated,
+            events=events_of(loop.filters, loop.state),
         )
-        self.record_found()
-        known, monitored = self.reporter.monitored(loop.weights, loop.client_scores), trainer.callback_metrics
+        for sink in self.sinks:
+            sink.write(result)
+        known = monitored(result, loop.metrics)
         for name in self._monitored - known.keys():
-            monitored.pop(name, None)
-        monitored.update(known)
+            trainer.callback_metrics.pop(name, None)
+        trainer.callback_metrics.update(known)
         self._monitored = set(known)
-        if self.reporter.board.figures_due(index) and self._run.files:
-            self._federation.engine.write_artifacts(round, self.reporter.folder / "clients")
+        if figures_due(index, trainer.max_epochs, loop.reporting.figures) and self._run.files:
+            self._engine.write_artifacts(round, self.folder / "clients")
 
     @property
     def _looks(self) -> bool:
         """Whether anybody is told what becomes of the model."""
-        loop, trainer = self._loop, self._run.trainer
-        told = loop.reporting.files or loop.reporting.table
-        return told and bool(loop.metrics) and not trainer.fast_dev_run  # type: ignore[attr-defined]
+        reporting, trainer = self._loop.reporting, self._run.trainer
+        told = reporting.files or reporting.table
+        return told and bool(self._loop.metrics) and not trainer.fast_dev_run  # type: ignore[attr-defined]
 
     def look_at_start(self) -> None:
         """What the metrics' games share out, of the model before the first round."""
-        loop, trainer = self._loop, self._run.trainer
+        loop = self._loop
         if loop.round_index == 0 and self._looks:
-            found, _ = verdicts(trainer, self._run.data, self._federation, loop.state.model())
-            loop.state.start = {name: verdict.value for name, verdict in found.items()}
-
-    def _paid_in(self, values: Mapping[str, Tensor]) -> dict[str, Any]:
-        """For the run's record: by metric, what its game shares out, of the model at the run's start and now, the sum
-        of the values, and whether the model is told apart from a constant answer; and why that is not known."""
-        loop, trainer = self._loop, self._run.trainer
-        if not self._looks:
-            return {}
-        found, unknown = verdicts(trainer, self._run.data, self._federation, loop.state.model())
-        paid = {
-            name: {
-                "by": verdict.by,
-                "start": loop.state.start.get(name),
-                "end": verdict.value,
-                "sum": float(values[name].nansum()) if name in values else None,
-                "told_apart": verdict.apart,
-            }
-            for name, verdict in found.items()
-        }
-        for by in dict.fromkeys(verdict.by for verdict in found.values() if verdict.apart is False):
-            rank_zero_warn(
-                f"The model is not told apart from a constant answer by {by}: who contributed what to it is chance."
-            )
-        return {"paid_in": paid} | ({} if unknown is None else {"not_known": unknown})
+            loop.state.start = starts(self._run.trainer, self._run.data, self._engine, loop.state.model())
 
     def _undecided(self) -> dict[str, Any]:
         """For the run's record: metrics whose sampled values tell no pair of clients apart, the evaluations that they
         have had, and those that would, see :mod:`flsv.functional.shapley.undecided`."""
         found = {}
-        for name, value in self._loop.contributions.items() if self._looks else ():
+        for name, value in self._loop.contributions.items():
             metric = self._loop.metrics[name]
-            if not isinstance(metric, ContributionMetric):
+            known = metric.diagnostics() if isinstance(metric, ContributionMetric) else {}
+            if (
+                value.ndim != 1
+                or not {"stderr", "evaluations"} <= known.keys()
+                or not bool((known["stderr"] > 0).any())
+            ):
                 continue
-            told = metric.diagnostics()
-            if value.ndim != 1 or not {"stderr", "evaluations"} <= told.keys() or not bool((told["stderr"] > 0).any()):
-                continue
-            values, errors = value.cpu(), told["stderr"].cpu()
-            known = int((values.isfinite() & errors.isfinite()).sum())
+            assert isinstance(metric, ContributionMetric)
+            values, errors = value.cpu(), known["stderr"].cpu()
             freedom = float(torch.as_tensor(metric.error_freedom()).nan_to_num(nan=math.inf).min())
-            if known > 1 and not told_apart(values, errors, freedom):
-                spent, times = int(told["evaluations"]), times_to_tell_apart(values, errors, freedom)
+            some = int((values.isfinite() & errors.isfinite()).sum()) > 1
+            if some and not told_apart(values, errors, freedom):
+                spent, times = int(known["evaluations"]), times_to_tell_apart(values, errors, freedom)
                 found[name] = {"evaluations": spent, "needed": math.ceil(spent * times)}
         return {"undecided": found} if found else {}
 
     def finish(self) -> None:
-        """The fit is over."""
-        loop, trainer = self._loop, self._run.trainer
-        values = loop.contributions
-        learned = {**self._paid_in(values), **self._undecided()}
-        if self.reporter.csv is not None:
-            write_record(self.reporter.folder, {**self._record, **ended(trainer, loop.round_index), **learned})
-        known = self._run.data.num_samples, loop.participations, values, loop.weights, loop.client_scores
-        self.reporter.finish(*known, last_round=max(loop.round_index - 1, 0))
-        if loop.reporting.table and trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            logged = ended(trainer, loop.round_index)["logged"]
-            where = where_results_are(trainer) if leaves_files(trainer) and loop.reporting.files else ()
-            self.progress.afterwards(partial(self.reporter.table, learned, logged, where))
+        """The fit is over: what everybody was worth, in every sink."""
+        loop, trainer, data = self._loop, self._run.trainer, self._run.data
+        state, values, index = loop.state, loop.contributions, max(loop.round_index - 1, 0)
+        learned = {}
+        if self._looks:
+            learned = paid_in(trainer, data, self._engine, state.model(), values, state.start) | self._undecided()
+        logged = {name: value.item() for name, value in trainer.callback_metrics.items() if value.numel() == 1}
+        logged = {name: value for name, value in logged.items() if "/" not in name}
+        if self.record is not None:
+            self.record.finish(logged, loop.round_index, **learned)
+        counts = {"samples": data.num_samples, "rounds": loop.participations, "weight": loop.weights}
+        table = self.results.known(index, values, **counts, **loop.client_scores)
+        kinds = {
+            name: "column" if columns_of(each) else "class" for name, each in loop.metrics.items() if name in values
+        }
+        for board in self.boards:
+            board.finish(client_columns(table, kinds, data.num_clients), index)
+        if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        pictures = {name: partial(self._picture, name, value, index) for name, value in values.items()}
+        self.trackers.finish(tables_of(table, kinds, data.client_names), pictures, index)
+        if loop.reporting.table:
+            where = where_results_are(trainer) if leaves_files(trainer) and loop.reporting.files else []
+            show = partial(print_contributions, table, kinds, data.client_names, learned, logged, where)
+            self.progress.afterwards(show)
+
+    def _picture(self, name: str, value: Tensor, index: int) -> Any:
+        return draw_metric(self._loop.metrics[name], name, value, index)[0]
+
+    def flush(self) -> None:
+        """Everything to the disk, as before a checkpoint."""
+        for board in self.boards:
+            board.flush()
 
     def cancel(self) -> None:
         """The fit has failed: there is no table."""
@@ -182,4 +211,10 @@ class RunReports:
 
     def close(self) -> None:
         self.progress.remove()
-        self.reporter.board.close()
+        for board in self.boards:
+            board.close()
+
+
+def _writes_events(logger: Any) -> bool:
+    """In a fast_dev_run a logger's experiment is no writer."""
+    return isinstance(logger, TensorBoardLogger) and isinstance(logger.experiment, SummaryWriter)

@@ -1,84 +1,98 @@
 """A report's charts: inline SVG that takes its ink from the page, legible on light and dark alike.
 
 Matplotlib draws them, as it does in TensorBoard. What it adds to a file of its own is left out: dates and versions,
-which would differ from run to run, styles, which would hold for the whole page, and references by address.
+which would differ from run to run, and styles, which would hold for the whole page.
 """
 
 from __future__ import annotations
 
 import io
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
-from xml.etree import ElementTree
 
 import matplotlib
 import numpy as np
+from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
 from flsv.charts import ENDS, MOST_COLOURS, draw_bars, draw_lines, drawing
 from flsv.plots import draw_steps
-from flsv.report.blocks import Bars, Lines, Steps, number
+from flsv.report.html import figure
+from flsv.report.text import number
 
 #: What is drawn in black or a dark grey has the page's colours.
 _INK = {"#000000": "var(--ink)", "#333333": "var(--ink)", "#808080": "var(--dim)"}
-_SVG, _LINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
+_OWN = re.compile(
+    r'<metadata>.*?</metadata>|<defs>\s*<style.*?</defs>| id="(figure|axes|patch|text|matplotlib)[^"]*"', re.S
+)
 #: In inches: so narrow that its letters can be read where it is as wide as a telephone.
 _WIDTH, _LEFT, _RIGHT = 5.2, 0.115, 0.985
 #: Of a letter, on average.
 _LETTER = 0.06
 
 
-def bars(block: Bars) -> str:
-    """A bar per name, with its interval; "" where nothing can be drawn."""
-    values = np.array(block.values, dtype=float)
-    errors = None
-    if block.low is not None and block.high is not None:
-        ends = np.array([values - block.low, np.array(block.high) - values])
+def bars(
+    names: Sequence[str],
+    values: Sequence[float],
+    low: Sequence[float] | None = None,
+    high: Sequence[float] | None = None,
+    caption: str = "",
+) -> Markup:
+    """A bar per name, with its interval."""
+    known, errors = np.array(values, dtype=float), None
+    if low is not None and high is not None:
+        ends = np.array([known - low, np.array(high) - known])
         errors = np.where(np.isfinite(ends), ends.clip(min=0), np.nan)
-    said = [
-        f"{name} {number(value) if value == value else 'no value'}" for name, value in zip(block.names, block.values)
-    ]
+    words = [f"{name} {number(value) if value == value else 'no value'}" for name, value in zip(names, values)]
 
     def draw(axis: Any) -> None:
-        draw_bars(axis, values, block.names, unit=block.unit, errors=errors)
+        draw_bars(axis, known, names, errors=errors)
         axis.set_xlabel("")
-        _level(axis, block.names)
+        _level(axis, names)
 
-    return _svg(f"bars of {len(values)} values", said, draw, 1.9, _below(block.names))
+    return figure(caption, _svg(f"bars of {len(values)} values", words, draw, 1.9, _below(names)))
 
 
-def steps(block: Steps) -> str:
-    """A waterfall; "" where nothing can be drawn."""
-    said = [f"start {number(block.start)}", *(f"{n} {number(v)}" for n, v in zip(block.names, block.values))]
+def steps(
+    names: Sequence[str],
+    values: Sequence[float],
+    start: float,
+    end: float,
+    caption: str,
+    unit: str,
+    less_is_better: bool,
+) -> Markup:
+    """From ``start`` by a value per name to ``end``, to which they add up: a waterfall. ``less_is_better``: of an
+    error, say, which shrinks."""
+    words = [f"start {number(start)}", *(f"{n} {number(v)}" for n, v in zip(names, values)), f"end {number(end)}"]
+    heads = [*names, "start", "end"]
 
     def draw(axis: Any) -> None:
-        ends = block.start, block.end
-        draw_steps(axis, block.values, block.names, *ends, unit=block.unit, less_is_better=block.less_is_better)
-        _level(axis, [*block.names, "start", "end"])
+        draw_steps(axis, values, names, start, end, unit=unit, less_is_better=less_is_better)
+        _level(axis, heads)
 
-    title = f"from {number(block.start)} to {number(block.end)} in {len(block.values)} steps"
-    return _svg(title, [*said, f"end {number(block.end)}"], draw, 2.1, _below([*block.names, "start", "end"]))
+    title = f"from {number(start)} to {number(end)} in {len(values)} steps"
+    return figure(caption, _svg(title, words, draw, 2.1, _below(heads)))
 
 
-def lines(block: Lines) -> str:
-    """A line per name over the rounds, the names below; "" where nothing can be drawn."""
-    values = np.array(block.values, dtype=float)
-    if not np.isfinite(values).any():
-        return ""
-    said = []
-    for name, line in zip(block.names, values.T):
+def lines(names: Sequence[str], values: np.ndarray, rounds: Sequence[int], caption: str) -> Markup:
+    """Values ``[r, k]`` of k names in r ``rounds``: a line per name, the names below."""
+    values = np.where(np.isfinite(values), values, np.nan)
+    words = []
+    for name, line in zip(names, values.T):
         known = line[np.isfinite(line)]
-        said.append(f"{name} from {number(known[0])} to {number(known[-1])}" if len(known) else f"{name} no value")
+        words.append(f"{name} from {number(known[0])} to {number(known[-1])}" if len(known) else f"{name} no value")
 
     def draw(axis: Any) -> None:
-        draw_lines(axis, np.where(np.isfinite(values), values, np.nan), block.names, rounds=block.rounds)
+        draw_lines(axis, values, names, rounds=rounds)
         handles, labels = axis.get_legend_handles_labels()
         axis.figure.legend(handles, labels, loc="lower center", ncols=3, frameon=False, fontsize=9)
 
-    names = len(block.names) if len(block.names) <= MOST_COLOURS else 2 * ENDS
-    title = f"lines of {len(block.names)} over {len(block.rounds)} rounds"
-    return _svg(title, said, draw, 2.1, 0.6 + 0.19 * math.ceil(names / 3))
+    shown = len(names) if len(names) <= MOST_COLOURS else 2 * ENDS
+    title = f"lines of {len(names)} over {len(rounds)} rounds"
+    return figure(caption, _svg(title, words, draw, 2.1, 0.6 + 0.19 * math.ceil(shown / 3)))
 
 
 def _fit(names: Sequence[str]) -> bool:
@@ -95,9 +109,9 @@ def _level(axis: Any, names: Sequence[str]) -> None:
         text.set(rotation=0, horizontalalignment="center", rotation_mode="default")
 
 
-def _svg(title: str, said: Sequence[str], draw: Callable[[Any], None], height: float, below: float) -> str:
-    """What ``draw`` draws, with a title and, for those who do not see it, what it shows."""
-    buffer, description = io.StringIO(), ", ".join(" ".join(text.split()) for text in said)
+def _svg(title: str, words: Sequence[str], draw: Callable[[Any], None], height: float, below: float) -> str:
+    """What ``draw`` draws, with a title and, for those who do not see it, what it shows; "" where it cannot be."""
+    buffer, description = io.StringIO(), ", ".join(" ".join(text.split()) for text in words)
     # The same chart has the same bytes, whenever it is drawn; names are text that can be found and read out.
     with drawing(title), matplotlib.rc_context({"svg.hashsalt": description, "svg.fonttype": "none"}):
         figure = Figure(figsize=(_WIDTH, height + below))
@@ -109,26 +123,9 @@ def _svg(title: str, said: Sequence[str], draw: Callable[[Any], None], height: f
 
 def _inline(text: str, title: str, description: str) -> str:
     """A file of Matplotlib's as an element of a page."""
-    root = ElementTree.fromstring(text)
-    for parent in list(root.iter()):
-        for child in list(parent):
-            if child.tag.rpartition("}")[2] in ("metadata", "style", "clipPath"):
-                parent.remove(child)
-    linked = {element.get(_LINK, "")[1:] for element in root.iter()}
-    for element in root.iter():
-        element.tag = element.tag.removeprefix(_SVG)
-        element.attrib.pop("clip-path", None)
-        if element.get("id") not in linked:
-            element.attrib.pop("id", None)
-        if (link := element.attrib.pop(_LINK, None)) is not None:
-            element.set("xlink:href", link)
-        for black, ink in _INK.items():
-            element.set("style", element.get("style", "").replace(black, ink))
-        if not element.get("style"):
-            del element.attrib["style"]
-    for place, (tag, said) in enumerate((("title", title), ("desc", description))):
-        told = ElementTree.Element(tag)
-        told.text = said
-        root.insert(place, told)
-    root.attrib = {"class": "chart", "role": "img", "viewBox": root.attrib["viewBox"]}
-    return " ".join(ElementTree.tostring(root, encoding="unicode").split())
+    opening, box, body = re.split(r'(viewBox="[^"]*")[^>]*>', text, maxsplit=1)
+    body = re.sub(r"<!--.*?-->", "", _OWN.sub("", body), flags=re.S)
+    for black, ink in _INK.items():
+        body = body.replace(black, ink)
+    words = f"<title>{escape(title)}</title><desc>{escape(description)}</desc>"
+    return " ".join(f'<svg class="chart" role="img" {box}>{words}{body}'.split())

@@ -1,229 +1,313 @@
-"""The report for those who run the federation: all clients by name."""
+"""The report for those who run the federation: all clients by name. Page one says who contributed what, for those who
+decide, in no words of those who measure; the appendix has what that rests on."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 import shlex
 from collections.abc import Mapping, Sequence
+from typing import Any
+
+from markupsafe import Markup
 
 from flsv.csv_files import NAN
-from flsv.report import facts
-from flsv.report.blocks import NONE, Bars, Block, Bullets, Code, Page, Section, Table, Text, number, percent
+from flsv.models.imbalance import OWN_SCORES
+from flsv.report import drawing, facts
 from flsv.report.folder import CONTRIBUTIONS
-from flsv.report.front import front_page
+from flsv.report.html import table
+from flsv.report.measured import own_title
 from flsv.report.reading import Run
-from flsv.report.shares import Shares
+from flsv.report.shares import SHARE_HEAD, Shares
+from flsv.report.text import NONE, by_value, ends_of, joined, number, numbers, percent
 
+#: Clients that are shown; of more the highest and the lowest ten.
+MOST = 30
 #: Classes up to which their samples are counted client by client.
 COUNTED = 20
+#: What a model is judged by, as it is said to those who do not measure: what it is, and how much of it is good.
+PLAIN = {
+    "accuracy": "share of right answers",
+    "balanced_accuracy": "share of right answers, of each kind of case alike",
+    "per_class_accuracy": "share of right answers, of each kind of case alike",
+    "negative_loss": "error",
+    "auroc": "area under the ROC curve",
+    "average_precision": "average precision",
+    "f1": "F1 score",
+}
+#: Of clients whose updates are copies.
+COPYING = (
+    "These sent one another's updates but for little, as one client under several names does, or one who wants to "
+    "bring another into disrepute: {}. Which of them copies which, updates do not tell."
+)
+ECHOING = "This one sent the model's own last step back, as one does who has not trained: {}."
+#: Of the waterfall, besides the clients at both ends when there are more.
+MOST_STEPS = 12
+#: By how much of the difference the values may miss it, to add up to it.
+TOLERANCE = 0.01
+#: What a module logs of the validation set, and how it is said.
+_LOGGED = {
+    "val_accuracy": "{} of the answers are right",
+    "val_balanced_accuracy": "{} where each kind of case counts alike",
+    "val_auroc": "the area under the ROC curve is {}",
+}
+_HISTORIES = {
+    "weight": "The weight of each client in the aggregate",
+    "accuracy": "Accuracy of the clients' own models",
+    "balanced_accuracy": "Balanced accuracy of the clients' own models",
+    "auroc": "AUROC of the clients' own models",
+}
 
 
-def page_for_all(run: Run, shares: Shares | None = None) -> Page:
-    """The report of all clients: what each contributed, and in the appendix who took part, what was measured, how, and
-    how to repeat the run.
+def facts_for_all(run: Run, shares: Shares | None = None) -> dict[str, Any]:
+    """What the report of all clients holds.
 
     Args:
         run: of which.
         shares: of a budget, where there is one.
     """
-    order = facts.ends_of(facts.order_of(run))
+    order = ends_of(facts.order_of(run), MOST)
     names = [run.label(client) for client in order]
-    per_class = [block for metric in run.metrics for block in facts.by_column(run, metric, order, names)]
-    appendix = [
-        Section("Who took part", _who(run, order, names)),
-        Section("What was measured", _measured(run)),
-        Section("Value by value", _bars(run, order, names)),
-        Section("Over the rounds", _over_rounds(run, order, names)),
-        Section("Class by class", per_class),
-        Section("Retrained with some clients only", _retrained(run, order)),
-        Section("Compared with training alone", _gains(run, order, names)),
-        Section("Suspicious samples", _suspicious(run)),
-        Section("Value of the data before training", _valuation(run, order)),
-        Section("How to read this", [*facts.guides(run), Bullets([*facts.caveats_of(run), facts.ONE_RUN])]),
-        Section("Settings", _settings(run)),
-        Section("To replay the run", _replay(run)),
-    ]
-    subtitle = facts.subtitle(run, f"{run.num_clients} partners")
-    return Page("Who contributed what", subtitle, front_page(run, shares), [each for each in appendix if each.blocks])
-
-
-def _measured(run: Run) -> list[Block]:
-    """What the games share out, and what else is known of the model."""
-    items = [f"The algorithm: {facts.algorithm(run)}."]
-    rows = [
-        [metric or NONE, told["by"], *(NONE if told[x] is None else number(told[x]) for x in ("start", "end", "sum"))]
-        for metric, told in run.record.get("paid_in", {}).items()
-    ]
-    head = ["metric", "shares out the model's", "at the start", "at the end", "sum of the values"]
-    without = [name for name in run.record["metrics"] if name not in run.metrics]
-    if without:
-        items.append(
-            f"Nobody has a value by {', '.join(without)}: its rounds have not come yet (OneRoundShapley plays after as "
-            "many as it was told to collect), or it could not be measured."
-        )
-    if "not_known" in run.record:
-        items.append(f"{facts.NOT_KNOWN}: {run.record['not_known']}.")
-    if run.named:
-        items.append(
-            "What was not finite, or far too large, was not measured in the run. Values by retraining are of the data, "
-            "whatever was sent in the run."
-        )
-    if run.record.get("logged"):
-        said = ", ".join(f"{name} {value}" for name, value in facts.logged(run))
-        items.append(f"The model has logged last: {said}.")
-    return [Bullets(items), *([Table(head, rows)] if rows else [])]
-
-
-def _who(run: Run, order: Sequence[int], names: Sequence[str]) -> list[Block]:
-    samples, taken = run.record["samples"], run.taken_part()
-    rows = [
-        [
-            *(name, str(samples[client]), percent(facts.share(samples[client], sum(samples)))),
-            *(str(taken[client]), percent(facts.share(taken[client], run.rounds))),
-        ]
-        for client, name in zip(order, names)
-    ]
-    blocks: list[Block] = []
-    if len(order) < run.num_clients:
-        half = len(order) // 2
-        by = f"by {run.metrics[0]}" if run.metrics else "by number"
-        text = f"The first {half} and the last {half} of {run.num_clients} clients, {by}; {CONTRIBUTIONS} has all."
-        blocks.append(Text(text))
-    blocks.append(Table(["client", "samples", "of all", "rounds", "of all"], rows))
-    counts, classes = run.record["class_counts"], run.record["classes"]
-    if counts and classes and len(classes) <= COUNTED:
-        rows = [[name, *map(str, counts[client])] for client, name in zip(order, names)]
-        blocks.append(Table(["client", *classes], rows, caption="Training samples of each class"))
-    return blocks
-
-
-def _bars(run: Run, order: Sequence[int], names: Sequence[str]) -> list[Block]:
-    """What each metric is, and its values as a chart."""
-    blocks: list[Block] = []
-    for values in (facts.values_of(run, metric) for metric in run.metrics):
-        ends = ([] if end is None else [end[client] for client in order] for end in (values.low, values.high))
-        low, high = (end or None for end in ends)
-        caption = ": ".join(filter(None, (values.name, run.about(values.name)["about"])))
-        blocks.append(Bars(names, [values.values[client] for client in order], low, high, caption))
-    return blocks
-
-
-def _over_rounds(run: Run, order: Sequence[int], names: Sequence[str]) -> list[Block]:
-    titles = {name: name for name in run.metrics}
-    titles |= {
-        "weight": "The weight of each client in the aggregate",
-        "accuracy": "Accuracy of the clients' own models",
-        "balanced_accuracy": "Balanced accuracy of the clients' own models",
-        "auroc": "AUROC of the clients' own models",
+    config = run.folder / "config.yaml"
+    never = [run.label(client) for client, count in enumerate(run.taken_part()) if not count] if run.rounds else []
+    return {
+        "title": "Who contributed what",
+        "subtitle": facts.subtitle(run, f"{run.num_clients} partners"),
+        "run": run,
+        "state": facts.state_of(run),
+        "partners": _partners(run),
+        "red_lines": red_lines(run),
+        "shares": shares,
+        "share_table": None if shares is None else _shares(run, shares),
+        "shown": len(order),
+        "contributions": _contributions(run, order, names) if run.metrics else None,
+        "intervals": _intervals(run),
+        "without": sum(all(value != value for value in values) for values in zip(*map(run.final, run.metrics))),
+        "learned": _learned(run),
+        "logged": _logged(run),
+        "clients": _clients(run, order, names),
+        "class_counts": _class_counts(run, order, names),
+        "algorithm": facts.algorithm(run),
+        "unmeasured": [name for name in run.record["metrics"] if name not in run.metrics],
+        "last_logged": ", ".join(f"{name} {value}" for name, value in facts.logged(run)),
+        "games": _games(run),
+        "bars": [_bars(run, metric, order, names) for metric in run.metrics],
+        "histories": facts.over_rounds(run, order, names, {**{name: name for name in run.metrics}, **_HISTORIES}),
+        "by_class": [chart for metric in run.metrics for chart in facts.by_column(run, metric, order, names)],
+        "retrained": _retrained(run, order),
+        "gains": _gains(run, order, names),
+        "flagged": _flagged(run),
+        "never": ", ".join(never[:20]) + (", ..." if len(never) > 20 else ""),
+        "valued": _valued(run, order, names),
+        "guides": facts.guides(run),
+        "caveats": facts.caveats_of(run),
+        "settings": _settings(run),
+        "command": f"flsv fit --config {shlex.quote(str(config))}" if config.is_file() else "",
+        "hashes": _hashes(run),
     }
-    return facts.over_rounds(run, order, names, titles)
 
 
-def _gains(run: Run, order: Sequence[int], names: Sequence[str]) -> list[Block]:
-    rows = run.gains()
-    if not any(rows):
-        text = "It was not measured in this run what the clients would have come to alone. flsv compare does: "
-        return [Text(text + "it trains every client by itself, too.")]
-    gains = [rows[c]["accuracy_received"] - rows[c]["accuracy_alone"] if rows[c] else NAN for c in order]
-    tests = next(row for row in rows if row)["tests"]
-    where = "on the test set" if tests == "shared" else "on each client's own test samples"
-    table = Table(["client", *GAIN_HEAD], [[name, *gain_cells(rows[c])] for c, name in zip(order, names)])
-    text = f"Accuracy {where}: of a model that the client trains alone for as many rounds, and of what it receives."
-    return [Text(text + BESIDE_GAINS), Bars(names, gains), table]
+def _partners(run: Run) -> str:
+    names = [run.label(client) for client in range(run.num_clients)]
+    return joined(names) if 0 < len(names) <= MOST_STEPS else f"{len(names)} partners"
 
 
-def _retrained(run: Run, order: Sequence[int]) -> list[Block]:
+def red_lines(run: Run) -> list[str]:
+    """What has to be known before anything is made of the values."""
+    lines = []
+    if not run.ended:
+        lines.append("The run has not come to its end: it was killed, or is still running. This is how far it was.")
+    lines += [facts.AT_CHANCE.format(_plain(by)) for by in facts.at_chance(run.record)]
+    if run.named:
+        names = ", ".join(f"{run.label(who)} ({n} of {of} rounds)" for who, (n, of) in run.named.items())
+        lines.append(
+            f"Sent an update that was not finite, or far larger than all others: {names}. Those rounds count nothing "
+            "for them."
+        )
+    for group in run.copies:
+        names = ", ".join(run.label(client) for client in group)
+        lines.append((COPYING if len(group) > 1 else ECHOING).format(names))
+    return lines
+
+
+def _shares(run: Run, shares: Shares) -> Markup:
+    known = [client for client in by_value(shares.basis.values) if client not in shares.missing]
+    found = any(shares.found)
+    rows = [
+        [run.label(client), *shares.cells(client), *([shares.found[client] or NONE] if found else [])]
+        for client in ends_of([*known, *shares.missing], MOST)
+    ]
+    return table(["partner", *SHARE_HEAD, *(["found"] if found else [])], rows)
+
+
+def _contributions(run: Run, order: Sequence[int], names: Sequence[str]) -> Markup:
+    """Every metric's values with their intervals, the last weights, and the scores of the clients' own models."""
+    columns = {metric: facts.shown(run, metric, order) for metric in run.metrics}
+    for title, key in (("last weight", "weight"), *((own_title(name), name) for name in OWN_SCORES)):
+        if key in run.measured:
+            final = run.final(key)
+            columns[title] = numbers([final[client] for client in order])
+    return table(["partner", *columns], [list(row) for row in zip(names, *columns.values())])
+
+
+def _intervals(run: Run) -> dict[str, str]:
+    """What the intervals are, and of which metrics."""
+    kinds = {metric: run.kind(metric) for metric in run.metrics}
+    return {kind: ", ".join(m for m in kinds if kinds[m] == kind) for kind in dict.fromkeys(kinds.values()) if kind}
+
+
+def _learned(run: Run) -> list[Markup]:
+    """From the model's performance at the start to that at the end, by the first metric whose values add up to it."""
+    known = {name: each for name, each in run.record.get("paid_in", {}).items() if each["start"] is not None}
+    games = {name: each for name, each in known.items() if name in run.metrics and None not in each.values()}
+    for name, each in games.items():
+        whole = each["end"] - each["start"]
+        values = [value for value in run.final(name) if value == value]
+        if whole and abs(math.fsum(values) - whole) <= TOLERANCE * abs(whole):
+            return [_waterfall(run, name, each)]
+    text = Markup("<p>The model's {}: {} when training began, {} at its end.</p>\n")
+    if not games:
+        performances = (each["by"] for each in known.values())
+        ends = [(_shown(each["by"], each["start"]), _shown(each["by"], each["end"])) for each in known.values()]
+        return [text.format(_plain(by), *each) for by, each in zip(performances, ends)]
+    name, each = next(iter(games.items()))
+    start, end = (_shown(each["by"], each[when]) for when in ("start", "end"))
+    caption = (
+        f"The values of {name}. They do not add up to the difference of the model's {_plain(each['by'])} between start "
+        f"and end ({start} and {end})"
+    )
+    values, order = run.final(name), ends_of(_known(run, name), MOST)
+    return [
+        drawing.bars([run.label(client) for client in order], [values[client] for client in order], caption=caption)
+    ]
+
+
+def _waterfall(run: Run, name: str, game: Mapping[str, Any]) -> Markup:
+    """Of many clients those at both ends, and the others in one step."""
+    values, order = run.final(name), ends_of(_known(run, name), MOST_STEPS, MOST_STEPS // 2)
+    names, heights = [run.label(client) for client in order], [values[client] for client in order]
+    whole = game["end"] - game["start"]
+    rest = whole - math.fsum(heights)
+    if len(order) < run.num_clients and abs(rest) > TOLERANCE * abs(whole):
+        names, heights = [*names, "all others"], [*heights, rest]
+    sign = 1.0
+    if game["by"] == "negative_loss":
+        # Errors are shown as such, and who adds to it comes first, or it would seem to fall below 0 on its way.
+        sign, names, heights = -1.0, names[::-1], heights[::-1]
+    by = _plain(game["by"])
+    caption = (
+        f"The model's {by}, from {_shown(game['by'], game['start'])} when training began to "
+        f"{_shown(game['by'], game['end'])} at its end, and each partner's part in that (by {name}; they add up)"
+    )
+    heights = [sign * height for height in heights]
+    return drawing.steps(names, heights, sign * game["start"], sign * game["end"], caption, by, sign < 0)
+
+
+def _known(run: Run, metric: str) -> list[int]:
+    """Clients with a value, the highest first."""
+    values = run.final(metric)
+    return [client for client in by_value(values) if values[client] == values[client]]
+
+
+def _plain(by: str) -> str:
+    return PLAIN.get(by, by)
+
+
+def _shown(by: str, value: float) -> str:
+    return percent(value) if by.endswith("accuracy") else number(abs(value) if by == "negative_loss" else value)
+
+
+def _logged(run: Run) -> str:
+    """What the module says of the validation set at the end."""
+    values = {name: value for name in _LOGGED if (value := run.record.get("logged", {}).get(name)) is not None}
+    shown = {name: percent(value) if "accuracy" in name else number(value) for name, value in values.items()}
+    return ", ".join(_LOGGED[name].format(value) for name, value in shown.items())
+
+
+def _clients(run: Run, order: Sequence[int], names: Sequence[str]) -> Markup:
+    samples, taken = run.record["samples"], run.taken_part()
+    shares = {client: percent(facts.share(samples[client], sum(samples))) for client in order}
+    parts = {client: percent(facts.share(taken[client], run.rounds)) for client in order}
+    rows = [[name, str(samples[c]), shares[c], str(taken[c]), parts[c]] for c, name in zip(order, names)]
+    return table(["client", "samples", "of all", "rounds", "of all"], rows)
+
+
+def _class_counts(run: Run, order: Sequence[int], names: Sequence[str]) -> Markup | None:
+    counts, classes = run.record["class_counts"], run.record["classes"]
+    if not counts or not classes or len(classes) > COUNTED:
+        return None
+    rows = [[name, *map(str, counts[client])] for client, name in zip(order, names)]
+    return table(["client", *classes], rows, caption="Training samples of each class")
+
+
+def _games(run: Run) -> Markup | None:
+    head = ["metric", "shares out the model's", "at the start", "at the end", "sum of the values"]
+    rows = [
+        [metric or NONE, game["by"], *(NONE if game[x] is None else number(game[x]) for x in ("start", "end", "sum"))]
+        for metric, game in run.record.get("paid_in", {}).items()
+    ]
+    return table(head, rows) if rows else None
+
+
+def _bars(run: Run, metric: str, order: Sequence[int], names: Sequence[str]) -> Markup:
+    """What a metric is, and its values as a chart."""
+    columns = [run.final(metric), *(run.ends(metric) or ())]
+    caption = ": ".join(filter(None, (metric, run.about(metric)["about"])))
+    return drawing.bars(names, *([column[client] for client in order] for column in columns), caption=caption)
+
+
+def _retrained(run: Run, order: Sequence[int]) -> dict[str, Any] | None:
     found = run.retrained()
     known = [client for client in order if found and found[client]]
     if not known:
-        return []
+        return None
     rows, names = [found[client] for client in known], [run.label(client) for client in known]
-    values, low, high = ([row[name] for row in rows] for name in ("value", "low", "high"))
-    bars = Bars(names, values, low, high)
-    cells = [[name, *retrained_cells(row), number(row["kernel_shap"])] for name, row in zip(names, rows)]
-    notes = facts.retrained_caveats(rows, names)
-    text = Text(RETRAINED.format(rows[0]["by"]))
-    return [text, bars, Table([*RETRAINED_HEAD, "KernelSHAP"], cells), *([Bullets(notes)] if notes else [])]
+    cells = [[name, *facts.retrained_cells(row), number(row["kernel_shap"])] for name, row in zip(names, rows)]
+    return {
+        "by": rows[0]["by"],
+        "bars": drawing.bars(names, *([row[column] for row in rows] for column in ("value", "low", "high"))),
+        "table": table([*facts.RETRAINED_HEAD, "KernelSHAP"], cells),
+        "notes": facts.retrained_caveats(rows, names),
+    }
 
 
-RETRAINED = (
-    "The same federation was trained again with some of its clients only (flsv retrain), each model was judged by {} "
-    "on the server's validation set, and a Shapley value fitted to what came of it. Intervals, 90 %, say what these "
-    "trainings leave open."
-)
-RETRAINED_HEAD = ("client", "value", "90 % interval", "share")
+def _gains(run: Run, order: Sequence[int], names: Sequence[str]) -> dict[str, Any] | None:
+    rows = run.gains()
+    if not any(rows):
+        return None
+    gains = [rows[c]["accuracy_received"] - rows[c]["accuracy_alone"] if rows[c] else NAN for c in order]
+    cells = [[name, *facts.gain_cells(rows[client])] for client, name in zip(order, names)]
+    return {
+        "shared": next(row for row in rows if row)["tests"] == "shared",
+        "bars": drawing.bars(names, gains),
+        "table": table(["client", *facts.GAIN_HEAD], cells),
+    }
 
 
-def retrained_cells(row: Mapping[str, float]) -> list[str]:
-    """A client's value, interval and share, in ``RETRAINED_HEAD``'s order."""
-    value, low, high = (number(row[name]) for name in ("value", "low", "high"))
-    return [value, f"{low} to {high}" if row["low"] == row["low"] else low, percent(row["share"])]
-
-
-GAIN_HEAD = ("alone", "received", "gain", "trained last", "balanced accuracy", "AUROC")
-BESIDE_GAINS = " Balanced accuracy and AUROC are those of the same two models."
-
-
-def gain_cells(row: Mapping[str, float]) -> list[str]:
-    """A client's scores in ``GAIN_HEAD``'s order."""
-    if not row:
-        return [number(NAN)] * len(GAIN_HEAD)
-    alone, received, trained = (row[f"accuracy_{what}"] for what in ("alone", "received", "trained"))
-    balanced, area = ([row[f"{n}_{what}"] for what in ("alone", "received")] for n in ("balanced_accuracy", "auroc"))
-    return [
-        *(percent(alone), percent(received), f"{100 * (received - alone):+.1f} points", percent(trained)),
-        *(" to ".join(map(percent, balanced)), " to ".join(map(number, area))),
+def _flagged(run: Run) -> Markup | None:
+    samples = run.record["samples"]
+    rows = [
+        [run.label(client), str(len(flagged)), percent(facts.share(len(flagged), samples[client]))]
+        for client, flagged in sorted(run.flagged().items())
     ]
+    return table(["client", "flagged", "of its samples"], rows) if rows else None
 
 
-def _suspicious(run: Run) -> list[Block]:
-    blocks: list[Block] = []
-    never = [i for i, count in enumerate(run.taken_part()) if not count]
-    found, samples = run.flagged(), run.record["samples"]
-    if found:
-        rows = [
-            [run.label(client), str(len(flagged)), percent(facts.share(len(flagged), samples[client]))]
-            for client, flagged in sorted(found.items())
-        ]
-        text = "Samples that the clients flag in their own data. Which ones they are is each client's to know: "
-        blocks.append(Text(text + "clients/<name>/flagged.csv, and its own page, list them."))
-        blocks.append(Table(["client", "flagged", "of its samples"], rows))
-    else:
-        blocks.append(Text("Samples were not examined in this run. flsv value does, before anything is trained."))
-    if never and run.rounds:
-        names = ", ".join(run.label(client) for client in never[:20]) + (", ..." if len(never) > 20 else "")
-        blocks.append(Text(f"Without an update in any round (not drawn, or every update was left out): {names}."))
-    return blocks
-
-
-def _valuation(run: Run, order: Sequence[int]) -> list[Block]:
+def _valued(run: Run, order: Sequence[int], names: Sequence[str]) -> Markup | None:
     rows = run.valued()
-    if not rows:
-        return []
-    text = "Distances of the clients' data from the server's validation set, or from their barycentre (flsv value):"
-    cells = [[run.label(client), *map(number, rows[client].values())] for client in order]
-    return [Text(text), Table(["client", *rows[0]], cells)]
+    cells = [[name, *map(number, rows[client].values())] for client, name in zip(order, names)] if rows else []
+    return table(["client", *rows[0]], cells) if rows else None
 
 
-def _settings(run: Run) -> list[Block]:
+def _settings(run: Run) -> Markup:
     settings = run.record["settings"] | {f"package {name}": of for name, of in run.record["packages"].items()}
-    return [Table(["setting", "value"], [[name, str(value)] for name, value in settings.items()], texts=True)]
+    return table(["setting", "value"], [[name, str(value)] for name, value in settings.items()], texts=True)
 
 
-def _replay(run: Run) -> list[Block]:
-    blocks: list[Block] = []
-    config = run.folder / "config.yaml"
-    files = [run.folder / CONTRIBUTIONS]
-    if config.is_file():
-        files.append(config)
-        text = "The command, with the package versions above; on the same machine it gives the same numbers."
-        blocks += [Text(text), Code(f"flsv fit --config {shlex.quote(str(config))}")]
-    hashes = [[f"{file.name} (SHA-256)", hashlib.sha256(file.read_bytes()).hexdigest()] for file in files]
+def _hashes(run: Run) -> Markup:
+    files = [path for path in (run.folder / CONTRIBUTIONS, run.folder / "config.yaml") if path.is_file()]
+    rows = [[f"{file.name} (SHA-256)", hashlib.sha256(file.read_bytes()).hexdigest()] for file in files]
     for holder, digest in run.record["hashes"].items():
         who = "the server's validation set" if holder == "server" else run.label(int(holder))
-        hashes.append([f"samples and labels: {who}", digest])
-    return [
-        *blocks,
-        Text("Hashes: a second run that has the same ones dealt out the same samples, and measured the same."),
-        Table(["of", "hash"], hashes, texts=True),
-    ]
+        rows.append([f"samples and labels: {who}", digest])
+    return table(["of", "hash"], rows, texts=True)

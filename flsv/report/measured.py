@@ -1,22 +1,28 @@
-"""A round's numbers: as rows of the run's table, and as curves by tag.
+"""What the metrics say after a round: as the rows of the run's table, as curves by tag, and as monitored values.
 
 A tag begins with the metric, so that tools that group by the first part keep a metric together. Where all numbers go
-into one place it ends with the client: ``cssv/client_3``, ``cssv/class_3_Dress/client_0``. Where every client has a
-place of its own (a run in TensorBoard) the client is left out: ``cssv``, ``cssv/class_3_Dress``.
+into one place it ends with the client: ``cssv/client_3_Lyon``, ``cssv/class_3_Dress/client_0_Boston``. Where every
+client has a place of its own (a run in TensorBoard) the client is left out: ``cssv``, ``cssv/class_3_Dress``.
 """
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
+import pandas
+import torch
 from torch import Tensor
 from torchmetrics import Metric
 
 from flsv.metrics import ContributionMetric
 from flsv.models.imbalance import OWN_SCORES
-from flsv.report.run_table import Numbers, RunTable
+from flsv.report.run_table import Numbers, changes, columns_in, last, part, rows_of
+from flsv.round.result import Event, RoundResult
+
+#: Curves of one metric per class and client, above which none are written: pictures and the CSV have the values.
+MOST_PER_CLASS = 500
 
 
 def overall(metric: Metric, value: Tensor) -> Tensor:
@@ -32,18 +38,19 @@ def columns_of(metric: Metric) -> list[str] | None:
 
 
 def numbers_of(
-    metrics: Mapping[str, Metric], contributions: Mapping[str, Tensor], class_names: Sequence[str] | None
+    metrics: Mapping[str, Metric], values: Mapping[str, Tensor], class_names: Sequence[str] | None
 ) -> Iterator[Numbers]:
     """All that the metrics say of clients: overall values with their intervals, values per class (or whatever the
     columns are), and what diagnostics say of each client.
 
     Args:
         metrics: by name.
-        contributions: name to ``[n]`` or ``[n, M]``.
+        values: name to ``[n]`` or ``[n, M]``.
         class_names: of the classes, or None.
     """
-    for name, value in contributions.items():
-        metric, whole = metrics[name], overall(metrics[name], value)
+    for name, value in values.items():
+        metric = metrics[name]
+        whole = overall(metric, value)
         if whole.ndim == 0:
             continue
         ends = metric.intervals(value=whole) if isinstance(metric, ContributionMetric) else None
@@ -59,9 +66,9 @@ def numbers_of(
             yield Numbers(name, _plain(value))
 
 
-def shared_numbers(metrics: Mapping[str, Metric], contributions: Mapping[str, Tensor]) -> dict[str, float]:
+def shared_numbers(metrics: Mapping[str, Metric], values: Mapping[str, Tensor]) -> dict[str, float]:
     """What the metrics say of no single client, by name."""
-    wholes = ((name, overall(metrics[name], value)) for name, value in contributions.items())
+    wholes = ((name, overall(metrics[name], value)) for name, value in values.items())
     return {name: value.item() for name, value in (*wholes, *_diagnostics(metrics)) if value.ndim == 0}
 
 
@@ -84,6 +91,167 @@ def spread(scores: Mapping[str, Tensor]) -> dict[str, float]:
     return found
 
 
+def _diagnostics(metrics: Mapping[str, Metric]) -> Iterable[tuple[str, Tensor]]:
+    for name, metric in metrics.items():
+        for what, value in metric.diagnostics().items() if isinstance(metric, ContributionMetric) else ():
+            yield f"{name}/{what}", value
+
+
+def _plain(value: Tensor) -> Tensor:
+    return value.detach().cpu().double()
+
+
+def known_rows(
+    index: int,
+    metrics: Mapping[str, Metric],
+    values: Mapping[str, Tensor],
+    of_round: Mapping[str, Tensor | None],
+    client_names: Sequence[str],
+    class_names: Sequence[str] | None = None,
+) -> pandas.DataFrame:
+    """All that is known between two rounds.
+
+    Args:
+        index: of the last round.
+        metrics: by name.
+        values: of the metrics.
+        of_round: name to what else there is of every client ``[n]``, such as the weights.
+        client_names: of the clients.
+        class_names: of the classes, or None.
+    """
+    others = [Numbers(name, value.cpu()) for name, value in of_round.items() if value is not None]
+    return rows_of(index, [*numbers_of(metrics, values, class_names), *others], client_names)
+
+
+class Results:
+    """Makes each round's result, the rows once for all who read it.
+
+    Args:
+        metrics: by name.
+        client_names: of the clients.
+        class_names: of the classes, or None.
+    """
+
+    def __init__(
+        self, metrics: Mapping[str, Metric], client_names: Sequence[str], class_names: Sequence[str] | None
+    ) -> None:
+        self._metrics, self._client_names, self._class_names = metrics, client_names, class_names
+        self._before = rows_of(0, (), ())
+
+    def known(self, index: int, values: Mapping[str, Tensor], **of_round: Tensor | None) -> pandas.DataFrame:
+        """See :func:`known_rows`."""
+        return known_rows(index, self._metrics, values, of_round, self._client_names, self._class_names)
+
+    def resume(self, known: pandas.DataFrame) -> None:
+        """These rows are written already."""
+        self._before = known
+
+    def after(
+        self,
+        index: int,
+        last_one: bool,
+        values: Mapping[str, Tensor],
+        weights: Tensor,
+        losses: Mapping[int, float],
+        norms: Mapping[int, float],
+        scores: Mapping[str, Tensor],
+        evaluated: bool,
+        events: Sequence[Event] = (),
+    ) -> RoundResult:
+        """What is known after a round, see :class:`flsv.round.result.RoundResult`.
+
+        Args:
+            scores: of the clients' own models, as they were last evaluated.
+            evaluated: whether that was in this round.
+        """
+        measured = self.known(index, values)
+        own = {"weight": weights.cpu(), **{name: score.cpu() for name, score in scores.items()}}
+        numbers = [Numbers(name, value) for name, value in own.items()]
+        norm = Numbers("update_norm", [*norms.values()], clients=[*norms])
+        now = [numbers[0], norm, *(numbers[1:] if evaluated else ())]
+        new = changes(measured, self._before), rows_of(index, now, self._client_names)
+        self._before = measured
+        return RoundResult(
+            index,
+            last_one,
+            values,
+            weights,
+            losses,
+            norms,
+            scores if evaluated else {},
+            table=pandas.concat([measured, rows_of(index, numbers, self._client_names)], ignore_index=True),
+            changes=pandas.concat(new, ignore_index=True),
+            events=events,
+            shared=shared_numbers(self._metrics, values) | (spread(scores) if evaluated else {}),
+        )
+
+
+def monitored(result: RoundResult, metrics: Iterable[str]) -> dict[str, Tensor]:
+    """What callbacks may monitor: of each client every metric's value, the round's weight and the last known scores of
+    its own model, by number (``cssv/client_0``); and what is nobody's alone. NaN is left out."""
+    count = len(result.weights)
+    found = dict(result.shared)
+    for name in (*metrics, "weight", *OWN_SCORES):
+        values = last(result.table, name, count)
+        tag = client_score(name) if name in OWN_SCORES else name
+        found |= {f"{tag}/client_{i}": value for i, value in enumerate(values)}
+        if name in OWN_SCORES:
+            found |= spread({name: torch.tensor(values)})
+    return {name: torch.tensor(value) for name, value in found.items() if value == value}
+
+
+class Point(NamedTuple):
+    """A client's number in a curve: of which tag, and of which class, if of any."""
+
+    client: int
+    tag: str
+    value: float
+    metric: str
+    column: int | None = None
+
+
+def points_of(
+    result: RoundResult, per_class: Iterable[str], clients: int, class_names: Sequence[str] | None
+) -> Iterator[Point]:
+    """What is new in a round, as points of curves.
+
+    Args:
+        result: of the round.
+        per_class: metrics whose values per class are curves.
+        clients: n.
+        class_names: of the classes, or None.
+    """
+    new = result.changes
+    whole = new[new["class"] == ""]
+    for metric, client, *numbers in zip(
+        *(whole[name].tolist() for name in ("metric", "client", "value", "low", "high"))
+    ):
+        tag = client_score(metric) if metric in OWN_SCORES else metric
+        for what, number in zip(("", "/low", "/high"), numbers):
+            if number == number:
+                yield Point(client, f"{tag}{what}", number, metric)
+    for metric in per_class:
+        keys = columns_in(new, metric)
+        for key in keys if len(keys) * clients <= MOST_PER_CLASS else ():
+            tag = f"{metric}/{class_part(int(key), class_names)}"
+            rows = part(new, metric, key)
+            for client, number in zip(rows["client"].tolist(), rows["value"].tolist()):
+                yield Point(client, tag, number, metric, int(key))
+    for client, loss in result.losses.items():
+        if loss == loss:
+            yield Point(client, "train_loss", loss, "train_loss")
+
+
+def in_one_place(points: Iterable[Point], client_names: Sequence[str] | None) -> dict[str, float]:
+    """Points by tags that name their clients: ``weight/client_1_Lyon``."""
+    return {f"{point.tag}/{client_part(point.client, client_names)}": point.value for point in points}
+
+
+def curves_of(metrics: Mapping[str, Metric], wanted: bool) -> list[str]:
+    """Metrics whose values per class are curves."""
+    return [name for name, metric in metrics.items() if wanted and columns_of(metric) is None]
+
+
 def client_score(name: str) -> str:
     """The tag of a score of clients' own models."""
     return f"client_{name}"
@@ -97,115 +265,6 @@ def own_title(name: str) -> str:
         ['own accuracy', 'own balanced accuracy', 'own AUROC']
     """
     return f"own {'AUROC' if name == 'auroc' else name.replace('_', ' ')}"
-
-
-def _diagnostics(metrics: Mapping[str, Metric]) -> Iterable[tuple[str, Tensor]]:
-    for name, metric in metrics.items():
-        for what, value in metric.diagnostics().items() if isinstance(metric, ContributionMetric) else ():
-            yield f"{name}/{what}", value
-
-
-def _plain(value: Tensor) -> Tensor:
-    return value.detach().cpu().double()
-
-
-#: Curves of one metric per class and client, above which none are written: pictures and the CSV have the values.
-MOST_PER_CLASS = 500
-
-
-class RoundScalars:
-    """Collects them.
-
-    Args:
-        client_names: of the clients, or None.
-        class_names: of the classes, or None.
-
-    Attributes:
-        shared: of no client: tag to number.
-        clients: client to tag to number.
-        classes: class to tag to number, the same numbers once more, by the other side.
-
-    Example:
-        >>> scalars = RoundScalars(["Boston", "Lyon"], ["Shirt", "Dress"])
-        >>> scalars.add("weight", 1, 0.5)
-        >>> scalars.add_class("cssv", 1, 0, 0.25)
-        >>> scalars.flat()
-        {'weight/client_1': 0.5, 'cssv/class_1_Dress/client_0': 0.25}
-        >>> scalars.named()
-        {'weight/client_1_Lyon': 0.5, 'cssv/class_1_Dress/client_0_Boston': 0.25}
-        >>> scalars.clients[0], scalars.classes[1]
-        ({'cssv/class_1_Dress': 0.25}, {'cssv/client_0_Boston': 0.25})
-    """
-
-    def __init__(self, client_names: Sequence[str] | None, class_names: Sequence[str] | None) -> None:
-        self._client_names, self._class_names = client_names, class_names
-        self._flat: dict[str, float] = {}
-        self._named: dict[str, float] = {}
-        self.shared: dict[str, float] = {}
-        self.clients: dict[int, dict[str, float]] = defaultdict(dict)
-        self.classes: dict[int, dict[str, float]] = defaultdict(dict)
-
-    def share(self, tag: str, value: float) -> None:
-        """A number of no client."""
-        self.shared[tag] = self._flat[tag] = self._named[tag] = value
-
-    def add(self, tag: str, client: int, value: float) -> None:
-        """A client's number."""
-        self.clients[client][tag] = self._flat[client_tag(tag, client)] = value
-        self._named[f"{tag}/{client_part(client, self._client_names)}"] = value
-
-    def add_class(self, metric: str, column: int, client: int, value: float) -> None:
-        """A client's number for a class."""
-        tag = f"{metric}/{class_part(column, self._class_names)}"
-        self.add(tag, client, value)
-        self.classes[column][f"{metric}/{client_part(client, self._client_names)}"] = value
-
-    def flat(self) -> dict[str, float]:
-        """All of them in one place."""
-        return dict(self._flat)
-
-    def named(self) -> dict[str, float]:
-        """The same, with the clients' names in their tags: ``weight/client_1_Lyon``."""
-        return dict(self._named)
-
-
-def scalars_of(
-    table: RunTable,
-    curves: Iterable[str],
-    shared: Mapping[str, float],
-    client_names: Sequence[str],
-    class_names: Sequence[str] | None,
-) -> RoundScalars:
-    """A round's rows as curves.
-
-    Args:
-        table: what is new in the round.
-        curves: metrics whose values per class are curves.
-        shared: numbers of no client.
-        client_names: of the clients.
-        class_names: of the classes, or None.
-    """
-    found = RoundScalars(client_names, class_names)
-    for tag, number in shared.items():
-        found.share(tag, number)
-    for _, metric, client, column, value, _, _, low, high in table.rows():
-        if not column:
-            found.add(client_score(metric) if metric in OWN_SCORES else metric, client, value)
-            if low == low:
-                found.add(f"{metric}/low", client, low)
-                found.add(f"{metric}/high", client, high)
-    for metric in curves:
-        keys = table.columns(metric)
-        for key in keys if len(keys) * len(client_names) <= MOST_PER_CLASS else ():
-            part = table.part(metric, key).cells
-            for client, value in zip(part["client"].tolist(), part["value"].tolist()):
-                found.add_class(metric, int(key), client, value)
-    return found
-
-
-def client_tag(tag: str, client: int) -> str:
-    """The tag of a client's number where all clients' are in one place."""
-    return f"{tag}/client_{client}"
 
 
 def class_part(column: int, names: Sequence[str] | None) -> str:

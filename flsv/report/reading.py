@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
+from pandas import DataFrame
 
 from flsv.charts import client_label
 from flsv.csv_files import Cell, number_or_nan, read_csv, whole
@@ -17,10 +17,9 @@ from flsv.models.imbalance import OWN_SCORES
 from flsv.participants.artifacts import client_folders
 from flsv.report.folder import CONTRIBUTIONS, RECORD, RETRAINED
 from flsv.report.record import read_record
-from flsv.report.run_table import OF_A_ROUND, RunTable
-
-if TYPE_CHECKING:
-    import pandas
+from flsv.report.run_table import OF_A_ROUND, columns_in, history, last, part, read_table, tidy
+from flsv.report.text import MEANING, joined
+from flsv.round.result import Event
 
 #: What ``flsv compare`` leaves in the folder of each of its runs.
 GAINS = "gains.csv"
@@ -41,7 +40,7 @@ class Run:
 
     folder: Path
     record: Mapping[str, Any]
-    table: RunTable
+    table: DataFrame
     valuation: Path | None = None
 
     @cached_property
@@ -71,7 +70,7 @@ class Run:
     @cached_property
     def round_numbers(self) -> tuple[int, ...]:
         """Those of which something is known, ascending."""
-        return tuple(np.unique(self.table.cells["round"]).tolist())
+        return tuple(self.table["round"].unique().tolist())
 
     @property
     def ended(self) -> bool:
@@ -81,7 +80,12 @@ class Run:
     @cached_property
     def metrics(self) -> tuple[str, ...]:
         """Names of the contribution metrics, in the order of the run's configuration."""
-        return tuple(name for name in self.record["metrics"] if name in self.table.metrics)
+        return tuple(name for name in self.record["metrics"] if name in self.measured)
+
+    @cached_property
+    def measured(self) -> tuple[str, ...]:
+        """Names of all that has values, weights and what diagnostics say among them."""
+        return tuple(self.table["metric"].unique())
 
     def about(self, metric: str) -> Mapping[str, Any]:
         """What ``run.json`` says of a metric."""
@@ -98,44 +102,78 @@ class Run:
         names = self.record["classes"] or []
         return names[int(column)] if int(column) < len(names) else column
 
-    def history(self, metric: str, column: str = "") -> list[list[float]]:
-        """``[r][n]`` of the :attr:`round_numbers`: a client's value, once measured, stays until it is measured again.
-        What belongs to one round (weights, accuracies, norms) is NaN in the others."""
-        return self.table.history(metric, self.num_clients, column, self.round_numbers)
+    def columns(self, metric: str) -> list[str]:
+        """The keys of a metric's columns; none where it has one value per client."""
+        return columns_in(self.table, metric)
 
-    def to_frame(self) -> pandas.DataFrame:
+    def history(self, metric: str, column: str = "") -> DataFrame:
+        """``[r, n]`` of the :attr:`round_numbers`: a client's value, once measured, stays until it is measured again.
+        What belongs to one round (weights, accuracies, norms) is NaN in the others."""
+        return history(self.table, metric, self.num_clients, column, self.round_numbers)
+
+    def to_frame(self) -> DataFrame:
         """The run's measurements as :func:`read_run` returns them."""
-        keys = zip(self.table.frame["metric"], self.table.frame["class"])
+        keys = zip(self.table["metric"], self.table["class"])
         names = [self.column_name(metric, column) if column else None for metric, column in keys]
-        return self.table.to_frame().assign(
-            client_name=[self.client_names[client] for client in self.table.frame["client"]], class_name=names
+        return tidy(self.table).assign(
+            client_name=self.table["client"].map(dict(enumerate(self.client_names))), class_name=names
         )
+
+    @property
+    def events(self) -> list[Event]:
+        """All that has happened to clients and their updates."""
+        return self.record["events"]
 
     @property
     def copies(self) -> list[list[int]]:
         """The groups of clients who were found to send one another's updates, all members of each; who sent the
         server's last step back is a group of its own."""
-        return self.record["copies"]
+        groups = {tuple(sorted({each.client, *each.others})) for each in self.events if each.what == "copy"}
+        copied = {client for group in groups for client in group}
+        alone = {(each.client,) for each in self.events if each.what == "echo" and each.client not in copied}
+        return [list(group) for group in sorted(groups | alone)]
 
     @cached_property
     def named(self) -> dict[int, tuple[int, int]]:
         """Client to in how many rounds its update was at fault (not finite, or far too large), of how many that it
         sent; without those in order. Those rounds count nothing for it: no metric has measured them."""
-        return {int(client): (times, of) for client, (times, of) in self.record["named"].items()}
+        found: dict[int, tuple[int, int]] = {}
+        for each in self.events:
+            if each.what in ("not_finite", "large"):
+                times, of = found.get(each.client, (0, 0))
+                found[each.client] = times + each.times, max(of, each.of or 0)
+        return dict(sorted(found.items()))
 
     def final(self, metric: str, column: str = "") -> list[float]:
         """``[n]``: the last value of each client, NaN where there is none."""
-        return self.table.last(metric, self.num_clients, column)
+        return last(self.table, metric, self.num_clients, column)
 
-    def interval(self, metric: str) -> tuple[list[float], list[float]] | None:
-        """``[n]`` and ``[n]``: the ends of the interval around each client's last value, NaN where none is known; None
-        where there is none at all."""
-        low, high = (self.table.last(metric, self.num_clients, what=end) for end in ("low", "high"))
-        return (low, high) if any(end == end for end in low) else None
+    def ends(self, metric: str) -> tuple[list[float], list[float]] | None:
+        """``[n]`` and ``[n]``: the ends of the interval around each client's last value, NaN where none is known; where
+        a metric has none but standard errors, 1.96 of them on either side; None where nothing is known."""
+        low, high = (last(self.table, metric, self.num_clients, what=end) for end in ("low", "high"))
+        if any(end == end for end in low):
+            return low, high
+        if f"{metric}/stderr" not in self.measured:
+            return None
+        known = list(zip(self.final(metric), self.final(f"{metric}/stderr")))
+        return [value - 1.96 * error for value, error in known], [value + 1.96 * error for value, error in known]
+
+    def kind(self, metric: str) -> str:
+        """What a metric's intervals are, in words; "" without any."""
+        if any(end == end for end in last(self.table, metric, self.num_clients, what="low")):
+            return MEANING
+        sampled = f"{metric}/stderr" in self.measured
+        return "95 % of the estimator's sampling error (1.96 standard errors on either side)" if sampled else ""
+
+    def labels(self, clients: Sequence[int]) -> str:
+        """The names of these clients."""
+        return joined(self.label(client) for client in clients)
 
     def taken_part(self) -> list[int]:
         """``[n]``: rounds in which each client's update was aggregated."""
-        return np.bincount(self.table.part("weight").cells["client"], minlength=self.num_clients).tolist()
+        counts = part(self.table, "weight")["client"].value_counts()
+        return counts.reindex(range(self.num_clients), fill_value=0).tolist()
 
     def flagged(self) -> dict[int, list[dict[str, str]]]:
         """Client to the rows of its ``clients/<name>/flagged.csv``, of the valuation or in the run's folder."""
@@ -196,7 +234,7 @@ class Run:
         return rows
 
 
-def read_run(path: str | Path) -> pandas.DataFrame:
+def read_run(path: str | Path) -> DataFrame:
     """Read what a run has measured: one row per round, metric, client and class.
 
     A value is there in the rounds in which it changed, or its interval did, as in ``contributions.csv``: to have it in
@@ -241,7 +279,7 @@ def open_run(path: str | Path, valuation: str | Path | None = None) -> Run:
         raise ConfigurationError(_nothing_there(folder))
     record = read_record(folder / RECORD)
     rounds = record["rounds"]
-    table = RunTable.read(file, record["clients"], None if rounds in (None, -1) else rounds)
+    table = read_table(file, record["clients"], None if rounds in (None, -1) else rounds)
     run = Run(folder, record, table, None if valuation is None else Path(valuation))
     if strange := _strange(run):
         raise ConfigurationError(
@@ -253,12 +291,12 @@ def open_run(path: str | Path, valuation: str | Path | None = None) -> Run:
 
 def _strange(run: Run) -> str | None:
     """What is measured and is nothing that the record tells of."""
-    for metric in dict.fromkeys(name.partition("/")[0] for name in run.table.metrics):
+    for metric in dict.fromkeys(name.partition("/")[0] for name in run.measured):
         if metric not in run.record["metrics"] and metric not in OF_A_ROUND:
             return f"a metric {metric!r}"
         if run.record["classes"] and run.columns_are_classes(metric):
             numbers = set(map(str, range(len(run.record["classes"]))))
-            strange = next((column for column in run.table.columns(metric) if column not in numbers), None)
+            strange = next((column for column in run.columns(metric) if column not in numbers), None)
             if strange is not None:
                 return f"a class {strange!r}"
     return None

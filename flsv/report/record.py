@@ -11,6 +11,7 @@ import math
 import platform
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,50 @@ from flsv.errors import ConfigurationError
 from flsv.metrics import ContributionMetric
 from flsv.metrics.needs import what_it_is
 from flsv.report.folder import RECORD
+from flsv.round.result import Event, RoundResult
 
 #: Of the layout of ``run.json``.
-VERSION = 2
+VERSION = 3
+#: What every record has, and of what kind it is; None where it may be unknown.
+FIELDS: Mapping[str, tuple[type | None, ...]] = {
+    **dict.fromkeys(("packages", "algorithm", "metrics", "settings", "hashes"), (dict,)),
+    **dict.fromkeys(("clients", "samples", "events"), (list,)),
+    **dict.fromkeys(("classes", "class_counts"), (list, None)),
+    **dict.fromkeys(("started", "module"), (str,)),
+    "rounds": (int, None),
+    "validation": (dict, None),
+}
+
+
+class Record:
+    """The sink that writes ``run.json``: when the fit begins, when something has happened to a client, and at its end.
+
+    Args:
+        folder: of the run.
+        content: see :func:`record_of`.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+
+    def __init__(self, folder: Path, content: Mapping[str, Any]) -> None:
+        self._folder, self._content = folder, dict(content)
+        write_record(folder, self._content)
+
+    def write(self, result: RoundResult) -> None:
+        """At once: a killed run's folder has to say it, too."""
+        self.note(result.events)
+
+    def note(self, events: Sequence[Event]) -> None:
+        """What has happened so far, of an unfinished round, too."""
+        now = [asdict(event) for event in events]
+        if now != self._content["events"]:
+            self._content["events"] = now
+            write_record(self._folder, self._content)
+
+    def finish(self, logged: Mapping[str, float], rounds: int, **learned: Any) -> None:
+        """The fit has come to its end, after so many rounds; what the module has logged, and what it has learned."""
+        write_record(self._folder, self._content | {"ended": _now(), "rounds_done": rounds, "logged": logged} | learned)
 
 
 def record_of(
@@ -39,6 +81,7 @@ def record_of(
     identity: Mapping[str, Mapping[str, str]],
     first_round: int,
     version: str,
+    events: Sequence[Event] = (),
 ) -> dict[str, Any]:
     """What ``run.json`` says of a fit that begins.
 
@@ -51,11 +94,12 @@ def record_of(
         identity: what must be the same in a run that resumes this one: its ``"settings"`` and ``"samples"``.
         first_round: 0, or where a resumed run goes on.
         version: of flsv.
+        events: of the rounds before.
     """
     counts = data.known_class_counts
     return {
         "version": VERSION,
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "started": _now(),
         "first_round": first_round,
         "packages": {
             "flsv": version,
@@ -75,17 +119,12 @@ def record_of(
         "settings": dict(settings),
         "hashes": dict(identity["samples"]),
         "fingerprint": dict(identity["settings"]),
+        "events": [asdict(event) for event in events],
     }
 
 
-def ended(trainer: L.Trainer, rounds: int) -> dict[str, Any]:
-    """What is added when the fit has come to its end: after how many rounds, and what the module has logged."""
-    logged = {name: value.item() for name, value in trainer.callback_metrics.items() if value.numel() == 1}
-    return {
-        "ended": datetime.now(UTC).isoformat(timespec="seconds"),
-        "rounds_done": rounds,
-        "logged": {name: value for name, value in logged.items() if "/" not in name},
-    }
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _class_names(data: FederatedDataModule) -> list[str]:
@@ -130,21 +169,36 @@ def read_record(path: Path) -> dict[str, Any]:
     """``run.json``.
 
     Raises:
-        ConfigurationError: there is none, it is no JSON, or of another version.
+        ConfigurationError: there is none, it is no JSON, of another version, or lacks what every record has.
     """
+    again = "Train again, in a new folder."
     try:
         record = json.loads(path.read_bytes())
         version = record["version"]
     except FileNotFoundError:
         raise ConfigurationError(f"there is no {path}, which every run has: name the folder of a run.") from None
     except (ValueError, LookupError, TypeError) as error:
-        raise ConfigurationError(f"{path} is no record of a run ({error!r}). Train again, in a new folder.") from error
+        raise ConfigurationError(f"{path} is no record of a run ({error!r}). {again}") from error
     if version != VERSION:
         raise ConfigurationError(
             f"{path} is of version {version}, and this flsv reads version {VERSION}. Read the run with the flsv that "
             "has written it, or train again."
         )
-    return record
+    kinds = {
+        name: record[name] if name in record and record[name] is None else type(record.get(name, _plain))
+        for name in FIELDS
+    }
+    if wrong := [name for name, kind in kinds.items() if kind not in FIELDS[name]]:
+        raise ConfigurationError(f"{path} is no record of a run: it has no {', '.join(wrong)}. {again}")
+    try:
+        events = [Event(**event) for event in record["events"]]
+    except TypeError as error:
+        raise ConfigurationError(f"{path} has an event that is none ({error}). {again}") from error
+    if len(record["samples"]) != len(record["clients"]):
+        raise ConfigurationError(
+            f"{path} has {len(record['clients'])} clients and samples of {len(record['samples'])}. {again}"
+        )
+    return record | {"events": events}
 
 
 def _plain(value: Any) -> Any:

@@ -14,10 +14,9 @@ from flsv.arguments import check_number, check_one_of
 from flsv.csv_files import NAN, save_csv
 from flsv.errors import ConfigurationError
 from flsv.functional.allocation import Negatives, allocate
-from flsv.report.blocks import Block, Text, Warning, joined
-from flsv.report.facts import values_of
 from flsv.report.reading import Run
 from flsv.report.repeated import repeated_runs, summary
+from flsv.report.text import NONE, joined, percent
 
 #: Beside the report.
 SHARES = "shares.csv"
@@ -25,6 +24,7 @@ HEADER = (
     *("client", "client_name", "value", "low", "high", "share", "share_low", "share_high"),
     *("amount", "amount_low", "amount_high", "currency", "found", "by", "of", "rule"),
 )
+SHARE_HEAD = ("share", "amount")
 #: How values by retraining are named.
 RETRAINED = "retrained"
 #: What each rule makes of values below 0, in words.
@@ -149,8 +149,9 @@ def _measured(run: Run, metric: str) -> Basis:
         rows = [row for row in summary(runs) if row["metric"] == metric]
         mean, low, high = ([row[name] for row in rows] for name in ("mean", "low", "high"))
         return Basis(metric, f"{metric}, mean of {len(runs)} runs", _of(runs), mean, low, high, fit)
-    found, none = values_of(run, metric), [NAN] * run.num_clients
-    return Basis(metric, metric, _of([run]), found.values, found.low or none, found.high or none, fit)
+    none = [NAN] * run.num_clients
+    low, high = run.ends(metric) or (none, none)
+    return Basis(metric, metric, _of([run]), run.final(metric), low, high, fit)
 
 
 def _retrained(run: Run) -> Basis:
@@ -211,6 +212,37 @@ class Shares:
         return min(low, self.amounts[client]), max(high, self.amounts[client])
 
     @property
+    def title(self) -> str:
+        """The budget, as it is read."""
+        return self.budget.text(self.budget.amount)
+
+    @property
+    def rule(self) -> str:
+        """What becomes of values below 0, in words."""
+        return RULES[self.budget.rule]
+
+    @property
+    def has_intervals(self) -> bool:
+        """Whether anybody's share has one."""
+        return any(low == low for low in self.low)
+
+    @property
+    def any_found(self) -> bool:
+        """Whether something was found of anybody's updates."""
+        return any(self.found)
+
+    def cells(self, client: int) -> list[str]:
+        """A client's share and amount with their intervals, in :data:`SHARE_HEAD`'s order."""
+        if client in self.missing:
+            return [NONE, NONE]
+        cells = [percent(self.shares[client]), self.budget.text(self.amounts[client])]
+        low, high = self.low[client], self.high[client]
+        if low != low or high != high:
+            return cells
+        least, most = (f"{amount:,.{self.budget.decimals}f}" for amount in self.ends(client))
+        return [f"{cells[0]} [{100 * low:.1f} to {100 * high:.1f}]", f"{cells[1]} [{least} to {most}]"]
+
+    @property
     def missing(self) -> list[int]:
         """Clients without a value."""
         return [client for client, share in enumerate(self.shares) if share != share]
@@ -269,18 +301,3 @@ def found_in(run: Run) -> list[str]:
     for client, (times, of) in run.named.items():
         found[client].append(f"not finite or far too large in {times} of {of} rounds")
     return ["; ".join(each) for each in found]
-
-
-def explained(shares: Shares) -> list[Block]:
-    """By what, how sure, and by which rule."""
-    basis = shares.basis
-    sure = (
-        "In brackets: share and amount were the partner's own value at either end of its interval, and the others' as "
-        "they are."
-        if any(end == end for end in shares.low)
-        else "There are no intervals: nothing tells how far these values would swing. flsv repeat does."
-    )
-    said: list[Block] = [Text(f"By {basis.title}: {basis.of}. {RULES[shares.budget.rule]}."), Text(sure)]
-    if not basis.to_pay_by:
-        said.append(Warning(f"The page of this metric says not to pay by it: {basis.key} was asked for all the same."))
-    return said

@@ -1,375 +1,360 @@
-"""A run in TensorBoard: its event file, and one per client and per class.
+"""The sink TensorBoard: a run of its own, and one per client and per class.
 
 TensorBoard shows groups of charts by the alphabet, capitals first: the clients' values of all metrics, and their
 pictures, are in a group that comes before what the module logs.
 
 TensorBoard colours and names lines by run. A run per client, ``<run>/clients/Boston``, in which every client has the
 same tags, puts all clients into one chart, in colours, with names, in every tab. A run per class,
-``<run>/classes/3_Dress``, puts all classes of one client into one. The run's own file keeps what is nobody's alone.
+``<run>/classes/3_Dress``, puts all classes of one client into one. The run's own file keeps what is nobody's alone. Of
+more than :data:`MOST_RUNS` clients all curves are the run's, a tag each.
 """
 
 from __future__ import annotations
 
-import itertools
-import os
-import socket
-import time
-import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import inspect
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lightning as L
+import numpy as np
+import pandas
 from lightning.pytorch.loggers import TensorBoardLogger
 from matplotlib.figure import Figure
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.record_writer import RecordWriter
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.summary import hparams
 from torchmetrics import Metric
 
-from flsv.charts import client_labels, drawing
+from flsv.charts import client_labels, drawing, label_text
 from flsv.metrics import ContributionMetric
+from flsv.metrics.base import what_it_is
 from flsv.models.imbalance import OWN_SCORES
 from flsv.participants.artifacts import client_folders
 from flsv.report.folder import Reporting
-from flsv.report.measured import RoundScalars, class_part, client_score, columns_of
-from flsv.report.run_table import RunTable
-from flsv.report.tabs import (
-    FixedScale,
-    accuracies,
-    draw_metric,
-    due,
-    guide_text,
-    hyperparameters,
-    layout,
-    layout_summary,
-    text_table,
+from flsv.report.measured import (
+    MOST_PER_CLASS,
+    class_part,
+    client_part,
+    client_score,
+    curves_of,
+    in_one_place,
+    points_of,
 )
-from flsv.report.terminal import client_columns
+from flsv.report.text import markdown_table, plain
+from flsv.round.result import RoundResult
 
-_VERSION = "brain.Event:2"
 #: Begins the tags of what is to be seen first.
 FIRST = "Contributions/"
-_count = itertools.count()
+#: Clients up to which each has a run, and classes likewise.
+MOST_RUNS = 30
+#: Pictures of a metric in a run, unless something else is asked for; TensorBoard keeps as many.
+PICTURES = 10
+#: Seconds after which a client's curves are on the disk.
+FLUSH = 10
+#: A chart of Custom Scalars, as :meth:`torch.utils.tensorboard.SummaryWriter.add_custom_scalars` takes it.
+Chart = list[Any]
 
 
-class EventFile:
-    """Writes scalars to an event file, flushed after each event.
-
-    ``torch.utils.tensorboard`` has a thread and a queue per file. With tens of files and one small event in each, that
-    takes longer than the writing.
-
-    Args:
-        folder: TensorBoard's run; made if it is not there.
-        first_round: the next round, see :func:`void_from`.
-        suffix: of the file's name.
-
-    Example:
-        >>> import tempfile
-        >>> from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     file = EventFile(Path(folder))
-        ...     file.write(0, {"cssv": 0.5})
-        ...     [event.value for event in EventAccumulator(folder).Reload().Scalars("cssv")]
-        [0.5]
-        >>> file.close()
-    """
-
-    def __init__(self, folder: Path, first_round: int = 0, suffix: str = "") -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        # TensorBoard reads a folder's files by name, so by time; a run may go on within a second of its end.
-        unique = f"{time.time():.6f}.{socket.gethostname()}.{os.getpid()}.c{next(_count):06d}"
-        self._file = (folder / f"events.out.tfevents.{unique}{suffix}").open("ab")
-        self._records = RecordWriter(self._file)
-        self._add(Event(file_version=_VERSION))
-        for event in void_from(first_round):
-            self._add(event)
-
-    def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Add one event; none for no scalars."""
-        if scalars:
-            self._add(Event(step=step, summary=summary_of(scalars)))
-
-    def close(self) -> None:
-        """No more is written; a second call does nothing."""
-        self._file.close()
-
-    def _add(self, event: Event) -> None:
-        event.wall_time = time.time()
-        self._records.write(event.SerializeToString())
-        self._file.flush()
-
-
-def summary_of(scalars: Mapping[str, float]) -> Summary:
-    """As one event holds them."""
-    return Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()])
-
-
-def void_from(first_round: int) -> list[Event]:
-    """What tells TensorBoard that whatever an earlier process wrote of this and later rounds is void, as the
-    ``purge_step`` of ``SummaryWriter`` does: no round is there twice. Nothing for round 0."""
-    if first_round == 0:
-        return []
-    start = SessionLog(status=SessionLog.START)
-    return [Event(step=first_round, file_version=_VERSION), Event(step=first_round, session_log=start)]
-
-
-class EventFiles:
-    """Writes the events of one fit into the folder of one logger.
+class TensorBoard:
+    """Writes what one logger's folder shows.
 
     Args:
         logger: whose experiment is a ``SummaryWriter``: the run's own file.
-        first_round: the next round. Where it is not 0, whatever an earlier process wrote of this and later rounds is
-            declared void, as TensorBoard does it itself (``purge_step``): no round is there twice.
-        clients: names of the folders below ``clients/``, by number; none: the clients' numbers go to the run's own
-            file.
-        classes: names of the folders below ``classes/``, likewise.
-        first: tags of the clients' numbers that are to be seen first.
-
-    A client's file is opened when there is something to write, and stays open until :meth:`close`.
-    """
-
-    def __init__(
-        self,
-        logger: TensorBoardLogger,
-        first_round: int,
-        clients: Sequence[str] = (),
-        classes: Sequence[str] = (),
-        first: Collection[str] = (),
-    ) -> None:
-        self.writer: SummaryWriter = logger.experiment
-        self._folder, self._first_round = Path(logger.log_dir), first_round
-        self._clients, self._classes, self._first = clients, classes, first
-        self._open: dict[Path, EventFile] = {}
-        if first_round:
-            open_last(self.writer, self._folder)
-        for event in void_from(first_round):
-            self.writer._get_file_writer().add_event(event, first_round)
-
-    @property
-    def by_client(self) -> bool:
-        """Whether every client has a run."""
-        return bool(self._clients)
-
-    def scalars(self, round_index: int, scalars: RoundScalars) -> None:
-        """Write one round's numbers."""
-        own = scalars.shared if self.by_client else scalars.flat()
-        if own:
-            # One event for the round: an event per scalar takes 30 us each, and there are n x M of them.
-            self.writer._get_file_writer().add_summary(summary_of(own), round_index)
-        if self.by_client:
-            for kind, names, numbers in (
-                ("clients", self._clients, scalars.clients),
-                ("classes", self._classes, scalars.classes),
-            ):
-                for index, values in numbers.items() if names else ():
-                    tagged = {f"{FIRST}{tag}" if tag in self._first else tag: x for tag, x in values.items()}
-                    self._file(self._folder / kind / names[index]).write(round_index, tagged)
-
-    def close(self) -> None:
-        """Close the clients' and classes' files; the run's own is the logger's."""
-        for file in self._open.values():
-            file.close()
-        self._open = {}
-
-    def _file(self, folder: Path) -> EventFile:
-        if folder not in self._open:
-            self._open[folder] = EventFile(folder, self._first_round)
-        return self._open[folder]
-
-
-def open_last(writer: SummaryWriter, folder: Path) -> None:
-    """See to it that what ``writer`` writes from now on is read after what others wrote in the second it was opened.
-
-    TensorBoard reads a folder's files by name. torch names them by the second, then by host and process: a run that
-    is killed and resumed within a second may go on in a file that is read first.
-    """
-    writer._get_file_writer()
-    seconds = [int(path.name.split(".")[3]) for path in folder.glob("events.out.tfevents.*")]
-    last = max(seconds, default=0)
-    if seconds.count(last) > 1:
-        writer.close()
-        time.sleep(min(max(last + 1 - time.time(), 0), 1))
-        writer._get_file_writer()
-
-
-#: A figure and its axis.
-Picture = tuple[Figure, Any]
-
-#: Clients up to which each has a run, and classes likewise.
-MOST_RUNS = 30
-
-
-class TensorBoardRun:
-    """What is written for TensorBoard, with every such logger of the trainer; without one, nothing.
-
-    Args:
-        trainer: with its loggers.
+        trainer: says how many rounds there are, and what the module has logged.
         metrics: by name.
         client_names: of the clients.
         class_names: of the classes, or None.
-        reporting: which curves and figures, and whether every client has a run of its own.
+        reporting: which curves and figures.
         evaluated: whether the clients' own models are evaluated.
     """
 
     def __init__(
         self,
+        logger: TensorBoardLogger,
         trainer: L.Trainer,
         metrics: Mapping[str, Metric],
         client_names: Sequence[str],
         class_names: Sequence[str] | None,
         reporting: Reporting,
-        evaluated: bool,
+        evaluated: bool = False,
     ) -> None:
-        self._trainer, self._metrics = trainer, metrics
+        self._writer: SummaryWriter = logger.experiment
+        self._folder, self._trainer, self._metrics = Path(logger.log_dir), trainer, metrics
         self._client_names, self._class_names = client_names, class_names
         self._reporting, self._evaluated = reporting, evaluated
-        self._files: list[EventFiles] = []
+        self._per_class = curves_of(metrics, reporting.per_class)
+        self._by_client = len(client_names) <= MOST_RUNS
+        self._client_folders = client_folders(client_names)
+        self._writers: dict[str, SummaryWriter] = {}
+        self._extremes: dict[str, tuple[float, float]] = {}
         self._chosen: Mapping[str, str | int | float] = {}
-        self._in_table = False
-        bounds = {
-            name: (getattr(metric, "plot_lower_bound", None), getattr(metric, "plot_upper_bound", None))
-            for name, metric in metrics.items()
-        }
-        self._scales = {name: FixedScale(*pair) for name, pair in bounds.items()}
+        self._first_round, self._in_table = 0, False
 
     def begin(
         self,
         first_round: int,
         settings: Mapping[str, Any],
         chosen: Mapping[str, str | int | float],
-        partition: Callable[[], Picture],
+        partition: Callable[[], Figure],
     ) -> None:
-        """Open the files; write what is known before the first round.
+        """Write what is known before the first round.
 
         Args:
-            first_round: the next round.
+            first_round: the next round. Where it is not 0, whatever an earlier process wrote of this and later rounds
+                is declared void, as TensorBoard does it itself (``purge_step``): no round is there twice.
             settings: all that the run is made of.
             chosen: those that tell runs apart.
             partition: draws who has which data.
         """
-        self._chosen = chosen
-        names = self._client_names
-        by_client = len(names) <= MOST_RUNS if self._reporting.client_runs == "auto" else self._reporting.client_runs
-        clients = client_folders(names) if by_client else ()
-        classes = [] if self._class_names is None or not self._reporting.per_class else list(self._class_names)
-        folders = [class_part(j, classes).removeprefix("class_") for j in range(len(classes))]
-        folders = folders if by_client and 1 < len(folders) <= MOST_RUNS else []
-        # In a fast_dev_run a logger's experiment is no writer.
-        self._files = [EventFiles(x, first_round, clients, folders, self._metrics) for x in self._loggers]
-        described = text_table({"setting": list(settings), "value": list(settings.values())})
-        for files in self._files:
-            files.writer.add_text("settings", described, first_round)
-            for name, metric in self._metrics.items():
-                files.writer.add_text(f"how to read/{name}", guide_text(name, metric), first_round)
-            # A run that goes on may do so in another folder; in the same one the last layout counts.
-            files.writer._get_file_writer().add_summary(layout_summary(self._layout(files.by_client)))
+        self._first_round, self._chosen = first_round, chosen
+        if first_round:
+            start = SessionLog(status=SessionLog.START)
+            for event in (Event(file_version="brain.Event:2"), Event(session_log=start)):
+                self._writer._get_file_writer().add_event(event, first_round)
+        self._writer.add_text("settings", text_table({"setting": settings, "value": settings.values()}), first_round)
+        for name, metric in self._metrics.items():
+            self._writer.add_text(f"how to read/{name}", guide_text(name, metric), first_round)
+        # A run that goes on may do so in another folder; in the same one the last layout counts.
+        self._writer.add_custom_scalars(self._charts())
         if first_round == 0:
-            self._figure("data/partition", lambda: partition()[0], 0)
+            self._draw("data/partition", partition, 0)
 
-    def remember(self, table: RunTable) -> None:
-        """Values of the rounds before: pictures go on with the same scale."""
-        metrics, values = table.cells["metric"], table.cells["value"]
-        for name, scale in self._scales.items():
-            if (of_it := metrics == name).any():
-                scale.include(values[of_it])
+    def include(self, earlier: pandas.DataFrame) -> None:
+        """These rows are of the rounds before: pictures go on with the same scale."""
+        for name in self._metrics:
+            self._include(name, earlier.loc[earlier["metric"] == name, "value"].to_numpy())
 
-    def scalars(self, round_index: int, scalars: RoundScalars) -> None:
-        """A round's curves."""
-        for files in self._files:
-            files.scalars(round_index, scalars)
-
-    def round(self, round_index: int, contributions: Mapping[str, Tensor], known: RunTable) -> None:
-        """A round's pictures.
-
-        Args:
-            round_index: from 0.
-            contributions: what the metrics gave.
-            known: the same, as rows.
-        """
-        self.remember(known)
+    def write(self, result: RoundResult) -> None:
+        """A round's curves and pictures."""
+        index, names = result.round_index, self._client_names
+        points = list(points_of(result, self._per_class, len(names), self._class_names))
+        own = dict(result.shared)
+        if self._by_client:
+            of_client = ((p.client, self._tag(p.tag), p.value) for p in points)
+            self._write_runs("clients", self._client_folders, of_client, index)
+            of_class = ((p.column, f"{p.metric}/{client_part(p.client, names)}", p.value) for p in points)
+            self._write_runs("classes", self._class_folders, of_class, index)
+        else:
+            own |= in_one_place(points, names)
+        # One event for the round: an event per scalar takes 30 us each, and there are n x M of them.
+        _add(self._writer, own, index)
         if not self._in_table and (logged := accuracies(self._logged())):
-            self._write_table(logged)
-        if self.figures_due(round_index):
-            for name, value in contributions.items():
-                self._figure(f"{FIRST}{name}", partial(self.draw, name, value, round_index), round_index)
+            self._write_hyperparameters(logged)
+        due = figures_due(index, self._trainer.max_epochs, self._reporting.figures)
+        for name, value in result.values.items():
+            self._include(name, value.detach().cpu().numpy())
+            if due:
+                self._draw(f"{FIRST}{name}", partial(self.picture, name, value, index), index)
 
-    def figures_due(self, round_index: int) -> bool:
-        """Whether figures are drawn after this round."""
-        return due(round_index, self._trainer.max_epochs, self._reporting.figures)
-
-    def finish(self, table: RunTable, metrics: Iterable[str], last_round: int) -> None:
+    def finish(self, columns: Mapping[str, Sequence[str]], last_round: int) -> None:
         """After the last round: a table of the clients, and the run's line in the table of runs."""
         if not self._in_table:
-            self._write_table(accuracies(self._logged()))
-        count = len(self._client_names)
-        labels = client_labels(count, self._client_names)
-        text = text_table({"client": labels, **client_columns(table, metrics, count)})
-        for files in self._files:
-            files.writer.add_text("contributions", text, last_round)
-            files.writer.flush()
+            self._write_hyperparameters(accuracies(self._logged()))
+        labels = client_labels(len(self._client_names), self._client_names)
+        self._writer.add_text("contributions", text_table({"client": labels, **columns}), last_round)
+        self.flush()
 
     def flush(self) -> None:
         """Everything to the disk, as before a checkpoint: what a resumed run does not write again is there."""
-        for files in self._files:
-            files.writer.flush()
+        for writer in (self._writer, *self._writers.values()):
+            writer.flush()
 
     def close(self) -> None:
-        """Close the clients' files."""
-        for files in self._files:
-            files.close()
+        """Close the clients' and classes' files; the run's own is the logger's."""
+        for writer in self._writers.values():
+            writer.close()
+        self._writers = {}
+
+    def picture(self, name: str, value: Tensor, round_index: int) -> Figure:
+        """A metric's values, with the limits of all rounds so far."""
+        return draw_metric(self._metrics[name], name, value, round_index, limits=self.limits(name))[0]
+
+    def limits(self, name: str) -> tuple[float, float]:
+        """Of a metric's pictures: 1, 2 or 5 times a power of ten, 0 within, and never beyond the metric's own bounds.
+
+        Nobody knows the largest value of a run in advance. So they hold all values so far, in the pictures or between
+        them, and are widened only when a value lies beyond.
+        """
+        least, most = self._extremes.get(name, (0.0, 0.0))
+        lower, upper = (getattr(self._metrics[name], f"plot_{end}_bound", None) for end in ("lower", "upper"))
+        low, high = -round_up(-least), round_up(most)
+        low = low if lower is None else max(low, min(lower, 0.0))
+        high = high if upper is None else min(high, max(upper, 0.0))
+        return (low + 0.0, high) if high > low else (0.0, 1.0)
+
+    def _include(self, name: str, values: np.ndarray) -> None:
+        known = values[np.isfinite(values)].tolist()
+        least, most = self._extremes.get(name, (0.0, 0.0))
+        self._extremes[name] = min([least, *known]), max([most, *known])
+
+    def _tag(self, tag: str) -> str:
+        return f"{FIRST}{tag}" if tag in self._metrics else tag
 
     @property
-    def _loggers(self) -> list[TensorBoardLogger]:
-        loggers = [logger for logger in self._trainer.loggers if isinstance(logger, TensorBoardLogger)]
-        return [logger for logger in loggers if isinstance(logger.experiment, SummaryWriter)]
+    def _class_folders(self) -> list[str]:
+        """Of the classes that have a run."""
+        names = list(self._class_names or ()) if self._per_class else []
+        parts = [class_part(j, names).removeprefix("class_") for j in range(len(names))]
+        return parts if self._by_client and 1 < len(parts) <= MOST_RUNS else []
+
+    def _write_runs(
+        self, kind: str, folders: Sequence[str], points: Iterable[tuple[int | None, str, float]], step: int
+    ) -> None:
+        scalars: dict[int, dict[str, float]] = {}
+        for place, tag, value in points:
+            if place is not None and folders:
+                scalars.setdefault(place, {})[tag] = value
+        for place, own in scalars.items():
+            folder = f"{kind}/{folders[place]}"
+            if folder not in self._writers:
+                since = self._first_round or None
+                self._writers[folder] = SummaryWriter(self._folder / folder, purge_step=since, flush_secs=FLUSH)
+            _add(self._writers[folder], own, step)
+
+    def _draw(self, tag: str, draw: Callable[[], Figure], step: int) -> None:
+        with drawing(tag):
+            self._writer.add_figure(tag, draw(), step)
 
     def _logged(self) -> list[str]:
         """What the module has logged so far, by name."""
         ours = (*self._metrics, "weight", *map(client_score, OWN_SCORES))
         return [name for name in self._trainer.callback_metrics if name.split("/")[0] not in ours]
 
-    def _write_table(self, logged: Sequence[str]) -> None:
+    def _write_hyperparameters(self, logged: Sequence[str]) -> None:
         results = [*logged]
         if self._evaluated:
             # TensorBoard ticks the first five.
             results += ["client_accuracy/mean", "client_accuracy/min", "client_accuracy/std"]
             results += [f"{client_score(name)}/mean" for name in OWN_SCORES[1:]]
-        for logger, files in zip(self._loggers, self._files):
-            version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
-            # Runs of one name would be taken for repetitions of one, whose mean is shown.
-            place = f"#{zlib.crc32(os.path.abspath(logger.log_dir).encode()) & 0xFFFF:04x}"
-            name = " ".join(str(part) for part in (self._chosen.get("algorithm"), version, place) if part)
-            for summary in hyperparameters(self._chosen, results, name):
-                files.writer._get_file_writer().add_summary(summary)
+        for summary in hparams(dict(self._chosen), dict.fromkeys(results, 0.0)):
+            self._writer._get_file_writer().add_summary(summary)
         self._in_table = True
 
-    def _layout(self, by_client: bool) -> Any:
-        curves = {name: self._curves(metric) for name, metric in self._metrics.items()}
-        more = ["weight", "train_loss", "update_norm", *(map(client_score, OWN_SCORES) if self._evaluated else [])]
-        names, classes = self._client_names, self._class_names or ()
-        ends = [n for n, m in self._metrics.items() if isinstance(m, ContributionMetric) and m.over_rounds is not None]
-        return layout(curves, len(names), len(classes), names, classes, by_client, more, ends, FIRST)
+    def _charts(self) -> dict[str, dict[str, Chart]]:
+        """The charts of the run in Custom Scalars: of all clients, and per class and per client of a metric."""
+        names, classes = self._client_names, list(self._class_names or ())
+        end = "$" if self._by_client else "/client_[^/]+$"
+        more = ["weight", "train_loss", "update_norm", *(map(client_score, OWN_SCORES) if self._evaluated else ())]
+        tags = {name: self._tag(name) if self._by_client else name for name in (*self._metrics, *more)}
+        charts = {"all clients": {name: _lines(re.escape(tag) + end) for name, tag in tags.items()}}
+        if self._by_client:
+            charts["all clients with intervals"] = {
+                name: ["Margin", [tags[name], f"{name}/low", f"{name}/high"]]
+                for name, metric in self._metrics.items()
+                if isinstance(metric, ContributionMetric) and metric.over_rounds is not None
+            }
+        titles = [f"class {name}" if str(name).isdigit() else str(name) for name in classes]
+        for name in self._per_class if 1 < len(classes) and len(classes) * len(names) <= MOST_PER_CLASS else ():
+            if not getattr(self._metrics[name], "per_class", False):
+                continue
+            parts = [re.escape(f"{name}/{class_part(j, classes)}") + end for j in range(len(classes))]
+            charts[f"{name} by class"] = {title: _lines(part) for title, part in zip(titles, parts)}
+            if self._class_folders:
+                parts = [re.escape(f"{name}/{client_part(i, names)}") + "$" for i in range(len(names))]
+                labels = client_labels(len(names), names)
+                charts[f"{name} by client"] = {label: _lines(part) for label, part in zip(labels, parts)}
+        return {title: category for title, category in charts.items() if category}
 
-    def _curves(self, metric: Metric) -> bool:
-        """Whether a metric's values per class are curves."""
-        mine = isinstance(metric, ContributionMetric) and metric.per_class and columns_of(metric) is None
-        return self._reporting.per_class and mine and len(self._class_names or ()) > 1
 
-    def draw(self, name: str, value: Tensor, round_index: int) -> Figure:
-        """A metric's values, with the colours of all rounds so far."""
-        style = {"limits": self._scales[name].limits, "stderr": self._stderr(name)}
-        return draw_metric(self._metrics[name], name, value, round_index, **style)[0]
+def _lines(tag: str) -> Chart:
+    return ["Multiline", [f"^{tag}"]]
 
-    def _stderr(self, name: str) -> Tensor | None:
-        metric = self._metrics.get(name)
-        error = metric.diagnostics().get("stderr") if isinstance(metric, ContributionMetric) else None
-        return None if error is None else error.detach().cpu()
 
-    def _figure(self, tag: str, draw: Callable[[], Figure], step: int) -> None:
-        with drawing(tag):
-            for files in self._files:
-                files.writer.add_figure(tag, draw(), step)
+def _add(writer: SummaryWriter, scalars: Mapping[str, float], step: int) -> None:
+    if scalars:
+        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
+        writer._get_file_writer().add_summary(Summary(value=values), step)
+
+
+def figures_due(round_index: int, rounds: int | None, every: int | None) -> bool:
+    """Whether figures are drawn after this round.
+
+    Args:
+        round_index: from 0.
+        rounds: of the run; None or -1: nobody knows.
+        every: rounds between two pictures; 0: none; None: ten in the run.
+
+    Example:
+        >>> [index for index in range(25) if figures_due(index, 25, None)]
+        [2, 5, 8, 11, 14, 17, 20, 23, 24]
+    """
+    known = rounds if rounds is not None and rounds > 0 else None
+    if every is None:
+        every = -(-known // PICTURES) if known else PICTURES
+    return bool(every) and (round_index + 1 == known or (round_index + 1) % every == 0)
+
+
+def round_up(value: float) -> float:
+    """To 1, 2 or 5 times a power of ten; 0 stays.
+
+    Example:
+        >>> round_up(0.013), round_up(0.5), round_up(730)
+        (0.02, 0.5, 1000.0)
+    """
+    if value <= 0:
+        return 0.0
+    exponent = math.floor(math.log10(value))
+    steps = (float(f"{step}e{power}") for power in (exponent, exponent + 1) for step in (1, 2, 5))
+    return next(step for step in steps if step >= value)
+
+
+def draw_metric(metric: Metric, name: str, value: Tensor, round_index: int, **style: Any) -> tuple[Any, Any]:
+    """The metric's own picture, with the standard errors that it knows, in whatever style its ``plot`` takes.
+
+    Args:
+        metric: draws itself.
+        name: its name in the run.
+        value: what it gave.
+        round_index: in the title.
+        style: keywords of :meth:`flsv.metrics.ContributionMetric.plot`; what a ``plot`` does not take is left out.
+    """
+    error = metric.diagnostics().get("stderr") if isinstance(metric, ContributionMetric) else None
+    style["stderr"] = None if error is None else error.detach().cpu()
+    known: Mapping[str, Any] = inspect.signature(metric.plot).parameters
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
+        style = {key: value for key, value in style.items() if key in known}
+    figure, axis = metric.plot(value, **style)
+    axis.set_title(f"{label_text(name)}, round {round_index}")
+    return figure, axis
+
+
+def accuracies(logged: Iterable[str]) -> list[str]:
+    """Those of the logged names that say how good a model is.
+
+    Example:
+        >>> accuracies(["val_loss", "val_acc", "lr", "val_f1"])
+        ['val_acc', 'val_f1']
+        >>> accuracies(["train_loss", "val_loss"])
+        ['val_loss']
+    """
+    names = [name for name in logged if not name.startswith("train")]
+    good = [name for name in names if any(word in name.lower() for word in ("acc", "f1", "auroc", "auc", "r2"))]
+    return good or [name for name in names if "loss" in name.lower() or "error" in name.lower()]
+
+
+def text_table(columns: Mapping[str, Iterable[object]]) -> str:
+    """Columns as a table in Markdown; whatever they hold is shown as it is.
+
+    Example:
+        >>> print(text_table({"client": ["a|b"], "weight": [0.5]}))
+        | client | weight |
+        | --- | --- |
+        | a\\|b | 0.5 |
+    """
+    head, *rows = [[plain(str(cell)) for cell in row] for row in (columns, *zip(*columns.values()))]
+    return markdown_table(head, rows)
+
+
+def guide_text(name: str, metric: Metric) -> str:
+    """How to read a metric."""
+    rows = {"what it is": what_it_is(metric)}
+    rows |= metric.guide().lines() if isinstance(metric, ContributionMetric) else {}
+    rows["settings"] = repr(metric)
+    rows["bold lines"] = "TensorBoard smooths them, by 0.6 at first; for the values set Smoothing to 0."
+    return text_table({name: rows, " ": rows.values()})

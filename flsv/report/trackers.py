@@ -1,24 +1,68 @@
-"""What W&B, MLflow and Comet show of a run besides its curves: tables of what clients were worth, and pictures of them.
-
-By Lightning's loggers for them; a logger of another kind has the curves alone.
-"""
+"""The sink of all other loggers: curves, and in W&B, MLflow and Comet tables of what clients were worth and pictures
+of them, by Lightning's loggers for them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lightning.pytorch.loggers import CometLogger, Logger, MLFlowLogger, WandbLogger
+from pandas import DataFrame
 
 from flsv.charts import drawing
 from flsv.models.imbalance import OWN_SCORES
-from flsv.report.run_table import RunTable
+from flsv.report.measured import in_one_place, points_of
+from flsv.report.run_table import columns_in, last, part
+from flsv.round.result import RoundResult
 
-#: A table: its header and its rows.
-Rows = tuple[list[str], list[list[Any]]]
+
+class Trackers:
+    """Writes to these loggers.
+
+    Args:
+        loggers: of the trainer, without TensorBoard's.
+        per_class: metrics whose values per class are curves.
+        client_names: of the clients.
+        class_names: of the classes, or None.
+    """
+
+    def __init__(
+        self,
+        loggers: Sequence[Logger],
+        per_class: Sequence[str],
+        client_names: Sequence[str],
+        class_names: Sequence[str] | None,
+    ) -> None:
+        self._loggers, self._per_class = loggers, per_class
+        self._client_names, self._class_names = client_names, class_names
+
+    def write(self, result: RoundResult) -> None:
+        """A round's curves."""
+        points = points_of(result, self._per_class, len(self._client_names), self._class_names)
+        scalars = {**result.shared, **in_one_place(points, self._client_names)}
+        for logger in self._loggers:
+            logger.log_metrics(scalars, step=result.round_index)
+
+    def finish(self, tables: Mapping[str, DataFrame], pictures: Mapping[str, Callable[[], Any]], step: int) -> None:
+        """Hand tables and pictures to the loggers that have a place for them. What a service refuses is a warning: the
+        run is over, and everything is in its folder.
+
+        Args:
+            tables: by name, see :func:`tables_of`.
+            pictures: by name, each draws a figure.
+            step: the last round.
+        """
+        for logger in self._loggers:
+            if isinstance(logger, WandbLogger | MLFlowLogger | CometLogger):
+                for name, table in tables.items():
+                    with drawing(f"the table {name} of {type(logger).__name__}"):
+                        _log_table(logger, name, table, step)
+                for name, draw in pictures.items():
+                    with drawing(f"{name} of {type(logger).__name__}"):
+                        _log_picture(logger, name, draw(), step)
 
 
-def tables_of(table: RunTable, metrics: Mapping[str, str], client_names: Sequence[str]) -> dict[str, Rows]:
+def tables_of(table: DataFrame, metrics: Mapping[str, str], client_names: Sequence[str]) -> dict[str, DataFrame]:
     """``contributions``, a row per client, and of each metric with values per class ``<name>_by_class``.
 
     Args:
@@ -27,60 +71,34 @@ def tables_of(table: RunTable, metrics: Mapping[str, str], client_names: Sequenc
         client_names: n names.
 
     Example:
-        >>> from flsv.report.measured import Numbers
+        >>> from flsv.report.run_table import Numbers, rows_of
         >>> names = ["Boston", "Lyon"]
-        >>> table = RunTable.of_round(3, [Numbers("samples", [30, 10]), Numbers("sv", [0.5, float("nan")])], names)
-        >>> tables_of(table, {"sv": "class"}, names)
-        {'contributions': (['client', 'samples', 'sv'], [['Boston', 30.0, 0.5], ['Lyon', 10.0, None]])}
+        >>> table = rows_of(3, [Numbers("samples", [30, 10]), Numbers("sv", [0.5, float("nan")])], names)
+        >>> print(tables_of(table, {"sv": "class"}, names)["contributions"])
+           client  samples   sv
+        0  Boston     30.0  0.5
+        1    Lyon     10.0  NaN
     """
-    count = len(client_names)
-    known = [name for name in ("samples", "rounds", *metrics, "weight", *OWN_SCORES) if name in table.metrics]
-    found = {"contributions": _rows(known, [table.last(name, count) for name in known], client_names)}
+    count, there = len(client_names), set(table["metric"])
+    known = [name for name in ("samples", "rounds", *metrics, "weight", *OWN_SCORES) if name in there]
+    tables = {
+        "contributions": DataFrame({"client": client_names, **{name: last(table, name, count) for name in known}})
+    }
     for name, kind in metrics.items():
-        keys = table.columns(name)
-        if keys:
-            titles = [str(table.part(name, key).cells["class_name"][0]) for key in keys]
-            columns = [table.last(name, count, key) for key in keys]
-            found[f"{name}_by_{kind}"] = _rows(titles, columns, client_names)
-    return found
+        if keys := columns_in(table, name):
+            found = DataFrame([client_names, *(last(table, name, count, key) for key in keys)]).T
+            titles = [part(table, name, key)["class_name"].iloc[0] for key in keys]
+            tables[f"{name}_by_{kind}"] = found.set_axis(["client", *titles], axis=1)
+    return tables
 
 
-def _rows(titles: Sequence[str], columns: Sequence[Iterable[float]], client_names: Sequence[str]) -> Rows:
-    cells = [[None if value != value else float(value) for value in column] for column in columns]
-    return ["client", *titles], [[name, *row] for name, row in zip(client_names, zip(*cells))]
-
-
-def log_tables(
-    loggers: Iterable[Logger], tables: Mapping[str, Rows], pictures: Mapping[str, Callable[[], Any]], step: int
-) -> None:
-    """Hand tables and pictures to the loggers that have a place for them. What a service refuses is a warning: the run
-    is over, and everything is in its folder.
-
-    Args:
-        loggers: of the trainer.
-        tables: by name.
-        pictures: by name, each draws a figure.
-        step: the last round.
-    """
-    for logger in loggers:
-        if not isinstance(logger, WandbLogger | MLFlowLogger | CometLogger):
-            continue
-        for name, (header, rows) in tables.items():
-            with drawing(f"the table {name} of {type(logger).__name__}"):
-                _log_table(logger, name, header, rows, step)
-        for name, draw in pictures.items():
-            with drawing(f"{name} of {type(logger).__name__}"):
-                _log_picture(logger, name, draw(), step)
-
-
-def _log_table(logger: Any, name: str, header: list[str], rows: list[list[Any]], step: int) -> None:
+def _log_table(logger: Any, name: str, table: DataFrame, step: int) -> None:
     if isinstance(logger, WandbLogger):
-        logger.log_table(f"tables/{name}", columns=header, data=rows, step=step)
+        logger.log_table(f"tables/{name}", dataframe=table, step=step)
     elif isinstance(logger, MLFlowLogger):
-        columns = {title: [row[place] for row in rows] for place, title in enumerate(header)}
-        logger.experiment.log_table(logger.run_id, data=columns, artifact_file=f"tables/{name}.json")
+        logger.experiment.log_table(logger.run_id, data=table, artifact_file=f"tables/{name}.json")
     else:
-        logger.experiment.log_table(f"{name}.csv", tabular_data=rows, headers=header)
+        logger.experiment.log_table(f"{name}.csv", tabular_data=table)
 
 
 def _log_picture(logger: Any, name: str, figure: Any, step: int) -> None:

@@ -1,127 +1,17 @@
-"""Building blocks of a report, and how numbers and names are written in it."""
+"""How numbers, names and tables are written: on the page, in the terminal and in Markdown."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 
 NONE = "\N{EN DASH}"
-
-
-@dataclass(frozen=True)
-class Text:
-    """A paragraph of plain text."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class Warning:
-    """A paragraph that nobody may overlook."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class Bullets:
-    """A list of plain texts."""
-
-    items: Sequence[str]
-
-
-@dataclass(frozen=True)
-class Table:
-    """Cells as they are shown; the first column is text, the others stand to the right unless ``texts``. The caption
-    stays with it, on paper, too."""
-
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    texts: bool = False
-    caption: str = ""
-
-
-@dataclass(frozen=True)
-class Bars:
-    """A value per name, with an interval where there is one: a chart; ``values``, ``low`` and ``high`` ``[k]``."""
-
-    names: Sequence[str]
-    values: Sequence[float]
-    low: Sequence[float] | None = None
-    high: Sequence[float] | None = None
-    caption: str = ""
-    unit: str = ""
-
-
-@dataclass(frozen=True)
-class Steps:
-    """From ``start`` by a value per name to ``end``, to which they add up: a waterfall. ``less_is_better``: of an
-    error, say, which shrinks."""
-
-    names: Sequence[str]
-    values: Sequence[float]
-    start: float
-    end: float
-    caption: str = ""
-    unit: str = ""
-    less_is_better: bool = False
-
-
-@dataclass(frozen=True)
-class Lines:
-    """Values ``[r][k]`` of k names in r ``rounds``, ascending: a chart."""
-
-    names: Sequence[str]
-    values: Sequence[Sequence[float]]
-    rounds: Sequence[int]
-    caption: str = ""
-
-
-@dataclass(frozen=True)
-class Heat:
-    """Values ``[k][M]``, coloured about 0."""
-
-    names: Sequence[str]
-    columns: Sequence[str]
-    values: Sequence[Sequence[float]]
-    corner: str = "client"
-    caption: str = ""
-    scale: float | None = None
-
-    @cached_property
-    def bound(self) -> float:
-        """What the strongest colour stands for: the largest value without its sign."""
-        return self.scale or max((abs(x) for row in self.values for x in row if math.isfinite(x)), default=0.0) or 1.0
-
-
-@dataclass(frozen=True)
-class Code:
-    """Lines to be copied."""
-
-    text: str
-
-
-Block = Text | Warning | Bullets | Table | Bars | Steps | Lines | Heat | Code
-
-
-@dataclass(frozen=True)
-class Section:
-    """A title and its content."""
-
-    title: str
-    blocks: Sequence[Block]
-
-
-@dataclass(frozen=True)
-class Page:
-    """A report: what everybody reads, and what it rests on."""
-
-    title: str
-    subtitle: str
-    sections: Sequence[Section]
-    appendix: Sequence[Section] = ()
+#: What the intervals of metrics are of.
+MEANING = (
+    "90 % of the spread over the run's rounds, or of the estimator's sampling error where that is larger: not of what "
+    "another seed, other participants or another validation set would change"
+)
 
 
 def number(value: float, digits: int = 3) -> str:
@@ -158,6 +48,30 @@ def numbers(values: Sequence[float], digits: int = 3) -> list[str]:
         return [number(value, digits) for value in values]
     places = max(0, digits - 1 - math.floor(math.log10(largest)))
     return [f"{value:.{places}f}" if math.isfinite(value) else number(value) for value in values]
+
+
+def with_intervals(values: Sequence[float], low: Sequence[float], high: Sequence[float]) -> list[str]:
+    """Values and their intervals, with the same decimals for all; the value alone where no interval is known.
+
+    Example:
+        >>> with_intervals([0.5, 1.0], [0.25, float("nan")], [0.75, float("nan")])
+        ['0.50 [0.25, 0.75]', '1.00']
+    """
+    count = len(values)
+    texts = numbers([*values, *low, *high])
+    cells = zip(texts[:count], texts[count : 2 * count], texts[2 * count :])
+    return [value if NONE in (value, least, most) else f"{value} [{least}, {most}]" for value, least, most in cells]
+
+
+def ends_of(order: Sequence[int], most: int, ends: int = 10) -> list[int]:
+    """All of few; of many the first and the last ten."""
+    return [*order] if len(order) <= most else [*order[:ends], *order[-ends:]]
+
+
+def by_value(values: Sequence[float]) -> list[int]:
+    """Places of these values, the highest first; those of NaN last."""
+    places = range(len(values))
+    return sorted(places, key=lambda i: (values[i] != values[i], -values[i] if values[i] == values[i] else 0.0, i))
 
 
 def percent(share: float) -> str:

@@ -1,0 +1,84 @@
+"""A page's HTML: figures, tables and heatmaps, and the templates that lay them out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from flsv.charts import shortened
+from flsv.report.text import number
+
+#: Columns up to which a heatmap has numbers.
+NUMBERED = 12
+#: Columns of a table beside its first one; those of a wider one stand in further tables below it. Likewise of a heatmap
+#: without numbers.
+WIDEST, WIDEST_NARROW = 7, 20
+_POSITIVE, _NEGATIVE = "0, 114, 178", "213, 94, 0"
+
+_templates = Environment(
+    loader=PackageLoader("flsv.report"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
+_parts: Any = _templates.get_template("parts.html").module
+
+
+def to_html(template: str, facts: Mapping[str, Any]) -> str:
+    """The whole file."""
+    return _templates.get_template(template).render(facts)
+
+
+def figure(caption: str, content: Markup | str, css: str = "") -> Markup:
+    """Content with a caption, which stays with it, on paper, too."""
+    return _parts.figure(caption, Markup(content), css)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], texts: bool = False, caption: str = "") -> Markup:
+    """Cells as they are shown; the first column is text, the others stand to the right unless ``texts``. One without a
+    head has no names that a card would need."""
+    css = " ".join(["texts"] * texts + ["cards"] * (any(head) and len(head) > 2))
+    pieces = [
+        _parts.table([head[0], *head[1:][part]], [[row[0], *row[1:][part]] for row in rows], css)
+        for part in _slices(len(head) - 1, WIDEST)
+    ]
+    return _figures(caption, pieces)
+
+
+def heat(
+    names: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]], corner: str, caption: str
+) -> Markup:
+    """Values ``[k][M]``, coloured about 0: blue above and orange below, stronger away from it."""
+    few = len(columns) <= NUMBERED
+    bound = max((abs(x) for row in values for x in row if math.isfinite(x)), default=0.0) or 1.0
+
+    def cell(name: str, column: str, value: float) -> tuple[str, str, str]:
+        # Half transparent at most: the ink stays legible, on light and on dark.
+        colour, strength = _POSITIVE if value >= 0 else _NEGATIVE, 0.05 + 0.45 * min(1.0, abs(value) / bound)
+        style = f"background: rgba({colour}, {strength:.2f})" if math.isfinite(value) else ""
+        return number(value, 2) if few else "", f"{name}, {column}: {number(value)}", style
+
+    rows = [(name, [cell(name, *each) for each in zip(columns, row)]) for name, row in zip(names, values)]
+    heads = [(column, shortened(column)) for column in columns]
+    pieces = [
+        _parts.heat(corner, heads[part], [(n, cells[part]) for n, cells in rows], "heat" if few else "heat narrow")
+        for part in _slices(len(columns), WIDEST if few else WIDEST_NARROW)
+    ]
+    return _figures(caption, pieces)
+
+
+def _figures(caption: str, pieces: Sequence[Markup]) -> Markup:
+    return Markup("").join(figure("" if place else caption, piece, "wide") for place, piece in enumerate(pieces))
+
+
+def _slices(count: int, most: int) -> list[slice]:
+    """So many columns in as few parts as there can be, of about one size."""
+    parts = max(1, math.ceil(count / most))
+    size = math.ceil(count / parts) or 1
+    return [slice(start, start + size) for start in range(0, max(count, 1), size)]
