@@ -16,7 +16,7 @@ from flsv.cli.compare import Outcome, write_csv, write_gains
 from flsv.cli.own_models import MEASURES
 from flsv.cli.value import write_csv as write_valuation
 from flsv.csv_files import LARGEST, csv_text, number, read_csv
-from flsv.report.run_table import ContributionsFile, Numbers, RunTable
+from flsv.report.run_table import CSV, Numbers, read_table, rows_of
 
 NAMES = ('=HYPERLINK("http://x","y")', "+1+1", "-2+3", "@home", "'=1", "'Boston'", "-1", "St. Anna")
 
@@ -50,9 +50,9 @@ def test_any_text_comes_back_on_one_line_and_is_no_formula(
 
 def test_no_file_of_a_run_holds_a_name_as_a_formula(tmp_path: Path) -> None:
     values = torch.linspace(-1, 1, len(NAMES)).double()
-    file = ContributionsFile(tmp_path / "contributions.csv", NAMES)
+    file = CSV(tmp_path / "contributions.csv", NAMES)
     file.begin(0)
-    file.append(RunTable.of_round(0, [Numbers("=sv", [[-0.5]] * len(NAMES), {"0": "=class"})], NAMES))
+    file.append(rows_of(0, [Numbers("=sv", [[-0.5]] * len(NAMES), {"0": "=class"})], NAMES))
     write_rows(tmp_path / "retrained.csv", ("client_name", "value"), [{"client_name": n, "value": -0.5} for n in NAMES])
     write_valuation(tmp_path / "valuation.csv", {"distance": values}, NAMES)
     scores = {models: dict.fromkeys(MEASURES, values) for models in ("received", "trained")}
@@ -63,7 +63,7 @@ def test_no_file_of_a_run_holds_a_name_as_a_formula(tmp_path: Path) -> None:
         assert not any(map(runs, cells(path))), path
         named = [row["client_name"] for _, row in read_csv(path, {}) if "client_name" in row]
         assert named == list(NAMES) or path.name == "compare.csv"
-    found = RunTable.read(tmp_path / "contributions.csv", NAMES).frame[["metric", "client_name", "class_name", "value"]]
+    found = read_table(tmp_path / "contributions.csv", NAMES)[["metric", "client_name", "class_name", "value"]]
     assert found.values.tolist() == [["=sv", name, "=class", -0.5] for name in NAMES]
 
 

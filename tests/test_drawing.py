@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import warnings
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,6 @@ import pytest
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from matplotlib.figure import Figure
-from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -26,6 +27,7 @@ from flsv.metrics import ClassSpecificShapley
 from flsv.metrics.plot import plot_contributions
 from flsv.participants import Client, LocalData
 from flsv.participants.artifacts import keep_artifact, write_artifacts
+from flsv.report.run_table import Numbers, rows_of
 from flsv.report.terminal import class_columns, print_table
 
 #: What rich takes for markup or an emoji, what matplotlib takes for a formula or leaves out, and what has no room.
@@ -33,10 +35,14 @@ NAMES = ["[/b]", "$x^{$", "$a$", ":smile:", "_hidden", "two\nlines", "x" * 300, 
 
 
 def shown(title: str, columns: dict[str, list[str]]) -> str:
-    console = Console(width=2000)
-    with console.capture() as capture:
-        print_table(console, title, ["0", "1"][: len(next(iter(columns.values())))], columns)
-    return capture.get()
+    with redirect_stdout(io.StringIO()) as printed:
+        print_table(title, ["0", "1"][: len(next(iter(columns.values())))], columns)
+    return printed.getvalue()
+
+
+def by_class(values: list[list[float]], names: list[str]) -> dict[str, list[str]]:
+    keys = {str(j): name for j, name in enumerate(names)}
+    return class_columns(rows_of(0, [Numbers("cssv", values, keys)], ["0", "1"]), "cssv", len(values))
 
 
 def pictures(folder: Path) -> list[str]:
@@ -63,17 +69,16 @@ def test_every_name_can_be_drawn(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "\n" not in name and len(name) < 24])
 def test_tables_show_names_as_they_are(name: str) -> None:
-    by_class = shown(f"{name} by class", class_columns(torch.full((2, 2), 0.5), [name, "other"]))
-    assert by_class.splitlines()[0].strip() == f"{name} by class".strip()
-    assert name in by_class.splitlines()[2]
+    lines = shown(f"{name} by class", by_class([[0.5, 0.5]] * 2, [name, "other"])).splitlines()
+    assert lines[0].strip() == f"{name} by class".strip()
+    assert name in lines[1]
     assert name in shown("Contributions", {name: ["0.1", "0.2"]})
 
 
 def test_classes_of_one_name_and_one_called_client_keep_their_columns() -> None:
-    columns = class_columns(torch.tensor([[0.11, 0.22, 0.33]]), ["client", "a", "a"])
-    lines = shown("cssv", columns).splitlines()
-    assert lines[2].split() == ["client", "client", "(0)", "a", "(1)", "a", "(2)"]
-    assert lines[4].split() == ["0", ".11", ".22", ".33"]
+    lines = shown("cssv", by_class([[0.11, 0.22, 0.33]], ["client", "a", "a"])).splitlines()
+    assert lines[1].split() == ["client", "client", "(0)", "a", "(1)", "a", "(2)"]
+    assert lines[2].split() == ["0", "0.11", "0.22", "0.33"]
 
 
 def test_names_are_shortened_and_stay_on_a_line() -> None:

@@ -33,9 +33,9 @@ from flsv.data.contents import loader_hash
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.personalization import Standalone
-from flsv.report.text import markdown_table, plain
 from flsv.report.folder import FolderLock, run_folder
 from flsv.report.terminal import chosen, print_table
+from flsv.report.text import markdown_table, plain
 from flsv.server.config import ClientEvaluation
 from flsv.server.identity import Identity
 

@@ -40,11 +40,11 @@ from flsv.functional.shapley.regression import kernel_shap
 from flsv.games.retraining import KeptUtility, RetrainedUtility
 from flsv.loop.side_by_side import NotSideBySide, SideBySideUtility
 from flsv.participants import Ranks
-from flsv.report.text import NONE
 from flsv.report.facts import retrained_caveats
 from flsv.report.folder import RECORD, RETRAINED, FolderLock
 from flsv.report.record import read_record
 from flsv.report.terminal import print_table
+from flsv.report.text import NONE
 from flsv.sampling import FixedCohort
 from flsv.strategy import Strategy
 

@@ -25,7 +25,9 @@ from flsv.report.text import number
 #: What is drawn in black or a dark grey has the page's colours.
 _INK = {"#000000": "var(--ink)", "#333333": "var(--ink)", "#808080": "var(--dim)"}
 _OWN = re.compile(
-    r'<metadata>.*?</metadata>|<defs>\s*<style.*?</defs>| id="(figure|axes|patch|text|matplotlib)[^"]*"', re.S
+    r"<!--.*?-->|<metadata>.*?</metadata>|<style.*?</style>|<clipPath.*?</clipPath>"
+    r'| clip-path="[^"]*"| id="(?:figure|axes|patch|text|matplotlib)[^"]*"',
+    re.DOTALL,
 )
 #: In inches: so narrow that its letters can be read where it is as wide as a telephone.
 _WIDTH, _LEFT, _RIGHT = 5.2, 0.115, 0.985
@@ -123,8 +125,8 @@ def _svg(title: str, words: Sequence[str], draw: Callable[[Any], None], height: 
 
 def _inline(text: str, title: str, description: str) -> str:
     """A file of Matplotlib's as an element of a page."""
-    opening, box, body = re.split(r'(viewBox="[^"]*")[^>]*>', text, maxsplit=1)
-    body = re.sub(r"<!--.*?-->", "", _OWN.sub("", body), flags=re.S)
+    _, box, body = re.split(r'(viewBox="[^"]*")[^>]*>', text, maxsplit=1)
+    body = _OWN.sub("", body)
     for black, ink in _INK.items():
         body = body.replace(black, ink)
     words = f"<title>{escape(title)}</title><desc>{escape(description)}</desc>"

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from markupsafe import Markup
 
 from flsv.csv_files import NAN
@@ -16,31 +14,10 @@ from flsv.report import drawing
 from flsv.report.html import heat, table
 from flsv.report.reading import Run
 from flsv.report.terminal import undecided
-from flsv.report.text import by_value, number, numbers, percent, with_intervals
+from flsv.report.text import WORDS, by_value, number, numbers, percent, with_intervals
 
-#: By the metric's class.
-CAVEATS: Mapping[str, Sequence[str]] = yaml.safe_load(
-    (Path(__file__).parent / "templates" / "caveats.yaml").read_text(encoding="utf-8")
-)
-NO_ERROR = (
-    "The values come without standard errors: differences between clients that are small beside those between rounds, "
-    "or between two seeds, mean little."
-)
-AT_CHANCE = (
-    "By {} on the validation set the model is not told apart from one that always gives the same answer: it cannot be "
-    "said to have learned, and who contributed what to it is chance. Nothing should be paid by these values."
-)
 #: Of the validation set in one class, from which on accuracy says little of who taught the model what.
 _MOSTLY = 0.7
-_ONE_CLASS = (
-    "{} of the validation set is of one class: an answer that is always the same has most of the accuracy that these "
-    "values share out, and a client whose data teach nothing is paid nearly like the others. Retrain by --metric "
-    "balanced_accuracy or negative_loss."
-)
-_OTHER_SHAPE = (
-    "KernelSHAP of the same trainings is outside of the interval of {}: there the shape that the fit takes the game "
-    "for decides. Train more coalitions (--trainings all) before paying by it."
-)
 RETRAINED_HEAD = ("client", "value", "90 % interval", "share")
 GAIN_HEAD = ("alone", "received", "gain", "trained last", "balanced accuracy", "AUROC")
 
@@ -70,9 +47,9 @@ def retrained_caveats(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -
     """
     outside = [row["kernel_shap"] < row["low"] or row["kernel_shap"] > row["high"] for row in rows]
     others = [name for name, so in zip(names, outside) if so]
-    found = [_OTHER_SHAPE.format(", ".join(others))] if others else []
+    found = [WORDS["other_shape"].format(", ".join(others))] if others else []
     majority = rows[0]["majority"]
-    return [*found, _ONE_CLASS.format(percent(majority))] if majority >= _MOSTLY else found
+    return [*found, WORDS["one_class"].format(percent(majority))] if majority >= _MOSTLY else found
 
 
 def caveats(metric: Mapping[str, Any], errors: bool) -> list[str]:
@@ -82,8 +59,8 @@ def caveats(metric: Mapping[str, Any], errors: bool) -> list[str]:
         metric: as ``run.json`` describes it.
         errors: whether there are standard errors or intervals.
     """
-    found = list(CAVEATS.get(metric["class"], ()))
-    return found if errors else [*found, NO_ERROR]
+    found = list(WORDS["caveats"].get(metric["class"], ()))
+    return found if errors else [*found, WORDS["no_error"]]
 
 
 def caveats_of(run: Run) -> list[str]:

@@ -19,44 +19,16 @@ from flsv.report.html import table
 from flsv.report.measured import own_title
 from flsv.report.reading import Run
 from flsv.report.shares import SHARE_HEAD, Shares
-from flsv.report.text import NONE, by_value, ends_of, joined, number, numbers, percent
+from flsv.report.text import NONE, WORDS, by_value, ends_of, joined, number, numbers, percent
 
 #: Clients that are shown; of more the highest and the lowest ten.
 MOST = 30
 #: Classes up to which their samples are counted client by client.
 COUNTED = 20
-#: What a model is judged by, as it is said to those who do not measure: what it is, and how much of it is good.
-PLAIN = {
-    "accuracy": "share of right answers",
-    "balanced_accuracy": "share of right answers, of each kind of case alike",
-    "per_class_accuracy": "share of right answers, of each kind of case alike",
-    "negative_loss": "error",
-    "auroc": "area under the ROC curve",
-    "average_precision": "average precision",
-    "f1": "F1 score",
-}
-#: Of clients whose updates are copies.
-COPYING = (
-    "These sent one another's updates but for little, as one client under several names does, or one who wants to "
-    "bring another into disrepute: {}. Which of them copies which, updates do not tell."
-)
-ECHOING = "This one sent the model's own last step back, as one does who has not trained: {}."
 #: Of the waterfall, besides the clients at both ends when there are more.
 MOST_STEPS = 12
 #: By how much of the difference the values may miss it, to add up to it.
 TOLERANCE = 0.01
-#: What a module logs of the validation set, and how it is said.
-_LOGGED = {
-    "val_accuracy": "{} of the answers are right",
-    "val_balanced_accuracy": "{} where each kind of case counts alike",
-    "val_auroc": "the area under the ROC curve is {}",
-}
-_HISTORIES = {
-    "weight": "The weight of each client in the aggregate",
-    "accuracy": "Accuracy of the clients' own models",
-    "balanced_accuracy": "Balanced accuracy of the clients' own models",
-    "auroc": "AUROC of the clients' own models",
-}
 
 
 def facts_for_all(run: Run, shares: Shares | None = None) -> dict[str, Any]:
@@ -92,7 +64,9 @@ def facts_for_all(run: Run, shares: Shares | None = None) -> dict[str, Any]:
         "last_logged": ", ".join(f"{name} {value}" for name, value in facts.logged(run)),
         "games": _games(run),
         "bars": [_bars(run, metric, order, names) for metric in run.metrics],
-        "histories": facts.over_rounds(run, order, names, {**{name: name for name in run.metrics}, **_HISTORIES}),
+        "histories": facts.over_rounds(
+            run, order, names, {**{name: name for name in run.metrics}, **WORDS["histories"]}
+        ),
         "by_class": [chart for metric in run.metrics for chart in facts.by_column(run, metric, order, names)],
         "retrained": _retrained(run, order),
         "gains": _gains(run, order, names),
@@ -116,17 +90,14 @@ def red_lines(run: Run) -> list[str]:
     """What has to be known before anything is made of the values."""
     lines = []
     if not run.ended:
-        lines.append("The run has not come to its end: it was killed, or is still running. This is how far it was.")
-    lines += [facts.AT_CHANCE.format(_plain(by)) for by in facts.at_chance(run.record)]
+        lines.append(WORDS["not_ended"])
+    lines += [WORDS["at_chance"].format(_plain(by)) for by in facts.at_chance(run.record)]
     if run.named:
         names = ", ".join(f"{run.label(who)} ({n} of {of} rounds)" for who, (n, of) in run.named.items())
-        lines.append(
-            f"Sent an update that was not finite, or far larger than all others: {names}. Those rounds count nothing "
-            "for them."
-        )
+        lines.append(WORDS["at_fault"].format(names))
     for group in run.copies:
         names = ", ".join(run.label(client) for client in group)
-        lines.append((COPYING if len(group) > 1 else ECHOING).format(names))
+        lines.append(WORDS["copying" if len(group) > 1 else "echoing"].format(names))
     return lines
 
 
@@ -210,7 +181,7 @@ def _known(run: Run, metric: str) -> list[int]:
 
 
 def _plain(by: str) -> str:
-    return PLAIN.get(by, by)
+    return WORDS["plain"].get(by, by)
 
 
 def _shown(by: str, value: float) -> str:
@@ -219,9 +190,9 @@ def _shown(by: str, value: float) -> str:
 
 def _logged(run: Run) -> str:
     """What the module says of the validation set at the end."""
-    values = {name: value for name in _LOGGED if (value := run.record.get("logged", {}).get(name)) is not None}
+    values = {name: value for name in WORDS["logged"] if (value := run.record.get("logged", {}).get(name)) is not None}
     shown = {name: percent(value) if "accuracy" in name else number(value) for name, value in values.items()}
-    return ", ".join(_LOGGED[name].format(value) for name, value in shown.items())
+    return ", ".join(WORDS["logged"][name].format(value) for name, value in shown.items())
 
 
 def _clients(run: Run, order: Sequence[int], names: Sequence[str]) -> Markup:

@@ -20,7 +20,7 @@ from flsv.report import facts
 from flsv.report.html import table
 from flsv.report.reading import Run
 from flsv.report.shares import SHARE_HEAD, Shares
-from flsv.report.text import NONE, number, numbers, percent
+from flsv.report.text import NONE, WORDS, number, numbers, percent
 
 #: Clients below which nothing is told that is worked out from all of them.
 FEWEST = 5
@@ -32,7 +32,7 @@ def facts_for_one(run: Run, client: int, shares: Shares | None = None) -> dict[s
     """What the report for one client holds, with its share of a budget where there is one."""
     # Columns that are no classes may be the other clients.
     by_class = [metric for metric in run.metrics if run.columns_are_classes(metric)]
-    chance = [facts.AT_CHANCE.format(by) for by in facts.at_chance(run.record)]
+    chance = [WORDS["at_chance"].format(by) for by in facts.at_chance(run.record)]
     return {
         "title": f"Contribution of {run.label(client)}",
         "subtitle": facts.subtitle(run, facts.algorithm(run)),

@@ -18,7 +18,7 @@ from flsv.participants.artifacts import client_folders
 from flsv.report.folder import CONTRIBUTIONS, RECORD, RETRAINED
 from flsv.report.record import read_record
 from flsv.report.run_table import OF_A_ROUND, columns_in, history, last, part, read_table, tidy
-from flsv.report.text import MEANING, joined
+from flsv.report.text import WORDS, joined
 from flsv.round.result import Event
 
 #: What ``flsv compare`` leaves in the folder of each of its runs.
@@ -162,9 +162,9 @@ class Run:
     def kind(self, metric: str) -> str:
         """What a metric's intervals are, in words; "" without any."""
         if any(end == end for end in last(self.table, metric, self.num_clients, what="low")):
-            return MEANING
+            return WORDS["interval"]
         sampled = f"{metric}/stderr" in self.measured
-        return "95 % of the estimator's sampling error (1.96 standard errors on either side)" if sampled else ""
+        return WORDS["sampled_interval"] if sampled else ""
 
     def labels(self, clients: Sequence[int]) -> str:
         """The names of these clients."""
@@ -210,12 +210,12 @@ class Run:
                 f"{self.valuation} holds no {VALUATION}: name a folder that flsv value has written."
             )
         rows = self._by_client(path, {"client_name": str}, number_or_nan)
-        known = sum(map(bool, rows))
-        if known < self.num_clients:
+        if not all(rows):
+            known = sum(map(bool, rows))
             raise ConfigurationError(
                 f"{path} is of {known} clients and the run of {self.num_clients}: not of the same data."
             )
-        return [{name: cell for name, cell in row.items() if name not in ("client", "client_name")} for row in rows]
+        return [{name: cell for name, cell in row.items() if not name.startswith("client")} for row in rows]
 
     def _by_client(
         self, path: Path, needed: Mapping[str, Cell], others: Mapping[str, Cell] | Cell = str

@@ -30,15 +30,12 @@ from flsv.round.result import Event, RoundResult
 
 #: Of the layout of ``run.json``.
 VERSION = 3
-#: What every record has, and of what kind it is; None where it may be unknown.
-FIELDS: Mapping[str, tuple[type | None, ...]] = {
-    **dict.fromkeys(("packages", "algorithm", "metrics", "settings", "hashes"), (dict,)),
-    **dict.fromkeys(("clients", "samples", "events"), (list,)),
-    **dict.fromkeys(("classes", "class_counts"), (list, None)),
-    **dict.fromkeys(("started", "module"), (str,)),
-    "rounds": (int, None),
-    "validation": (dict, None),
+#: What every record has, and what it has of each metric.
+FIELDS = {
+    *("started", "packages", "module", "algorithm", "rounds", "clients", "classes", "samples", "class_counts"),
+    *("validation", "metrics", "settings", "hashes", "events"),
 }
+OF_METRICS = {"class", "about", "guide", "per_class", "columns", "higher_is_better", "to_pay_by"}
 
 
 class Record:
@@ -171,34 +168,25 @@ def read_record(path: Path) -> dict[str, Any]:
     Raises:
         ConfigurationError: there is none, it is no JSON, of another version, or lacks what every record has.
     """
-    again = "Train again, in a new folder."
     try:
         record = json.loads(path.read_bytes())
         version = record["version"]
+        if version == VERSION:
+            missing = FIELDS - record.keys()
+            missing = missing or set().union(*(OF_METRICS - metric.keys() for metric in record["metrics"].values()))
+            if missing or len(record["samples"]) != len(record["clients"]):
+                raise LookupError(f"it lacks {', '.join(sorted(missing)) or 'samples of its clients'}")
+            record["events"] = [Event(**event) for event in record["events"]]
     except FileNotFoundError:
         raise ConfigurationError(f"there is no {path}, which every run has: name the folder of a run.") from None
-    except (ValueError, LookupError, TypeError) as error:
-        raise ConfigurationError(f"{path} is no record of a run ({error!r}). {again}") from error
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ConfigurationError(f"{path} is no record of a run ({error!r}). Train again, in a new folder.") from error
     if version != VERSION:
         raise ConfigurationError(
             f"{path} is of version {version}, and this flsv reads version {VERSION}. Read the run with the flsv that "
             "has written it, or train again."
         )
-    kinds = {
-        name: record[name] if name in record and record[name] is None else type(record.get(name, _plain))
-        for name in FIELDS
-    }
-    if wrong := [name for name, kind in kinds.items() if kind not in FIELDS[name]]:
-        raise ConfigurationError(f"{path} is no record of a run: it has no {', '.join(wrong)}. {again}")
-    try:
-        events = [Event(**event) for event in record["events"]]
-    except TypeError as error:
-        raise ConfigurationError(f"{path} has an event that is none ({error}). {again}") from error
-    if len(record["samples"]) != len(record["clients"]):
-        raise ConfigurationError(
-            f"{path} has {len(record['clients'])} clients and samples of {len(record['samples'])}. {again}"
-        )
-    return record | {"events": events}
+    return record
 
 
 def _plain(value: Any) -> Any:

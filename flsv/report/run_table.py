@@ -175,7 +175,7 @@ def read_table(path: Path, client_names: Sequence[str], rounds: int | None = Non
     """
     names = [" ".join(str(name).split()) for name in client_names]
     table = DataFrame([row for _, row in read_csv(path, _CELLS)], columns=[*SCHEMA]).astype(SCHEMA)
-    latest = table["round"].cummax()
+    latest = table["round"].shift(fill_value=0).cummax()
     most = (MOST_ROUNDS if rounds is None else rounds) - 1
     called = table["client"].map(dict(enumerate(names)))
     faults = (
@@ -248,12 +248,16 @@ class CSV:
         return kept
 
     def write(self, result: RoundResult) -> None:
+        """Add a round's changes."""
+        self.append(result.changes)
+
+    def append(self, rows: DataFrame) -> None:
         """Add one round's rows, all or none. Floats are written so that they read back as the same number.
 
         Raises:
             OSError: they cannot be written; the rounds before stay as they are.
         """
-        append(self.path, csv_lines(result.changes))
+        append(self.path, csv_lines(rows))
 
     def _to_go_on_with(self, source: Path) -> DataFrame:
         try:

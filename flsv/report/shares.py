@@ -16,7 +16,7 @@ from flsv.errors import ConfigurationError
 from flsv.functional.allocation import Negatives, allocate
 from flsv.report.reading import Run
 from flsv.report.repeated import repeated_runs, summary
-from flsv.report.text import NONE, joined, percent
+from flsv.report.text import NONE, WORDS, joined, percent
 
 #: Beside the report.
 SHARES = "shares.csv"
@@ -27,13 +27,6 @@ HEADER = (
 SHARE_HEAD = ("share", "amount")
 #: How values by retraining are named.
 RETRAINED = "retrained"
-#: What each rule makes of values below 0, in words.
-RULES: dict[Negatives, str] = {
-    "zero": "Whoever has a value below 0 gets nothing, and the others share as if it were not there",
-    "shift": "Values are counted from the lowest one, if that is below 0; whoever has it gets nothing",
-    "softmax": "Everybody gets something, the more the higher the value",
-    "refuse": "No value is below 0: with one, nothing would have been shared out",
-}
 #: Currencies whose amounts have no decimals, and three; all others have two.
 WHOLE = "BIF CLP DJF GNF ISK JPY KMF KRW PYG RWF UGX VND VUV XAF XOF XPF"
 THREE = "BHD IQD JOD KWD LYD OMR TND"
@@ -219,7 +212,7 @@ class Shares:
     @property
     def rule(self) -> str:
         """What becomes of values below 0, in words."""
-        return RULES[self.budget.rule]
+        return WORDS["rules"][self.budget.rule]
 
     @property
     def has_intervals(self) -> bool:

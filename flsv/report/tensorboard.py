@@ -33,7 +33,6 @@ from torchmetrics import Metric
 
 from flsv.charts import client_labels, drawing, label_text
 from flsv.metrics import ContributionMetric
-from flsv.metrics.base import what_it_is
 from flsv.models.imbalance import OWN_SCORES
 from flsv.participants.artifacts import client_folders
 from flsv.report.folder import Reporting
@@ -118,8 +117,6 @@ class TensorBoard:
             for event in (Event(file_version="brain.Event:2"), Event(session_log=start)):
                 self._writer._get_file_writer().add_event(event, first_round)
         self._writer.add_text("settings", text_table({"setting": settings, "value": settings.values()}), first_round)
-        for name, metric in self._metrics.items():
-            self._writer.add_text(f"how to read/{name}", guide_text(name, metric), first_round)
         # A run that goes on may do so in another folder; in the same one the last layout counts.
         self._writer.add_custom_scalars(self._charts())
         if first_round == 0:
@@ -238,28 +235,35 @@ class TensorBoard:
 
     def _charts(self) -> dict[str, dict[str, Chart]]:
         """The charts of the run in Custom Scalars: of all clients, and per class and per client of a metric."""
-        names, classes = self._client_names, list(self._class_names or ())
         end = "$" if self._by_client else "/client_[^/]+$"
         more = ["weight", "train_loss", "update_norm", *(map(client_score, OWN_SCORES) if self._evaluated else ())]
         tags = {name: self._tag(name) if self._by_client else name for name in (*self._metrics, *more)}
         charts = {"all clients": {name: _lines(re.escape(tag) + end) for name, tag in tags.items()}}
-        if self._by_client:
-            charts["all clients with intervals"] = {
-                name: ["Margin", [tags[name], f"{name}/low", f"{name}/high"]]
-                for name, metric in self._metrics.items()
-                if isinstance(metric, ContributionMetric) and metric.over_rounds is not None
-            }
-        titles = [f"class {name}" if str(name).isdigit() else str(name) for name in classes]
-        for name in self._per_class if 1 < len(classes) and len(classes) * len(names) <= MOST_PER_CLASS else ():
-            if not getattr(self._metrics[name], "per_class", False):
-                continue
-            parts = [re.escape(f"{name}/{class_part(j, classes)}") + end for j in range(len(classes))]
-            charts[f"{name} by class"] = {title: _lines(part) for title, part in zip(titles, parts)}
-            if self._class_folders:
-                parts = [re.escape(f"{name}/{client_part(i, names)}") + "$" for i in range(len(names))]
-                labels = client_labels(len(names), names)
-                charts[f"{name} by client"] = {label: _lines(part) for label, part in zip(labels, parts)}
-        return {title: category for title, category in charts.items() if category}
+        margins = {
+            name: ["Margin", [tags[name], f"{name}/low", f"{name}/high"]]
+            for name, metric in self._metrics.items()
+            if isinstance(metric, ContributionMetric) and metric.over_rounds is not None
+        }
+        if self._by_client and margins:
+            charts["all clients with intervals"] = margins
+        for name in self._per_class:
+            charts |= self._charts_of_classes(name, end)
+        return charts
+
+    def _charts_of_classes(self, name: str, end: str) -> dict[str, dict[str, Chart]]:
+        """Of a metric's values per class, if it has any and they are curves."""
+        names, classes = self._client_names, list(self._class_names or ())
+        few = 1 < len(classes) <= MOST_PER_CLASS / len(names)
+        if not few or not getattr(self._metrics[name], "per_class", False):
+            return {}
+        titles = [f"class {each}" if str(each).isdigit() else str(each) for each in classes]
+        tags = [re.escape(f"{name}/{class_part(j, classes)}") + end for j in range(len(classes))]
+        charts = {f"{name} by class": {title: _lines(tag) for title, tag in zip(titles, tags)}}
+        if self._class_folders:
+            tags = [re.escape(f"{name}/{client_part(i, names)}") + "$" for i in range(len(names))]
+            labels = client_labels(len(names), names)
+            charts[f"{name} by client"] = {label: _lines(tag) for label, tag in zip(labels, tags)}
+        return charts
 
 
 def _lines(tag: str) -> Chart:
@@ -349,12 +353,3 @@ def text_table(columns: Mapping[str, Iterable[object]]) -> str:
     """
     head, *rows = [[plain(str(cell)) for cell in row] for row in (columns, *zip(*columns.values()))]
     return markdown_table(head, rows)
-
-
-def guide_text(name: str, metric: Metric) -> str:
-    """How to read a metric."""
-    rows = {"what it is": what_it_is(metric)}
-    rows |= metric.guide().lines() if isinstance(metric, ContributionMetric) else {}
-    rows["settings"] = repr(metric)
-    rows["bold lines"] = "TensorBoard smooths them, by 0.6 at first; for the values set Smoothing to 0."
-    return text_table({name: rows, " ": rows.values()})

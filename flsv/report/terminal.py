@@ -19,7 +19,7 @@ from flsv.charts import shortened
 from flsv.models.imbalance import OWN_SCORES
 from flsv.report.measured import own_title
 from flsv.report.run_table import columns_in, last, part
-from flsv.report.text import MEANING, NONE, by_value, ends_of, numbers, with_intervals
+from flsv.report.text import NONE, WORDS, by_value, ends_of, numbers, with_intervals
 
 #: Clients that are shown one by one; of more the highest and the lowest ten.
 MOST = 20
@@ -52,7 +52,7 @@ def print_contributions(
         title += f" of {len(rows)} of {count} clients{by}; all are in contributions.csv"
     columns = client_columns(table, metrics, count)
     if any("[" in cell for cells in columns.values() for cell in cells):
-        title += f"; in brackets {MEANING.partition(':')[0]}"
+        title += f"; in brackets {WORDS['interval'].partition(':')[0]}"
     print_table(title, client_names, columns, rows)
     for name, kind in metrics.items():
         keys = columns_in(table, name)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
 
 NONE = "\N{EN DASH}"
-#: What the intervals of metrics are of.
-MEANING = (
-    "90 % of the spread over the run's rounds, or of the estimator's sampling error where that is larger: not of what "
-    "another seed, other participants or another validation set would change"
+#: What a report says.
+WORDS: Mapping[str, Any] = yaml.safe_load(
+    (Path(__file__).parent / "templates" / "words.yaml").read_text(encoding="utf-8")
 )
 
 

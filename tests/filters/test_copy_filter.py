@@ -23,7 +23,7 @@ from flsv.metrics import (
     CosineGradientShapley,
 )
 from flsv.report import open_run
-from flsv.report.front import red_lines
+from flsv.report.for_all import red_lines
 from flsv.round import ClientUpdate
 from flsv.uploads import UploadContext
 

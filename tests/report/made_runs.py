@@ -53,8 +53,7 @@ def make_run(
         "samples": [100 + 7 * i for i in range(clients)],
         "class_counts": [[1100 * (i + 1) + j for j in range(classes)] for i in range(clients)],
         "validation": None,
-        "copies": [],
-        "named": {},
+        "events": [],
         "metrics": {
             "cssv": {
                 "class": "ClassSpecificShapley",
@@ -74,6 +73,20 @@ def make_run(
         said |= {"ended": "2026-01-02T04:04:05+00:00", "rounds_done": rounds, "logged": {"val_accuracy": 0.875}}
     (folder / "run.json").write_text(json.dumps(said))
     return folder
+
+
+def at_fault(client: int, times: int, of: int) -> dict[str, Any]:
+    """An event of ``run.json``: updates far too large."""
+    return {"client": client, "what": "large", "first": 0, "last": times - 1, "times": times, "of": of}
+
+
+def copying(*clients: int) -> list[dict[str, Any]]:
+    """Events of ``run.json``: a group of copies, or one who sends the last step back."""
+    what = "copy" if len(clients) > 1 else "echo"
+    return [
+        {"client": i, "what": what, "first": 2, "last": 2, "times": 1, "others": [j for j in clients if j != i]}
+        for i in clients
+    ]
 
 
 def write_rows(folder: Path, rows: Sequence[Sequence[Any]], names: Sequence[str] = NAMES) -> None:

@@ -7,7 +7,8 @@ import torch
 
 import flsv.metrics
 from flsv.metrics import ContributionMetric
-from flsv.report.facts import CAVEATS, NO_ERROR, caveats
+from flsv.report.facts import caveats
+from flsv.report.text import WORDS
 
 KINDS = [
     name
@@ -21,7 +22,7 @@ def test_every_metric_has_caveats(kind: str) -> None:
     said = caveats({"class": kind}, errors=True)
     assert said
     assert all(text.endswith(".") for text in said)
-    assert caveats({"class": kind}, errors=False) == [*said, NO_ERROR]
+    assert caveats({"class": kind}, errors=False) == [*said, WORDS["no_error"]]
 
 
 def test_which_rounds_count_more() -> None:
@@ -33,4 +34,4 @@ def test_which_rounds_count_more() -> None:
         metric.update(torch.arange(2), index, lambda masks: masks.double().sum(1))
         counted.append(float(metric.compute()[0]))
     assert counted[0] > counted[1]
-    assert "Earlier rounds count more than later ones" in " ".join(CAVEATS["DecayedShapley"])
+    assert "Earlier rounds count more than later ones" in " ".join(WORDS["caveats"]["DecayedShapley"])

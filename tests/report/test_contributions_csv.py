@@ -6,24 +6,25 @@ from pathlib import Path
 
 import pytest
 from lightning.pytorch.loggers.logger import DummyLogger
+from pandas import DataFrame
 from toys import fit
 
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
-from flsv.report.run_table import ContributionsFile, Numbers, RunTable
+from flsv.report.run_table import CSV, Numbers, rows_of
 
 NAMES = ("Boston", "Lyon")
 
 
-def rows(r: int, *numbers: Numbers, names: Sequence[str] = NAMES) -> RunTable:
-    return RunTable.of_round(r, numbers, names)
+def rows(r: int, *numbers: Numbers, names: Sequence[str] = NAMES) -> DataFrame:
+    return rows_of(r, numbers, names)
 
 
 ROWS = {r: rows(r, Numbers("cssv", [0.1 + r]), Numbers("cssv", [[1 / 3]], {"3": "Dress"})) for r in range(4)}
 
 
-def written(path: Path, rounds: int) -> ContributionsFile:
-    file = ContributionsFile(path, NAMES)
+def written(path: Path, rounds: int) -> CSV:
+    file = CSV(path, NAMES)
     file.begin(0)
     for r in range(rounds):
         file.append(ROWS[r])
@@ -35,7 +36,7 @@ def test_resuming_drops_rounds_that_are_run_again_and_a_line_cut_short(tmp_path:
     file = written(tmp_path / "c.csv", 3)
     with file.path.open("a") as out:
         out.write(damage)
-    again = ContributionsFile(file.path, NAMES)
+    again = CSV(file.path, NAMES)
     again.begin(2)
     again.append(ROWS[2])
     again.append(ROWS[3])
@@ -44,7 +45,7 @@ def test_resuming_drops_rounds_that_are_run_again_and_a_line_cut_short(tmp_path:
 
 def test_resuming_elsewhere_takes_the_earlier_rounds_along(tmp_path: Path) -> None:
     old = written(tmp_path / "old" / "c.csv", 3)
-    new = ContributionsFile(tmp_path / "new" / "c.csv", NAMES)
+    new = CSV(tmp_path / "new" / "c.csv", NAMES)
     new.begin(3, old.path)
     new.append(ROWS[3])
     assert new.path.read_text() == written(tmp_path / "whole.csv", 4).path.read_text()
@@ -53,7 +54,7 @@ def test_resuming_elsewhere_takes_the_earlier_rounds_along(tmp_path: Path) -> No
 
 def test_a_file_that_is_gone_is_said(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="is gone: .* starts at round 2"):
-        ContributionsFile(tmp_path / "c.csv", NAMES).begin(2, tmp_path / "nowhere.csv")
+        CSV(tmp_path / "c.csv", NAMES).begin(2, tmp_path / "nowhere.csv")
 
 
 def test_a_file_of_an_earlier_run_is_kept_and_named(tmp_path: Path) -> None:
@@ -70,7 +71,7 @@ def test_a_file_of_another_kind_is_kept_too(tmp_path: Path) -> None:
     path = tmp_path / "c.csv"
     path.write_text("a,b\n1,2\n")
     with pytest.warns(UserWarning, match="c_1.csv"):
-        ContributionsFile(path, NAMES).begin(0)
+        CSV(path, NAMES).begin(0)
     assert (tmp_path / "c_1.csv").read_text() == "a,b\n1,2\n"
 
 
@@ -78,13 +79,13 @@ def test_going_back_several_rounds_keeps_what_is_run_again(tmp_path: Path) -> No
     path = tmp_path / "c.csv"
     before = written(path, 4).path.read_bytes()
     with pytest.warns(UserWarning, match="c_1.csv"):
-        ContributionsFile(path, NAMES).begin(1)
+        CSV(path, NAMES).begin(1)
     assert (tmp_path / "c_1.csv").read_bytes() == before
 
 
 def test_names_stand_beside_the_numbers(tmp_path: Path) -> None:
     names = ["Boston", "St. Mary's,\nEast"]
-    file = ContributionsFile(tmp_path / "c.csv", names)
+    file = CSV(tmp_path / "c.csv", names)
     file.begin(0)
     of_class = Numbers("cssv", [[0.5]], {"0": "Shirt"}, clients=[1])
     cost = Numbers("cost", [[4.0]], {"up": "up"}, clients=[1])
@@ -92,7 +93,7 @@ def test_names_stand_beside_the_numbers(tmp_path: Path) -> None:
     with file.path.open(newline="") as lines:
         found = [(row["client_name"], row["class_name"]) for row in csv.DictReader(lines)]
     assert found == [("St. Mary's, East", "Shirt"), ("Boston", ""), ("St. Mary's, East", "up")]
-    kept = ContributionsFile(file.path, names).begin(1).frame
+    kept = CSV(file.path, names).begin(1)
     assert list(zip(kept["metric"], kept["value"])) == [("cssv", 0.5), ("cssv", 0.25), ("cost", 4.0)]
 
 
@@ -102,7 +103,7 @@ def test_a_file_with_other_columns_is_refused_and_left_alone(tmp_path: Path) -> 
     with pytest.raises(
         ConfigurationError, match=r"has the columns 'round', 'metric', 'value': expected round, .*Move the file away"
     ):
-        ContributionsFile(path, NAMES).begin(1)
+        CSV(path, NAMES).begin(1)
     assert path.read_text() == "round,metric,value\n0,cssv,0.5\n"
 
 

@@ -14,17 +14,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_runs import make_run
+from made_runs import at_fault, copying, make_run
+from pandas import DataFrame
 
 from flsv.csv_files import as_text
 from flsv.errors import ConfigurationError
 from flsv.games.retraining import KeptUtility
 from flsv.models.imbalance import OWN_SCORES
 from flsv.report import Run, open_run
-from flsv.report.for_all import page_for_all
-from flsv.report.for_one import page_for_one
-from flsv.report.page import to_html
-from flsv.report.run_table import ContributionsFile, Numbers, RunTable
+from flsv.report.for_all import facts_for_all
+from flsv.report.for_one import facts_for_one
+from flsv.report.html import to_html
+from flsv.report.run_table import CSV, Numbers, csv_lines, rows_of
 from flsv.report.shares import Budget, shares_of
 
 NAMES = ("Málaga", "=1+1", "'-x")
@@ -55,15 +56,15 @@ def valid(folder: Path) -> Path:
     record = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(
         json.dumps(
-            {**record, "copies": [[1, 2]], "named": {"1": [1, 2]}},
+            {**record, "events": [*copying(1, 2), at_fault(1, 1, 2)]},
             ensure_ascii=False,
         )
     )
     (folder / "contributions.csv").unlink()
-    file = ContributionsFile(folder / "contributions.csv", NAMES)
+    file = CSV(folder / "contributions.csv", NAMES)
     file.begin(0)
     for r in range(ROUNDS):
-        file.append(rows_of(r, [[-0.25 * i for i in range(3)], [0.5 + r] * 3]))
+        file.append(round_of(r, [[-0.25 * i for i in range(3)], [0.5 + r] * 3]))
     (folder / "gains.csv").write_text(
         f"client,client_name,tests,{','.join(SCORES)}\r\n"
         + "".join(f"{i},n,shared{',0.5,0.625,nan' * 3}\r\n" for i in range(3))
@@ -83,7 +84,7 @@ def valid(folder: Path) -> Path:
 FILES = ("contributions.csv", "gains.csv", "retrained.csv", "valuation.csv", "clients/=1+1/flagged.csv")
 
 
-def rows_of(r: int, ends: Any = None) -> RunTable:
+def round_of(r: int, ends: Any = None) -> DataFrame:
     overall = [0.5**r + 0.125 * i for i in range(3)]
     by_class = [[value, value - 0.25] for value in overall]
     classes = {"0": "class 0", "1": "class 1"}
@@ -93,15 +94,15 @@ def rows_of(r: int, ends: Any = None) -> RunTable:
         Numbers("cssv", by_class, classes),
         Numbers("weight", weights, clients=[0, 2]),
     ]
-    return RunTable.of_round(r, numbers, NAMES)
+    return rows_of(r, numbers, NAMES)
 
 
 def reported(run: Run) -> str:
     """Every page, as it is handed out."""
     shared = [shares for by in (None, "cssv") if (shares := outcome(lambda by=by: shares_of(run, Budget(10.0, by))))]
     shares = shared[0] if shared else None
-    pages = [page_for_all(run, shares), *(page_for_one(run, i, shares) for i in range(min(run.num_clients, 4)))]
-    return "".join(map(to_html, pages))
+    own = (to_html("for_one.html", facts_for_one(run, i, shares)) for i in range(min(run.num_clients, 4)))
+    return "".join([to_html("for_all.html", facts_for_all(run, shares)), *own])
 
 
 def outcome(read: Callable[[], Any]) -> Any:
@@ -154,8 +155,8 @@ def test_a_damaged_folder_is_read_as_it_stands_or_refused_in_one_line(data: st.D
             return
         text = (folder / "contributions.csv").read_bytes()
         rows = list(csv.DictReader(io.StringIO(text[: text.rfind(b"\n") + 1].decode(), newline="")))
-        assert len(rows) == len(run.table.frame)
-        for row, found in zip(rows, run.table.rows()):
+        assert len(rows) == len(run.table)
+        for row, found in zip(rows, run.table.itertuples(index=False, name=None)):
             index, metric, client, column, value = found[:5]
             assert [row["round"], row["metric"], row["client"], row["class"]] == [
                 *map(str, (index, metric, client, column))
@@ -176,12 +177,12 @@ def test_a_run_goes_on_with_a_damaged_file_or_refuses_it_in_one_line(data: st.Da
         whole = path.read_text().splitlines(keepends=True)
         damaged = data.draw(damages(path.read_bytes()))
         path.write_bytes(damaged)
-        file = ContributionsFile(path, NAMES)
+        file = CSV(path, NAMES)
         if outcome(lambda: file.begin(2)) is None:
             assert path.read_bytes() == damaged
             return
         assert {line.split(",")[0] for line in path.read_text().splitlines()[1:]} <= {"0", "1"}
-        file.append(rows_of(2))
+        file.append(round_of(2))
         assert [line for line in path.read_text().splitlines(keepends=True) if line.startswith("2,")] == [
             line.rsplit(",", 2)[0] + ",,\n" for line in whole if line.startswith("2,")
         ]
@@ -214,7 +215,7 @@ def test_wherever_a_file_was_cut_its_whole_lines_are_read(tmp_path: Path, name: 
         (folder / name).write_bytes(whole[:end])
         count = whole[:end].count(b"\n") - 1
         found = open_run(folder)
-        assert [*map(repr, found.table.rows())] == [*map(repr, run.table.rows())][: count if "contr" in name else None]
+        assert found.table.equals(run.table[: count if "contr" in name else None])
         if name == "retrained.csv":
             assert sum(map(bool, found.retrained())) == count
 
@@ -246,9 +247,9 @@ def test_what_no_run_writes_is_said_with_its_line(tmp_path: Path, line: str, wor
 
 def test_a_byte_that_is_no_text_is_said_with_its_line_but_for_a_last_line_that_was_cut(tmp_path: Path) -> None:
     path = valid(tmp_path) / "contributions.csv"
-    rows, whole = open_run(tmp_path).table.csv(), path.read_bytes()
+    rows, whole = csv_lines(open_run(tmp_path).table), path.read_bytes()
     path.write_bytes(whole + b"2,weight,1,,0.5,=1\xc3")
-    assert open_run(tmp_path).table.csv() == rows
+    assert csv_lines(open_run(tmp_path).table) == rows
     path.write_bytes(whole.replace(b",weight,", b",w\xffight,", 1))
     with pytest.raises(ConfigurationError, match="line 11: .* expected text in UTF-8"):
         open_run(tmp_path)

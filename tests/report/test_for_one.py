@@ -13,8 +13,8 @@ from made_runs import make_run
 from flsv.csv_files import save_csv
 from flsv.models.imbalance import OWN_SCORES
 from flsv.report import write_report
-from flsv.report.blocks import NONE
-from flsv.report.run_table import ContributionsFile, Numbers, RunTable
+from flsv.report.run_table import CSV, Numbers, rows_of
+from flsv.report.text import NONE
 
 ROUNDS, CLASSES = 4, 3
 METRICS = ("cssv", "sv")
@@ -48,7 +48,7 @@ def a_run(folder: Path, clients: int, known: list[int], seed: int, total: float)
     def own(client: int, *what: object) -> float:
         return random.Random(repr((client, *what, *([] if client in known else [seed])))).uniform(0.1, 1.0)
 
-    file = ContributionsFile(folder / "contributions.csv", names)
+    file = CSV(folder / "contributions.csv", names)
     (folder / "contributions.csv").unlink()
     file.begin(0)
     everybody = range(clients)
@@ -61,7 +61,7 @@ def a_run(folder: Path, clients: int, known: list[int], seed: int, total: float)
             numbers.append(Numbers(metric, values, ends=ends if metric == "cssv" else None))
         for what in ("weight", "accuracy", "update_norm"):
             numbers.append(Numbers(what, [own(i, r, what) for i in everybody]))
-        file.append(RunTable.of_round(r, numbers, names))
+        file.append(rows_of(r, numbers, names))
     record = json.loads((folder / "run.json").read_text())
     record["samples"] = [samples[i] for i in range(clients)]
     record["class_counts"] = [[int(1000 * own(i, "count", j)) for j in range(CLASSES)] for i in range(clients)]

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from made_runs import make_game, make_run
+from made_runs import at_fault, copying, make_game, make_run
 from page_text import text_of
 
 from flsv.report import Budget, write_report
@@ -48,8 +48,8 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     if request.param == "cssv":
         return make_run(tmp_path)
     if request.param == "found":
-        named = {"named": {"1": [1, 3]}, "copies": [[2, 3]], "logged": {"val_accuracy": 0.72}}
-        return make_game(tmp_path, {"sv": values["sv"], "loo": values["sv"][::-1]}, **named)
+        found = {"events": [at_fault(1, 1, 3), *copying(2, 3)], "logged": {"val_accuracy": 0.72}}
+        return make_game(tmp_path, {"sv": values["sv"], "loo": values["sv"][::-1]}, **found)
     by = "negative_loss" if request.param == "loss" else "accuracy"
     return make_game(tmp_path, values, start=-0.7 if by == "negative_loss" else 0.25, by=by)
 
@@ -89,8 +89,8 @@ def test_of_many_partners_the_rest_is_one_step(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("told", "said"),
     [
-        ({"copies": [[0, 1]]}, "into disrepute: Boston, Lyon."),
-        ({"named": {"2": [1, 3]}}, "far larger than all others: Graz (1 of 3 rounds)."),
+        ({"events": copying(0, 1)}, "into disrepute: Boston, Lyon."),
+        ({"events": [at_fault(2, 1, 3)]}, "far larger than all others: Graz (1 of 3 rounds)."),
         (
             {"paid_in": {"sv": {"by": "accuracy", "start": 0.1, "end": 0.1, "sum": 0, "told_apart": False}}},
             "not told apart",

@@ -9,15 +9,14 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from made_runs import NAMES, made_value, make_run
+from made_runs import NAMES, at_fault, copying, made_value, make_run
 from page_text import text_of
 
 from flsv.errors import ConfigurationError
 from flsv.models.imbalance import OWN_SCORES
 from flsv.report import open_run, write_report
-from flsv.report.blocks import NONE, Table, number
-from flsv.report.facts import values_of
-from flsv.report.page import _table_class
+from flsv.report.html import table
+from flsv.report.text import NONE, number
 
 NASTY = ("a|b <b>x</b>", "</title><script>alert(1)</script>", "[x](http://evil)", "`c` *d* & \\e")
 
@@ -68,18 +67,17 @@ def test_everybody_is_in_the_report_of_all(tmp_path: Path) -> None:
 
 def test_the_interval_is_that_of_the_standard_errors_or_the_metrics_own(tmp_path: Path) -> None:
     folder = make_run(tmp_path, stderr=False)
-    assert values_of(open_run(folder), "cssv").low is None
+    assert open_run(folder).ends("cssv") is None
     with (folder / "contributions.csv").open("a") as file:
         for client in range(4):
             file.write(f"4,cssv/stderr,{client},,0.5,{NAMES[client]},,,\n")
-    found = values_of(open_run(folder), "cssv")
-    assert found.low is not None
-    assert found.low[2] == pytest.approx(made_value(2, 0, 4) - 0.98)
+    found = open_run(folder).ends("cssv")
+    assert found is not None
+    assert found[0][2] == pytest.approx(made_value(2, 0, 4) - 0.98)
     lines = (folder / "contributions.csv").read_text().splitlines()
     rows = [line[:-1] + "-1,2.5" if line.split(",")[1:4:2] == ["cssv", ""] else line for line in lines]
     (folder / "contributions.csv").write_text("\n".join(rows) + "\n")
-    found = values_of(open_run(folder), "cssv")
-    assert (found.low, found.high) == ([-1] * 4, [2.5] * 4)
+    assert open_run(folder).ends("cssv") == ([-1] * 4, [2.5] * 4)
 
 
 def test_the_file_needs_nothing_else_and_names_do_no_harm(tmp_path: Path) -> None:
@@ -235,7 +233,8 @@ def test_who_was_named_and_who_copies_is_told(tmp_path: Path) -> None:
     kept = [x for x in (folder / "contributions.csv").read_text().splitlines() if x.split(",")[2] != "1"]
     (folder / "contributions.csv").write_text("\n".join(kept) + "\n")
     record = json.loads((folder / "run.json").read_text())
-    (folder / "run.json").write_text(json.dumps({**record, "named": {"1": [2, 2], "2": [1, 2]}, "copies": [[2, 3]]}))
+    events = [at_fault(1, 2, 2), at_fault(2, 1, 2), *copying(2, 3)]
+    (folder / "run.json").write_text(json.dumps({**record, "events": events}))
     run = open_run(folder)
     assert [value == value for value in run.final("cssv")] == [True, False, True, True, True]
     page = texts(folder)
@@ -249,4 +248,4 @@ def test_who_was_named_and_who_copies_is_told(tmp_path: Path) -> None:
 
 def test_tables_of_three_columns_become_cards_on_a_narrow_screen() -> None:
     heads = (["a", "b", "c"], ["a", "b"], ["", "", ""])
-    assert [_table_class(Table(head, [])) for head in heads] == ["cards", "", ""]
+    assert ['class="cards"' in table(head, []) for head in heads] == [True, False, False]

@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from made_runs import make_game, make_run
+from made_runs import at_fault, make_game, make_run
 
 from flsv.report import Budget, write_report
 
@@ -73,7 +73,7 @@ def page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp(request.param)
     by = "sv" if request.param in ("few", "seeds") else "cssv"
     if request.param == "few":
-        make_game(folder, {"sv": [0.4, 0.1, 0.05, -0.2], "loo": [0.1, 0.05, 0.02, -0.1]}, named={"1": [1, 3]})
+        make_game(folder, {"sv": [0.4, 0.1, 0.05, -0.2], "loo": [0.1, 0.05, 0.02, -0.1]}, events=[at_fault(1, 1, 3)])
     elif request.param == "seeds":
         for seed in range(3):
             make_game(folder / f"seed_{seed}", {"sv": [0.4, 0.1 + 0.1 * seed, 0.05, -0.2]})
@@ -101,7 +101,7 @@ def test_what_is_cut_would_be_found(page: Path, tmp_path: Path) -> None:
 
 def test_the_first_page_of_four_partners_is_one_sheet(tmp_path: Path) -> None:
     folder = make_game(
-        tmp_path / "run", {"sv": [0.4, 0.1, 0.05, -0.2], "loo": [0.1, 0.05, 0.02, -0.1]}, named={"1": [1, 3]}
+        tmp_path / "run", {"sv": [0.4, 0.1, 0.05, -0.2], "loo": [0.1, 0.05, 0.02, -0.1]}, events=[at_fault(1, 1, 3)]
     )
     text = write_report(folder, budget=Budget(10_000.0, "sv")).read_text(encoding="utf-8")
     alone = tmp_path / "front.html"

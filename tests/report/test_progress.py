@@ -84,39 +84,26 @@ def test_an_error_takes_the_line_away(tmp_path: Path, told: Told) -> None:
 
 
 @pytest.mark.parametrize("make_bar", [RichProgressBar, TQDMProgressBar])
-def test_trainers_bars_show_it_and_let_go(
-    make_bar: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_trainers_bars_show_it_and_let_go(make_bar: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "PATIENCE", 0.0)
     monkeypatch.setattr(progress, "PAUSE", 0.0)
-    drawn: list[tuple[str, int, int]] = []
-    for line in (progress._RichLine, progress._TqdmLine):
-        before = line.draw
+    drawn: list[str | None] = []
+    before = progress.ProgressText._draw
 
-        def draw(self: Any, what: str, done: int, total: int, before: Any = before) -> None:
-            before(self, what, done, total)
-            drawn.append((what, done, total))
+    def draw(self: progress.ProgressText) -> None:
+        before(self)
+        drawn.append(self._bar.get_metrics(self._trainer, self._trainer.lightning_module).get("coalitions"))  # type: ignore[union-attr]
 
-        monkeypatch.setattr(line, "draw", draw)
-    bar = make_bar()
-    run(federation(), tmp_path, 3, enable_progress_bar=True, callbacks=[bar])
-    assert drawn[0] == ("Coalitions", 0, 8)
-    assert drawn[-1] == ("Coalitions", 8, 8)
-    if isinstance(bar, RichProgressBar):
-        (task,) = [task for task in bar.progress.tasks if task.description == "Coalitions"]  # type: ignore[union-attr]
-        assert (task.completed, task.total, task.visible) == (8, 8, False)
-    else:
-        assert "Coalitions" in capsys.readouterr().err + capsys.readouterr().out or drawn
+    monkeypatch.setattr(progress.ProgressText, "_draw", draw)
+    run(federation(), tmp_path, 3, enable_progress_bar=True, callbacks=[make_bar()])
+    assert drawn == [*(f"{done}/8" for done in range(9)), None]
     assert not counting._listeners
 
 
-def test_what_takes_a_moment_is_not_shown() -> None:
-    drawn: list[Any] = []
-    line = progress.CountLine(lambda *count: drawn.append(count), lambda: drawn.append("cleared"))
-    for done in range(5):
-        line.show("coalitions", done, 4)
-    line.hide()
-    assert drawn == []
+def test_what_takes_a_moment_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "PATIENCE", 60.0)
+    monkeypatch.setattr(progress.ProgressText, "_draw", lambda _: pytest.fail("it was drawn"))
+    run(federation(), tmp_path, 3, enable_progress_bar=True, callbacks=[TQDMProgressBar()])
 
 
 def test_several_threads_count_right(told: Told) -> None:

@@ -17,21 +17,21 @@ def test_values_histories_and_names(tmp_path: Path) -> None:
     run = open_run(make_run(tmp_path, clients=3, classes=2, rounds=4))
     assert (run.num_clients, run.rounds, run.metrics, run.ended) == (3, 4, ("cssv",), True)
     assert run.final("cssv") == [made_value(i, 0, 3) for i in range(3)]
-    assert run.history("cssv", "1")[2] == [made_value(i, 1, 2) for i in range(3)]
-    assert run.table.columns("cssv") == ("0", "1")
+    assert run.history("cssv", "1").loc[2].tolist() == [made_value(i, 1, 2) for i in range(3)]
+    assert run.columns("cssv") == ["0", "1"]
     assert run.column_name("cssv", "1") == "class 1"
     assert run.taken_part() == [4, 4, 4]
-    assert open_run(tmp_path / "contributions.csv").table.csv() == run.table.csv()
+    assert open_run(tmp_path / "contributions.csv").table.equals(run.table)
 
 
 def test_values_stay_until_they_change_and_weights_do_not(tmp_path: Path) -> None:
     make_run(tmp_path, clients=2)
     write_rows(tmp_path, [[0, "cssv", 0, "", 0.5], [0, "weight", 0, "", 1], [1, "cssv", 1, "", 0.25]])
     run = open_run(tmp_path)
-    assert run.history("cssv")[1] == [0.5, 0.25]
+    assert run.history("cssv").loc[1].tolist() == [0.5, 0.25]
     weights = run.history("weight")
-    assert weights[0][0] == 1.0
-    assert math.isnan(weights[1][0])
+    assert weights.loc[0, 0] == 1.0
+    assert math.isnan(weights.loc[1, 0])
 
 
 def test_what_is_no_run_is_said(tmp_path: Path) -> None:
@@ -63,9 +63,13 @@ def test_a_record_that_is_broken_or_of_another_run_or_version_is_said(tmp_path: 
     (folder / "run.json").unlink()
     with pytest.raises(ConfigurationError, match="there is no .*run.json"):
         open_run(folder)
-    (folder / "run.json").write_text(json.dumps({**record, "version": 1}))
-    with pytest.raises(ConfigurationError, match="is of version 1, and this flsv reads version 2"):
+    (folder / "run.json").write_text(json.dumps({**record, "version": 2}))
+    with pytest.raises(ConfigurationError, match="is of version 2, and this flsv reads version 3"):
         open_run(folder)
+    for name in ("clients", "metrics", "events", "hashes"):
+        (folder / "run.json").write_text(json.dumps({key: value for key, value in record.items() if key != name}))
+        with pytest.raises(ConfigurationError, match=f"it lacks {name}"):
+            open_run(folder)
     short = {name: record[name][:1] for name in ("clients", "samples", "class_counts")}
     hashes = {"server": "feed", "0": "00"}
     (folder / "run.json").write_text(json.dumps({**record, **short, "hashes": hashes}))

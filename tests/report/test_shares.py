@@ -12,7 +12,7 @@ from typing import Any
 import pandas
 import pytest
 import torch
-from made_runs import make_game
+from made_runs import at_fault, copying, make_game
 from page_text import text_of
 from toys import fit, toy_data
 
@@ -169,7 +169,7 @@ def test_of_a_run_among_repeated_ones_the_means_count(tmp_path: Path) -> None:
 def test_copies_and_outliers_stand_beside_amounts_that_nothing_is_taken_from(fitted: Path, tmp_path: Path) -> None:
     plain, found = (
         part(fitted, tmp_path / name, "sv", **told)
-        for name, told in (("plain", {}), ("found", {"copies": [[0, 1]], "named": {"2": [1, 2]}}))
+        for name, told in (("plain", {}), ("found", {"events": [*copying(0, 1), at_fault(2, 1, 2)]}))
     )
     for folder in (plain, found):
         write_report(folder, budget=Budget(100.0))

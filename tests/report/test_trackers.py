@@ -13,6 +13,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.loggers import CometLogger, MLFlowLogger, WandbLogger
+from pandas import DataFrame
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
 from flsv.data import SizePartitioner
@@ -36,6 +37,10 @@ def fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return fitted
 
 
+def rows_of(table: DataFrame) -> tuple[list[str], list[list[Any]]]:
+    return table.columns.tolist(), table.to_numpy().tolist()
+
+
 class Recorded:
     """What a service is told."""
 
@@ -48,7 +53,7 @@ class OfWandb(Recorded, WandbLogger):
     save_dir, name, version, experiment = ".", "run", "0", None
 
     def log_table(self, key, columns=None, data=None, dataframe=None, step=None):
-        self.tables[key] = columns, data
+        self.tables[key] = rows_of(dataframe)
 
     def log_image(self, key, images, step=None, **_):
         (self.pictures[key],) = images
@@ -65,7 +70,7 @@ class OfMLflow(Recorded, MLFlowLogger):
     def experiment(self):
         def log_table(run_id, data, artifact_file):
             assert run_id == "7"
-            self.tables[artifact_file] = list(data), [list(row) for row in zip(*data.values())]
+            self.tables[artifact_file] = rows_of(data)
 
         def log_figure(run_id, figure, artifact_file):
             self.pictures[artifact_file] = figure
@@ -82,8 +87,8 @@ class OfComet(Recorded, CometLogger):
 
     @property
     def experiment(self):
-        def log_table(filename, tabular_data, headers):
-            self.tables[filename] = headers, tabular_data
+        def log_table(filename, tabular_data):
+            self.tables[filename] = rows_of(tabular_data)
 
         def log_figure(figure_name, figure, step):
             self.pictures[figure_name] = figure

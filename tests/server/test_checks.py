@@ -235,10 +235,6 @@ def test_wrong_arguments(kwargs: dict[str, Any], match: str) -> None:
         (lambda: ClientEvaluation(every=-1), "expected a whole number of at least 0"),
         (lambda: ClientEvaluation(models="own"), 'expected "received" or "trained"'),  # type: ignore[arg-type]
         (lambda: Reporting(figures=-1), "expected a whole number of at least 0"),
-        (
-            lambda: Reporting(client_runs="always"),  # type: ignore[arg-type]
-            r"client_runs='always'\): expected \"auto\", True or False",
-        ),
     ],
 )
 def test_wrong_parts(make: Any, match: str) -> None:
