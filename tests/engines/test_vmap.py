@@ -25,6 +25,7 @@ from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CosineGradientShapley, SurrogateFederatedShapley
 from flsv.personalization import ShapFedPersonalizer
 from flsv.privacy import GaussianPrivacy
+from flsv.round.result import RoundResult
 from flsv.sampling import UniformSampler
 from flsv.uploads import TopK
 
@@ -170,25 +171,20 @@ def test_a_client_whose_model_is_not_finite(tmp_path: Path, chunk: int | None) -
 
 
 class Spy(Callback):
-    """What the reporter is told of losses."""
+    """A sink that remembers the losses."""
 
-    def __init__(self, made: FederatedLoop, losses: list[dict[int, float]]) -> None:
+    def __init__(self, made: FederatedLoop, losses: list[Any]) -> None:
         self.made, self.losses = made, losses
 
-    def on_train_epoch_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        reporter = self.made._fit.reports.reporter
-        if "round" not in vars(reporter):
-            tell = reporter.round
+    def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        self.made._fit.reports.sinks.append(self)  # type: ignore[union-attr, arg-type]
 
-            def told(*args: Any, losses: dict[int, float], **kwargs: Any) -> None:
-                self.losses.append(losses)
-                tell(*args, losses=losses, **kwargs)
-
-            reporter.round = told  # type: ignore[method-assign]
+    def write(self, result: RoundResult) -> None:
+        self.losses.append(result.losses)
 
 
 def test_the_clients_losses(tmp_path: Path) -> None:
-    told: dict[str, list[dict[int, float]]] = {"sequential": [], "vmap": []}
+    told: dict[str, list[Any]] = {"sequential": [], "vmap": []}
     for engine, losses in told.items():
         made = loop(engine)
         fit(made, tmp_path / engine, Plainest(), toy_data(SIZES), 2, callbacks=[Spy(made, losses)])

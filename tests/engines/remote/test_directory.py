@@ -226,7 +226,7 @@ def test_nobody_replies(tmp_path: Path) -> None:
     remote.transport.spoil = lambda address, packet, reply: None if packet.kind == "train" else reply
     with pytest.warns(UserWarning, match="left out"), pytest.raises(RuntimeError, match="no site sent a model"):
         remote.fit()
-    incidents = json.loads((tmp_path / "run.json").read_text())["incidents"]
+    incidents = json.loads((tmp_path / "run.json").read_text())["events"]
     assert [(each["client"], each["what"]) for each in incidents] == [
         (client, "is left out: no reply within 1 s") for client in range(3)
     ]

@@ -81,7 +81,7 @@ def test_what_goes_wrong_at_sites_is_in_the_record(tmp_path: Path, caplog: pytes
     server = Server(tmp_path / "server", partial(scaffold, 7, reporting=Reporting(table=True)), tmp_path)
     server.go_on(1)
     record = json.loads((tmp_path / "server" / "run.json").read_text())
-    assert record["incidents"] == []
+    assert record["events"] == []
     assert record["validation"] is None
     runs = {name: tmp_path / "sites" / name / "runs" / record["run"] for name in NAMES}
     shutil.rmtree(runs["Boston"])
@@ -94,7 +94,7 @@ def test_what_goes_wrong_at_sites_is_in_the_record(tmp_path: Path, caplog: pytes
     lost, failed = "no longer held what it kept, and went on from nothing", "it failed with OSError at"
     assert f"site 'Boston' (client 0) {lost} of round 1." in words
     assert f"site 'Lyon' (client 1) is left out of round 1: {failed}" in words
-    incidents = json.loads((tmp_path / "server" / "run.json").read_text())["incidents"]
+    incidents = json.loads((tmp_path / "server" / "run.json").read_text())["events"]
     assert [(each["client"], each["first"], each["last"], each["times"]) for each in incidents] == [
         (1, 1, 2, 2),
         (0, 1, 1, 1),
