@@ -64,7 +64,7 @@ class RunReports:
         self.boards = [
             TensorBoard(logger, trainer, loop.metrics, *named, loop.reporting, evaluated)
             for logger in trainer.loggers
-            if _writes_events(logger)
+            if isinstance(logger, TensorBoardLogger) and _writes_events(logger)
         ]
         self.trackers = Trackers(others, curves_of(loop.metrics, loop.reporting.per_class), *named)
         self._begin(described)

@@ -38,15 +38,14 @@ _LETTER = 0.06
 def bars(
     names: Sequence[str],
     values: Sequence[float],
-    low: Sequence[float] | None = None,
-    high: Sequence[float] | None = None,
+    ends: Sequence[Sequence[float]] | None = None,
     caption: str = "",
 ) -> Markup:
-    """A bar per name, with its interval."""
+    """A bar per name; ``ends`` are the low and the high ones ``[2, k]`` of its interval."""
     known, errors = np.array(values, dtype=float), None
-    if low is not None and high is not None:
-        ends = np.array([known - low, np.array(high) - known])
-        errors = np.where(np.isfinite(ends), ends.clip(min=0), np.nan)
+    if ends is not None:
+        reach = np.array([known - ends[0], np.array(ends[1]) - known])
+        errors = np.where(np.isfinite(reach), reach.clip(min=0), np.nan)
     words = [f"{name} {number(value) if value == value else 'no value'}" for name, value in zip(names, values)]
 
     def draw(axis: Any) -> None:

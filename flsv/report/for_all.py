@@ -222,9 +222,10 @@ def _games(run: Run) -> Markup | None:
 
 def _bars(run: Run, metric: str, order: Sequence[int], names: Sequence[str]) -> Markup:
     """What a metric is, and its values as a chart."""
-    columns = [run.final(metric), *(run.ends(metric) or ())]
+    values, known = run.final(metric), run.ends(metric)
+    ends = None if known is None else [[end[client] for client in order] for end in known]
     caption = ": ".join(filter(None, (metric, run.about(metric)["about"])))
-    return drawing.bars(names, *([column[client] for client in order] for column in columns), caption=caption)
+    return drawing.bars(names, [values[client] for client in order], ends, caption)
 
 
 def _retrained(run: Run, order: Sequence[int]) -> dict[str, Any] | None:
@@ -234,9 +235,10 @@ def _retrained(run: Run, order: Sequence[int]) -> dict[str, Any] | None:
         return None
     rows, names = [found[client] for client in known], [run.label(client) for client in known]
     cells = [[name, *facts.retrained_cells(row), number(row["kernel_shap"])] for name, row in zip(names, rows)]
+    value, low, high = ([row[column] for row in rows] for column in ("value", "low", "high"))
     return {
         "by": rows[0]["by"],
-        "bars": drawing.bars(names, *([row[column] for row in rows] for column in ("value", "low", "high"))),
+        "bars": drawing.bars(names, value, (low, high)),
         "table": table([*facts.RETRAINED_HEAD, "KernelSHAP"], cells),
         "notes": facts.retrained_caveats(rows, names),
     }
