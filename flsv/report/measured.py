@@ -18,7 +18,7 @@ from torchmetrics import Metric
 
 from flsv.metrics import ContributionMetric
 from flsv.models.imbalance import OWN_SCORES
-from flsv.report.run_table import Numbers, changes, columns_in, last, part, rows_of
+from flsv.report.run_table import Numbers, changes, columns_in, rows_of
 from flsv.round.result import Event, RoundResult
 
 #: Curves of one metric per class and client, above which none are written: pictures and the CSV have the values.
@@ -165,11 +165,11 @@ class Results:
             evaluated: whether that was in this round.
         """
         measured = self.known(index, values)
-        own = {"weight": weights.cpu(), **{name: score.cpu() for name, score in scores.items()}}
-        numbers = [Numbers(name, value) for name, value in own.items()]
-        norm = Numbers("update_norm", [*norms.values()], clients=[*norms])
-        now = [numbers[0], norm, *(numbers[1:] if evaluated else ())]
-        new = changes(measured, self._before), rows_of(index, now, self._client_names)
+        numbers = [Numbers("weight", weights.cpu()), Numbers("update_norm", [*norms.values()], clients=[*norms])]
+        numbers += [Numbers(name, score.cpu()) for name, score in scores.items()]
+        own = rows_of(index, numbers, self._client_names)
+        now = own if evaluated or not scores else own[~own["metric"].isin([*scores])]
+        new = changes(measured, self._before)
         self._before = measured
         return RoundResult(
             index,
@@ -179,8 +179,8 @@ class Results:
             losses,
             norms,
             scores if evaluated else {},
-            table=pandas.concat([measured, rows_of(index, numbers, self._client_names)], ignore_index=True),
-            changes=pandas.concat(new, ignore_index=True),
+            table=pandas.concat([measured, own], ignore_index=True),
+            changes=pandas.concat([new, now], ignore_index=True),
             events=events,
             shared=shared_numbers(self._metrics, values) | (spread(scores) if evaluated else {}),
         )
@@ -189,15 +189,18 @@ class Results:
 def monitored(result: RoundResult, metrics: Iterable[str]) -> dict[str, Tensor]:
     """What callbacks may monitor: of each client every metric's value, the round's weight and the last known scores of
     its own model, by number (``cssv/client_0``); and what is nobody's alone. NaN is left out."""
-    count = len(result.weights)
-    found = dict(result.shared)
-    for name in (*metrics, "weight", *OWN_SCORES):
-        values = last(result.table, name, count)
-        tag = client_score(name) if name in OWN_SCORES else name
-        found |= {f"{tag}/client_{i}": value for i, value in enumerate(values)}
-        if name in OWN_SCORES:
-            found |= spread({name: torch.tensor(values)})
-    return {name: torch.tensor(value) for name, value in found.items() if value == value}
+    table, known = result.table, {*metrics, "weight", *OWN_SCORES}
+    found, scores = dict(result.shared), {}
+    for metric, client, column, value in zip(
+        *(table[name].tolist() for name in ("metric", "client", "class", "value"))
+    ):
+        if metric in OWN_SCORES:
+            own = scores.setdefault(metric, torch.full((len(result.weights),), torch.nan))
+            own[client] = value
+        if metric in known and not column:
+            tag = client_score(metric) if metric in OWN_SCORES else metric
+            found[f"{tag}/client_{client}"] = value
+    return {name: torch.tensor(value) for name, value in (found | spread(scores)).items() if value == value}
 
 
 class Point(NamedTuple):
@@ -221,22 +224,19 @@ def points_of(
         clients: n.
         class_names: of the classes, or None.
     """
-    new = result.changes
-    whole = new[new["class"] == ""]
-    for metric, client, *numbers in zip(
-        *(whole[name].tolist() for name in ("metric", "client", "value", "low", "high"))
-    ):
+    new, curves = result.changes, set(per_class)
+    many = {metric for metric in curves if len(columns_in(new, metric)) * clients > MOST_PER_CLASS}
+    columns = ("metric", "client", "class", "value", "low", "high")
+    for metric, client, column, *numbers in zip(*(new[name].tolist() for name in columns)):
+        if column:
+            if metric in curves - many:
+                tag = f"{metric}/{class_part(int(column), class_names)}"
+                yield Point(client, tag, numbers[0], metric, int(column))
+            continue
         tag = client_score(metric) if metric in OWN_SCORES else metric
         for what, number in zip(("", "/low", "/high"), numbers):
             if number == number:
                 yield Point(client, f"{tag}{what}", number, metric)
-    for metric in per_class:
-        keys = columns_in(new, metric)
-        for key in keys if len(keys) * clients <= MOST_PER_CLASS else ():
-            tag = f"{metric}/{class_part(int(key), class_names)}"
-            rows = part(new, metric, key)
-            for client, number in zip(rows["client"].tolist(), rows["value"].tolist()):
-                yield Point(client, tag, number, metric, int(key))
     for client, loss in result.losses.items():
         if loss == loss:
             yield Point(client, "train_loss", loss, "train_loss")
