@@ -115,7 +115,8 @@ def changes(now: DataFrame, before: DataFrame) -> DataFrame:
     known = dict(zip(_cells(before, _KEY), _cells(before, _NUMBERS)))
     nothing = (NAN, NAN, NAN)
     pairs = ((new, known.get(key, nothing)) for key, new in zip(_cells(now, _KEY), _cells(now, _NUMBERS)))
-    return now[[new[0] != old[0] or (new[1] == new[1] and new[1:] != old[1:]) for new, old in pairs]]
+    found = [new[0] != old[0] or (new[1] == new[1] and new[1:] != old[1:]) for new, old in pairs]
+    return now[np.array(found, dtype=bool)]
 
 
 def _cells(table: DataFrame, columns: Sequence[str]) -> list[tuple[Any, ...]]:
