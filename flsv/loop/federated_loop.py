@@ -28,7 +28,6 @@ from flsv.declared import Count, checked
 from flsv.filters import OutlierFilter, UpdateFilter, with_guard
 from flsv.loop.findings import Findings, history, html_of, table
 from flsv.loop.fit import LightningFit
-from flsv.loop.reports import RunReports
 from flsv.loop.saver import Saver
 from flsv.metrics import ContributionMetric, PrivacyLoss
 from flsv.parameters import ParameterSpace
@@ -224,9 +223,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         self._run.set_up(self._described)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        run = self._fit.start(pl_module)
-        self._fit.reports = RunReports(self, self._fit, run)
-        run.begin(resumed=self.saver.resumed or trainer.current_epoch > 0)
+        self._fit.start(pl_module)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._fit.begin_training(pl_module)
@@ -402,13 +399,15 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     def to_frame(self) -> pandas.DataFrame:
         """What is known between two rounds, as a tidy DataFrame with the columns of :func:`flsv.read_run`: the metrics'
         current values, the last weights and accuracies. Of all rounds: :meth:`history`."""
-        return table(self, None if self._run is None else self._run.data.client_names)
+        names = None if self._run is None else self._run.data.client_names
+        return table(self.board, self.state, names)
 
     def history(self) -> pandas.DataFrame:
         """All rounds, as :func:`flsv.read_run` reads them from the run's folder; ConfigurationError without one."""
-        return history(self)
+        return history(self.saver.csv)
 
-    _repr_html_ = html_of
+    def _repr_html_(self) -> str:
+        return html_of(self.config, self.board, self.state)
 
     @property
     def _found(self) -> Findings:

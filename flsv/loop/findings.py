@@ -16,12 +16,12 @@ from flsv.report.reading import read_run
 from flsv.report.run_table import tidy
 from flsv.round import FederationState
 from flsv.round.result import Event
+from flsv.server import ContributionMetrics
+from flsv.server.config import FederationConfig
 from flsv.showing import html_table
 
 if TYPE_CHECKING:
     import pandas
-
-    from flsv.loop.federated_loop import FederatedLoop
 
 
 @dataclass(frozen=True)
@@ -54,46 +54,49 @@ class Findings:
         return [group for each in self.filters for group in each.groups]
 
 
-def history(loop: FederatedLoop) -> pandas.DataFrame:
-    """All rounds of a loop's fit, of the file that it writes.
+def history(csv: str | None) -> pandas.DataFrame:
+    """All rounds of a fit, of the file that it writes.
 
     Raises:
         ConfigurationError: it has written none.
     """
-    if loop.saver.csv is None:
+    if csv is None:
         raise ConfigurationError(
             "loop.history(): the fit has written no contributions.csv. Give the Trainer a default_root_dir or a "
             "logger, and leave Reporting(files=True)."
         )
-    return read_run(loop.saver.csv)
+    return read_run(csv)
 
 
-def html_of(loop: FederatedLoop) -> str:
+def html_of(config: FederationConfig, board: ContributionMetrics, state: FederationState) -> str:
     """A loop in a notebook: its parts, and what each client is worth so far."""
-    found = loop.contributions.items() if loop.round_index else ()
-    metrics = {name: overall(loop.metrics[name], value).tolist() for name, value in found}
-    names = [f"client {i}" for i in range(len(loop.participations))]
-    for metric in loop.metrics.values():
-        names = [*(getattr(metric, "client_names", None) or names)]
+    found = board.contributions.items() if state.round_index else ()
+    metrics = {name: overall(board.metrics[name], value).tolist() for name, value in found}
     rows = [
-        [name, int(loop.participations[i]), *(f"{values[i]:.4g}" for values in metrics.values())]
-        for i, name in enumerate(names)
+        [name, int(state.participations[i]), *(f"{values[i]:.4g}" for values in metrics.values())]
+        for i, name in enumerate(_names(board, state, "client {}"))
     ]
-    parts = ", ".join(repr(each) for each in loop.strategies.values())
-    return html_table(f"FederatedLoop({parts}), {loop.round_index} rounds", ["client", "rounds", *metrics], rows)
+    parts = ", ".join(repr(each) for each in config.strategies.values())
+    return html_table(f"FederatedLoop({parts}), {state.round_index} rounds", ["client", "rounds", *metrics], rows)
 
 
-def table(loop: FederatedLoop, client_names: Sequence[str] | None) -> pandas.DataFrame:
-    """What a loop knows between two rounds: its metrics' values, the last weights and accuracies.
+def table(board: ContributionMetrics, state: FederationState, client_names: Sequence[str] | None) -> pandas.DataFrame:
+    """What is known between two rounds: the metrics' values, the last weights and accuracies.
 
     Args:
-        loop: whose rounds they are.
-        client_names: of its fit; None: what the metrics were told.
+        board: the metrics.
+        state: of the federation.
+        client_names: of the fit; None: what the metrics were told.
     """
-    bound = (getattr(metric, "client_names", None) for metric in loop.metrics.values())
-    names = next(filter(None, [client_names, *bound]), map(str, range(len(loop.participations))))
-    last = {"weight": loop.weights, **loop.client_scores}
-    return tidy(known_rows(max(0, loop.round_index - 1), loop.metrics, loop.contributions, last, list(names)))
+    last = {"weight": state.weights, **state.client_scores}
+    index, names = max(0, state.round_index - 1), client_names or _names(board, state, "{}")
+    return tidy(known_rows(index, board.metrics, board.contributions, last, names))
+
+
+def _names(board: ContributionMetrics, state: FederationState, otherwise: str) -> list[str]:
+    """Of the clients, as the metrics were told."""
+    bound = [getattr(metric, "client_names", None) for metric in board.metrics.values()]
+    return list(next(filter(None, bound), map(otherwise.format, range(len(state.participations)))))
 
 
 def note_faults(filters: Sequence[UpdateFilter], state: FederationState) -> None:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lightning as L
 import torch
@@ -23,6 +23,7 @@ from flsv.engines.one_process import OneProcess
 from flsv.engines.ranks import SeveralRanks, agree, ranks_of
 from flsv.engines.vmap import VmapProcess
 from flsv.loop.federation import FederationRun
+from flsv.loop.reports import RunReports
 from flsv.loop.saver import Saver
 from flsv.privacy import warn_of_noise
 from flsv.report.folder import FolderLock, leaves_files, run_folder
@@ -33,9 +34,6 @@ from flsv.server.config import FederationConfig
 from flsv.server.contribution_metrics import ContributionMetrics
 from flsv.server.identity import of_fit
 from flsv.server.resume import check_sharing
-
-if TYPE_CHECKING:
-    from flsv.loop.reports import RunReports
 
 _ENGINES: dict[str, Callable[..., OneProcess]] = {"sequential": OneProcess, "vmap": VmapProcess}
 
@@ -126,8 +124,8 @@ class LightningFit:
             *stepping(trainer, self.steps.answer, self._is_last_batch, self._length),
         )
 
-    def start(self, module: L.LightningModule) -> FederationRun:
-        """Everything is on its device and set up: make the run."""
+    def start(self, module: L.LightningModule) -> None:
+        """Everything is on its device and set up: make the run, and begin the reports."""
         trainer, saver, config = self.trainer, self.saver, self.config
         self._change((self.data, "device_cache", self.data.reside(trainer)))
         check_stochastic_averaging(trainer)
@@ -141,7 +139,8 @@ class LightningFit:
         if saver.asked is not None:
             engine.options.check(saver.asked)
             check_sharing(saver.shared, engine.space.described())
-        return self.federation
+        self.reports = RunReports(trainer, self.federation, saver, self.files)
+        self.federation.begin(resumed=saver.resumed or trainer.current_epoch > 0)
 
     def begin_training(self, module: L.LightningModule) -> None:
         """The optimizers are as they will be used."""

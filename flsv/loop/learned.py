@@ -47,7 +47,7 @@ class Verdict:
     apart: bool | None = None
 
 
-def starts(trainer: L.Trainer, data: FederatedDataModule, fit: OneProcess, model: Tensor) -> dict[str, float | None]:
+def starts(trainer: L.Trainer, data: FederatedDataModule, fit: FederationRun, model: Tensor) -> dict[str, float | None]:
     """By metric, what its game shares out, of the model before the first round."""
     return {name: verdict.value for name, verdict in verdicts(trainer, data, fit, model)[0].items()}
 
@@ -55,7 +55,7 @@ def starts(trainer: L.Trainer, data: FederatedDataModule, fit: OneProcess, model
 def paid_in(
     trainer: L.Trainer,
     data: FederatedDataModule,
-    fit: OneProcess,
+    fit: FederationRun,
     model: Tensor,
     values: Mapping[str, Tensor],
     start: Mapping[str, float | None],
