@@ -176,7 +176,8 @@ class RunReports:
 
     def finish(self) -> None:
         """The fit is over: what everybody was worth, in every sink."""
-        trainer, data, state, board = self._trainer, self._data, self._state, self._federation.board
+        trainer, data, state = self._trainer, self._data, self._state
+        board = self._federation.board
         values, index = board.contributions, max(state.round_index - 1, 0)
         learned = {}
         if self._looks:
@@ -190,8 +191,8 @@ class RunReports:
         kinds = {
             name: "column" if columns_of(each) else "class" for name, each in board.metrics.items() if name in values
         }
-        for board in self.boards:
-            board.finish(client_columns(table, kinds, data.num_clients), index)
+        for sink in self.boards:
+            sink.finish(client_columns(table, kinds, data.num_clients), index)
         if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         pictures = {name: partial(self._picture, name, value, index) for name, value in values.items()}

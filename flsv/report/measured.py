@@ -190,7 +190,8 @@ def monitored(result: RoundResult, metrics: Iterable[str]) -> dict[str, Tensor]:
     """What callbacks may monitor: of each client every metric's value, the round's weight and the last known scores of
     its own model, by number (``cssv/client_0``); and what is nobody's alone. NaN is left out."""
     table, known = result.table, {*metrics, "weight", *OWN_SCORES}
-    found, scores = dict(result.shared), {}
+    found = dict(result.shared)
+    scores: dict[str, list[float]] = {}
     for metric, client, column, value in zip(
         *(table[name].tolist() for name in ("metric", "client", "class", "value"))
     ):
