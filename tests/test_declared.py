@@ -23,6 +23,7 @@ from torch import nn
 from flsv import ConfigurationError, FederatedLoop
 from flsv.aggregation import Aggregator, FedAvg, TrimmedMean
 from flsv.cli import main
+from flsv.data import IIDPartitioner
 from flsv.declared import Count, Declared, NonNegative, Share, check_argument, checked, declared
 from flsv.privacy import GaussianPrivacy
 
@@ -41,6 +42,13 @@ PACKAGES = (
 #: What a class cannot be made without, beside numbers.
 NEEDED: dict[str, dict[str, Any]] = {
     "Backbone": {"name": "lenet5"},
+    "CSVData": {"path": "table.csv"},
+    "CharacterData": {"path": "tales.csv"},
+    "TableData": {"path": "table.csv", "target": "y"},
+    "TextData": {"path": "news.csv"},
+    "LongTail": {"partitioner": IIDPartitioner(3)},
+    "ProportionPartitioner": {"matrix": [[1.0, 1.0]]},
+    "SizePartitioner": {"proportions": [1.0, 1.0]},
     "Bucketing": {"aggregator": FedAvg()},
     "MoreauSGD": {"params": [nn.Parameter(torch.zeros(1))]},
     "OpenSetLabelNoise": {"unknown_classes": [0]},

@@ -79,7 +79,7 @@ def test_no_constructor_takes_a_number_that_is_not_finite(cls: type, argument: s
 
 def test_every_part_of_the_package_is_looked_at() -> None:
     named = {cls.__name__ for cls, _ in classes()}
-    assert {"ClassifierClient", "FedBary"} <= named
+    assert {"ALittleIsEnough", "MoreauSGD", "TransportClient"} <= named
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

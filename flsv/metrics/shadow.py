@@ -123,12 +123,6 @@ class ShadowShapley(MeasuredMetric):
         tensor([1., 2., 4.])
     """
 
-    rules = (
-        (
-            lambda given: not given.one_by_one or given.part == "all",
-            "a part is trained at once for all coalitions. Leave one of the two out.",
-        ),
-    )
     sign = "positive: federations do better with the client; negative: worse; 0: no difference."
     cost = "training and a validation of every coalition's model, at the clients too."
     values: Tensor

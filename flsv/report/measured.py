@@ -191,7 +191,7 @@ def monitored(result: RoundResult, metrics: Iterable[str]) -> dict[str, Tensor]:
     its own model, by number (``cssv/client_0``); and what is nobody's alone. NaN is left out."""
     table, known = result.table, {*metrics, "weight", *OWN_SCORES}
     found = dict(result.shared)
-    scores: dict[str, list[float]] = {}
+    scores: dict[str, Tensor] = {}
     for metric, client, column, value in zip(
         *(table[name].tolist() for name in ("metric", "client", "class", "value"))
     ):

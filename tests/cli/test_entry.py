@@ -277,12 +277,15 @@ def bad_archive(path: Path, **changed: np.ndarray) -> None:
 
 
 BAD_SOURCES = {
-    "empty.npz": (lambda path: path.touch(), "cannot be read as an .npz archive of plain arrays: it is empty"),
-    "renamed.npz": (lambda path: path.write_bytes(b"\x89PNG\r\n"), "it begins with b'\\x89PNG"),
+    "empty.npz": (lambda path: path.touch(), "cannot be read as an .npz archive of plain arrays"),
+    "renamed.npz": (lambda path: path.write_bytes(b"\x89PNG\r\n"), "it is no zip file"),
     "strings.npz": (lambda path: bad_archive(path, train_labels=np.array(["cat"] * 40)), "train_labels: found <U3"),
     "negative.npz": (lambda path: bad_archive(path, test_labels=np.arange(40) - 1), "test_labels: found values that"),
-    "stray.npz": (lambda path: bad_archive(path, test_labels=np.arange(40) * 10**6), "the largest label is 39000000"),
-    "nan.npz": (lambda path: bad_archive(path, test_images=np.full((40, 8, 8), np.nan)), "40 of 40 images have NaN"),
+    "stray.npz": (
+        lambda path: bad_archive(path, test_labels=np.arange(40) * 10**6),
+        "the labels are 0 .. 3, 1000000, 2000000",
+    ),
+    "nan.npz": (lambda path: bad_archive(path, test_images=np.full((40, 8, 8), np.nan, np.float32)), "NaN"),
     # The parser would read a text file for the option's value, which here is a data set's name.
     "notes.txt": (lambda path: path.write_text("digits"), "notes.txt is a file, but not one of data"),
 }

@@ -126,7 +126,7 @@ def test_a_round_in_which_a_client_is_named_counts_nothing_for_it(tmp_path: Path
     assert before.named == {}
     assert 0 < once.contributions["m"][1].abs() < before.contributions["m"].abs().max() * 2
     table = open_run(next((tmp_path / "once").rglob("contributions.csv")).parent).table
-    rounds = {name: part["round"].tolist() for name, part in table.frame.query("client == 1").groupby("metric")}
+    rounds = {name: part["round"].tolist() for name, part in table.query("client == 1").groupby("metric")}
     assert rounds["m"] == [0, 1, 2]
     assert rounds["weight"] == [0, 1, 2, 3]
 

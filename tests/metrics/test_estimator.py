@@ -81,6 +81,6 @@ def test_what_is_out_of_range_for_any_game(estimator: str, arguments: dict[str, 
 @pytest.mark.parametrize("metric", [PartialFederatedShapley, SurrogateFederatedShapley, CumulativeShapley])
 def test_an_unknown_weighting(metric: Any) -> None:
     with pytest.raises(
-        ConfigurationError, match=r"weighting='sample'\): expected one of 'uniform', 'samples', 'fixed'"
+        ConfigurationError, match=r"""weighting='sample'\): expected "uniform" or "samples" or "fixed\""""
     ):
         metric(weighting="sample")

@@ -287,7 +287,7 @@ def test_a_federation_draws_by_relevance_that_starts_at_one_over_n(tmp_path: Pat
 
 
 def test_init_is_a_number_or_uniform() -> None:
-    with pytest.raises(ConfigurationError, match=r"init='first'.*a number, \"uniform\" or None"):
+    with pytest.raises(ConfigurationError, match=r"init='first'.*a finite number or \"uniform\" or None"):
         PartialFederatedShapley(init="first")
     metric = PartialFederatedShapley(2, estimator="exact", momentum=0.5, init=0.4)
     metric.update(torch.arange(2), lambda masks: masks.float() @ torch.tensor([1.0, 0.0]))

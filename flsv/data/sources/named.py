@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -235,6 +236,8 @@ def npz(path: Path) -> ImageData:
 
 
 def _arrays(path: Path) -> dict[str, np.ndarray]:
+    if not zipfile.is_zipfile(path):  # numpy would advise to unpickle it
+        raise ConfigurationError(f"{path} cannot be read as an .npz archive of plain arrays: it is no zip file.")
     try:
         with np.load(path) as archive:
             return {name: np.asarray(archive[name]) for name in archive.files}

@@ -91,7 +91,7 @@ def check_num_players(num_players: int) -> None:
         raise ConfigurationError(f"num_players={num_players}: a coalition game needs at least 1 player.")
 
 
-def coalition_keys(masks: Tensor) -> list[int | bytes]:
+def coalition_keys(masks: Tensor) -> Sequence[int | bytes]:
     """One hashable key per row of ``masks`` (bool ``[K, n]``), equal for equal coalitions only."""
     packed = np.packbits(masks.numpy(), axis=1)
     width = packed.shape[1]
