@@ -104,8 +104,9 @@ flower: ## the tests of Flower, whose pins are its own, in an environment of the
 	python3 -m venv .venv-flower
 	.venv-flower/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,flower]'
 	.venv-flower/bin/python -m pytest -m flower tests/engines/flower tests/engines/test_template.py
-	.venv-flower/bin/python -m pip install --quiet --disable-pip-version-check 'flwr==1.41.0'
-	.venv-flower/bin/python -m pytest -m flower tests/engines/flower/test_deployment.py
+	if ! .venv-flower/bin/python -m pip freeze | grep -qx 'flwr==1.41.0'; then \
+	  .venv-flower/bin/python -m pip install --quiet --disable-pip-version-check 'flwr==1.41.0' && \
+	  .venv-flower/bin/python -m pytest -m flower tests/engines/flower/test_deployment.py; fi
 
 # A module that only `dev` installs would be found here and nowhere else.
 readme: ## README's command for the tests, as it stands, in an environment with what it installs and nothing more

@@ -204,7 +204,7 @@ class MemoizedGame:
         told = shaped(freedom) if isinstance(freedom, Tensor) else freedom
         return ShapleyEstimate(shaped(values), shaped(stderr), self.evaluations, freedom=told)
 
-    def _evaluate_new(self, masks: Tensor, keys: list[int | bytes]) -> None:
+    def _evaluate_new(self, masks: Tensor, keys: Sequence[int | bytes]) -> None:
         rows = self._rows
         new: dict[int | bytes, int] = {}
         for position, key in enumerate(keys):
