@@ -71,10 +71,10 @@ class CausalLMClient(L.LightningModule):
         return self.network(input_ids=tokens, use_cache=False).logits
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return self.network(**labelled(batch), use_cache=False).loss
+        return self.network(**labeled(batch), use_cache=False).loss
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        given = labelled(batch)
+        given = labeled(batch)
         predicted = int((given["labels"][:, 1:] != PADDING).sum())
         if predicted:  # the mean is one of tokens, however many a batch has
             self.log("val_loss", self.training_step(given, batch_idx), batch_size=predicted)
@@ -83,7 +83,7 @@ class CausalLMClient(L.LightningModule):
         return self.make_optimizer([parameter for parameter in self.parameters() if parameter.requires_grad])
 
 
-def labelled(batch: Any) -> Mapping[str, Tensor]:
+def labeled(batch: Any) -> Mapping[str, Tensor]:
     """What the model takes, with labels: where there are none the tokens themselves, without padding."""
     given = batch if isinstance(batch, Mapping) else {"input_ids": batch[0]}
     if "labels" in given:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # metrics are imported where nothing is drawn
 
 LONGEST = 24
 
-#: Ten colours that people with any of the common kinds of colour blindness can tell apart: M. A. Petroff, "Accessible
+#: Ten colors that people with any of the common kinds of color blindness can tell apart: M. A. Petroff, "Accessible
 #: Color Sequences for Data Visualization", 2021 (matplotlib's "petroff10", from version 3.10 on).
 PALETTE = (
     *("#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6"),
@@ -88,7 +88,7 @@ def client_labels(count: int, names: Sequence[str] | None = None) -> list[str]:
 
 #: Rows or bars up to which every client has a label; of more, the top and the bottom ones have.
 MOST_LABELS = 40
-#: Clients with a colour each; of more, the top and the bottom ones have one.
+#: Clients with a color each; of more, the top and the bottom ones have one.
 MOST_COLOURS = 20
 #: So many clients are at the top, and at the bottom.
 ENDS = 5
@@ -126,23 +126,23 @@ def draw_bars(
     """
     order, many = _order(values, sort), len(values) > MOST_LABELS
     labels = [label_text(i if names is None else names[i]) for i in range(len(values))]
-    colours = _name_ends(ax, values, labels) if many else {}
+    colors = _name_ends(ax, values, labels) if many else {}
     known = np.array([place for place, i in enumerate(order) if math.isfinite(values[i])], dtype=int)
     clients = order[known]
-    bars = {"color": [colours.get(i, OTHERS if many else PALETTE[0]) for i in clients]}
+    bars = {"color": [colors.get(i, OTHERS if many else PALETTE[0]) for i in clients]}
     whiskers: dict[str, Any] = {"ecolor": "0.2", "capsize": 0 if many else 3, "error_kw": {"elinewidth": 1}}
     if errors is not None and not np.isnan(errors).all():
         whiskers["yerr"] = errors[:, clients]
     ax.bar(known, values[clients], **bars, **whiskers)
     ax.axhline(0, color="black", linewidth=0.8)
-    shown = [place for place, i in enumerate(order) if not many or i in colours]
+    shown = [place for place, i in enumerate(order) if not many or i in colors]
     texts = [labels[order[place]] for place in shown]
     if many:
         ax.set_xlim(-0.7, len(values) - 0.3)
         shown, texts = _apart(shown, texts, len(values))
     _set_xticks(ax, shown, texts, many or max(map(len, labels), default=0) > 3)
     for place, text in zip(shown, ax.get_xticklabels()):
-        text.set_color(colours.get(order[place], "black"))
+        text.set_color(colors.get(order[place], "black"))
     if not many:
         for place in {*range(len(order))} - {*known.tolist()}:
             ax.text(place, 0, " no value", rotation=90, ha="center", va="bottom", fontsize=8, color="0.5")
@@ -199,7 +199,7 @@ def draw_legend(ax: Any, clients: int, figure: Figure | None = None) -> None:
 def draw_small_multiples(
     rows: np.ndarray, titles: Sequence[str], names: Names = None, *, unit: str = "", limits: Limits = None
 ) -> Figure:
-    """Lines ``[r, n, M]``, a picture per column: one scale, and one colour per client, in all of them."""
+    """Lines ``[r, n, M]``, a picture per column: one scale, and one color per client, in all of them."""
     from matplotlib.figure import Figure
 
     columns = rows.shape[2]
@@ -235,7 +235,7 @@ def draw_heatmap(
     limits: Limits = None,
     sort: bool = False,
 ) -> None:
-    """Clients down, columns across; symmetric about 0 where there are negative values, so that colour says the sign.
+    """Clients down, columns across; symmetric about 0 where there are negative values, so that color says the sign.
 
     Args:
         ax: a matplotlib axis.
@@ -272,8 +272,8 @@ def draw_heatmap(
     for (row, column), value in np.ndenumerate(cells) if cells.size <= MOST_NUMBERS else ():
         if value == value:
             text = f"{value:.2f}" if abs(value) < 100 else f"{value:.3g}"
-            colour = "white" if abs(value) > 0.6 * high else "black"
-            ax.text(column, row, text, ha="center", va="center", fontsize=8, color=colour)
+            color = "white" if abs(value) > 0.6 * high else "black"
+            ax.text(column, row, text, ha="center", va="center", fontsize=8, color=color)
 
 
 def ends(values: Iterable[float]) -> tuple[list[int], list[int]]:
@@ -298,20 +298,20 @@ def _styles(rows: np.ndarray, ranking: np.ndarray | None) -> dict[int, dict[str,
     """How each client's line looks: of few each in another way; of many those at the top and at the bottom."""
     clients = range(rows.shape[1])
     if len(clients) <= MOST_COLOURS:
-        looks = [{"color": colour, "linestyle": line, "zorder": 2} for line in _LINES for colour in PALETTE]
+        looks = [{"color": color, "linestyle": line, "zorder": 2} for line in _LINES for color in PALETTE]
         return dict(zip(clients, looks))
     found: dict[int, dict[str, Any]] = {}
     marked = ends(_last(rows) if ranking is None else ranking)
-    for group, colour in zip(marked, (TOP, BOTTOM)):
+    for group, color in zip(marked, (TOP, BOTTOM)):
         for place, client in enumerate(group):
             markers = {"marker": "os^Dv"[place], "markersize": 4, "markevery": max(1, len(rows) // 8)}
-            found[client] = {"color": colour, "linestyle": _LINES[place % 3], "zorder": 2, **markers}
+            found[client] = {"color": color, "linestyle": _LINES[place % 3], "zorder": 2, **markers}
     others = {"color": OTHERS, "linewidth": 0.7, "zorder": 1}
     return {**{i: others for i in clients if i not in found}, **found}
 
 
 def _alone(line: np.ndarray) -> list[int]:
-    """Places of values without a neighbour."""
+    """Places of values without a neighbor."""
     known = np.pad(~np.isnan(line), 1)
     return np.flatnonzero(known[1:-1] & ~known[:-2] & ~known[2:]).tolist()
 
@@ -325,17 +325,17 @@ def _last(rows: np.ndarray) -> np.ndarray:
 
 
 def _name_ends(ax: Any, values: np.ndarray, labels: Sequence[str]) -> dict[int, str]:
-    """Name those at the top and at the bottom beside the axis; their colours."""
+    """Name those at the top and at the bottom beside the axis; their colors."""
     top, bottom = ends(values)
-    for where, y, group, colour in (("top", 1.0, top, TOP), ("bottom", 0.0, bottom, BOTTOM)):
+    for where, y, group, color in (("top", 1.0, top, TOP), ("bottom", 0.0, bottom, BOTTOM)):
         if group:
             said = "\n".join([f"{where} {len(group)}", *(labels[i] for i in group)])
-            ax.text(1.01, y, said, color=colour, fontsize=8, va=where, transform=ax.transAxes)
+            ax.text(1.01, y, said, color=color, fontsize=8, va=where, transform=ax.transAxes)
     return dict.fromkeys(top, TOP) | dict.fromkeys(bottom, BOTTOM)
 
 
 def _apart(places: Sequence[int], texts: Sequence[str], width: int) -> tuple[list[int], list[str]]:
-    """Labels of neighbours, where there is one bar beside the other, would lie on each other: every other one goes."""
+    """Labels of neighbors, where there is one bar beside the other, would lie on each other: every other one goes."""
     kept: dict[int, str] = {}
     for place, text in sorted(zip(places, texts)):
         if not kept or place - max(kept) >= max(1.0, (width + 0.4) / 45):

@@ -275,7 +275,7 @@ def _check_values(state: Mapping[str, Tensor]) -> None:
     broken = [name for name, tensor in state.items() if tensor.requires_grad and not tensor.isfinite().all()]
     if broken:
         raise ConfigurationError(
-            f"the parameters {broken} hold NaN or infinite values before training starts: initialise them, or set "
+            f"the parameters {broken} hold NaN or infinite values before training starts: initialize them, or set "
             "requires_grad=False where they are constants."
         )
 
@@ -300,9 +300,9 @@ def plain_tensors(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tens
 
     Example:
         >>> net = nn.Linear(2, 1)
-        >>> net.centre = torch.zeros(2)
+        >>> net.center = torch.zeros(2)
         >>> [name for name, *_ in plain_tensors(net)]
-        ['centre']
+        ['center']
     """
     return (found for found in plain_state(module) if isinstance(found[3], Tensor))
 

@@ -154,7 +154,7 @@ def draw_steps(
         start: height of the first bar.
         end: of the last one.
         unit: of a height.
-        less_is_better: what lowers is a gain, and has its colour.
+        less_is_better: what lowers is a gain, and has its color.
     """
     levels = [start, *(start + math.fsum(values[: place + 1]) for place in range(len(values)))]
     ax.bar([0, len(values) + 1], [start, end], color=_WHOLE, width=0.62)

@@ -1,4 +1,4 @@
-"""Component and Strategy: base classes of aggregators, personalisers, samplers, client algorithms and filters."""
+"""Component and Strategy: base classes of aggregators, personalizers, samplers, client algorithms and filters."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class Strategy(Component):
         return {}
 
     def end_round(self, round: Round) -> None:
-        """At the server, after aggregation and personalisation: take what the next round needs from this one."""
+        """At the server, after aggregation and personalization: take what the next round needs from this one."""
 
     def coalition_models(self, round: Round) -> TrainedCoalitions | None:
         """At the server, after :meth:`end_round`: the models of coalitions of clients, where this strategy has them

@@ -18,7 +18,7 @@ def test_values_that_do_not_lead_to_the_end_are_no_waterfall(start: float, end: 
 
 
 @pytest.mark.parametrize("less", [False, True])
-def test_gains_and_losses_have_colours_of_their_own(less: bool) -> None:
+def test_gains_and_losses_have_colors_of_their_own(less: bool) -> None:
     axis = Figure().add_subplot()
     draw_steps(axis, [0.5, -0.1, 0.2], ["a", "b", "c"], 0.0, 0.6, less_is_better=less)
     of = [to_hex(bar.get_facecolor()) for bar in axis.patches[2:]]  # the first two are start and end

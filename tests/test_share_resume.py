@@ -49,7 +49,7 @@ def test_resumes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_resumes_with_a_personaliser(tmp_path: Path) -> None:
+def test_resumes_with_a_personalizer(tmp_path: Path) -> None:
     data = partial(toy_data, (4, 3, 2), client_val=0.2)
 
     def make() -> FederatedLoop:

@@ -22,11 +22,11 @@ FEATURES, CLASSES = 6, 3
 def toy_sets(samples: int = 130, test: int = 30, seed: int = 0) -> tuple[TensorDataset, TensorDataset]:
     """Three Gaussian classes."""
     generator = torch.Generator().manual_seed(seed)
-    centres = 2 * torch.randn(CLASSES, FEATURES, generator=generator)
+    centers = 2 * torch.randn(CLASSES, FEATURES, generator=generator)
 
     def draw(n: int) -> TensorDataset:
         y = torch.arange(n) % CLASSES
-        return TensorDataset(centres[y] + torch.randn(n, FEATURES, generator=generator), y)
+        return TensorDataset(centers[y] + torch.randn(n, FEATURES, generator=generator), y)
 
     return draw(samples), draw(test)
 

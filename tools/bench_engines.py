@@ -42,8 +42,8 @@ def images(clients: int) -> tuple[Tensor, Tensor]:
     """x ``[clients * IMAGES, 1, 28, 28]``, y: of random blobs, one per class."""
     draw = torch.Generator().manual_seed(0)
     y = torch.randint(10, (clients * IMAGES,), generator=draw)
-    centres = torch.randn(10, 1, 28, 28, generator=draw)
-    return centres[y] + torch.randn(len(y), 1, 28, 28, generator=draw), y
+    centers = torch.randn(10, 1, 28, 28, generator=draw)
+    return centers[y] + torch.randn(len(y), 1, 28, 28, generator=draw), y
 
 
 def make_module() -> ClassifierClient:

@@ -5,7 +5,7 @@
 5 clients x 480 random images of 28x28, batch 24, SGD; 240 validation images at the server, which Lightning validates
 on after every round in all runs. Processor time of a whole round. Federations with and without in-run values train in
 one process and take turns after every round, so that what slows the machine down meets all: a ratio is that of
-neighbouring rounds. The table has the median of the ratios, the middle half of them, and the ratio of the least rounds.
+neighboring rounds. The table has the median of the ratios, the middle half of them, and the ratio of the least rounds.
 ``every`` is that of ``InRunValues``; of what it adds, *gradient* is what the validation gradient takes, once a round.
 """
 

@@ -6,7 +6,7 @@
 Without a section, both, one after the other:
 
 - ``coalitions``: 1,024 coalition models of LeNet5 against the naive way (``bench_coalitions.py``);
-- ``accuracy``: mean squared error of the normalised Shapley values (NSV) against the number of distinct coalitions
+- ``accuracy``: mean squared error of the normalized Shapley values (NSV) against the number of distinct coalitions
   evaluated, as in table 3 of ShapleyFL (Sun et al., KDD 2023). The games are real: rounds of 10 Fashion-MNIST clients
   (two label shards each) of which three poison their gradients, all 1,024 coalitions evaluated once for the exact
   values, by accuracy and by loss. Reads ``$FLSV_DATA_ROOT``.

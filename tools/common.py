@@ -102,7 +102,7 @@ def spread(values: Iterable[float], digits: int = 2) -> str:
 
 
 def panels(figure: Figure, rows: int, columns: int, **more: Any) -> list[Axes]:
-    """A figure's panels, row by row, whose lines and bars have colours that the colour-blind can tell apart."""
+    """A figure's panels, row by row, whose lines and bars have colors that the color-blind can tell apart."""
     axes = list(figure.subplots(rows, columns, squeeze=False, **more).flat)
     for ax in axes:
         ax.set_prop_cycle(color=PALETTE)

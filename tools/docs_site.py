@@ -30,7 +30,7 @@ MEASURED = ("benchmark.md", "benchmark_many.md")
 PARTS = {
     "metric": ("federation", "metrics"),
     "aggregator": ("federation", "aggregator"),
-    "personaliser": ("federation", "personalizer"),
+    "personalizer": ("federation", "personalizer"),
     "sampler": ("federation", "sampler"),
     "client algorithm": ("federation", "client_algorithm"),
     "upload": ("federation", "uploads+"),
@@ -39,7 +39,7 @@ PARTS = {
     "model": ("model",),
 }
 #: Those whose docstrings an algorithm's page has.
-_OF_ITS_OWN = ("metric", "aggregator", "personaliser", "sampler", "client algorithm", "upload", "filter")
+_OF_ITS_OWN = ("metric", "aggregator", "personalizer", "sampler", "client algorithm", "upload", "filter")
 #: Packages of the reference, in the order of the way of a round.
 PACKAGES = {
     "flsv": "What most programs import",
@@ -56,7 +56,7 @@ PACKAGES = {
     "flsv.metrics": "Contributions",
     "flsv.filters": "Filters of a cohort's updates",
     "flsv.aggregation": "Aggregators",
-    "flsv.personalization": "Personalisers",
+    "flsv.personalization": "Personalizers",
     "flsv.valuation": "Valuation before training",
     "flsv.features": "Features for valuation",
     "flsv.server": "The server",

@@ -19,22 +19,22 @@ def leave_one_out(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor, ridge: float = 1
         y: ``[m]`` their integer classes.
         x2: ``[m2, d]`` validation samples.
         y2: ``[m2]`` their classes.
-        ridge: r, in parts of the mean squared norm of the centred training samples, above 0.
+        ridge: r, in parts of the mean squared norm of the centered training samples, above 0.
 
     Returns:
         ``[m]`` float64; positive means that the sample does harm.
 
     Example:
         >>> x = torch.tensor([[0.0], [0.1], [5.0], [5.1], [0.05]])
-        >>> leave_one_out(x, torch.tensor([0, 0, 1, 1, 1]), x[:4], torch.tensor([0, 0, 1, 1])).argmax()  # mislabelled
+        >>> leave_one_out(x, torch.tensor([0, 0, 1, 1, 1]), x[:4], torch.tensor([0, 0, 1, 1])).argmax()  # mislabeled
         tensor(4)
     """
     classes = int(max(y.max(), y2.max())) + 1
     targets, wanted = (torch.nn.functional.one_hot(labels, classes).double() for labels in (y, y2))
-    centre = x.double().mean(0)
-    # The constant is as long as a sample, so that it is penalised like the rest.
-    constant = float((x.double() - centre).square().sum(1).mean().sqrt())
-    points, others = (torch.nn.functional.pad(samples.double() - centre, (0, 1), value=constant) for samples in (x, x2))
+    center = x.double().mean(0)
+    # The constant is as long as a sample, so that it is penalized like the rest.
+    constant = float((x.double() - center).square().sum(1).mean().sqrt())
+    points, others = (torch.nn.functional.pad(samples.double() - center, (0, 1), value=constant) for samples in (x, x2))
     gram = points @ points.T
     regular = gram + ridge * float(gram.diagonal().mean()) * torch.eye(len(x), dtype=gram.dtype)
     # In the space of the samples, not of the features: A^-1 X' = X' (X X' + r I)^-1.

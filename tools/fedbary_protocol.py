@@ -1,4 +1,4 @@
-"""FedBary's protocol against POT: distances with S = m and S < m, and the barycentre of three Gaussians (figure 3)."""
+"""FedBary's protocol against POT: distances with S = m and S < m, and the barycenter of three Gaussians (figure 3)."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ Job = tuple[str, str, int]
 
 
 def jobs(setting: Setting, seeds: Sequence[int]) -> list[Job]:
-    return [("protocol", what, seed) for what in ("normal", "labelled images", "barycentre") for seed in seeds]
+    return [("protocol", what, seed) for what in ("normal", "labeled images", "barycenter") for seed in seeds]
 
 
 def work(job: Job, setting: Setting) -> float:
-    """Programmes of m by m; the barycentre is of 300 points at any sizes."""
-    return setting.protocol_samples**3 if job[1] != "barycentre" else 1.0
+    """Programmes of m by m; the barycenter is of 300 points at any sizes."""
+    return setting.protocol_samples**3 if job[1] != "barycenter" else 1.0
 
 
 def run(job: Job, setting: Setting, root: str) -> dict[str, Any]:
     _, what, seed = job
-    return _barycentre(setting, seed) if what == "barycentre" else _distance(what, setting, root, seed)
+    return _barycenter(setting, seed) if what == "barycenter" else _distance(what, setting, root, seed)
 
 
 def _distance(what: str, setting: Setting, root: str, seed: int) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def _distance(what: str, setting: Setting, root: str, seed: int) -> dict[str, An
     return {"errors": {str(share): (history / exact - 1).tolist() for share, history in found.items()}}
 
 
-def _barycentre(setting: Setting, seed: int) -> dict[str, Any]:
+def _barycenter(setting: Setting, seed: int) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
     sets = [rng.multivariate_normal(mean, COVARIANCE, size=100) for mean in MEANS]
     weights = [ot.unif(100)] * 3
@@ -101,7 +101,7 @@ def report(results: dict[Job, dict[str, Any]], setting: Setting, image: Path | N
     checks = []
     kept = (1, 2, 5, 10, 15, 20)
     rows = []
-    for what in ("normal", "labelled images"):
+    for what in ("normal", "labeled images"):
         errors = [r["errors"] for (_, name, _), r in results.items() if name == what]
         if not errors:
             continue
@@ -114,20 +114,20 @@ def report(results: dict[Job, dict[str, Any]], setting: Setting, image: Path | N
         least = min(e[str(share)][-1] for e in errors for share in PARTS_OF_M[1:])
         checks.append(Check(f"{what}: S < m above the exact distance", f"least excess {least:.1e}", least > 0))
     lines += table(["samples", "support", *(f"K = {k}" for k in kept)], rows)
-    found = [r for (_, name, _), r in results.items() if name == "barycentre"]
+    found = [r for (_, name, _), r in results.items() if name == "barycenter"]
     if found:
         errors = [r["errors"] for r in found]
-        lines += ["", "2-Wasserstein distance from the federated barycentre of three Gaussians (100 points each) to "]
+        lines += ["", "2-Wasserstein distance from the federated barycenter of three Gaussians (100 points each) to "]
         lines[-1] += "`ot.lp.free_support_barycenter`'s (figure 3):"
         lines += ["", *table([f"K = {k}" for k in STEPS], [[cell([e[str(k)] for e in errors], 3) for k in STEPS]])]
         means = [statistics.mean(e[str(k)] for e in errors) for k in STEPS]
         shrinks = all(later < earlier for earlier, later in pairwise(means)) and means[-1] < means[0] / 2
         checks.append(
-            Check("barycentre: shrinks with K, to less than a half", f"{means[0]:.3f} to {means[-1]:.3f}", shrinks)
+            Check("barycenter: shrinks with K, to less than a half", f"{means[0]:.3f} to {means[-1]:.3f}", shrinks)
         )
         if image is not None:
             _draw(found[0], image)
-            lines += ["", f"![Three Gaussians and their barycentre](../images/{image.name})"]
+            lines += ["", f"![Three Gaussians and their barycenter](../images/{image.name})"]
     return lines, checks
 
 

@@ -42,7 +42,7 @@ SCENARIOS = {
     "biased": "four clients with two classes, one with all: that one first, the others within 20 % and positive",
     "noisy": "0, 5, 10, 15 and 20 % of noise: values decrease with noise",
 }
-OURS, OURS_FIXED, OURS_RAW = "ours, renormalised", "ours, fixed", "ours, not divided by the round's sum"
+OURS, OURS_FIXED, OURS_RAW = "ours, renormalized", "ours, fixed", "ours, not divided by the round's sum"
 RETRAINING = ("exact", "TMC", "K-subset")
 REBUILDING = ("OR", "SOR", "MR", "TMR")
 ALGORITHMS = (OURS, OURS_FIXED, OURS_RAW, *RETRAINING, *REBUILDING)
@@ -72,7 +72,7 @@ def rebuilt_metrics(at: Mapping[str, Any], full: bool) -> dict[str, Any]:
 
 def step(at: Mapping[str, Any], full: bool) -> dict[str, Any]:
     """The server's step: as the weights of the formula sum, or 1."""
-    return {RATE: 1.0 if at["weights"] == "normalised" else raw_sum(at["a"], at["b"])}
+    return {RATE: 1.0 if at["weights"] == "normalized" else raw_sum(at["a"], at["b"])}
 
 
 def raw_sum(a: float, b: float, clients: int = 5) -> float:

@@ -247,7 +247,7 @@ def report_sweep(results: Results, source: str) -> str:
     numbers = sorted({tuple(float(part) for part in row.split(", ")[:2]) for row in rows})
     every_a, every_b = sorted({a for a, _ in numbers}), sorted({b for _, b in numbers})
     parts = []
-    for kind in ("normalised", "as they are"):
+    for kind in ("normalized", "as they are"):
         gains = {(a, b): gain(results, column, f"{a:g}, {b:g}, {kind}", "FedAvg") for a, b in numbers}
         gains = {place: each for place, each in gains.items() if each.pairs}  # fewer where not all cells are finished
         if not gains:
@@ -255,9 +255,9 @@ def report_sweep(results: Results, source: str) -> str:
         table = [["a \\ b", *(f"{b:g}" for b in every_b)]]
         table += [[f"{a:g}", *(str(gains.get((a, b), "-")) for b in every_b)] for a in every_a]
         best = max(gains, key=lambda place: gains[place].mean)
-        step = "" if kind == "normalised" else f", where the weights sum to {raw_sum(*best):.2g}"
+        step = "" if kind == "normalized" else f", where the weights sum to {raw_sum(*best):.2g}"
         parts.append(
-            f"Weights {'that sum to 1' if kind == 'normalised' else 'as the formula gives them'}; the largest gain at "
+            f"Weights {'that sum to 1' if kind == 'normalized' else 'as the formula gives them'}; the largest gain at "
             f"a = {best[0]:g}, b = {best[1]:g}{step}:\n\n{grid(table)}"
         )
     return "\n\n".join(parts)

@@ -35,7 +35,7 @@ CLIENTS, ROUNDS, WRONG, VALIDATION = 6, 20, 0.2, 200
 COLUMNS = {"classes": 2, "samples": 2, "auroc": 3}
 
 
-class MislabelledDigits(L.LightningDataModule):
+class MislabeledDigits(L.LightningDataModule):
     """Digits whose training labels are wrong at random, and clean ones to validate on.
 
     Attributes:
@@ -64,7 +64,7 @@ class MislabelledDigits(L.LightningDataModule):
 def measured(seed: int) -> dict[int, dict[str, float]]:
     """By ``every``: the AUROC of wrong labels by samples' values, and how samples' and classes' values agree with those
     of ``every=1``."""
-    given = MislabelledDigits(seed)
+    given = MislabeledDigits(seed)
     wrong: list[bool] = []
     samples: dict[int, Tensor] = {}
     classes: dict[int, Tensor] = {}

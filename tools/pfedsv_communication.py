@@ -169,7 +169,7 @@ def report(downloads: Tensor, k: int = 5) -> str:
 
 
 def idealised(rounds: int = 20, k: int = 5) -> Tensor:
-    """``[T, n]``: downloads of 10 clients on a ring, each of whose two classes it shares with a neighbour."""
+    """``[T, n]``: downloads of 10 clients on a ring, each of whose two classes it shares with a neighbor."""
     counts = torch.eye(10) + torch.eye(10).roll(1, 1)
     return download_schedule(label_overlap(counts), rounds, k, generator=torch.Generator().manual_seed(0))
 

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor
 
-from flsv.functional import personalised_weights
+from flsv.functional import personalized_weights
 from flsv.functional.agreement import keep_common
 from flsv.participants import LocalData
 from flsv.personalization import PFedSV
@@ -70,6 +70,6 @@ def one_by_one(
     else:
         distances = (models - models[0])[:, :num_parameters].norm(dim=1)
         same = torch.ones(len(models))
-        found = personalised_weights(same, distances.cpu(), own=0) if weights == "by distance" else same / len(same)
+        found = personalized_weights(same, distances.cpu(), own=0) if weights == "by distance" else same / len(same)
     local.state[OWN_MODEL] = keep_common(found.to(models) @ models, models)
     return found

@@ -29,7 +29,7 @@ from flsv.report import Budget, write_report
 
 PAGE = Path(__file__).parents[1] / "docs" / "tutorials" / "hospitals.md"
 NAMES = ("report", "tensorboard", "notebook")
-#: A picture's bytes, at most, and its colours: few are needed for text and charts.
+#: A picture's bytes, at most, and its colors: few are needed for text and charts.
 MOST, COLOURS = 150_000, 64
 QUIET = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),
@@ -50,7 +50,7 @@ def trained(folder: Path) -> Path:
 
 
 def take(chromium: str, url: str, picture: Path, size: tuple[int, int], wait: float = 0) -> None:
-    """Let Chromium look at a page, and save what it sees with few colours.
+    """Let Chromium look at a page, and save what it sees with few colors.
 
     Args:
         chromium: the program.

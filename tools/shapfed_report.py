@@ -262,9 +262,9 @@ def curve_and_bars(runs: Mapping[str, Seeds]) -> Figure:
     """Left: the mean of the clients' models on the way. Right: the clients after the last round, all algorithms."""
     figure = Figure(figsize=(11, 3.3), dpi=80, layout="constrained")
     left, right = panels(figure, 1, 2, width_ratios=[2, 3])
-    colours = dict(zip(runs, PALETTE))  # an algorithm's, in both panels
+    colors = dict(zip(runs, PALETTE))  # an algorithm's, in both panels
     for row in ("FedAvg", "FedAvg, by samples", "ShapFed-WA", "ShapFed"):
-        _line(left, runs[row], row, "trained", None, color=colours[row])
+        _line(left, runs[row], row, "trained", None, color=colors[row])
     left.set_xlabel("round", fontsize="small")
     left.set_ylabel("balanced accuracy, %", fontsize="small")
     for place, (row, seeds) in enumerate(runs.items()):
@@ -272,7 +272,7 @@ def curve_and_bars(runs: Mapping[str, Seeds]) -> Figure:
         width = 0.8 / len(runs)
         at = [i + (place - len(runs) / 2 + 0.5) * width for i in range(own.shape[1])]
         error = own.std(0).tolist() if len(own) > 1 else None
-        bars = {"yerr": error, "color": colours[row], "label": row}
+        bars = {"yerr": error, "color": colors[row], "label": row}
         right.bar(at, own.mean(0).tolist(), width, error_kw={"linewidth": 0.7}, **bars)
     right.set_xticks(range(own.shape[1]), [f"P{i + 1}" for i in range(own.shape[1])])
     handles = right.get_legend_handles_labels()

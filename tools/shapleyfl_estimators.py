@@ -78,7 +78,7 @@ class KeepRound(FedAvg):
 
 
 def errors(cell: Cell, root: str) -> Measured:
-    """Estimator to budgets to the mean squared error of the normalised values, averaged over draws."""
+    """Estimator to budgets to the mean squared error of the normalized values, averaged over draws."""
     with built(cell, root) as cli:
         keep = KeepRound()
         callbacks = cli.trainer.callbacks  # type: ignore[attr-defined]
@@ -144,7 +144,7 @@ def algorithm_3(utility: Utility, players: int, samples: int, generator: torch.G
     """Values ``[n]`` of the paper's algorithm 3 with M ``samples``, accumulating where it prints ``=``.
 
     floor(M/(n - 1)) coalitions for each other player i and each size j, player 0 the base; the differences are made
-    values by two more evaluations (normalised values need none)."""
+    values by two more evaluations (normalized values need none)."""
     others = players - 1
     passes = samples // others
     drawn = torch.rand(passes, others, others, others, generator=generator)  # pass, i, j, who may be in S
@@ -203,7 +203,7 @@ def exact_values(table: Tensor, players: int) -> Tensor:
 
 def report(results: Results) -> list[str]:
     runs = {key: result for key, result in results.items() if "errors" in result}
-    parts = ["## Table 3: mean squared errors of normalised values, 20 players, in 1/1000"] if runs else []
+    parts = ["## Table 3: mean squared errors of normalized values, 20 players, in 1/1000"] if runs else []
     for column in dict.fromkeys(column for _, column, _ in runs):
         source = column.partition(", ")[2]
         for key, (names, title) in TABLES.items():

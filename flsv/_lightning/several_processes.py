@@ -62,7 +62,7 @@ class LoggedValues:
         if isinstance(value, Metric):
             self._metrics[f"{fx}.{name}"] = value
             return
-        # Of this process alone: the function that synchronises, and the batch that Lightning takes a size from.
+        # Of this process alone: the function that synchronizes, and the batch that Lightning takes a size from.
         known = {key: kwargs[key] for key in kwargs if key not in ("batch_size", "sync_dist_fn", "reduce_fx")}
         size = kwargs.get("batch_size") or self._results.batch_size
         reduction = kwargs.get("reduce_fx", torch.mean)

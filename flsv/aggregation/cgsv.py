@@ -28,7 +28,7 @@ class CGSV(Aggregator):
 
     Args:
         metric: the name of a :class:`flsv.metrics.CosineGradientShapley` among the loop's metrics.
-        scale: length of a normalised update, the paper's Gamma. It is the step size of the whole federation: it should
+        scale: length of a normalized update, the paper's Gamma. It is the step size of the whole federation: it should
             be near the length of the clients' updates.
         server_lr: see :class:`flsv.aggregation.Aggregator`.
 

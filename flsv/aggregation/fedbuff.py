@@ -36,7 +36,7 @@ class FedBuff(Aggregator):
         server_lr: see :class:`flsv.aggregation.Aggregator`.
 
     Raises:
-        ConfigurationError: a negative exponent; before training, another personaliser.
+        ConfigurationError: a negative exponent; before training, another personalizer.
 
     Example:
         >>> FedBuff()

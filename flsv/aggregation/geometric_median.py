@@ -58,15 +58,15 @@ class GeometricMedian(Aggregator):
         alpha = round.num_samples.double() / round.num_samples.sum()
         lengths = distances(points, start)
         clipped = alpha * (lengths.median() / lengths).nan_to_num(1).clamp(max=1)  # 0 / 0: nobody has moved
-        centre = weighted_mean(points, clipped).add_(start, alpha=float(1 - clipped.sum()))
+        center = weighted_mean(points, clipped).add_(start, alpha=float(1 - clipped.sum()))
         weights, before = alpha, float("inf")
         for _ in range(self.iterations):
-            away = distances(points, centre)
+            away = distances(points, center)
             objective = (alpha @ away).item()
             if before - objective <= self.tolerance * objective:
                 break
             before = objective
             weights = alpha / away.clamp_min(self.smoothing)
             weights = weights / weights.sum()
-            centre = weighted_mean(points, weights)
+            center = weighted_mean(points, weights)
         return weights

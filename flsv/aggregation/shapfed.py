@@ -64,7 +64,7 @@ class ShapFedWA(Aggregator):
         return gamma / total if total > 0 else torch.full_like(gamma, 1 / len(gamma))
 
     def _gamma(self, round: Round, contributions: Contributions) -> Tensor:
-        """``[k]``, not normalised."""
+        """``[k]``, not normalized."""
         cssv = contributions.get(self.metric)
         if cssv is None:
             return torch.ones(len(round))

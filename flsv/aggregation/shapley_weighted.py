@@ -20,7 +20,7 @@ class ShapleyWeighted(Aggregator):
 
     Dividing by the inclusion probabilities p_i makes the sum over the cohort an unbiased estimate of the sum over all
     clients (Horvitz and Thompson), as in the paper. Its total weight then changes with the cohort; ``normalize=True``
-    makes it 1 (the self-normalised estimate: a little biased, less variance).
+    makes it 1 (the self-normalized estimate: a little biased, less variance).
 
     Args:
         metric: the name of a metric ``[n]``, such as :class:`flsv.metrics.SurrogateFederatedShapley`. Negative values

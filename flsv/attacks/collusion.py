@@ -23,7 +23,7 @@ class Collusion(ClientChoice, Upload):
 
     Colluders do not keep to the federation's clipping, noise or compression: an attack of this kind comes last among
     the uploads, and what it makes is sent as it is. It is simulated where the cohort's updates are: in one process or
-    on ranks, and where everybody starts from the global model; with sites or a personaliser it is refused.
+    on ranks, and where everybody starts from the global model; with sites or a personalizer it is refused.
 
     Args:
         clients: whom it concerns, see :class:`flsv.data.ClientChoice`.

@@ -103,7 +103,7 @@ def divergence(data: FederatedDataModule) -> Tensor:
 
 
 def knn(data: FederatedDataModule) -> Tensor:
-    """``[n]``, sums of the clients' samples' values for a classifier by the 10 nearest neighbours; the samples lie in
+    """``[n]``, sums of the clients' samples' values for a classifier by the 10 nearest neighbors; the samples lie in
     one place. In principal components of the validation set."""
     x, y, owner, x2, y2 = _pooled(data)
     return _sums(knn_shapley(x, y, x2, y2), owner, data.num_clients)
@@ -135,7 +135,7 @@ def _pooled(data: FederatedDataModule) -> tuple[Tensor, Tensor, Tensor, Tensor, 
     mean = x2.mean(0)
     _, _, directions = torch.linalg.svd(x2 - mean, full_matrices=False)
     basis = directions[:COMPONENTS].T
-    # In units in which validation samples have a mean squared length of 1: LAVA's regularisation is one of units.
+    # In units in which validation samples have a mean squared length of 1: LAVA's regularization is one of units.
     scale = ((x2 - mean) @ basis).square().sum(1).mean().sqrt().clamp(min=1e-12)
     return (x - mean) @ basis / scale, y, torch.cat(owners), (x2 - mean) @ basis / scale, y2
 

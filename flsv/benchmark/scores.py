@@ -68,13 +68,13 @@ def pearson(values: Tensor, truth: Tensor) -> float:
         >>> round(pearson(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 2.0, 4.0])), 3)
         0.982
     """
-    centred = []
+    centered = []
     for each in (_filled(values), _filled(truth)):
         deviation = each - each.mean()
         if deviation.norm() <= 1e-12 * each.norm():  # all equal, to rounding
             return 0.0
-        centred.append(deviation / deviation.norm())
-    return float((centred[0] @ centred[1]).clamp(-1, 1))
+        centered.append(deviation / deviation.norm())
+    return float((centered[0] @ centered[1]).clamp(-1, 1))
 
 
 def share_error(values: Tensor, truth: Tensor) -> float:

@@ -180,7 +180,7 @@ class Summary:
         return mean(self.spearman.values())
 
 
-def summarise(results: Results, federations: Known, metric: str) -> Summary:
+def summarize(results: Results, federations: Known, metric: str) -> Summary:
     """What is known of a metric.
 
     Args:

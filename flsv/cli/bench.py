@@ -28,7 +28,7 @@ from flsv.benchmark.page import best_first, draw, markdown, two
 from flsv.benchmark.registry import BASELINES, METRICS, Entry, entry
 from flsv.benchmark.run import AGGREGATORS, CONDITIONS, FIT, bench, why
 from flsv.benchmark.scores import Key, Results
-from flsv.benchmark.summary import Known, Summary, costs, summarise
+from flsv.benchmark.summary import Known, Summary, costs, summarize
 from flsv.benchmark.truth import SEEDS, settings
 from flsv.charts import drawing
 from flsv.cli.command import command_parser, positive, printer
@@ -185,7 +185,7 @@ def _report(
     mine = next((each for name, (each, _) in known.items() if name not in {*names(), *failing}), None)
     cost_in = known[usual][0] if usual in known else mine or federation(usual)
     cost = costs(cost_in, entries, out / kept, say=say)
-    summaries = {name: summarise(results, known, name) for name in entries}
+    summaries = {name: summarize(results, known, name) for name in entries}
     (out / page).write_text(markdown(summaries, entries, known, cost), encoding="utf-8")
     with drawing(picture):
         draw(summaries, cost, known).savefig(out / picture, dpi=110)

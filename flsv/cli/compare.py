@@ -260,7 +260,7 @@ def _parser() -> ArgumentParser:
         choices=("shared", "own"),
         default="shared",
         help="what they are tested on: the test set that no client has, or each client's own test split, as suits "
-        "personalised models",
+        "personalized models",
     )
     return parser
 

@@ -36,7 +36,7 @@ class OwnModels(L.Callback):
     """Evaluates every client's own model, and the global one, after the last round.
 
     A client has two: the one it has ``trained`` in its last round, and the one it then ``received`` from the server,
-    the start point of the next (the global model where there is no personalisation). What an attacker trained is what
+    the start point of the next (the global model where there is no personalization). What an attacker trained is what
     it kept.
 
     Args:

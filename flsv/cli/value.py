@@ -3,7 +3,7 @@
     flsv value --config quickstart --config value
 
 No model and no training: the Wasserstein distance of every client's data from the server's validation set (from the
-clients' barycentre, without one), contribution shares, and the samples that the clients flag. Of a configuration file
+clients' barycenter, without one), contribution shares, and the samples that the clients flag. Of a configuration file
 of flsv fit, only the sections ``data`` and ``value`` are looked at. Li et al., "Data Valuation and Detections in
 Federated Learning" (FedBary), CVPR 2024.
 """
@@ -97,7 +97,7 @@ def value(
         out: folder of the files.
         seed: of the protocol's first points.
         pictures: images in each client's grid; 0 for none.
-        validation: False: against the clients' barycentre although there is a validation set.
+        validation: False: against the clients' barycenter although there is a validation set.
         device: where features are worked out, such as ``"cuda"`` for a backbone's.
         table: print the table, and progress while the clients are valued.
     """
@@ -121,7 +121,7 @@ def value(
         client.ask(keep_pictures, pictures)
         client.ask(write_artifacts, own)
         client.ask(write_flagged, own, data.client_indices(client.id, "train"), data.class_names)
-    target = "the server's validation set" if validation and server is not None else "the clients' barycentre"
+    target = "the server's validation set" if validation and server is not None else "the clients' barycenter"
     if table:
         title = f"Valuation against {target}, S = {found.support}, {seconds:.1f} s"
         cells = {name: numbers(column.tolist()) for name, column in columns.items()}
@@ -148,7 +148,7 @@ def write_csv(path: Path, columns: Mapping[str, Tensor], names: Sequence[str]) -
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """The command line, without ``value`` itself."""
     parser = option_parser("flsv value", __doc__, {"data": FederatedDataModule, "value": FedBary})
-    parser.add_argument("--validation", type=bool, default=True, help="false: measure against the clients' barycentre")
+    parser.add_argument("--validation", type=bool, default=True, help="false: measure against the clients' barycenter")
     parser.add_argument("--pictures", type=int, default=16, help="images in the grid of a client's most harmful ones")
     parser.add_argument("--out", type=str, default="runs/value", help="folder of valuation.csv and the figures")
     parser.add_argument("--device", type=str, default="cpu", help='where features are worked out, such as "cuda"')

@@ -208,7 +208,7 @@ def _compare(
         f"after at most three batches of the cohort's first client, {name!r} differs by {far:.2g} from what the same "
         f"batches make of it one after the other, where {allowed} is allowed (an optimizer that divides by a "
         "gradient's size makes the rounding of a gradient that ought to be 0 as large as others, as that of a bias "
-        "before batch normalisation)",
+        "before batch normalization)",
     )
 
 

@@ -153,7 +153,7 @@ def some(count: int, rate: float, generator: torch.Generator) -> Tensor:
 class GaussianNoise(Corruption):
     """Adds ``N(mean, std^2)`` to the inputs, drawn once: a sample is the same in every round.
 
-    The unit is that of the inputs as the network sees them. The named data sets are normalised by their mean and
+    The unit is that of the inputs as the network sees them. The named data sets are normalized by their mean and
     deviation, so ``std=1`` is as strong as the images themselves. Nothing is clipped.
 
     Args:

@@ -141,7 +141,7 @@ def deal(
     dealing: list[Any] = [partitioner, *corruptions]
     asking = [part for part in dealing if part.needs_classes] + ([options.detector] if options.detector else [])
     held_out = {"validation": source.val, "test": source.test}
-    labels = None if source.labelled else labels
+    labels = None if source.labeled else labels
     classes = find_classes(source.train, source.class_names, held_out, labels, asking)
     splits = _split(source, classes, partitioner, options, groups)
     if source.fitted is not None:

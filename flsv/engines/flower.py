@@ -173,7 +173,7 @@ def server_app(
 ) -> ServerApp:
     """A Flower ServerApp that runs a :class:`flsv.FederatedLoop`'s rounds on sites.
 
-    Metrics, aggregation, personalisation, TensorBoard, ``contributions.csv`` and checkpoints are the loop's, in
+    Metrics, aggregation, personalization, TensorBoard, ``contributions.csv`` and checkpoints are the loop's, in
     ``folder``. Where that holds a checkpoint, the run goes on from it: start a killed server again.
 
     A site that is away, late, or sends garbage or a model that is not finite is named and left out of the round. Its

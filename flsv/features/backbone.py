@@ -19,7 +19,7 @@ from flsv.models.factory import build_network, import_timm
 class Backbone(Features):
     """The features that a network passes to its classifier head.
 
-    Pixels are used as they are, so data should be normalised as the network's weights expect. A single channel is
+    Pixels are used as they are, so data should be normalized as the network's weights expect. A single channel is
     repeated for torchvision's networks, timm's adapt their first layer.
 
     Args:

@@ -1,4 +1,4 @@
-"""MultiKrum: keeps the updates that lie closest to their neighbours.
+"""MultiKrum: keeps the updates that lie closest to their neighbors.
 
 Blanchard, El Mhamdi, Guerraoui and Stainer, "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent",
 NeurIPS 2017, section 4 (Krum) and its Multi-Krum, which averages the best m.
@@ -34,7 +34,7 @@ class MultiKrum(UpdateFilter):
 
     Raises:
         ConfigurationError: an argument out of range; before training, a federation that is too small, or a
-            personaliser, which lets clients start from different models.
+            personalizer, which lets clients start from different models.
 
     Example:
         >>> MultiKrum(byzantine=2)

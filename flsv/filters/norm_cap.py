@@ -20,7 +20,7 @@ class NormCap(UpdateFilter):
     """Shortens updates above a bound, keeping their direction, for metrics and aggregator.
 
     So there is little to gain by sending a multiple of one's update, see :mod:`flsv.functional.updates`. It is
-    for federations without a personaliser, and for metrics that ask no client to evaluate models.
+    for federations without a personalizer, and for metrics that ask no client to evaluate models.
 
     Args:
         cap: the longest update, in medians of its cohort's.

@@ -17,7 +17,7 @@ from flsv.functional.peers import (
     discovery_bound,
     label_overlap,
     leave_one_out_cosines,
-    personalised_weights,
+    personalized_weights,
     relevance_auroc,
     without_own,
 )
@@ -77,7 +77,7 @@ __all__ = [
     "normalize_shapley",
     "participant_weights",
     "permutation_shapley",
-    "personalised_weights",
+    "personalized_weights",
     "regression_shapley",
     "relevance_auroc",
     "step_weights",

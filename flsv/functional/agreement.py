@@ -59,7 +59,7 @@ def class_specific_shapley(client_heads: Tensor, server_head: Tensor) -> Tensor:
             f"expected client_heads [k, M, D] and server_head [M, D], got {list(client_heads.shape)} and "
             f"{list(server_head.shape)}."
         )
-    # Normalising each side by its own largest entry first keeps tiny updates (1e-30) from underflowing when squared.
+    # Normalizing each side by its own largest entry first keeps tiny updates (1e-30) from underflowing when squared.
     clients = torch.nn.functional.normalize(_scaled(client_heads.double()), dim=-1)
     server = torch.nn.functional.normalize(_scaled(server_head.double()), dim=-1)
     return (clients * server).sum(-1).clamp(-1, 1).to(client_heads.dtype)
@@ -72,7 +72,7 @@ def participant_weights(cssv: Tensor) -> tuple[Tensor, Tensor]:
         cssv: ``[k, M]`` cosines in [-1, 1].
 
     Returns:
-        ``gamma [k]`` in [0, 1], the mean over classes of (1 + cosine)/2, and ``normalised [k]``, which sums to 1. If
+        ``gamma [k]`` in [0, 1], the mean over classes of (1 + cosine)/2, and ``normalized [k]``, which sums to 1. If
         every gamma is 0 the shares are equal.
 
     Example:
@@ -94,7 +94,7 @@ def _scaled(rows: Tensor) -> Tensor:
 EPSILON = 1e-7
 
 
-def normalised(reputation: Tensor) -> Tensor:
+def normalized(reputation: Tensor) -> Tensor:
     """float64 ``[k]``, reputations that sum to 1.
 
     Raises:
@@ -118,7 +118,7 @@ def cosines(products: Tensor, norms: Tensor, norm: Tensor) -> Tensor:
 
 
 def updated_reputation(reputation: Tensor | None, phi: Tensor, *, alpha: float = 0.95, floor: float = 1e-3) -> Tensor:
-    """The reputations ``[k]`` after a round, which sum to 1: max(alpha r + (1 - alpha) phi, floor), normalised.
+    """The reputations ``[k]`` after a round, which sum to 1: max(alpha r + (1 - alpha) phi, floor), normalized.
 
     Before the first round, None, r is 0.
 
@@ -128,7 +128,7 @@ def updated_reputation(reputation: Tensor | None, phi: Tensor, *, alpha: float =
         >>> updated_reputation(None, torch.tensor([0.6, 0.2]), alpha=0.5)
         tensor([0.7500, 0.2500], dtype=torch.float64)
     """
-    memory = 0 if reputation is None else alpha * normalised(reputation)
+    memory = 0 if reputation is None else alpha * normalized(reputation)
     after = (memory + (1 - alpha) * phi.double()).clamp_min(floor)
     return after / after.sum()
 

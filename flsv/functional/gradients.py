@@ -72,7 +72,7 @@ def gradient_shapley(
     Args:
         gradient_products: ``[k]``, g . d_i, with g the gradient of the loss L at x.
         hessian_products: ``[k, k]``, d_i^T H d_j, with H the Hessian of L at x; None: first order.
-        weighting: ``"uniform"``: w_i(S) = 1/|S|; or fixed weights ``[k]``, not renormalised inside a coalition.
+        weighting: ``"uniform"``: w_i(S) = 1/|S|; or fixed weights ``[k]``, not renormalized inside a coalition.
             Weights by samples have no closed form.
         server_lr: eta.
 

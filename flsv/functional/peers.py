@@ -242,10 +242,10 @@ def check_self_weight(self_weight: SelfWeight) -> None:
     if isinstance(self_weight, str) and self_weight not in get_args(Policy):
         raise ConfigurationError(f"self_weight={self_weight!r}: expected one of {get_args(Policy)}, or a distance.")
     if not isinstance(self_weight, str):
-        check_number("personalised_weights", "self_weight", self_weight, least=0)
+        check_number("personalized_weights", "self_weight", self_weight, least=0)
 
 
-def personalised_weights(values: Tensor, distances: Tensor, own: int, self_weight: SelfWeight = "mean") -> Tensor:
+def personalized_weights(values: Tensor, distances: Tensor, own: int, self_weight: SelfWeight = "mean") -> Tensor:
     r"""Weights of the models that a client has at hand.
 
     .. math:: w_j = \frac{\max(v_j, 0)}{d_j}, \qquad w^*_j = w_j / \textstyle\sum_l w_l
@@ -272,11 +272,11 @@ def personalised_weights(values: Tensor, distances: Tensor, own: int, self_weigh
 
     Example:
         >>> values, distances = torch.tensor([0.3, 0.2, -0.1]), torch.tensor([0.0, 2.0, 4.0])
-        >>> personalised_weights(values, distances, own=0)
+        >>> personalized_weights(values, distances, own=0)
         tensor([0.5000, 0.5000, 0.0000])
-        >>> personalised_weights(values, distances, own=0, self_weight="min")
+        >>> personalized_weights(values, distances, own=0, self_weight="min")
         tensor([0.6000, 0.4000, 0.0000])
-        >>> personalised_weights(values, distances, own=0, self_weight=0.1)
+        >>> personalized_weights(values, distances, own=0, self_weight=0.1)
         tensor([0.9677, 0.0323, 0.0000])
     """
     check_self_weight(self_weight)

@@ -175,8 +175,8 @@ def products_without_mean(gram: Tensor) -> Tensor:
     here = (norms > 0) & norms.isfinite()
     pairs = torch.outer(here, here)
     cosines = (gram / torch.outer(norms, norms)).where(pairs, 0.0)
-    centre = torch.diag(here.double()) - pairs / here.sum().clamp_min(1)
-    return centre @ cosines @ centre
+    center = torch.diag(here.double()) - pairs / here.sum().clamp_min(1)
+    return center @ cosines @ center
 
 
 def similarities(gram: Tensor) -> Tensor:
@@ -251,8 +251,8 @@ def echoes(gram: Tensor, products: Tensor, square: float, num_samples: Tensor) -
     found = []
     for weights in (here[:k].double(), claims):
         clients = here[:k].sum() / (1 + here[:k].sum())
-        centre = torch.cat([weights / weights.sum().clamp_min(1e-300) * clients, (1 - clients)[None]])
-        without = torch.eye(k + 1, dtype=torch.float64) - centre
+        center = torch.cat([weights / weights.sum().clamp_min(1e-300) * clients, (1 - clients)[None]])
+        without = torch.eye(k + 1, dtype=torch.float64) - center
         left = without @ cosines @ without.T
         lengths = left.diagonal().clamp_min(0).sqrt()
         known = here[:k] & here[k] & (lengths[:k] * lengths[k] > 1e-12)

@@ -48,7 +48,7 @@ class CoalitionUtility:
             the mean cross-entropy, nats) and ``"per_class_accuracy"`` (0 for classes without samples). More is better.
             All else is a :class:`flsv.games.ModelScore`.
         weighting: w_i(S): ``"uniform"``, 1/|S|; ``"samples"``, n_i / sum_{j in S} n_j; or fixed weights ``[k]``, not
-            renormalised inside S, or ``Renormalized(weights)``, w_i / sum_{j in S} w_j (equation 4 of Guo et al.).
+            renormalized inside S, or ``Renormalized(weights)``, w_i / sum_{j in S} w_j (equation 4 of Guo et al.).
         server_lr: eta, the share of the way to the average that the coalition's model moves.
         table: remembers scores; shared by the utilities of a round. None: a new one.
 

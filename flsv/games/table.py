@@ -44,9 +44,9 @@ class CoalitionModels:
         if not server_lr > 0:
             raise ConfigurationError(f"CoalitionUtility(server_lr={server_lr}): expected a positive number.")
         self._round, self._server_lr = round, server_lr
-        self._normalised = not isinstance(weighting, Tensor)
+        self._normalized = not isinstance(weighting, Tensor)
         self._weights = _client_weights(round, weighting)
-        self.key = (self._normalised, server_lr, self._weights.numpy().tobytes())
+        self.key = (self._normalized, server_lr, self._weights.numpy().tobytes())
 
     def weights(self, masks: Tensor) -> tuple[Tensor, Tensor]:
         """Weights in the parameters and in the buffers, float64 ``[K, k]``; all 0: the global model."""
@@ -56,7 +56,7 @@ class CoalitionModels:
         for column in own.unbind(1):
             total = total + column
         shares = own / torch.where(total > 0, total, 1.0)[:, None]
-        return self._server_lr * (shares if self._normalised else own), shares
+        return self._server_lr * (shares if self._normalized else own), shares
 
     def builder(self, masks: Tensor) -> Build:
         """Writes the model of row i of ``masks`` into a vector."""

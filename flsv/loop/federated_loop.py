@@ -1,9 +1,8 @@
 """FederatedLoop: the callback that is the server.
 
-One ``Trainer.fit`` is the whole federation and one epoch is one communication round. The train dataloader of a round
-yields the batches of the cohort, one client after the other; the LightningModule is, in turn, every client (with that
-client's start point and optimizer state in it) and, between the rounds, the global model, which Lightning validates and
-saves. What happens in a round is in :class:`flsv.loop.federation.FederationRun`; here are Lightning's hooks.
+One ``Trainer.fit`` is the whole federation and one epoch is one round; the LightningModule is, in turn, every client
+and, between the rounds, the global model. A round is in :class:`flsv.loop.federation.FederationRun`; here are
+Lightning's hooks.
 """
 
 from __future__ import annotations
@@ -65,14 +64,12 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     A scheduler with ``interval="epoch"`` steps once a round; one with ``interval="step"``, also where ``training_step``
     steps it itself, belongs to the client. ``trainer.estimated_stepping_batches`` is the number of steps of one client
-    in all rounds that it is drawn in, so that a schedule of that length ends where it would end if the
-    module were trained on this client's data alone. ``trainer.is_last_batch`` is the client's.
+    in all rounds that it is drawn in; ``trainer.is_last_batch`` is the client's.
 
     Other callbacks see the global model between rounds, in any order. ``trainer.callback_metrics`` holds the last
-    contributions, the round's weights and the last scores of the clients' own models, by names
-    (``<metric>/client_<i>``, ``weight/client_<i>``, ``client_accuracy/client_<i>``, ``.../mean``, ``.../min``,
-    ``.../std``; so ``client_balanced_accuracy``, ``client_auroc``), for ``EarlyStopping``, ``ModelCheckpoint``. Who was
-    never seen has no contribution, who is not in the cohort no weight. ``WeightAveraging`` averages the global models.
+    contributions, the round's weights and the last scores of the clients' own models (``<metric>/client_<i>``,
+    ``weight/client_<i>``, ``client_accuracy/client_<i>``, ``.../mean``, ``.../min``, ``.../std``) for callbacks such as
+    ``EarlyStopping``. ``WeightAveraging`` averages the global models.
 
     Args:
         aggregator: how the clients' models become the next global one. Default: FedAvg.
@@ -81,32 +78,25 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         personalizer: gives clients start points of their own. Default: everyone starts from the global model.
         sampler: draws each round's cohort. Default: every client.
         client_algorithm: what clients do differently when they train, such as ``flsv.clients.algorithms.FedProx``.
-        uploads: what clients do to their updates before these leave, one after the other: attacks of malicious clients,
-            such as ``flsv.attacks.GradientPoisoning``, which the server does not know of; then
-            ``flsv.privacy.GaussianPrivacy``, with the budget at which the fit stops, which adds the metric
-            ``"epsilon"``; then compression, such as ``flsv.uploads.TopK``.
+        uploads: what clients do to their updates before these leave, in this order: attacks, which the server does not
+            know of; ``flsv.privacy.GaussianPrivacy``, with the budget at which the fit stops, which adds the metric
+            ``"epsilon"``; compression, such as ``flsv.uploads.TopK``.
         filters: what the server does to a cohort's updates before it measures and averages them, in this order, such as
-            ``[OutlierFilter(), CopyFilter(0.7, gap=0.45), NormCap(1.25), SampleCap(1.25)]``, see :mod:`flsv.filters`.
-            Default: an ``OutlierFilter()``, which warns. Whatever the list, an empty one too, what is not finite, or so
-            large that a sum keeps nothing of the others, is left out: ``OutlierFilter(threshold=None)``.
+            ``[OutlierFilter(), CopyFilter(0.7, gap=0.45)]``, see :mod:`flsv.filters`. Default: an ``OutlierFilter()``,
+            which warns. Whatever the list, what is not finite, or so large that a sum keeps nothing of the others, is
+            left out.
         local_epochs: passes over a client's data per round.
-        client_optimizer: ``"reset"`` empties the optimizer's state when a client starts; ``"keep"`` gives every
-            client the one it left.
+        client_optimizer: ``"reset"`` empties its state when a client starts; ``"keep"`` gives it the one that it left.
         share: what of the module travels: ``"all"``; ``"trainable"``, the parameters that require a gradient when the
             fit begins, and all buffers (adapters, LoRA); a list of names, such as ``["!norm"]`` (FedBN) or
             ``["!head"]`` (FedPer), see :func:`flsv.participants.sharing.sharing`; or a function of an entry's name and
-            tensor (in YAML, ``class_path`` and ``init_args`` of a class whose objects are such). The rest stays at its
-            client, which goes on and is evaluated with it; the global model has its initial values.
-        evaluation: when the clients' own models are evaluated on their own test splits, such as
-            ``ClientEvaluation(every=5)``. Default: never.
+            tensor. The rest stays at its client, which goes on and is evaluated with it; the global model has its
+            initial values.
+        evaluation: when the clients' own models are evaluated on their own test splits. Default: never.
         reporting: what the run shows and writes, see :class:`flsv.report.folder.Reporting`.
         seed: what every random choice of the federation derives from. Default: ``seed_everything``'s, else random.
         engine: how clients run in this process. ``"sequential"``: one after the other; ``"vmap"``: many small ones at
             once, see :class:`flsv.engines.vmap.VmapProcess`; in Python, also what makes another engine.
-
-    Attributes:
-        config: the arguments in one frozen object, each also an attribute: :meth:`replace` gives a loop of others.
-        state: what stands between two rounds; the properties below read it.
 
     Raises:
         ConfigurationError: a wrong argument or combination, before training starts.
@@ -206,7 +196,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         """The same loop, which writes nothing."""
         return self.replace(reporting=replace(self.reporting, files=False))
 
-    # ---- before the first round
+    # ---- Lightning's hooks
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         install(trainer, partial(check_checkpoint, trainer, self.state_key, self.check_state))
@@ -228,15 +218,11 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._fit.begin_training(pl_module)
 
-    # ---- within a round
-
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._fit.begin_round()
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
         self._fit.running.engine.clients.local.begin_step(optimizer)
-
-    # ---- between rounds
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._run is not None and not trainer.sanity_checking:
@@ -259,7 +245,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     # ---- what is saved
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next round needs beyond the global model; between two rounds whenever it is asked for."""
+        """All that the next round needs beyond the global model."""
         return {
             **self.state.state_dict(),
             **(self.saver.state_dict() if self._run is None else self._run.saved()),
@@ -288,8 +274,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             self._run.rewind(checkpoint)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The federation as it stands between two rounds, without the trainer and the data of its fit: a copy knows
-        what this loop's metrics and :attr:`state` know, and can be fitted anew; what resumes a run is a checkpoint."""
+        """The federation between two rounds, without the trainer and the data of its fit: a copy can be fitted anew."""
         run = None if self._run is None else self._run.federation
         return {**vars(self), "saver": self.saver.copy(None if run is None else run.engine), "_run": None}
 
@@ -333,7 +318,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     @property
     def client_accuracy(self) -> Tensor | None:
         """``[n]`` of the last evaluation; None before the first."""
-        return self.state.client_scores.get("accuracy")
+        return self.state.client_accuracy
 
     @property
     def trained(self) -> dict[int, Tensor]:
@@ -342,8 +327,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     @property
     def models(self) -> dict[int, Tensor]:
-        """Client id to the model ``[P]`` that the server will send it to start from, where it is not the global one;
-        see :meth:`received` for models that clients keep themselves."""
+        """Client id to the model ``[P]`` that the server will send it to start from, where it is not the global one."""
         return self.state.starts
 
     @property
@@ -363,26 +347,23 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     @property
     def noticed(self) -> dict[str, dict[int, int]]:
-        """Fault (``"not_finite"``, ``"large"``, ``"copy"``, ``"echo"``), by the filters, to client to in how many
-        rounds."""
+        """Fault (``"not_finite"``, ``"large"``, ``"copy"``, ``"echo"``) to client to in how many rounds."""
         return self._found.noticed
 
     @property
     def named(self) -> dict[int, tuple[int, int]]:
-        """Client id to in how many rounds its update was at fault (not finite, or far too large), of how many that it
-        sent; without those in order. A round in which a client was named counts nothing for it: no metric has measured
-        what it sent, and ``flsv retrain`` takes the round's share off its value."""
+        """Client id to in how many rounds its update was not finite or far too large, of how many that it sent; without
+        those in order. No metric has measured what it sent in such a round."""
         return self._found.named
 
     @property
     def copies(self) -> list[list[int]]:
-        """Groups of clients who were found to send one another's updates; of one: who sent the server's last step
-        back."""
+        """Groups of clients who send one another's updates; of one: who sent the server's last step back."""
         return self._found.copies
 
     @property
     def coalitions(self) -> int:
-        """Coalitions whose models were evaluated in this fit so far, each once, however many metrics asked for it."""
+        """Coalitions whose models were evaluated in this fit so far, each once."""
         run = None if self._run is None else self._run.federation
         return 0 if run is None or run.server.games is None else run.server.games.total_evaluations
 
@@ -392,8 +373,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         return self._fit.running.engine.clients.client if self._run is not None and self._run.within_round else None
 
     def received(self) -> dict[int, Tensor]:
-        """Client id to the model ``[P]`` that it would start the next round from, where that is not the global one.
-        From the first round on."""
+        """Client id to the model ``[P]`` that it would start the next round from, where that is not the global one."""
         return self._fit.running.received()
 
     def to_frame(self) -> pandas.DataFrame:

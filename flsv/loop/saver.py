@@ -20,7 +20,7 @@ class Saver:
         optimizers: likewise their optimizers' states, until training has begun with them.
         buffers: likewise those that no vector holds.
         asked: what ``configure_optimizers`` gave when the run began, until it is used again.
-        shared: which part of the module travelled.
+        shared: which part of the module traveled.
         finetuned: which layers a finetuning callback had unfrozen.
         csv: the file of contributions that the run goes on writing.
         identity: what the run is.

@@ -22,7 +22,7 @@ from flsv.functional.agreement import (
     EPSILON,
     cohort_reputation,
     cosines,
-    normalised,
+    normalized,
     updated_reputation,
 )
 from flsv.functional.over_rounds import momentum_add, momentum_merge, momentum_value
@@ -213,7 +213,7 @@ class CosineGradientShapley(ContributionMetric):
     absent clients keep theirs; a client that joins late starts from the mean of the known ones.
 
     A reputation depends on all rounds in their order, so that parts of a run cannot be merged, nor two processes'
-    rounds synchronised: that is refused. ``forward`` updates twice.
+    rounds synchronized: that is refused. ``forward`` updates twice.
 
     When not to use it:
         To pay by: it is a share of directions, and does not say by how much a model has improved. Where somebody's data
@@ -285,7 +285,7 @@ class CosineGradientShapley(ContributionMetric):
         matrix = self._matrix(client_ids, client_updates)
         samples = torch.ones_like(client_ids) if num_samples is None else num_samples
         before = cohort_reputation(self.reputation, client_ids, samples)
-        weights = normalised(before) if aggregation_weights is None else aggregation_weights.double()
+        weights = normalized(before) if aggregation_weights is None else aggregation_weights.double()
         norms = matrix.norms()
         aggregate = matrix.combine(weights.to(norms) / (norms + EPSILON))
         phi = cosines(matrix.dot(aggregate), norms, torch.linalg.vector_norm(aggregate, dtype=torch.float64))

@@ -77,7 +77,7 @@ class ContributionMetric(ReadOnlyArguments, Declared, WithIntervals):
         return self.per_class
 
     prior: float | None = None
-    """What a client never seen is taken to be worth by the samplers, aggregators and personalisers that read the
+    """What a client never seen is taken to be worth by the samplers, aggregators and personalizers that read the
     metric; None: they see NaN. No value: ``compute`` does not give it."""
 
     uses_ground_truth = False
@@ -191,7 +191,7 @@ class ContributionMetric(ReadOnlyArguments, Declared, WithIntervals):
         if not self.mergeable:
             raise ConfigurationError(
                 f"{type(self).__name__} needs all rounds in one place: parts of a run cannot be merged, nor two "
-                "processes' rounds synchronised. Update one metric with every round."
+                "processes' rounds synchronized. Update one metric with every round."
             )
 
     def _check_merge(self, incoming: dict[str, Any] | Metric) -> None:

@@ -32,7 +32,7 @@ class WassersteinContribution(ContributionMetric):
         \phi_i = \frac{1 / W(P_i, Q)}{\sum_j 1 / W(P_j, Q)}
 
     with W the Wasserstein distance between client *i*'s training samples and the server's validation set or, where
-    there is none, the barycentre of the round's clients. It is found by a protocol in which only interpolants and
+    there is none, the barycenter of the round's clients. It is found by a protocol in which only interpolants and
     distances cross; no coalition is evaluated, and the cost is linear in the number of clients.
 
     As input to ``update``: ``client_ids [k]`` and the ``clients`` themselves, the ``server_data``, the global model
@@ -54,7 +54,7 @@ class WassersteinContribution(ContributionMetric):
         label_weight: w of the label term of the distance; 0 for none.
         covariance: how a class's spread enters it.
         every: rounds between two updates; 0: every client once, which is enough for features that need no model.
-        use_validation: False: measure against the barycentre although there is a validation set.
+        use_validation: False: measure against the barycenter although there is a validation set.
         allow_reconstruction: take a support from which the server can work out samples, too.
         options: further arguments of :class:`flsv.valuation.FedBary`.
         kwargs: see ``torchmetrics.Metric``.

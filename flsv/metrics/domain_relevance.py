@@ -27,7 +27,7 @@ class DomainRelevance(ContributionMetric):
     found *j*'s model to be worth (its Shapley value in *i*'s game, in accuracy).
 
     As input to ``update``: ``client_ids [k]`` and ``peer_values [k, num_clients]``, NaN for clients not looked at,
-    which a personaliser such as :class:`flsv.personalization.PFedSV` gives. ``compute`` gives ``[num_clients,
+    which a personalizer such as :class:`flsv.personalization.PFedSV` gives. ``compute`` gives ``[num_clients,
     num_clients]``, row i for client i's view; NaN for pairs never looked at. ``per_client`` gives what a client is
     worth to the others that looked at it, on average. With a ``truth``, ``diagnostics`` has ``auroc``, the chance that
     a relevant pair has a higher score than another, over the pairs looked at, and ``found``, the share of relevant
@@ -63,7 +63,7 @@ class DomainRelevance(ContributionMetric):
 
     unit = "gain in accuracy"
     sign = "positive: the row's client does better with the column's model; negative: worse; 0: no difference."
-    cost = "none beside that: the clients' games are the personaliser's."
+    cost = "none beside that: the clients' games are the personalizer's."
     per_class = False
     uses_ground_truth = True
     history: Tensor

@@ -136,7 +136,7 @@ class InRunShapley(ContributionMetric):
     nats, positive for what lowers the loss; a client never seen is NaN. ``per_client`` sums a row.
 
     When not to use it:
-        To find wrong labels, which it tells weakly (figures above). With large steps, with optimisers other than SGD at
+        To find wrong labels, which it tells weakly (figures above). With large steps, with optimizers other than SGD at
         the clients, and without a validation set at the server.
 
     Args:

@@ -30,7 +30,7 @@ def plot_contributions(
     stderr: Tensor | None = None,
     sort: bool = False,
 ) -> tuple[Any, Any]:
-    """Draw contributions, in colours that colour-blind people can tell apart.
+    """Draw contributions, in colors that color-blind people can tell apart.
 
     Args:
         val: ``[n, M]``: a heatmap, clients down and columns across. ``[n]``: bars. A sequence of ``[n]``, one a round:

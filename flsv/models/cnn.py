@@ -202,7 +202,7 @@ class ShapFedCNN(ConvNet):
 
 @checked
 class ShapleyFLFashionCNN(ConvNet):
-    """ShapleyFL's FMNIST-CNN: two padded 5x5 convolutions with batch normalisation, and the classifier.
+    """ShapleyFL's FMNIST-CNN: two padded 5x5 convolutions with batch normalization, and the classifier.
 
     Sun, Xiong, Li, Liu, Zhang, Liu, Qin, Ren, "ShapleyFL: Robust Federated Learning Based on Shapley Value", KDD 2023.
     Paper and appendix name it (Table 3) and say only "the CNN network is adopted as the central model"; the layers are

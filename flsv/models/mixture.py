@@ -58,7 +58,7 @@ class Mixture(nn.Module):
 
 
 class MixtureClient(ClassifierClient):
-    """:class:`flsv.ClassifierClient` with a mixture of K networks of one kind, each initialised by itself.
+    """:class:`flsv.ClassifierClient` with a mixture of K networks of one kind, each initialized by itself.
 
     Args:
         num_components: K, at least 1.
@@ -67,7 +67,7 @@ class MixtureClient(ClassifierClient):
 
     Raises:
         ConfigurationError: as ``ClassifierClient``; fewer than 1 component; a network object without a layer that can
-            be initialised anew (``reset_parameters``).
+            be initialized anew (``reset_parameters``).
 
     Example:
         >>> client = MixtureClient(num_components=2, network="mlp", num_classes=3, input_shape=(4,))

@@ -21,7 +21,7 @@ from flsv.parameters import ParameterSpace, head_name, named_state
 Share = str | list[str] | Callable[[str, Tensor], bool]
 """``"all"``; ``"trainable"``; patterns; or a function of an entry's name and tensor that says whether it is shared."""
 
-#: Classes of layers that normalise, also other libraries' (``LlamaRMSNorm``, ``FrozenBatchNorm2d``).
+#: Classes of layers that normalize, also other libraries' (``LlamaRMSNorm``, ``FrozenBatchNorm2d``).
 _NORMALISES = re.compile(r"(Batch|Instance|Group|Layer|RMS)_?Norm")
 
 _LORA_A = re.compile(r"\b(lora(?:_embedding)?)_A\b")
@@ -65,7 +65,7 @@ def sharing(share: Share, module: nn.Module, head: str | None = None) -> Sharing
     - ``all``;
     - ``trainable``: the parameters that require a gradient now, and all buffers. BatchNorm's statistics change in
       frozen layers, too, so that all of them travel, and training is the same as with ``all``;
-    - ``norm``: parameters and buffers of the normalisation layers;
+    - ``norm``: parameters and buffers of the normalization layers;
     - ``head``: the classifier head's.
 
     What does not travel stays at its client. Parameters that require no gradient stay there, too, if ``!`` names them
@@ -162,7 +162,7 @@ def _named(word: str, module: nn.Module, state: dict[str, Tensor], frozen: set[s
 
 def _nothing(share: Any, word: str, state: dict[str, Tensor]) -> str:
     what = {
-        "norm": "the module has no normalisation layer with parameters or statistics",
+        "norm": "the module has no normalization layer with parameters or statistics",
         "head": "the module has no linear layer for a classifier head; name its layers",
         "trainable": "no parameter of the module requires a gradient",
     }.get(word.removeprefix("!"), f"{word!r} names nothing of the module. It has {_some(list(state))}")

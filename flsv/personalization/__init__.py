@@ -1,4 +1,4 @@
-"""Personalisers choose each client's start point of the next round. One file each."""
+"""Personalizers choose each client's start point of the next round. One file each."""
 
 from flsv.personalization.base import Personalized, Personalizer, Standalone
 from flsv.personalization.cgsv import SparsifiedReward

@@ -25,7 +25,7 @@ Starts = Mapping[int, Tensor]
 
 @dataclass(frozen=True)
 class Personalized:
-    """The result of personalisation.
+    """The result of personalization.
 
     Args:
         starts: client id to ``[P]``, the models that the server will send to the clients whose start point changes.
@@ -43,7 +43,7 @@ def judged(
     """What a client finds its own and the others' models to be worth, ``[1 + len(others)]``; None, and a warning, where
     it is at a site of its own and did not say.
 
-    For a personaliser such a client is as one that was not drawn: it has judged nobody, and what it goes on from stays.
+    For a personalizer such a client is as one that was not drawn: it has judged nobody, and what it goes on from stays.
     """
     try:
         values = client.ask(question, others, *args, **kwargs)
@@ -73,7 +73,7 @@ class Personalizer(Strategy):
 
     def start(self, client: int, state: FederationState) -> Tensor | None:
         """At the server: the model that a client is sent to start from, at the beginning of each round that it takes
-        part in and when the clients' own models are evaluated. It must not change the personaliser's state.
+        part in and when the clients' own models are evaluated. It must not change the personalizer's state.
 
         Returns:
             ``[P]``; None: the client goes on from what it has. By default what :meth:`personalize` gave it last, else

@@ -31,7 +31,7 @@ class FedAMP(UploadKeeper):
 
         xi_ij = alpha A'(|w_i - w_j|^2),  A(x) = 1 - exp(-x / sigma).
 
-    w_i is what client i uploaded last. The personalised model is the one that a client trains from u_i: evaluate it
+    w_i is what client i uploaded last. The personalized model is the one that a client trains from u_i: evaluate it
     with ``ClientEvaluation(models="trained")``.
 
     Args:

@@ -34,7 +34,7 @@ class FedFomo(UploadKeeper):
 
     With theta_i the model that the client started this round from and L_i its validation loss (equation 3),
 
-        w_ij = max((L_i(theta_i) - L_i(x_j)) / |x_j - theta_i|, 0),  normalised to sum to 1;
+        w_ij = max((L_i(theta_i) - L_i(x_j)) / |x_j - theta_i|, 0),  normalized to sum to 1;
 
     if no model is better than theta_i, the client keeps theta_i. Downloads are chosen by affinity, ties at random; each
     of them is instead any other client's with a probability that falls from round to round. A client outside the cohort

@@ -12,7 +12,7 @@ Where the paper is silent, or we depart:
   bias. A random one, as in the authors' code, writes initial models of the wrong scale for most networks.
 - One last layer writes all parameters, which is the authors' one layer per parameter tensor. BatchNorm's statistics are
   the global ones.
-- The features before the last layer are normalised (LayerNorm), and the embeddings are wider than the authors'
+- The features before the last layer are normalized (LayerNorm), and the embeddings are wider than the authors'
   1 + n / 4: their network takes thousands of small steps to tell the clients apart and blows up with larger ones, this
   one takes tens of rounds. Plain steps then do, without momentum, weight decay and gradient clipping.
 """
@@ -55,7 +55,7 @@ class HyperNetwork(nn.Module):
         self.writer = nn.Linear(hidden, num_parameters)
 
     @torch.no_grad()
-    def initialise(self, model: Tensor, draw: torch.Generator) -> None:
+    def initialize(self, model: Tensor, draw: torch.Generator) -> None:
         """Random, but so that it writes ``model`` for everybody."""
         self.embedding.weight.normal_(generator=draw)
         for layer in self.features:
@@ -100,7 +100,7 @@ class PFedHN(Personalizer):
     def begin(self, federation: Federation) -> None:
         model = federation.global_vector[: federation.space.num_parameters].cpu()
         network = self._make(federation)
-        network.initialise(model, generator_for(federation.seed, "pfedhn"))
+        network.initialize(model, generator_for(federation.seed, "pfedhn"))
         self._network = network.to(federation.global_vector.device)
 
     def resume(self, federation: Federation) -> None:

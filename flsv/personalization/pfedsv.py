@@ -6,7 +6,7 @@ Wu et al., "Rethinking Personalized Client Collaboration in Federated Learning",
 - Algorithm 2, line 4 puts "p(l) <= j" where it must be p(l) < p(j), or every marginal contribution is zero.
 - Its R orders of the players cost R(|S| - 1) + 2 evaluations. Coalitions are remembered, so that this budget buys more
   orders (in antithetic pairs) and, for up to 7 players at R = 3|S|, all coalitions: the exact value, no Monte Carlo.
-- The weight of the own model: :func:`flsv.functional.personalised_weights`.
+- The weight of the own model: :func:`flsv.functional.personalized_weights`.
 - U(empty) = 0 credits whoever is better than nothing: a model that knows one of a client's two classes is worth about a
   quarter to it even where it harms the mixture. ``safeguard`` lets the client refuse such a mixture.
 - ``game="joining"`` and ``shared`` are ours. The paper's game credits a model with what it can do by itself, and its
@@ -31,7 +31,7 @@ from flsv.declared import Count, NonNegative, Share
 from flsv.errors import ConfigurationError
 from flsv.functional.agreement import keep_common
 from flsv.functional.communication import Explore, top_k_download
-from flsv.functional.peers import Policy, SelfWeight, personalised_weights
+from flsv.functional.peers import Policy, SelfWeight, personalized_weights
 from flsv.functional.shapley import permutation_shapley
 from flsv.parameters import ParameterSpace
 from flsv.participants import Client, LocalData
@@ -48,11 +48,11 @@ class PFedSV(UploadKeeper):
 
     Downloads follow its relevance scores (:func:`flsv.functional.top_k_download`). The Shapley values of the game
     U(X) = accuracy of the plain mean of the models in X on the client's own validation split, U(empty) = 0, give the
-    weights (:func:`flsv.functional.personalised_weights`) and, as ``round.peer_values``, the scores that
+    weights (:func:`flsv.functional.personalized_weights`) and, as ``round.peer_values``, the scores that
     :class:`flsv.metrics.DomainRelevance` folds. A client that nobody helps keeps its own model, the one before noise.
 
     A client's first round starts from the run's initial model: the server has no global one to give, except in
-    ``mode="extractor"``, where only the classifier is personalised and all else is the new global model's (with
+    ``mode="extractor"``, where only the classifier is personalized and all else is the new global model's (with
     FedAvg, the paper's), and where ``shared`` is above 0.
 
     Args:
@@ -61,7 +61,7 @@ class PFedSV(UploadKeeper):
         permutations_factor: R/|S|, orders of the players per player of a game, which tell how many coalitions may be
             evaluated.
         self_weight: the distance that the own model is given in eq. 6: ``"mean"``, ``"min"``, ``"exclude"``, or a
-            number, see :func:`flsv.functional.personalised_weights`.
+            number, see :func:`flsv.functional.personalized_weights`.
         mode: ``"model"``: whole models are downloaded; ``"extractor"``: one shared extractor, and classifiers.
         explore: whether clients never looked at come by ``"score"`` or first (``"unvisited"``).
         classifier: names of the layers, as in ``module.named_modules()``, that make up the classifier in
@@ -287,7 +287,7 @@ def collaborate(
         values = permutation_shapley(utility, players, budget=budget, generator=generator).values
     cut = num_parameters if personal is None else int(personal[:num_parameters].sum())
     distances = (models - models[0])[:, :cut].norm(dim=1)
-    weights = personalised_weights(values, distances.to(values), own=0, self_weight="exclude" if joins else self_weight)
+    weights = personalized_weights(values, distances.to(values), own=0, self_weight="exclude" if joins else self_weight)
     mixed = keep_common(weights.to(models) @ models, models)
     if joins:
         steps = torch.linspace(0, 1, 11).to(models)[:, None]

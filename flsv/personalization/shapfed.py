@@ -1,4 +1,4 @@
-"""ShapFed's personalisation: the more a client contributes, the nearer its model is to the global one.
+"""ShapFed's personalization: the more a client contributes, the nearer its model is to the global one.
 
 Tastan et al., "Redefining Contributions: Shapley-Driven Federated Learning", IJCAI 2024, equation 8 and Algorithm 1,
 lines 5-6.
@@ -18,7 +18,7 @@ class ShapFedPersonalizer(Personalizer):
     """Client i starts its next round from gamma_i x_s + (1 - gamma_i) x_i.
 
     x_s is the new global model, x_i the client's own after local training, and gamma_i in [0, 1] its contribution by
-    eq. 6, this round's included and not normalised over clients: 1 for a client that always pulls where the federation
+    eq. 6, this round's included and not normalized over clients: 1 for a client that always pulls where the federation
     goes, 1/2 for one that has nothing to say, 0 for one that pulls the other way. Buffers (BatchNorm's statistics) are
     mixed alike. With :class:`flsv.aggregation.ShapFedWA` this is ShapFed: ``configs/shapfed.yaml``.
 

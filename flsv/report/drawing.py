@@ -22,7 +22,7 @@ from flsv.plots import draw_steps
 from flsv.report.html import figure
 from flsv.report.text import number
 
-#: What is drawn in black or a dark grey has the page's colours.
+#: What is drawn in black or a dark grey has the page's colors.
 _INK = {"#000000": "var(--ink)", "#333333": "var(--ink)", "#808080": "var(--dim)"}
 _OWN = re.compile(
     r"<!--.*?-->|<metadata>.*?</metadata>|<style.*?</style>|<clipPath.*?</clipPath>"

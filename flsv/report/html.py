@@ -54,14 +54,14 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], texts: bool = Fals
 def heat(
     names: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]], corner: str, caption: str
 ) -> Markup:
-    """Values ``[k][M]``, coloured about 0: blue above and orange below, stronger away from it."""
+    """Values ``[k][M]``, colored about 0: blue above and orange below, stronger away from it."""
     few = len(columns) <= NUMBERED
     bound = max((abs(x) for row in values for x in row if math.isfinite(x)), default=0.0) or 1.0
 
     def cell(name: str, column: str, value: float) -> tuple[str, str, str]:
         # Half transparent at most: the ink stays legible, on light and on dark.
-        colour, strength = _POSITIVE if value >= 0 else _NEGATIVE, 0.05 + 0.45 * min(1.0, abs(value) / bound)
-        style = f"background: rgba({colour}, {strength:.2f})" if math.isfinite(value) else ""
+        color, strength = _POSITIVE if value >= 0 else _NEGATIVE, 0.05 + 0.45 * min(1.0, abs(value) / bound)
+        style = f"background: rgba({color}, {strength:.2f})" if math.isfinite(value) else ""
         return number(value, 2) if few else "", f"{name}, {column}: {number(value)}", style
 
     rows = [(name, [cell(name, *each) for each in zip(columns, row)]) for name, row in zip(names, values)]

@@ -3,8 +3,8 @@
 TensorBoard shows groups of charts by the alphabet, capitals first: the clients' values of all metrics, and their
 pictures, are in a group that comes before what the module logs.
 
-TensorBoard colours and names lines by run. A run per client, ``<run>/clients/Boston``, in which every client has the
-same tags, puts all clients into one chart, in colours, with names, in every tab. A run per class,
+TensorBoard colors and names lines by run. A run per client, ``<run>/clients/Boston``, in which every client has the
+same tags, puts all clients into one chart, in colors, with names, in every tab. A run per class,
 ``<run>/classes/3_Dress``, puts all classes of one client into one. The run's own file keeps what is nobody's alone. Of
 more than :data:`MOST_RUNS` clients all curves are the run's, a tag each.
 """

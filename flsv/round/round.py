@@ -1,6 +1,6 @@
 """Round: what the server knows of one round. Metrics name its attributes.
 
-A contribution metric, an aggregator, a personaliser or a sampler asks for a quantity by one of the names on
+A contribution metric, an aggregator, a personalizer or a sampler asks for a quantity by one of the names on
 :class:`Round`; whatever is expensive is derived when it is first asked for, and never if nobody does. A property says
 with ``@after(stage)`` when it is known; a metric is updated at the latest stage of what its ``update`` names.
 """
@@ -34,7 +34,7 @@ class Round:
 
     What is known only after a stage says so (:func:`flsv.round.after`): a metric that asks for ``server_*`` or
     ``aggregation_weights`` is updated after aggregation, and weighs the next round; one that asks for ``peer_values``
-    after personalisation, and one that asks for ``uploaded``, ``downloaded`` or ``reached`` when everything has
+    after personalization, and one that asks for ``uploaded``, ``downloaded`` or ``reached`` when everything has
     crossed.
 
     Beside these names a metric may ask for whatever a strategy lets the clients report
@@ -223,7 +223,7 @@ class Round:
         return self._with(server_vector=server_vector, aggregation_weights=weights)
 
     def personalized(self, peer_values: Tensor | None) -> Round:
-        """This round after personalisation. What has been derived so far is kept."""
+        """This round after personalization. What has been derived so far is kept."""
         return self._with(peer_values=peer_values)
 
     def measured(self) -> Round:

@@ -92,7 +92,7 @@ class ShapleyImportanceSampler(BernoulliSampler):
     """Independent inclusion with probabilities in proportion to the clients' Shapley weights, as far as probabilities
     allow (Theorem 5.1, AFedSV+).
 
-    They minimise the variance of the aggregate over the cohort. Before the metric's first value all coins are equal.
+    They minimize the variance of the aggregate over the cohort. Before the metric's first value all coins are equal.
 
     Args:
         expected_cohort: m, the expected number of clients per round.

@@ -169,7 +169,7 @@ def _check_strategies(strategies: Mapping[str, Strategy], board: ContributionMet
 
 
 def _check_splits(data: FederatedDataModule, board: ContributionMetrics, personalizer: Any) -> None:
-    """Check that the samples and the judgements are there that metrics ask for."""
+    """Check that the samples and the judgments are there that metrics ask for."""
     if board.evaluating:
         empty = [i for i in range(data.num_clients) if len(data.client_indices(i, "val")) == 0]
         if empty:

@@ -101,7 +101,7 @@ class FederationConfig:
 
     @property
     def strategies(self) -> Mapping[str, Strategy]:
-        """The aggregator, personaliser, sampler and client algorithm, where there is one, by role; read-only."""
+        """The aggregator, personalizer, sampler and client algorithm, where there is one, by role; read-only."""
         return MappingProxyType({role: getattr(self, role) for role in ROLES if getattr(self, role) is not None})
 
     def state_dict(self) -> dict[str, Any]:

@@ -73,7 +73,7 @@ class Compression(Upload):
             raise ConfigurationError(
                 f"{self!r} compresses a client's step away from the model that the server sent it, and client "
                 f"{context.client} started from one that the server did not send. Leave the compression out, or use "
-                "a personaliser whose models the server knows."
+                "a personalizer whose models the server knows."
             )
         # The position tells two compressions of one client apart.
         name = f"upload.{context.position}.error"

@@ -1,12 +1,12 @@
 """FedBary: values clients and samples before any training, from interpolants and distances.
 
 Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, Algorithm 1 with the server's
-validation set, or with the clients' Wasserstein barycentre in its place where there is none; section 4.3 for samples.
+validation set, or with the clients' Wasserstein barycenter in its place where there is none; section 4.3 for samples.
 
 Where we depart: labels enter with a weight (``label_weight``), without which label noise stays invisible; potentials
 are debiased entropic ones and not the linear programme's (see ``flsv.functional.transport.solvers``); a sample is
 compared with its own class (``calibration``), and what is flagged is a choice (``rule``). Without validation data we
-first find the barycentre, then run the protocol against it, so that clients are measured and judged in the same way in
+first find the barycenter, then run the protocol against it, so that clients are measured and judged in the same way in
 both cases.
 """
 
@@ -196,7 +196,7 @@ class FedBary(Declared):
 
         Args:
             clients: k of them.
-            server: holds the validation set; None: the target is the clients' barycentre.
+            server: holds the validation set; None: the target is the clients' barycenter.
             generator: draws; None: torch's default.
             vector: ``[P]``, the current global model, for features that need it.
             judge: whether the clients value their samples, too.
@@ -247,7 +247,7 @@ class FedBary(Declared):
         embed: Callable[[LocalData, Tensor], Tensor],
         support: int,
     ) -> Tensor:
-        """What the clients are measured against: the server's points ``[m2, d']``, or the barycentre's ``[S, d']``."""
+        """What the clients are measured against: the server's points ``[m2, d']``, or the barycenter's ``[S, d']``."""
         if not there:
             raise ConfigurationError("no client has a sample that is finite, so there is nothing to value.")
         dims = {f"client {clients[i].id}": present[i].features for i in there}
@@ -273,7 +273,7 @@ class FedBary(Declared):
             support=support,
             iterations=self.iterations,
             weights=torch.tensor([float(present[i].samples) for i in there]),
-            generator=generator_for(seed, "barycentre"),
+            generator=generator_for(seed, "barycentre"),  # a name of what is drawn: another draws other numbers
             p=self.p,
         )
         return found.support_points
@@ -302,7 +302,7 @@ class FedBary(Declared):
 
 @dataclass(frozen=True)
 class _Answers:
-    """A client in the barycentre's protocol."""
+    """A client in the barycenter's protocol."""
 
     client: Client
     key: object

@@ -204,7 +204,7 @@ def _reasons(values: Tensor, held: _Held, rule: str, calibration: str) -> tuple[
     reasons = [NOT_FINITE] * len(held.whole)
     if rule == "outlier" and len(values) > 2:
         far = deviations(values, held.y if calibration == "class" else None).tolist()
-        texts = [f"{number:.1f} deviations above the centre of {peers}" for number in far]
+        texts = [f"{number:.1f} deviations above the center of {peers}" for number in far]
     else:
         texts = [f"more weight on it would move the client away from the target ({peers} as the measure)"] * len(values)
     for place, text in zip(held.whole.nonzero().flatten().tolist(), texts):
@@ -252,9 +252,9 @@ def flag_samples(gradients: Tensor, rule: str = "outlier", y: Tensor | None = No
     ``"positive"`` is the rule of Li et al. (FedBary, CVPR 2024, section 4.3): harmful is what is above 0. Calibrated
     gradients sum to 0, so it flags about half of a client without a single bad sample; the paper's "as many positive
     gradients as noisy samples" holds for a large share of strong noise only. ``"outlier"`` takes the shortest interval
-    that holds half of the samples for good ones, its median c for their centre and 1.4826 times the median distance
+    that holds half of the samples for good ones, its median c for their center and 1.4826 times the median distance
     below c for their deviation s, and flags what is above c + 4.5 s and above 0: bad samples lie above and so touch
-    neither, up to half of the client. With ``y`` every class has a centre of its own, and all have one deviation.
+    neither, up to half of the client. With ``y`` every class has a center of its own, and all have one deviation.
 
     Args:
         gradients: ``[m]`` finite numbers, positive means harmful.
@@ -279,14 +279,14 @@ def flag_samples(gradients: Tensor, rule: str = "outlier", y: Tensor | None = No
 
 
 def deviations(gradients: Tensor, y: Tensor | None = None) -> Tensor:
-    """Each gradient's distance above the centre c, in units of s, as the rule ``"outlier"`` uses them.
+    """Each gradient's distance above the center c, in units of s, as the rule ``"outlier"`` uses them.
 
     Args:
         gradients: ``[m]`` finite numbers.
-        y: ``[m]`` classes, each with a centre of its own.
+        y: ``[m]`` classes, each with a center of its own.
 
     Returns:
-        ``[m]``; infinite above and below where the deviation is 0, and 0 at the centre.
+        ``[m]``; infinite above and below where the deviation is 0, and 0 at the center.
 
     Example:
         >>> deviations(torch.tensor([-2.0, -1.0, -1.5, 0.5, 9.0])).round(decimals=1)
@@ -297,7 +297,7 @@ def deviations(gradients: Tensor, y: Tensor | None = None) -> Tensor:
 
 
 def _above(gradients: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor]:
-    """How far each gradient is above its centre, and the deviation of all."""
+    """How far each gradient is above its center, and the deviation of all."""
     above = gradients.clone()
     for label in [None] if y is None else y.unique():
         members = torch.ones_like(gradients, dtype=torch.bool) if y is None or label is None else y == label

@@ -97,8 +97,8 @@ def draw_grid(images: Tensor, labels: list[int], gradients: list[float], flagged
     for i, (image, label, value, bad) in enumerate(zip(shown, labels, gradients, flagged)):
         top, left = (i // columns) * (height + gap_y) + gap_y, (i % columns) * (width + gap_x)
         canvas[:, top : top + height, left : left + width] = image
-        place, colour = (left + width / 2, top - gap_y / 2), "#b03030" if bad else "black"
-        axis.text(*place, f"{label}: {value:.3g}", size=7, ha="center", va="center", color=colour)
+        place, color = (left + width / 2, top - gap_y / 2), "#b03030" if bad else "black"
+        axis.text(*place, f"{label}: {value:.3g}", size=7, ha="center", va="center", color=color)
     axis.imshow(canvas.permute(1, 2, 0).squeeze(-1).numpy(), cmap="gray", vmin=0, vmax=1, aspect="auto")
     return figure
 

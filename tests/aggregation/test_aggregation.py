@@ -78,8 +78,8 @@ def test_shapley_weights_count_all_clients_and_divide_by_the_chance() -> None:
     round = make_round([1, 3], [1, 1], chances=lambda: chances)
     weights = ShapleyWeighted("ssv").weights(round, {"ssv": ssv})
     torch.testing.assert_close(weights.float(), ssv[[1, 3]] / ssv.sum() / chances[[1, 3]])
-    normalised = ShapleyWeighted("ssv", normalize=True).weights(round, {"ssv": ssv})
-    torch.testing.assert_close(normalised, weights / weights.sum())
+    normalized = ShapleyWeighted("ssv", normalize=True).weights(round, {"ssv": ssv})
+    torch.testing.assert_close(normalized, weights / weights.sum())
 
 
 def test_horvitz_thompson_is_unbiased() -> None:

@@ -44,17 +44,17 @@ def one_sided() -> FederatedDataModule:
 
 @pytest.mark.parametrize("kind", ["kl", "l2"])
 @pytest.mark.parametrize("reference", ["uniform", "global"])
-@pytest.mark.parametrize("normalise", [True, False])
-def test_in_a_federation(tmp_path: Path, kind: Any, reference: Any, normalise: bool) -> None:
+@pytest.mark.parametrize("normalize", [True, False])
+def test_in_a_federation(tmp_path: Path, kind: Any, reference: Any, normalize: bool) -> None:
     data = one_sided()
-    aggregator = Remember(a=0.4, b=0.05, kind=kind, reference=reference, normalize_divergence=normalise)
+    aggregator = Remember(a=0.4, b=0.05, kind=kind, reference=reference, normalize_divergence=normalize)
     loop = FederatedLoop(aggregator, sampler=UniformSampler(3), seed=2)
     fit(loop, tmp_path, data=data, rounds=2)
     q = data.class_counts.sum(0) if reference == "global" else reference
     everybody = label_divergence(data.class_counts, kind, q)
     for round in aggregator.rounds:
         torch.testing.assert_close(round.reports["label_divergence"], everybody[round.client_ids])
-    expected = divergence_weights(round.num_samples, everybody[round.client_ids], 0.4, 0.05, normalise)
+    expected = divergence_weights(round.num_samples, everybody[round.client_ids], 0.4, 0.05, normalize)
     assert loop.weights is not None
     torch.testing.assert_close(loop.weights[round.client_ids], expected.float())
     # What crosses is one number per client and round.

@@ -31,7 +31,7 @@ def test_gradient_poisoning_adds_29_percent_of_noise_and_keeps_the_direction():
     noise = sent(GradientPoisoning()) - UPDATE
     assert (noise.norm() / UPDATE.norm()).item() == pytest.approx(1 / 12**0.5, rel=0.01)
     assert cosine(sent(GradientPoisoning()), UPDATE) == pytest.approx(1 / (1 + 1 / 12) ** 0.5, abs=0.002)
-    # A range that is not centred scales as well: E[1 + b] = 3.
+    # A range that is not centered scales as well: E[1 + b] = 3.
     assert (sent(GradientPoisoning(1, 3)) / UPDATE).mean().item() == pytest.approx(3, abs=0.01)
 
 

@@ -15,7 +15,7 @@ from flsv.benchmark.page import draw, markdown
 from flsv.benchmark.registry import METRICS, NEEDS, Entry, entry
 from flsv.benchmark.run import CONDITIONS, bench, run
 from flsv.benchmark.scores import Results, spearman
-from flsv.benchmark.summary import costs, summarise
+from flsv.benchmark.summary import costs, summarize
 from flsv.errors import ConfigurationError
 from flsv.metrics import ContributionMetric
 
@@ -234,7 +234,7 @@ def test_what_is_known_is_not_run_again_and_absence_is_no_corruption(tmp_path: P
     assert cost["fedsv"].evaluations == 8
     assert min(each.seconds for each in cost.values()) > 0
     assert costs(mine, entries, tmp_path / "costs.csv").keys() == cost.keys()
-    summaries = {name: summarise(results, known, name) for name in entries}
+    summaries = {name: summarize(results, known, name) for name in entries}
     values = results.values["small", "base", 0, "fedsv"], results.values["small", "base", 1, "fedsv"]
     truth = known["small"][1].mean
     assert summaries["fedsv"].mean == pytest.approx(sum(spearman(v, truth) for v in values) / 2)

@@ -62,7 +62,7 @@ def test_it_prints_a_table_and_writes_everything(folder: Path, capsys: Any) -> N
 @pytest.mark.usefixtures("undrawn")
 def test_without_validation_data(folder: Path, capsys: Any) -> None:
     assert value(scenario="fedbary_no_validation") == 0
-    assert "Valuation against the clients' barycentre" in capsys.readouterr().out
+    assert "Valuation against the clients' barycenter" in capsys.readouterr().out
     distances = [float(row["distance"]) for row in rows(folder)]
     assert distances.index(max(distances)) == 4
     assert max(distances) > 1.2 * max(distances[:4])
@@ -73,7 +73,7 @@ def test_arguments(folder: Path, capsys: Any) -> None:
     given = ["--validation", "false", "--pictures", "0", "--out", str(folder.parent / "there"), "--value.support", "20"]
     given += ["--value.features", "flsv.features.PCA", "--value.features.components", "5", "--value.workers", "1"]
     assert value(*given) == 0
-    assert "barycentre" in capsys.readouterr().out
+    assert "barycenter" in capsys.readouterr().out
     assert len(rows(folder.parent / "there")) == 5
     left = {path.name for path in (folder.parent / "there" / "clients").glob("*/*") if "events" not in path.name}
     assert left == {"flagged.csv"}
@@ -124,7 +124,7 @@ def test_flagged_samples_are_listed_for_their_client(folder: Path, capsys: Any) 
         assert len({sample["index"] for sample in flagged}) == len(flagged)
         far = [float(sample["why"].split()[0]) for sample in flagged]
         assert all(number >= 4.5 for number in far)
-        assert all("above the centre of its class" in sample["why"] for sample in flagged)
+        assert all("above the center of its class" in sample["why"] for sample in flagged)
     assert sum(int(row["flagged"]) for row in rows(folder)) > 20
 
 

@@ -216,7 +216,7 @@ class Decayed(Net):
         return super().training_step(batch, batch_idx) + self.net[0].weight.square().sum()  # type: ignore[union-attr, operator]
 
 
-class Penalised(Net):
+class Penalized(Net):
     """A gradient by the inputs is in the loss."""
 
     def training_step(self, batch: Any, batch_idx: Any) -> Tensor:
@@ -226,7 +226,7 @@ class Penalised(Net):
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.9], ids=["plain", "momentum"])
-@pytest.mark.parametrize("net", [Net, Decayed, Penalised])
+@pytest.mark.parametrize("net", [Net, Decayed, Penalized])
 def test_large_weights_are_stepped_without_their_gradients(
     net: type[Net], rate: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,4 +240,4 @@ def test_large_weights_are_stepped_without_their_gradients(
     assert_equal(trained, models)
     torch.testing.assert_close(losses, expected)
     # With momentum the gradients have to exist, and where the loss has gradients in it.
-    assert left == (set() if rate or net is Penalised else {"net.0.weight", "net.3.weight"})
+    assert left == (set() if rate or net is Penalized else {"net.0.weight", "net.3.weight"})

@@ -92,7 +92,7 @@ def test_as_on_the_cpu(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("first", ["cpu", DEVICE])
 @pytest.mark.parametrize("personalizer", [FedAMP, FedFomo, partial(PFedSV, "relevance", k=2)])
-def test_what_a_personaliser_keeps_resumes_on_the_other(tmp_path: Path, personalizer: Any, first: str) -> None:
+def test_what_a_personalizer_keeps_resumes_on_the_other(tmp_path: Path, personalizer: Any, first: str) -> None:
     def make() -> FederatedLoop:
         # FedAMP asks nobody what others are worth to it.
         metrics = {} if personalizer is FedAMP else {"relevance": DomainRelevance()}

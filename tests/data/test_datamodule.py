@@ -130,7 +130,7 @@ def test_train_transform_changes_training_batches_only(preload):
 # In a Trainer
 
 
-def test_the_centralised_baseline_trains_on_all_clients_data():
+def test_the_centralized_baseline_trains_on_all_clients_data():
     data, model = FederatedDataModule((TensorDataset(X, Y), TensorDataset(X[:50], Y[:50]))), Linear()
     fit = trainer()
     fit.fit(model, data)

@@ -106,9 +106,9 @@ def test_each_clients_own_statistics():
         ready(clients=clients, labels="ill", columns=columns, test=patients(9, 3))
 
 
-def test_a_standardised_target_is_fitted_to_training_rows():
+def test_a_standardized_target_is_fitted_to_training_rows():
     clients = {"Boston": patients(30, 1), "Lyon": patients(50, 2, 100.0)}
-    columns = Columns(task="regression", standardise_target=True, exclude=["ill"])
+    columns = Columns(task="regression", standardize_target=True, exclude=["ill"])
     data = ready(clients=clients, labels="age", columns=columns, server_val=0.3)
     y = data._data.train.tensors[1][torch.cat([data.client_indices(0), data.client_indices(1)])]
     assert y.mean().item() == pytest.approx(0, abs=1e-5)
@@ -122,7 +122,7 @@ def test_a_standardised_target_is_fitted_to_training_rows():
         ({"features": "age"}, r"Columns\(features='age'\): expected a list"),
         ({"features": ["age", "age"]}, "more than once"),
         ({"max_categories": 1}, "of at least 2"),
-        ({"standardise_target": True}, "classes have no mean"),
+        ({"standardize_target": True}, "classes have no mean"),
     ],
 )
 def test_columns_refused(options, message):

@@ -37,7 +37,7 @@ def test_against_the_formula(decay: float) -> None:
     assert values.sum().item() == pytest.approx(sum(decay**t for t in range(1, 7)))
 
 
-def test_without_normalisation_a_round_counts_by_what_it_gains() -> None:
+def test_without_normalization_a_round_counts_by_what_it_gains() -> None:
     rows = torch.tensor([[0.4, 0.3], [-0.1, 0.0], [NAN, 0.2], [0.0, 0.0]])
     values, skipped, flagged = decayed(rows, decay=0.5, normalize=False)
     assert values.tolist() == pytest.approx([0.2 - 0.025, 0.15 + 0.025])

@@ -13,20 +13,20 @@ import torch
 from flsv.functional import divergence_weights, label_divergence
 
 
-def by_hand(samples: Any, divergence: Any, a: float, b: float, normalise: bool) -> np.ndarray:
+def by_hand(samples: Any, divergence: Any, a: float, b: float, normalize: bool) -> np.ndarray:
     n, f = np.asarray(samples, float), np.asarray(divergence, float)
     n = n / n.sum()
-    f = f / f.sum() if normalise else f
+    f = f / f.sum() if normalize else f
     d = np.maximum(n - a * f + b, 0)
     return d / d.sum()
 
 
-@pytest.mark.parametrize("normalise", [True, False])
+@pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize(("a", "b"), [(0.6, 0.1), (0.0, 0.0), (1.5, 0.3), (0.6, -0.1)])
-def test_against_numpy(a: float, b: float, normalise: bool) -> None:
+def test_against_numpy(a: float, b: float, normalize: bool) -> None:
     samples, divergence = [10, 200, 30, 60], [0.02, 0.05, 0.3, 0.0]
-    weights = divergence_weights(torch.tensor(samples), torch.tensor(divergence), a, b, normalise)
-    np.testing.assert_allclose(weights.numpy(), by_hand(samples, divergence, a, b, normalise), rtol=1e-6)
+    weights = divergence_weights(torch.tensor(samples), torch.tensor(divergence), a, b, normalize)
+    np.testing.assert_allclose(weights.numpy(), by_hand(samples, divergence, a, b, normalize), rtol=1e-6)
     assert weights.sum().item() == pytest.approx(1)
 
 
@@ -43,7 +43,7 @@ def test_no_divergence_at_all_is_no_division_by_zero() -> None:
     torch.testing.assert_close(weights, torch.tensor([0.35, 0.85], dtype=torch.float64) / 1.2)
 
 
-def test_the_papers_biased_clients_have_negative_weights_without_normalisation() -> None:
+def test_the_papers_biased_clients_have_negative_weights_without_normalization() -> None:
     """Four clients with two of ten classes each and one with all: raw divergences leave only the last."""
     counts = torch.zeros(5, 10)
     for client, pair in enumerate([(1, 2), (3, 4), (5, 6), (7, 0)]):

@@ -53,7 +53,7 @@ def test_it_is_the_mean_square_of_the_blocks_deviations(rounds: int) -> None:
 
 def test_it_is_what_a_bootstrap_of_blocks_draws() -> None:
     values, draws = made(60, 1).squeeze(-1).numpy(), 4000
-    values = np.convolve(values, [0.5, 0.5], "valid")  # neighbours are alike
+    values = np.convolve(values, [0.5, 0.5], "valid")  # neighbors are alike
     blocks = [values[list(block)] for block in blocks_of(len(values))]
     rng = np.random.default_rng(0)
     means = []

@@ -249,14 +249,14 @@ def test_the_trial_leaves_the_module_and_random_numbers_alone() -> None:
 
 def test_a_plain_tensor_is_as_it_is_in_the_module() -> None:
     module = nn.Sequential(nn.Linear(FEATURES, CLASSES))
-    module.register_forward_hook(lambda layer, args, output: output + layer.centre)
-    module.centre = torch.zeros(CLASSES)
+    module.register_forward_hook(lambda layer, args, output: output + layer.center)
+    module.center = torch.zeros(CLASSES)
     batches = [(torch.zeros(3, FEATURES), torch.zeros(3, dtype=torch.long))]
     space = ParameterSpace(module)
     evaluate = ModelEvaluator(module, space, batches, num_classes=CLASSES)
     zeros = torch.zeros(1, space.size)
     assert evaluate(zeros).value("negative_loss").item() == pytest.approx(-torch.tensor(3.0).log().item())
-    module.centre = torch.tensor([20.0, 0.0, 0.0])
+    module.center = torch.tensor([20.0, 0.0, 0.0])
     assert evaluate(zeros).value("negative_loss").item() == pytest.approx(0, abs=1e-6)
 
 

@@ -175,7 +175,7 @@ def test_every_metric_that_plays_takes_it_and_a_round_evaluates_once(tmp_path: P
         torch.testing.assert_close(
             loop.contributions[name], loop.contributions[f"known_{name}"], rtol=1e-3, atol=2e-5, msg=name
         )
-    # 2 rounds with two weightings (uniform, renormalised aggregation weights; the empty one is one model), and one game
+    # 2 rounds with two weightings (uniform, renormalized aggregation weights; the empty one is one model), and one game
     # on whole histories; and the model that the run starts from.
     batches = len(list(data.val_dataloader()))
     assert Logs.validations == batches * (2 * (8 + 7) + 8 + 1)

@@ -271,7 +271,7 @@ class Annealed(Plain):
 
 
 REFUSED: dict[str, tuple[Any, Any, str]] = {
-    "personaliser": (lambda: {"personalizer": Standalone()}, None, "gives each client a state of its own"),
+    "personalizer": (lambda: {"personalizer": Standalone()}, None, "gives each client a state of its own"),
     "algorithm": (lambda: {"client_algorithm": FedProx(0.1)}, None, "client_algorithm=FedProx"),
     "optimizers": (lambda: {"client_optimizer": "keep"}, None, "optimizers go on"),
     "colluders": (lambda: {"uploads": [MinMax(clients=[0])]}, None, "compare the updates of one cohort"),

@@ -60,7 +60,7 @@ def test_in_an_average_doing_nothing_pays_where_the_others_overshoot() -> None:
         assert metric.compute()[2].item() == pytest.approx(expected)
 
 
-def test_positive_normalisation() -> None:
+def test_positive_normalization() -> None:
     values = torch.tensor([-1.0, 0.0, 2.0, 4.0, torch.nan])
     expected = torch.tensor([0.0, 0.0, 0.5, 1.0, torch.nan])
     torch.testing.assert_close(normalize_shapley(values, "positive"), expected, equal_nan=True)

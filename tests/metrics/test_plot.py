@@ -44,7 +44,7 @@ def test_what_is_not_known_is_no_zero(tmp_path: Path) -> None:
     save(plot_contributions(torch.full((3,), NAN), stderr=torch.full((3,), NAN))[0], tmp_path)
 
 
-def test_a_value_without_neighbours_is_a_point() -> None:
+def test_a_value_without_neighbors_is_a_point() -> None:
     values = [0.5, NAN, 0.25, 0.125, NAN, 1.0]
     axis = plot_contributions([torch.tensor([value]) for value in values])[1]
     assert (axis.lines[0].get_marker(), axis.lines[0].get_markevery()) == ("o", [0, 5])
@@ -100,11 +100,11 @@ def test_a_hundred_clients_can_be_read(shape: tuple[int, ...], tmp_path: Path) -
     if shape == (100, 100):
         assert len(labels(axis.get_yticklabels())) <= 40
         top, bottom = ends(value.mean(1))
-        coloured = {t.get_text() for t in axis.get_yticklabels() if t.get_color() in (TOP, BOTTOM)}
-        assert coloured == set(map(str, (*top, *bottom)))
+        colored = {t.get_text() for t in axis.get_yticklabels() if t.get_color() in (TOP, BOTTOM)}
+        assert colored == set(map(str, (*top, *bottom)))
     if shape == (25, 100):
-        colours = [line.get_color() for line in axis.lines]
-        assert (colours.count(TOP), colours.count(BOTTOM), colours.count(OTHERS)) == (5, 5, 90)
+        colors = [line.get_color() for line in axis.lines]
+        assert (colors.count(TOP), colors.count(BOTTOM), colors.count(OTHERS)) == (5, 5, 90)
         assert labels(axis.get_legend().get_texts())[0] == f"client {int(value[-1].argmax())}"
     if shape == (6, 25, 4):
         assert len(figure.legends[0].get_texts()) == 10
@@ -112,7 +112,7 @@ def test_a_hundred_clients_can_be_read(shape: tuple[int, ...], tmp_path: Path) -
         assert all([line.get_color() for line in other.lines] == first for other in figure.axes)
 
 
-def test_small_multiples_share_scale_colours_and_whole_rounds(tmp_path: Path) -> None:
+def test_small_multiples_share_scale_colors_and_whole_rounds(tmp_path: Path) -> None:
     rows = [torch.rand(3, 5) for _ in range(4)]
     figure, _ = plot_contributions(rows, class_names=["a", "b", "c", "d", "4"], client_names=["Boston", "Lyon", "2"])
     shown = [axis for axis in figure.axes if axis.lines]
@@ -156,7 +156,7 @@ def test_metrics_draw_with_names_and_units() -> None:
     assert [bars for bars in sampled.plot()[1].containers if getattr(bars, "has_yerr", False)]
 
 
-def test_the_colours_are_those_of_petroff() -> None:
+def test_the_colors_are_those_of_petroff() -> None:
     if "petroff10" not in matplotlib.style.available:
         pytest.skip("matplotlib before 3.10 has no petroff10")
     with matplotlib.style.context("petroff10"):

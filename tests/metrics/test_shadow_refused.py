@@ -41,7 +41,7 @@ def refused(folder: Path, match: str, module: L.LightningModule | None = None, *
 
 
 REFUSED: dict[str, tuple[str, Any]] = {
-    "personaliser": ("gives each client a start point", lambda: {"personalizer": Standalone()}),
+    "personalizer": ("gives each client a start point", lambda: {"personalizer": Standalone()}),
     "aggregator": ("does more than to average", lambda: {
         "aggregator": ShapFedWA("cssv"), "metrics": {"cssv": ClassSpecificShapley()}}),
     "noise": ("noise would be spent", lambda: {"uploads": [GaussianPrivacy(1.0, 0.1)]}),

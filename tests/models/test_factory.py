@@ -57,7 +57,7 @@ def test_torchvision(name):
 
 @pytest.mark.parametrize(("name", "side"), [("googlenet", 32), ("inception_v3", 75)])
 def test_torchvision_networks_with_auxiliary_heads_return_logits(monkeypatch, name, side):
-    # Their own initialisation takes seconds and draws from scipy; not what this test is about.
+    # Their own initialization takes seconds and draws from scipy; not what this test is about.
     monkeypatch.setattr(nn.init, "trunc_normal_", lambda tensor, **kwargs: tensor)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -1,4 +1,4 @@
-"""LoRA in a federation: small transformers and networks, randomly initialised, with peft's layers."""
+"""LoRA in a federation: small transformers and networks, randomly initialized, with peft's layers."""
 
 from __future__ import annotations
 

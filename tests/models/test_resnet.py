@@ -10,7 +10,7 @@ def test_parameters_by_hand(check_network):
     stem = 3 * 9 * 64 + 128
     blocks, before = 0, 64
     for width, count in ((64, 3), (128, 4), (256, 6), (512, 3)):
-        blocks += before * 9 * width + width * 9 * width + 4 * width  # two convolutions, two batch normalisations
+        blocks += before * 9 * width + width * 9 * width + 4 * width  # two convolutions, two batch normalizations
         blocks += before * width + 2 * width if before != width else 0  # the shortcut's projection
         blocks += (count - 1) * (2 * width * 9 * width + 4 * width)
         before = width
@@ -34,7 +34,7 @@ def test_the_stem_keeps_the_image_size():
 
 def test_the_new_stem_starts_like_torchvisions():
     torch.manual_seed(0)
-    # He initialisation, fan-out: variance 2 / (64 * 9).
+    # He initialization, fan-out: variance 2 / (64 * 9).
     assert resnet34_small().conv1.weight.std().item() == pytest.approx((2 / 576) ** 0.5, rel=0.1)
 
 

@@ -205,7 +205,7 @@ class Starting(Personalizer):
         return {}
 
 
-def test_a_personaliser_says_where_clients_start(tmp_path: Path) -> None:
+def test_a_personalizer_says_where_clients_start(tmp_path: Path) -> None:
     loop, data = FederatedLoop(personalizer=Starting(), evaluation=ClientEvaluation(every=1)), toy_data()
     fit(loop, tmp_path, data=data, rounds=2)
     assert not loop.models

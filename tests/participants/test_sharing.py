@@ -61,7 +61,7 @@ def test_frozen_parameters_are_constant_unless_they_are_excluded_by_name() -> No
     assert sharing(lambda name, _: name.startswith("4"), net).constant == frozen
 
 
-def test_normalisation_of_other_libraries_and_wrapped() -> None:
+def test_normalization_of_other_libraries_and_wrapped() -> None:
     class TinyRMSNorm(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -109,7 +109,7 @@ def test_what_names_nothing(share: Any, said: str) -> None:
 @pytest.mark.parametrize(
     ("share", "said"),
     [
-        (["!norm"], "no normalisation layer"),
+        (["!norm"], "no normalization layer"),
         (["!head"], "no linear layer for a classifier head"),
         ("trainable", "no parameter of the module requires a gradient"),
     ],

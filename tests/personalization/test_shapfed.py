@@ -1,4 +1,4 @@
-"""ShapFed's personalisation: equation 8, Algorithm 1's order, and what free-riders get from it."""
+"""ShapFed's personalization: equation 8, Algorithm 1's order, and what free-riders get from it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_equation_8_and_the_order_of_algorithm_1(tmp_path: Path) -> None:
         now = class_specific_shapley(heads, torch.einsum("k,kmd->md", share, heads))
         running = now if running is None else 0.5 * running + 0.5 * now
         gamma = ((1 + running) / 2).mean(1)
-        assert gamma.sum() > 1.2  # not normalised
+        assert gamma.sum() > 1.2  # not normalized
         starts = gamma[:, None] * round.server_vector + (1 - gamma[:, None]) * round.client_vectors
         share = gamma / gamma.sum()
     for client in range(3):

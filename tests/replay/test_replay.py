@@ -108,7 +108,7 @@ def bucketed(round: PlainRound) -> Tensor:
 
 
 def diverging(round: PlainRound) -> Tensor:
-    """N_k - a F_k + b, F_k the Kullback-Leibler divergence of the labels from uniform, normalised in the cohort."""
+    """N_k - a F_k + b, F_k the Kullback-Leibler divergence of the labels from uniform, normalized in the cohort."""
     far = []
     for i in round.clients:
         p = [float(c) / float(round.class_counts[i].sum()) for c in round.class_counts[i]]

@@ -35,9 +35,9 @@ class Norm(ContributionMetric):
         return self.norms.clone()
 
 
-class AsksForColours(Norm):
-    def update(self, client_ids: Tensor, colours: Tensor) -> None:  # type: ignore[override]
-        super().update(client_ids, colours)
+class AsksForColors(Norm):
+    def update(self, client_ids: Tensor, colors: Tensor) -> None:  # type: ignore[override]
+        super().update(client_ids, colors)
 
 
 class OneNumber(Norm):

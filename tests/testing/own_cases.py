@@ -1,4 +1,4 @@
-"""The checks of flsv's own parts beyond those of :mod:`flsv.testing`: of personalisers and samplers, and
+"""The checks of flsv's own parts beyond those of :mod:`flsv.testing`: of personalizers and samplers, and
 with clients at sites, whose packets go through JSON."""
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ MORE = (repr_is_code, settings_are_described, remote_is_equal)
 OF_ALL = (is_one, pickles, repr_is_code, settings_are_described)
 
 
-# Personalisers.
+# Personalizers.
 
 
 class PersonalizerCase(fits.FitCase):

@@ -19,7 +19,7 @@ from flsv.testing.strategies import AggregatorCase, ClientAlgorithmCase
 
 METRICS: list[tuple[str, Any, dict[str, Any]]] = [
     ("is_one", FedAvg(), {}),
-    ("asks_for_what_there_is", faulty_metrics.AsksForColours(), {}),
+    ("asks_for_what_there_is", faulty_metrics.AsksForColors(), {}),
     ("one_row_per_client", faulty_metrics.OneNumber(), {}),
     ("never_seen_is_nan", faulty_metrics.BeginsWithZero(), {}),
     ("clients_permuted", faulty_metrics.ByPlace(), {}),

@@ -36,14 +36,14 @@ def run(tool: ModuleType, jobs: list[tuple], setting: Any, root: str = "") -> di
 
 
 def test_protocol(tool: ModuleType, setting: Any, tmp_path: Path) -> None:
-    jobs = [("protocol", "normal", 0), ("protocol", "barycentre", 0)]
+    jobs = [("protocol", "normal", 0), ("protocol", "barycenter", 0)]
     results = run(tool, jobs, setting)
     errors = results[jobs[0]]["errors"]
     assert abs(errors["1"][-1]) < 1e-3
     assert errors["10"][-1] > errors["1"][-1]
-    text = tool.of_part("protocol", results, setting, tmp_path / "barycentre.png")
+    text = tool.of_part("protocol", results, setting, tmp_path / "barycenter.png")
     assert "not met" not in text
-    assert (tmp_path / "barycentre.png").stat().st_size > 1000
+    assert (tmp_path / "barycenter.png").stat().st_size > 1000
     results[jobs[0]]["errors"]["1"][-1] = 0.5
     assert "**not met**: normal: S = m within 1e-3" in tool.of_part("protocol", results, setting)
 
@@ -78,8 +78,8 @@ def test_leave_one_out_is_what_refitting_without_each_sample_gives() -> None:
     generator = torch.Generator().manual_seed(0)
     x, x2 = (torch.randn(n, 4, generator=generator, dtype=torch.float64) for n in (20, 15))
     y, y2 = (torch.randint(3, (n,), generator=generator) for n in (20, 15))
-    centre, constant = x.mean(0), (x - x.mean(0)).square().sum(1).mean().sqrt()
-    points, others = (torch.cat([z - centre, constant.expand(len(z), 1)], 1) for z in (x, x2))
+    center, constant = x.mean(0), (x - x.mean(0)).square().sum(1).mean().sqrt()
+    points, others = (torch.cat([z - center, constant.expand(len(z), 1)], 1) for z in (x, x2))
     penalty = 0.5 * points.square().sum(1).mean() * torch.eye(5, dtype=torch.float64)
     targets, wanted = (torch.nn.functional.one_hot(labels, 3).double() for labels in (y, y2))
 

@@ -55,7 +55,7 @@ def test_all_make_the_same_number_of_gradient_steps() -> None:
     assert len(set(steps.values())) == 1
 
 
-def test_pfedsv_and_its_judgement() -> None:
+def test_pfedsv_and_its_judgment() -> None:
     found = measured(small("pFedSV"), "data")
     assert len(found["received"]) == len(found["trained"]) == len(found["found"]) == 10
     assert 0 <= found["auroc"] <= 1

@@ -242,7 +242,7 @@ class ClientAlgorithm(Strategy):
 
 
 def used_model(local: LocalData, instruction: Instruction, strategies: Mapping[str, Any]) -> Tensor | None:
-    """At a client: the model ``[P]`` that it uses, and is tested with: its algorithm's, else its personaliser's, else
+    """At a client: the model ``[P]`` that it uses, and is tested with: its algorithm's, else its personalizer's, else
     the one that it is sent."""
     algorithm, personalizer = strategies.get("client_algorithm"), strategies.get("personalizer")
     if algorithm is not None and algorithm.uses is not None and algorithm.uses in local.state:

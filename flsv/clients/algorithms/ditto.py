@@ -38,7 +38,7 @@ class Ditto(ClientAlgorithm):
         lr: the learning rate of the personal model.
 
     Raises:
-        ConfigurationError: an argument out of range; before training, a personaliser, which would give clients another
+        ConfigurationError: an argument out of range; before training, a personalizer, which would give clients another
             start than the global model; a module that steps its optimizers itself.
 
     Example:
@@ -57,7 +57,7 @@ class Ditto(ClientAlgorithm):
         if personalizer is not None:
             raise ConfigurationError(
                 f"{self!r} holds personal models near the global one that clients are sent, and found "
-                f"personalizer={personalizer!r}. Leave the personaliser out: Ditto's clients have models of their own."
+                f"personalizer={personalizer!r}. Leave the personalizer out: Ditto's clients have models of their own."
             )
 
     resume = begin

@@ -28,7 +28,7 @@ GRADIENT = "feddyn_gradient"
 
 
 class FedDyn(ClientAlgorithm):
-    """Client i minimises L_i(w) - <g_i, w> + alpha/2 |w - x|^2 from x, and then keeps g_i <- g_i - alpha (w_i - x).
+    """Client i minimizes L_i(w) - <g_i, w> + alpha/2 |w - x|^2 from x, and then keeps g_i <- g_i - alpha (w_i - x).
 
     g_i, 0 at first, comes to be the gradient of its own loss where the federation ends. Nothing crosses but the model.
 

@@ -189,7 +189,7 @@ class InRunValues(ClientAlgorithm):
             self._ghost.remove()
 
     def end_client(self, context: ClientContext) -> dict[str, Tensor]:
-        self._recognise(context)
+        self._recognize(context)
         self._collect()
         self._ghost = None
         samples = context.state.get(VALUES, torch.zeros(context.samples, dtype=torch.float64)).cpu()
@@ -234,7 +234,7 @@ class InRunValues(ClientAlgorithm):
         batches = max(context.batches // context.local_epochs, 1)
         epoch, first = divmod(self._position, batches)
         if first == 0:
-            self._recognise(context)
+            self._recognize(context)
             told = context.instruction
             stream = shuffle_stream(told.seed, told.round_index, told.client_id, epoch)
             trainer = getattr(context.module, "_trainer", None)
@@ -251,7 +251,7 @@ class InRunValues(ClientAlgorithm):
             )
         return rows
 
-    def _recognise(self, context: ClientContext) -> None:
+    def _recognize(self, context: ClientContext) -> None:
         """After a pass: a sample has the class that it had in the pass before, or it is another sample."""
         if not self._seen:
             return

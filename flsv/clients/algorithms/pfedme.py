@@ -1,4 +1,4 @@
-"""pFedMe's local training: each client trains a personalised model theta beside the shared one.
+"""pFedMe's local training: each client trains a personalized model theta beside the shared one.
 
 T Dinh et al., "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020, Algorithm 1 (lines 5-9). The
 server's part is FedAvg with equal weights, and the paper's beta is ``FedAvg("uniform", server_lr=...)``:
@@ -101,7 +101,7 @@ class MoreauSGD(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """One batch: ``closure`` clears the gradients, computes the loss and its gradients, and returns the loss."""
         if closure is None:
-            raise ConfigurationError("MoreauSGD.step needs a closure, as Lightning's automatic optimisation gives one.")
+            raise ConfigurationError("MoreauSGD.step needs a closure, as Lightning's automatic optimization gives one.")
         loss = None
         for _ in range(self.defaults["inner_steps"]):
             with torch.enable_grad():

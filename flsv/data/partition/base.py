@@ -164,8 +164,8 @@ def plot_partition(
 ) -> tuple[Figure, Axes]:
     """Draw who has how many samples of which class: one bar per client, stacked by class.
 
-    Up to 20 classes have a legend, in ten colours that colour-blind people can tell apart, hatched from the eleventh
-    class on; more are coloured along a scale; a single one, as of data without classes, needs neither. The figure does
+    Up to 20 classes have a legend, in ten colors that color-blind people can tell apart, hatched from the eleventh
+    class on; more are colored along a scale; a single one, as of data without classes, needs neither. The figure does
     not touch pyplot's global state.
 
     Args:
@@ -224,7 +224,7 @@ def plot_partition(
         ]
         figure.legend(handles=handles, loc="outside right upper", title="class", frameon=False)
     elif classes > 1:
-        # A scale, not a box per class: colour maps have 256 colours, and there may be more classes.
+        # A scale, not a box per class: color maps have 256 colors, and there may be more classes.
         scale = ScalarMappable(Normalize(0, classes - 1), colormap)
         figure.colorbar(scale, ax=axes, label="class", ticks=MaxNLocator(8, integer=True))
     return figure, axes

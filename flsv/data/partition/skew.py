@@ -66,7 +66,7 @@ class DirichletPartitioner(Partitioner):
 
     def _draw(self, class_sizes: np.ndarray) -> tuple[np.ndarray | None, int]:
         """Cut points ``[num_classes, num_clients]`` of the first draw that gives all enough, and the best minimum."""
-        # numpy's Dirichlet stays finite at small alpha, where normalised gamma variates all underflow to 0.
+        # numpy's Dirichlet stays finite at small alpha, where normalized gamma variates all underflow to 0.
         rng = np.random.default_rng(derive_seed(self.seed, "dirichlet"))
         best = 0
         for _ in range(_MAX_DRAWS):

@@ -60,7 +60,7 @@ class SourceData:
         groups: number of each training sample's group, int64 ``[N]``, where the source itself says what they are.
         group_names: their names, by number.
         clients: whether these groups are the clients that somebody gave: none may be lost, none dealt anew.
-        labelled: whether the targets are the column that ``labels`` names.
+        labeled: whether the targets are the column that ``labels`` names.
         pooled: whether inputs were made with numbers of all training samples, such as their means.
         columns: what became of the columns, of a table.
         fitted: the same data with inputs that could not be made before it was known who trains on which sample; None
@@ -78,7 +78,7 @@ class SourceData:
     groups: Tensor | None = None
     group_names: tuple[str, ...] = ()
     clients: bool = False
-    labelled: bool = False
+    labeled: bool = False
     pooled: bool = False
     columns: tuple[ColumnCard, ...] = ()
     fitted: Callable[[FederatedSplits], SourceData] | None = None
@@ -162,7 +162,7 @@ class Given:
 
 @dataclass(frozen=True)
 class ImageData:
-    """A labelled image data set.
+    """A labeled image data set.
 
     Args:
         train: training images; items are ``(image float32 [C, H, W], class)``.
@@ -180,7 +180,7 @@ class ImageData:
 
 
 def image_tensor(images: Any, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)) -> Tensor:
-    """8-bit images as a normalised float32 tensor ``[N, C, H, W]``: ``(pixel / 255 - mean) / std`` by channel.
+    """8-bit images as a normalized float32 tensor ``[N, C, H, W]``: ``(pixel / 255 - mean) / std`` by channel.
 
     Args:
         images: uint8 tensor or array ``[N, H, W]`` or ``[N, H, W, C]``.

@@ -29,7 +29,7 @@ class Columns:
     column's date (a stay from ``{"left": "came"}``), or year, month and weekday. What cannot be used is said of all
     columns at once, with the options that would do.
 
-    Numbers are standardised, and a gap becomes 0, the mean. Other columns are one-hot; a gap, or a category that no
+    Numbers are standardized, and a gap becomes 0, the mean. Other columns are one-hot; a gap, or a category that no
     training row has, is a row of zeros. A column with a gap among the training rows gets another one, 1 where the gap
     is. Rows without a target are left out, with a warning.
 
@@ -41,7 +41,7 @@ class Columns:
     columns, the categories' names (the union of what the clients' training rows have), the classes' names (the union
     over all rows) and which columns have gaps.
 
-    A number to predict is as in the table, or, with ``standardise_target``, less the mean and over the deviation of all
+    A number to predict is as in the table, or, with ``standardize_target``, less the mean and over the deviation of all
     training rows' (pooled over the clients, whatever ``statistics`` says): squared errors are shares of its variance
     then. Otherwise a network starts far from the mean, and what everybody's training gains first, is the mean.
 
@@ -53,7 +53,7 @@ class Columns:
         gaps: what a missing value looks like, besides white space around it; None for :data:`GAPS` in a file of text,
             and nothing more in a DataFrame. Of a dictionary, what it looks like in these columns besides.
         statistics: whose rows tell a column's mean and deviation: ``"pooled"`` or ``"group"``.
-        standardise_target: for regression.
+        standardize_target: for regression.
         max_categories: how many categories a column may have; more are taken for a mistake.
         delimiter: one character between values of a file.
         dates: for a column of dates ``"days"``, ``"parts"``, or the column of dates from which days are counted.
@@ -69,7 +69,7 @@ class Columns:
     categorical: list[str] | None = None
     gaps: list[str] | dict[str, list[str]] | None = None
     statistics: Literal["pooled", "group"] = "pooled"
-    standardise_target: bool = False
+    standardize_target: bool = False
     max_categories: Annotated[int, Ge(2)] = 50
     delimiter: str = ","
     dates: dict[str, str] | None = None
@@ -101,8 +101,8 @@ class Columns:
         return {"", *(usual if self.gaps is None else self.gaps)}
 
     def __post_init__(self) -> None:
-        if self.standardise_target and self.task != "regression":
-            raise ConfigurationError("Columns(standardise_target=True) is for task: regression; classes have no mean.")
+        if self.standardize_target and self.task != "regression":
+            raise ConfigurationError("Columns(standardize_target=True) is for task: regression; classes have no mean.")
         # Columns of a DataFrame may be called by numbers.
         for argument in ("features", "exclude", "categorical"):
             setattr(self, argument, _texts(argument, getattr(self, argument)))

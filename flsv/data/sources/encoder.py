@@ -81,7 +81,7 @@ class TableEncoder:
         feature_names: ``D`` names, such as ``("age", "ward=A", "ward=B", "age missing")``, after :meth:`features`.
         read: the columns that these are of, likewise.
         target_mean, target_std: what a prediction is multiplied by (``target_std``) and then moved by to be in the
-            table's unit; 0 and 1 unless ``standardise_target``, after :meth:`targets`.
+            table's unit; 0 and 1 unless ``standardize_target``, after :meth:`targets`.
 
     Example:
         >>> frame = pd.DataFrame({"age": ["30", "50", ""], "ill": ["no", "yes", "no"]})
@@ -125,7 +125,7 @@ class TableEncoder:
         blocks = []
         if numbers:
             x = np.stack([each.values.to_numpy(dtype=np.float64) for each in numbers], axis=1)
-            blocks.append(standardise(x, fit, self._statistics_of(fit, groups)))
+            blocks.append(standardize(x, fit, self._statistics_of(fit, groups)))
         if words:
             known: Any = [each.categories for each in words]
             encoder = OneHotEncoder(categories=known, handle_unknown="ignore", sparse_output=False)
@@ -137,7 +137,7 @@ class TableEncoder:
         return [part.clone() for part in whole.split([len(table) for table in tables])]
 
     def _statistics_of(self, fit: np.ndarray, groups: np.ndarray | None) -> np.ndarray:
-        """Whose statistics each row is standardised by, ``[N]``."""
+        """Whose statistics each row is standardized by, ``[N]``."""
         if self.columns.statistics == "pooled":
             return np.zeros(len(fit))
         assert groups is not None
@@ -157,7 +157,7 @@ class TableEncoder:
 
     def targets(self, tables: Sequence[Table], fit: np.ndarray | None = None) -> list[Tensor]:
         """Targets of each table: classes int64 ``[N_i]``, after :meth:`classes`, or numbers float32 ``[N_i]``; not
-        standardised without ``fit``.
+        standardized without ``fit``.
 
         Raises:
             ConfigurationError: a class that no training table has, no number, numbers without spread.
@@ -165,7 +165,7 @@ class TableEncoder:
         if self._classes is not None:
             return [class_labels(table, self.target, "target", self._classes) for table in tables]
         numbers = [numeric_target(table, self.target) for table in tables]
-        if self.columns.standardise_target and fit is not None:
+        if self.columns.standardize_target and fit is not None:
             fitted = np.concatenate(numbers)[fit]
             self.target_mean, self.target_std = float(fitted.mean()), float(fitted.std())
             if self.target_std <= 1e-12 * abs(self.target_mean):
@@ -329,7 +329,7 @@ def _identifier(tables: Sequence[Table], name: str, numbers: pd.Series) -> Colum
     )
 
 
-def standardise(x: np.ndarray, fit: np.ndarray, groups: np.ndarray) -> np.ndarray:
+def standardize(x: np.ndarray, fit: np.ndarray, groups: np.ndarray) -> np.ndarray:
     """Each group's columns less their mean, over their standard deviation; gaps become 0, which is the mean.
 
     By scikit-learn's ``StandardScaler``, fitted to the group's values in the rows that ``fit`` marks. A column without
@@ -345,7 +345,7 @@ def standardise(x: np.ndarray, fit: np.ndarray, groups: np.ndarray) -> np.ndarra
 
     Example:
         >>> x = np.array([[1.0], [3.0], [np.nan], [5.0]])
-        >>> standardise(x, fit=np.array([True, True, True, False]), groups=np.zeros(4)).tolist()
+        >>> standardize(x, fit=np.array([True, True, True, False]), groups=np.zeros(4)).tolist()
         [[-1.0], [1.0], [0.0], [3.0]]
     """
     scaled = np.zeros_like(x)

@@ -84,7 +84,7 @@ KINDS = {
 
 
 def vision(name: str, root: str, download: bool = False) -> ImageData:
-    """The set called ``name`` below the torchvision-style folder ``root``, normalised by its mean and deviation.
+    """The set called ``name`` below the torchvision-style folder ``root``, normalized by its mean and deviation.
 
     Args:
         name: a key of ``KINDS``.

@@ -74,7 +74,7 @@ def tables_source(
             groups=groups,
             group_names=names,
             clients=clients,
-            labelled=True,
+            labeled=True,
         )
 
     def fitted(splits: FederatedSplits) -> SourceData:
@@ -124,14 +124,14 @@ class TableData(CSVData):
         categorical: columns whose numbers are names of categories.
         gaps: what a missing value looks like, besides white space around it.
         statistics: whose rows tell a column's mean and deviation: ``"pooled"`` or ``"group"``.
-        standardise_target: for regression.
+        standardize_target: for regression.
         max_categories: how many categories a column may have; more are taken for a mistake.
         options: see :class:`~flsv.data.CSVData`.
 
     Attributes:
         feature_names: ``D`` names, such as ``("age", "ward=A", "ward=B", "age missing")``.
         target_mean, target_std: what a prediction is multiplied by (``target_std``) and then moved by to be in the
-            file's unit; 0 and 1 unless ``standardise_target``.
+            file's unit; 0 and 1 unless ``standardize_target``.
 
     Raises:
         ConfigurationError: from construction, arguments out of range or that contradict each other; from ``setup``, a
@@ -165,13 +165,13 @@ class TableData(CSVData):
         categorical: list[str] | None = None,
         gaps: list[str] | None = None,
         statistics: Literal["pooled", "group"] = "pooled",
-        standardise_target: bool = False,
+        standardize_target: bool = False,
         max_categories: int = 50,
         **options: Any,
     ) -> None:
         super().__init__(path, group, **options)
         self.columns = Columns(
-            task, features, exclude, categorical, gaps, statistics, standardise_target, max_categories, self.delimiter
+            task, features, exclude, categorical, gaps, statistics, standardize_target, max_categories, self.delimiter
         )
         self.columns.check_roles(target, group)
         self.target, self.task = target, task

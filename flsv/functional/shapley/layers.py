@@ -7,9 +7,9 @@ n - 1 are always complete: they are the cheapest layers and the ones that weigh 
 *How many of each size*, unless the caller says ``share``. Seen from one player, the layer of size s enters the Shapley
 value with weight 1/n through a mean over the s/n of its coalitions that contain the player and a mean over the others.
 If utilities spread equally at all sizes, its error has variance proportional to (1/m)(n/s + n/(n - s)) =
-n^2 / (s (n - s) m) for m samples, and minimising the sum at fixed cost gives m proportional to 1 / sqrt(s (n - s)). The
+n^2 / (s (n - s) m) for m samples, and minimizing the sum at fixed cost gives m proportional to 1 / sqrt(s (n - s)). The
 same rule comes out of the kernel regression (kernel weight 1 / (s (n - s)) times the length sqrt(s (n - s) / n) of the
-centred membership vector).
+centered membership vector).
 
 *Pairs.* With ``paired`` the unit is a coalition together with its complement; layers s and n - s are one.
 
@@ -17,7 +17,7 @@ centred membership vector).
 and out of, at least one coalition of every size, which estimators that average by player and size need.
 
 Which coalitions are drawn depends on players only through their random order: the law of the sample is the same for
-every relabelling of the players. Given which of the drawn coalitions contain player i, the rest of each is therefore
+every relabeling of the players. Given which of the drawn coalitions contain player i, the rest of each is therefore
 uniform, and averages by player and size are unbiased, cover included.
 """
 

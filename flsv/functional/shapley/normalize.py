@@ -1,13 +1,13 @@
-"""What ShapleyFL makes of values: normalised ones, and inclusion probabilities.
+"""What ShapleyFL makes of values: normalized ones, and inclusion probabilities.
 
-Normalised Shapley values (NSV) of a round's cohort.
+Normalized Shapley values (NSV) of a round's cohort.
 
 Min-max is ShapleyFL's (definition 4.2, eq. 2, and eq. 12):
 
     NSV_i = (SV_i - min SV) / (max SV - min SV).
 
 It moves the zero: whoever contributes nothing is ranked above everybody whose value is negative. The positive
-normalisation keeps it, so that nothing stays nothing and harm is worth no more than that:
+normalization keeps it, so that nothing stays nothing and harm is worth no more than that:
 
     NSV_i = max(SV_i, 0) / max(0, max SV).
 
@@ -41,7 +41,7 @@ Normalization = Literal["min-max", "positive"]
 
 
 def normalize_shapley(values: Tensor, how: Normalization = "min-max") -> Tensor:
-    """Normalisation over the players.
+    """Normalization over the players.
 
     Args:
         values: Shapley values ``[n]`` or ``[n, M]`` (each column by itself). NaN marks players without a value; they
@@ -53,7 +53,7 @@ def normalize_shapley(values: Tensor, how: Normalization = "min-max") -> Tensor:
         Positive: 0 for everybody where no value is above 0.
 
     Raises:
-        ValueError: infinite values, an unknown normalisation.
+        ValueError: infinite values, an unknown normalization.
 
     Example:
         >>> normalize_shapley(torch.tensor([1.0, 3.0, float("nan"), 2.0]))
@@ -67,7 +67,7 @@ def normalize_shapley(values: Tensor, how: Normalization = "min-max") -> Tensor:
         raise ValueError(f'normalize_shapley(how={how!r}): expected "min-max" or "positive".')
     if bool(torch.isinf(values).any()):
         players = torch.isinf(values).reshape(len(values), -1).any(dim=1).nonzero().flatten().tolist()
-        raise ValueError(f"the Shapley values of players {players} are infinite; they cannot be normalised.")
+        raise ValueError(f"the Shapley values of players {players} are infinite; they cannot be normalized.")
     if len(values) == 0:
         return values
     values = values if values.dtype.is_floating_point else values.to(torch.float32)
@@ -81,8 +81,8 @@ def normalize_shapley(values: Tensor, how: Normalization = "min-max") -> Tensor:
         return torch.where(known, gains, torch.nan)
     spread = highest - lowest
     equal = ~(spread > rounding)
-    normalised = (values - lowest) / torch.where(equal, 1, spread)
-    return torch.where(equal & known, 0.5, normalised)
+    normalized = (values - lowest) / torch.where(equal, 1, spread)
+    return torch.where(equal & known, 0.5, normalized)
 
 
 def normalize_differences(differences: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ def normalize_differences(differences: Tensor) -> Tensor:
 
 
 def importance_probabilities(weights: Tensor, expected_cohort: float) -> Tensor:
-    """Probabilities that minimise the variance of the Horvitz-Thompson aggregate.
+    """Probabilities that minimize the variance of the Horvitz-Thompson aggregate.
 
     Args:
         weights: aggregation weights ``[n]``, non-negative and finite; their scale does not matter.

@@ -37,7 +37,7 @@ Sampled as ``stratified`` is: by coalition size, means with and without each pla
     q_s = binom(n - 1, s) p_s.
 
 Departure: the paper samples marginal contributions of one player at a time and stops by a convergence rule; here a
-coalition serves all players, and as many of each size are drawn as minimises the variance if utilities spread equally
+coalition serves all players, and as many of each size are drawn as minimizes the variance if utilities spread equally
 at all sizes.
 """
 

@@ -28,7 +28,7 @@ GTG-Shapley: guided truncation between and within rounds (Liu et al., ACM TIST 2
 Both truncations bias the values, by up to these parts of the utility's size; without them (None) the estimate is
 unbiased up to the convergence rule. Departures: the thresholds are relative, where the paper's are in units of
 accuracy, since no round moves a loss of 0.005 by 0.01; players lead in a fresh random order in each cycle instead of in
-the order of their numbers, so that a budget that ends within a cycle favours nobody.
+the order of their numbers, so that a budget that ends within a cycle favors nobody.
 
 The standard error pools the spread among orders with the same leader, plus what the leaders of an incomplete last cycle
 add.

@@ -11,7 +11,7 @@ Written phi = V/n + psi with sum psi = 0, a coalition and its complement togethe
 
     ((U(S) - U(N \ S)) - V (2s - n)/n) / 2  =  sum_i (z_i - s/n) psi_i + error,
 
-one equation in the centred membership vector z - s/n; the even part of the game (all interactions of two players among
+one equation in the centered membership vector z - s/n; the even part of the game (all interactions of two players among
 it) drops out. That is why pairs are far better than single coalitions.
 
 Departures from KernelSHAP: coalitions are drawn without replacement, layer by layer (see ``layers``), and each layer
@@ -44,7 +44,7 @@ from flsv.functional.shapley.game import MemoizedGame, ShapleyEstimate, Utility
 from flsv.functional.shapley.layers import Layer, LayeredSample, estimate_in_stages, layer_variance
 
 
-def centred(layer: Layer) -> Tensor:
+def centered(layer: Layer) -> Tensor:
     """Membership minus its mean, z - s/n: float64 ``[m, n]``, rows summing to 0."""
     return layer.masks.to(torch.float64) - layer.size / layer.masks.shape[1]
 
@@ -72,7 +72,7 @@ def kernel_regression(game: MemoizedGame, sample: LayeredSample) -> tuple[Tensor
     right = torch.zeros(num_players, len(gain), dtype=torch.float64)
     rows: list[tuple[Layer, Tensor, Tensor, float]] = []
     for layer in sample.layers:
-        x, weight = centred(layer), kernel_share(layer) / len(layer.masks)
+        x, weight = centered(layer), kernel_share(layer) / len(layer.masks)
         y = (game(layer.masks) - game(~layer.masks) - gain * (2 * layer.size / num_players - 1)) / 2
         matrix = matrix + weight * x.T @ x
         right = right + weight * x.T @ y
@@ -156,6 +156,6 @@ def kernel_shap(masks: Tensor, utilities: Tensor) -> Tensor:
     inside = (sizes > 0) & (sizes < n)
     share = sizes[inside].double() / n
     root = torch.tensor([((n - 1) / (math.comb(n, s) * s * (n - s))) ** 0.5 for s in sizes[inside].tolist()]).double()
-    centred = masks.cpu()[inside].double() - share[:, None]  # values minus their mean sum to 0
+    centered = masks.cpu()[inside].double() - share[:, None]  # values minus their mean sum to 0
     right = worth[inside] - empty - gain * share
-    return gain / n + torch.linalg.pinv(root[:, None] * centred) @ (root * right)
+    return gain / n + torch.linalg.pinv(root[:, None] * centered) @ (root * right)

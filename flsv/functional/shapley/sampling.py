@@ -1,6 +1,6 @@
 """Random orders and random coalitions, drawn in batches from one generator.
 
-Drawn as ranks of float64 uniforms: ties, which would favour the players with low numbers, have probability below 1e-12
+Drawn as ranks of float64 uniforms: ties, which would favor the players with low numbers, have probability below 1e-12
 for a thousand players.
 
 Budget and stopping rule that all sampled estimators share.
@@ -11,7 +11,7 @@ buys the exact value, and that is what is returned.
 
 **Why stopping on a budget leaves an estimate unbiased.** Estimators stop by looking at masks only, never at utilities,
 and by rules that do not care which player has which number. The expected weight of a sample is then the same for every
-relabelling of the players, as it is without stopping. Stopping on ``target_stderr`` looks at utilities; its small bias
+relabeling of the players, as it is without stopping. Stopping on ``target_stderr`` looks at utilities; its small bias
 is the usual one of sequential sampling.
 """
 

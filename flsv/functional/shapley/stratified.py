@@ -53,9 +53,9 @@ def stratum_means(members: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     values = values.unsqueeze(1).expand(-1, members.shape[1], -1) if values.ndim == 2 else values
     count = weights.sum(dim=0)
     mean = (weights * values).sum(dim=0) / count
-    centre = torch.where(count > 1, mean, (weights * values).sum(dim=(0, 1)) / weights.sum())
+    center = torch.where(count > 1, mean, (weights * values).sum(dim=(0, 1)) / weights.sum())
     correction = (count / (count - 1).clamp_min(1)).sqrt() / count
-    return mean, weights * (values - centre) * correction
+    return mean, weights * (values - center) * correction
 
 
 def efficient(values: Tensor, gain: Tensor) -> Tensor:

@@ -70,7 +70,7 @@ from torch import Generator, Tensor
 from flsv.errors import ConfigurationError
 from flsv.functional.shapley.game import MemoizedGame, ShapleyEstimate, Utility
 from flsv.functional.shapley.layers import Layer, LayeredSample, estimate_in_stages, layer_variance
-from flsv.functional.shapley.regression import centred, kernel_share
+from flsv.functional.shapley.regression import centered, kernel_share
 
 _MAX_FIT = 1000  # coalitions; a fit of kernels costs the cube of their number
 
@@ -224,7 +224,7 @@ def fit_surrogate(candidates: list[list[Kernel]], masks: Tensor, utilities: Tens
 
 def _pair_terms(layer: Layer, residuals: Tensor) -> Tensor:
     """What each pair, with residual r(S) - r(N \\ S) of shape ``[m, M]``, says of SV(r): ``[m, n, M]``."""
-    return kernel_share(layer) * layer.masks.shape[1] / 2 * centred(layer).unsqueeze(-1) * residuals.unsqueeze(1)
+    return kernel_share(layer) * layer.masks.shape[1] / 2 * centered(layer).unsqueeze(-1) * residuals.unsqueeze(1)
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The Wasserstein barycentre of the clients' samples: the target where there is no validation set.
+"""The Wasserstein barycenter of the clients' samples: the target where there is no validation set.
 
 Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, Algorithm 1 without a validation
 set, with the step of Cuturi and Doucet, "Fast Computation of Wasserstein Barycenters", ICML 2014, for its support
@@ -24,7 +24,7 @@ from flsv.functional.transport.federated import SPREAD, interpolate_along, inter
 
 
 class AnsweringClient(Protocol):
-    """The part of a client that the barycentre needs; :class:`TransportClient` has it."""
+    """The part of a client that the barycenter needs; :class:`TransportClient` has it."""
 
     @property
     def dim(self) -> int: ...
@@ -55,7 +55,7 @@ def wasserstein_barycenter(
     generator: torch.Generator | None = None,
     p: float = 2,
 ) -> FederatedBarycenter:
-    """Free-support barycentre of the clients' samples, from interpolants and distances only.
+    """Free-support barycenter of the clients' samples, from interpolants and distances only.
 
     Args:
         clients: n of them, each with ``answer(gamma)`` as :class:`TransportClient` has it.
@@ -111,7 +111,7 @@ def wasserstein_barycenter(
 
 def _shares(clients: Sequence[AnsweringClient], weights: Tensor | None) -> Tensor:
     if not clients:
-        raise ConfigurationError("clients is empty: a barycentre needs at least one client.")
+        raise ConfigurationError("clients is empty: a barycenter needs at least one client.")
     dims = [client.dim for client in clients]
     for i, dim in enumerate(dims):
         if dim != dims[0]:

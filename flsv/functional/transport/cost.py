@@ -13,7 +13,7 @@ paper stacks; for commuting covariances this is the squared 2-Wasserstein distan
 
 Statistics divide by the class count, not by one less: repeating a whole data set leaves them as they are.
 
-The ground cost between labelled samples, and the vectors whose squared distance it is.
+The ground cost between labeled samples, and the vectors whose squared distance it is.
 
 Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, equation 9 and the stacked vector
 [x; m_y; vec(Sigma_y^(1/2))] of section 4.1. The squared distance of two stacked vectors is |x - x'|^2 plus a number
@@ -233,9 +233,9 @@ def squared_distances(x: Tensor, x2: Tensor) -> Tensor:
     return result.masked_fill_(result <= 1e-13 * norms, 0.0)
 
 
-def _root(centred: Tensor) -> Tensor:
-    """Square root of the covariance of centred rows; 0 for a single one."""
-    values, vectors = torch.linalg.eigh(centred.T @ centred / len(centred))
+def _root(centered: Tensor) -> Tensor:
+    """Square root of the covariance of centered rows; 0 for a single one."""
+    values, vectors = torch.linalg.eigh(centered.T @ centered / len(centered))
     return (vectors * values.clamp(min=0).sqrt()) @ vectors.T
 
 

@@ -58,7 +58,7 @@ def interpolating_measure(
         x2: ``[m2, d]``.
         support: S; None: m. S = m: the points of ``x`` move (eq. 6), exactly on the geodesic if m2 = m, too; S = m2:
             the points of ``x2`` do. Any other S: points drawn from the optimal plan, followed by 10 steps of the free-
-            support barycentre of the two sides (Cuturi and Doucet, ICML 2014).
+            support barycenter of the two sides (Cuturi and Doucet, ICML 2014).
         t: 0 is ``x``, 1 is ``x2``.
         p: the exponent of the plan's cost.
         generator: draws the first points for such an S; None: torch's default.

@@ -11,7 +11,7 @@ et al., "LAVA: Data Valuation without Pre-Specified Learning Algorithms", ICLR 2
 The paper takes the potentials of the exact linear programme. Against an interpolant, which sits on the transport rays,
 these are degenerate: many are optimal, and the solver's choice is arbitrary. Ours are debiased entropic potentials
 (Feydy et al., "Interpolating between Optimal Transport and MMD using Sinkhorn Divergences", AISTATS 2019): unique up to
-a constant, and without the pull of the entropy towards the centre of the cloud.
+a constant, and without the pull of the entropy towards the center of the cloud.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def debiased_potential(
 ) -> Tensor:
     """f_xy - f_xx on the samples of ``x``: entropic potential towards ``x2`` less the one towards themselves.
 
-    The regularisation eps is annealed from the largest cost down to ``blur`` times the mean cost between ``x`` and
+    The regularization eps is annealed from the largest cost down to ``blur`` times the mean cost between ``x`` and
     ``x2`` (p = 2), by ``scaling`` a stage.
 
     Args:
@@ -231,7 +231,7 @@ def entropic_potentials(cost: Tensor, eps: float, scaling: float) -> tuple[Tenso
 
     A stage sets eps, takes one step in logarithms (which cannot overflow), and goes on with products with the plan's
     matrix in double precision, which are much faster. Both sides move half-way at once (in turns, the offset between
-    far-apart clusters, which hardly any mass determines, would favour one side); only the last stage goes in turns,
+    far-apart clusters, which hardly any mass determines, would favor one side); only the last stage goes in turns,
     and further than each turn asks for, see :func:`_over_relaxed`. It ends where the potentials are within 1e-4 eps of
     their limit, by the marginals' error and how fast it falls, or else warns of what was reached.
     """
@@ -269,7 +269,7 @@ def _potentials(cost: Tensor, eps: float, scaling: float, finish: Finish) -> tup
     if error >= TOLERANCE:
         warnings.warn(
             f"The transport's potentials have not settled after {LAST_ITERATIONS} iterations: they may be off by "
-            f"{error:.0e} eps, where {TOLERANCE:.0e} is aimed at. The regularisation, {last:.1e} of the largest cost, "
+            f"{error:.0e} eps, where {TOLERANCE:.0e} is aimed at. The regularization, {last:.1e} of the largest cost, "
             "is too small for them: raise eps (blur), or bring the features to a smaller scale.",
             stacklevel=4,
         )

@@ -4,7 +4,7 @@ After Li et al., "Data Valuation and Detections in Federated Learning" (FedBary)
 LAVA, which takes one dual of features and labels together: that is :func:`lava`.
 
 The paper's potential sees no label noise: how near a sample's features are to others varies more between clean samples
-than a wrong label adds, and a self-term with labels lets mislabelled samples explain each other. So the potential is
+than a wrong label adds, and a self-term with labels lets mislabeled samples explain each other. So the potential is
 taken apart, all at one eps:
 
     features:  f(x -> validation) - f(x -> x), on the features alone,
@@ -20,7 +20,7 @@ Through the protocol "validation" is gamma, whose first d coordinates are the fe
 
 Values of single samples: LAVA, and KNN-Shapley.
 
-LAVA as published: values of samples from one dual of the transport between labelled data sets.
+LAVA as published: values of samples from one dual of the transport between labeled data sets.
 
 Just et al., "LAVA: Data Valuation without Pre-Specified Learning Algorithms", ICLR 2023. The ground cost is
 C((x, y), (x', y')) = d(x, x') + c W_d(mu(. | y), mu'(. | y')): the distance of two labels is the transport distance
@@ -38,7 +38,7 @@ self-term out when it asks for the dual (``debiased=False`` here).
 
 :func:`direct_values` is our own estimator with the same access, and another method.
 
-Exact Shapley values of a k-nearest-neighbour classifier: the usual baseline of data valuation.
+Exact Shapley values of a k-nearest-neighbor classifier: the usual baseline of data valuation.
 
 Jia et al., "Efficient Task-Specific Data Valuation for Nearest Neighbor Algorithms", VLDB 2019, Theorem 1. For one
 validation sample and the training samples in order of distance a_1, ..., a_m,
@@ -116,16 +116,16 @@ def direct_values(
 
     Example:
         >>> x = torch.tensor([[0.0], [0.1], [5.0], [5.1], [0.05]])
-        >>> direct_values(x, torch.tensor([0, 0, 1, 1, 1]), x[:4], torch.tensor([0, 0, 1, 1])).argmax()  # mislabelled
+        >>> direct_values(x, torch.tensor([0, 0, 1, 1, 1]), x[:4], torch.tensor([0, 0, 1, 1])).argmax()  # mislabeled
         tensor(4)
     """
-    labelled = None
+    labeled = None
     if y is not None and y2 is not None:
 
-        def labelled() -> Tensor:
+        def labeled() -> Tensor:
             return label_augmented_cost(x, y, x2, y2, covariance=covariance, label_weight=label_weight)
 
-    return _values(x, y, x2, labelled, part, blur, scaling)
+    return _values(x, y, x2, labeled, part, blur, scaling)
 
 
 def client_values(
@@ -171,20 +171,20 @@ def client_values(
     features = gamma[:, : x.shape[1]]
     if y is not None or gamma.shape[1] < x.shape[1]:
         check_pair(points, gamma, "the samples (embedded)", "gamma")
-    labelled = None
+    labeled = None
     if y is not None:
 
-        def labelled() -> Tensor:
+        def labeled() -> Tensor:
             return label_augmented_cost(points, None, gamma, None)
 
-    return _values(x, y, features, labelled, part, blur, scaling)
+    return _values(x, y, features, labeled, part, blur, scaling)
 
 
 def _values(
     x: Tensor,
     y: Tensor | None,
     x2: Tensor,
-    labelled: Callable[[], Tensor] | None,
+    labeled: Callable[[], Tensor] | None,
     part: Part,
     blur: float,
     scaling: float,
@@ -192,7 +192,7 @@ def _values(
     """Calibrated gradient of the parts; cost matrices live one at a time."""
     if part not in ("features", "labels", "both"):
         raise ConfigurationError(f'part={part!r}: expected "features", "labels" or "both".')
-    if part == "labels" and labelled is None:
+    if part == "labels" and labeled is None:
         raise ConfigurationError('part="labels" needs classes on both sides. Pass them, or part="features".')
     cost = label_augmented_cost(x, None, x2, None)
     eps = blur * float(cost.mean(dtype=torch.float64))
@@ -200,8 +200,8 @@ def _values(
     value = torch.zeros_like(features)
     if part != "labels":
         value = features - self_potential(label_augmented_cost(x, None, x, None), eps, scaling)
-    if part != "features" and labelled is not None and y is not None:
-        labels = entropic_potentials(labelled(), eps, scaling)[0] - features
+    if part != "features" and labeled is not None and y is not None:
+        labels = entropic_potentials(labeled(), eps, scaling)[0] - features
         value = value + (labels if part == "labels" else LABEL_EMPHASIS * labels)
         _, index, counts = y.unique(return_inverse=True, return_counts=True)
         value = value - (torch.zeros_like(value[: len(counts)]).index_add_(0, index, value) / counts)[index]
@@ -232,7 +232,7 @@ def lava(
         y2: ``[m2]`` their classes. Classes are compared by their samples, not by their numbers.
         inner: the distance between classes, see :func:`class_distances`.
         label_weight: c, at least 0; 0 leaves the labels out.
-        eps: entropic regularisation, in half squared feature units, above 0. Below 1e-5 of the largest cost that is
+        eps: entropic regularization, in half squared feature units, above 0. Below 1e-5 of the largest cost that is
             what is used.
         scaling: factor of eps from stage to stage, in (0, 1).
         debiased: subtract the dual towards the client's own samples.
@@ -245,7 +245,7 @@ def lava(
 
     Example:
         >>> x = torch.tensor([[0.0], [0.1], [5.0], [5.1], [0.05]])
-        >>> lava(x, torch.tensor([0, 0, 1, 1, 1]), x[:4], torch.tensor([0, 0, 1, 1])).argmax()  # mislabelled
+        >>> lava(x, torch.tensor([0, 0, 1, 1, 1]), x[:4], torch.tensor([0, 0, 1, 1])).argmax()  # mislabeled
         tensor(4)
     """
     check_pair(x, x2)
@@ -330,14 +330,14 @@ CHUNK_ENTRIES = 8_000_000
 def knn_shapley(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor, *, k: int = 10) -> Tensor:
     """Shapley values of the training samples for v(S) = mean share of a validation sample's k nearest with its label.
 
-    Neighbours that S lacks (fewer than k samples) count as wrong, so v(empty) = 0.
+    Neighbors that S lacks (fewer than k samples) count as wrong, so v(empty) = 0.
 
     Args:
         x: ``[m, d]`` training samples.
         y: ``[m]`` their integer classes.
         x2: ``[m2, d]`` validation samples.
         y2: ``[m2]`` their classes.
-        k: neighbours, at least 1.
+        k: neighbors, at least 1.
 
     Returns:
         ``[m]`` in the dtype of ``x``; positive means useful (the opposite sign of a calibrated gradient). They sum to
@@ -355,7 +355,7 @@ def knn_shapley(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor, *, k: int = 10) ->
     check_labels(y, x)
     check_labels(y2, x2, "y2")
     if k < 1:
-        raise ConfigurationError(f"k={k}: expected at least one neighbour.")
+        raise ConfigurationError(f"k={k}: expected at least one neighbor.")
     m = len(x)
     rank = torch.arange(1, m, device=x.device, dtype=torch.float64)
     step = rank.clamp(max=k) / (rank * k)

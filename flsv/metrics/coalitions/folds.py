@@ -155,7 +155,7 @@ class MovingAverage(Fold):
 
 @dataclass(frozen=True)
 class SurrogateAverage(MovingAverage):
-    """A moving average of each round's values, normalised over its cohort (ShapleyFL, definition 4.2 and equation 3).
+    """A moving average of each round's values, normalized over its cohort (ShapleyFL, definition 4.2 and equation 3).
 
     Args:
         momentum: beta in [0, 1), the weight of the past.
@@ -179,7 +179,7 @@ class SurrogateAverage(MovingAverage):
             raise ConfigurationError(f'{owner}(normalize={self.normalize!r}): expected "min-max" or "positive".')
 
     def _read(self, estimate: ShapleyEstimate) -> tuple[Tensor, Tensor]:
-        # The spread of the values' own range is left out: the error of a normalised value has no simple form.
+        # The spread of the values' own range is left out: the error of a normalized value has no simple form.
         values = estimate.values
         spread = values.amax(0) - (values.amin(0) if self.normalize == "min-max" else 0)
         stderr = torch.where(spread > 0, estimate.stderr / spread, float("nan"))

@@ -59,7 +59,7 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "w
     Coalition S is the initial model plus what its members have added to it in all rounds, along the path that all of
     them took together. Buffers (BatchNorm's statistics) are the global model's. Until the game is played everybody is
     NaN. Memory: n + 1 vectors of the model's size, in checkpoints too. The game needs all rounds in one place, so parts
-    of a run cannot be merged, nor two processes' rounds synchronised: that is refused.
+    of a run cannot be merged, nor two processes' rounds synchronized: that is refused.
 
     The paper keeps every client's update of every round. Here each client's weighted sum over the rounds is kept. With
     weights made to sum to 1 inside S that is the same where they do not change between rounds; where they do (partial
@@ -72,7 +72,7 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "w
 
     When not to use it:
         With many rounds of large steps: the coalitions' models are sums of updates that nobody has trained. Above ten
-        clients: the game has 2^n models. With personalised or corrupted aggregations.
+        clients: the game has 2^n models. With personalized or corrupted aggregations.
 
     Args:
         rounds: how many rounds to collect, the run's ``max_epochs``; then the game is played (and again after as many).

@@ -175,7 +175,7 @@ class SurrogateFederatedShapley(CoalitionValue, chosen=("num_classes", "value", 
 
     Raises:
         ConfigurationError: beta outside [0, 1), init outside [0, 1]; an unknown estimator or argument of one, or
-            normalisation.
+            normalization.
 
     Example:
         >>> import torch

@@ -144,7 +144,7 @@ class CoalitionValue(MeasuredMetric):
 
     @property
     def prior(self) -> float | None:  # type: ignore[override]
-        """What a client never seen is taken to be worth by the samplers, aggregators and personalisers that read it."""
+        """What a client never seen is taken to be worth by the samplers, aggregators and personalizers that read it."""
         return self.fold.prior(self.num_clients)
 
     @property

@@ -107,7 +107,7 @@ def test_both_models_are_told_the_same_number_of_a_batch(tmp_path: Path) -> None
 
 
 def test_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="Leave the personaliser out"):
+    with pytest.raises(ConfigurationError, match="Leave the personalizer out"):
         fit(ditto(personalizer=FedAMP()), tmp_path, data=unequal_data())
     with pytest.raises(ConfigurationError, match="lamda=-1"):
         Ditto(lamda=-1)

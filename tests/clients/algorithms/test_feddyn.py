@@ -58,14 +58,14 @@ def feddyn_by_hand(
             for features, labels in batches(data, t, k):
                 optimizer.zero_grad()
                 risk = nn.functional.cross_entropy(client(features), labels)
-                for theta, linear, centre in zip(client.parameters(), gradients[k], start):
-                    risk = risk - (linear * theta).sum() + ALPHA / 2 * ((theta - centre) ** 2).sum()
+                for theta, linear, center in zip(client.parameters(), gradients[k], start):
+                    risk = risk - (linear * theta).sum() + ALPHA / 2 * ((theta - center) ** 2).sum()
                 risk.backward()
                 optimizer.step()
             models.append(copies(client))
             buffers.append(buffers_of(client))
             gradients[k] = [g - ALPHA * (a - b) for g, a, b in zip(gradients[k], models[-1], start)]
-        h = [old - ALPHA / m * sum(theta - centre for theta in parts) for old, centre, *parts in zip(h, start, *models)]
+        h = [old - ALPHA / m * sum(theta - center for theta in parts) for old, center, *parts in zip(h, start, *models)]
         mean = [sum(parts) / len(parts) for parts in zip(*models)]
         put(server, [a - b / ALPHA for a, b in zip(mean, h)], buffers, [1.0] * len(models))
     return server, h, gradients

@@ -171,16 +171,16 @@ class MoCo(L.LightningModule):
 
 
 class Rotations(L.LightningModule):
-    """Tells how a picture was turned: views made in ``on_after_batch_transfer``, a teacher's centre in a buffer."""
+    """Tells how a picture was turned: views made in ``on_after_batch_transfer``, a teacher's center in a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.net = nn.Sequential(_encoder(), nn.Linear(WIDTH, 4))
-        self.register_buffer("centre", torch.zeros(4), persistent=False)
+        self.register_buffer("center", torch.zeros(4), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.net(x) - self.centre
+        return self.net(x) - self.center
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         x = batch[0]
@@ -190,7 +190,7 @@ class Rotations(L.LightningModule):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         x, turns = batch
         logits = self(x)
-        self.centre = 0.9 * self.centre + 0.1 * logits.detach().mean(0)
+        self.center = 0.9 * self.center + 0.1 * logits.detach().mean(0)
         return nn.functional.cross_entropy(logits, turns)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:

@@ -130,7 +130,7 @@ class GAN(L.LightningModule):
 
 
 def sngan() -> GAN:
-    """A discriminator whose weights are normalised, the last one's too."""
+    """A discriminator whose weights are normalized, the last one's too."""
     module = GAN()
     for place in (0, 2):
         spectral_norm(module.discriminator[place])

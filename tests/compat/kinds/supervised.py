@@ -145,7 +145,7 @@ class SeveralLoaders(Supervised):
 
 
 class ManualAccumulation(Supervised):
-    """The accumulation of Lightning's guide to manual optimisation: a step after every n-th batch."""
+    """The accumulation of Lightning's guide to manual optimization: a step after every n-th batch."""
 
     def __init__(self, every: int = 2) -> None:
         super().__init__(1, nn.functional.mse_loss)

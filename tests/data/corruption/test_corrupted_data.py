@@ -202,10 +202,10 @@ def test_wrong_corruptions():
     with pytest.raises(ConfigurationError, match="no client 4"):
         ready(corruptions=[GaussianNoise(clients=[4])])
     with pytest.raises(ConfigurationError, match="last element .* is not their label"):
-        ready(Labelled(X, torch.zeros(300)), [GaussianNoise()], preload=True)
+        ready(Labeled(X, torch.zeros(300)), [GaussianNoise()], preload=True)
 
 
-class Labelled(TensorDataset):
+class Labeled(TensorDataset):
     """Labels in an attribute, something else in the samples."""
 
     targets = Y

@@ -55,11 +55,11 @@ def test_a_share_of_the_pixels_in_all_channels():
 def test_more_noise_makes_the_digits_harder():
     pixels, labels = (torch.tensor(array) for array in load_digits(return_X_y=True))
     images = pixels.float().view(-1, 1, 8, 8) / 16
-    centres = torch.stack([images[:1200][labels[:1200] == label].mean(0).flatten() for label in range(10)])
+    centers = torch.stack([images[:1200][labels[:1200] == label].mean(0).flatten() for label in range(10)])
     accuracy = []
     for std in (0.0, 0.5, 1.0):
         noisy, _ = GaussianNoise(std=std)(images.clone(), labels, 10, torch.Generator().manual_seed(0))
-        nearest = torch.cdist(noisy[1200:].flatten(1), centres).argmin(1)
+        nearest = torch.cdist(noisy[1200:].flatten(1), centers).argmin(1)
         accuracy.append((nearest == labels[1200:]).float().mean())
     assert accuracy[0] > 0.85
     assert accuracy[0] > accuracy[1] > accuracy[2]

@@ -22,7 +22,7 @@ Y = torch.arange(2000) % 10
 X = Y[:, None].float() + torch.zeros(1, 3)
 
 
-def relabelled(corruption, num_classes=10):
+def relabeled(corruption, num_classes=10):
     x, y = corruption(X.clone(), Y.clone(), num_classes, torch.Generator().manual_seed(0))
     assert torch.equal(x, X)
     return y
@@ -36,12 +36,12 @@ def ready(*args, **kwargs):
 
 def test_unknown_classes_get_the_next_known_label():
     # As the authors' code does it: every even class becomes the odd one after it.
-    assert torch.equal(relabelled(OpenSetLabelNoise(EVEN)), Y + (Y % 2 == 0))
-    assert relabelled(OpenSetLabelNoise([0, 1, 9]))[:10].tolist() == [2, 2, 2, 3, 4, 5, 6, 7, 8, 2]
+    assert torch.equal(relabeled(OpenSetLabelNoise(EVEN)), Y + (Y % 2 == 0))
+    assert relabeled(OpenSetLabelNoise([0, 1, 9]))[:10].tolist() == [2, 2, 2, 3, 4, 5, 6, 7, 8, 2]
 
 
 def test_random_labels_are_known_ones_equally_often():
-    y = relabelled(OpenSetLabelNoise(EVEN, to="random"))
+    y = relabeled(OpenSetLabelNoise(EVEN, to="random"))
     assert torch.equal(y[Y % 2 == 1], Y[Y % 2 == 1])
     counts = torch.bincount(y[Y % 2 == 0], minlength=10)
     assert counts[EVEN].sum() == 0
@@ -51,8 +51,8 @@ def test_random_labels_are_known_ones_equally_often():
 
 def test_half_of_the_images_come_from_unknown_classes():
     data = ready("digits", ShardPartitioner(10), corruptions=[OpenSetLabelNoise(EVEN)], client_test=0.2)
-    mislabelled = torch.cat([data.corrupted_samples(client) for client in range(10)])
-    assert mislabelled.float().mean().item() == pytest.approx(0.5, abs=0.02)
+    mislabeled = torch.cat([data.corrupted_samples(client) for client in range(10)])
+    assert mislabeled.float().mean().item() == pytest.approx(0.5, abs=0.02)
     assert data.class_counts[:, EVEN].sum() == 0
     labels = load_image_data("digits").train.tensors[1]
     for client in range(10):
@@ -114,7 +114,7 @@ def test_wrong_arguments(arguments, message):
 @pytest.mark.parametrize("unknown", [list(range(10)), [10]])
 def test_classes_that_leave_nothing_or_do_not_exist(unknown):
     with pytest.raises(ConfigurationError, match="at least one of them must stay known"):
-        relabelled(OpenSetLabelNoise(unknown))
+        relabeled(OpenSetLabelNoise(unknown))
 
 
 def test_an_honest_client_without_known_classes():

@@ -47,10 +47,10 @@ def test_data_without_classes_need_no_legend():
 
 
 def test_twenty_classes_look_different_to_everybody():
-    """Ten colours, plain and hatched; with the clients' names beside the bars."""
+    """Ten colors, plain and hatched; with the clients' names beside the bars."""
     figure, axes = plot_partition(torch.ones(2, 20, dtype=torch.long), client_names=["Boston", "Lyon"])
     looks = [(patch.get_facecolor(), patch.get_hatch()) for patch in figure.legends[0].get_patches()]
     assert len(set(looks)) == 20
-    assert len({colour for colour, _ in looks}) == 10
+    assert len({color for color, _ in looks}) == 10
     assert [bars.get_hatch() for bars in axes.collections] == [None, "////"]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["Boston", "Lyon"]

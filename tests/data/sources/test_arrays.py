@@ -21,8 +21,8 @@ def test_types():
 def test_pixels():
     (grey,) = array_set(np.full((2, 5, 4), 255, np.uint8)).tensors
     assert (grey.shape, grey.max().item()) == ((2, 1, 5, 4), 1.0)
-    (colours,) = array_set(np.full((2, 5, 4, 3), 51, np.uint8)).tensors
-    assert (colours.shape, colours.max().item()) == ((2, 3, 5, 4), pytest.approx(0.2))
+    (colors,) = array_set(np.full((2, 5, 4, 3), 51, np.uint8)).tensors
+    assert (colors.shape, colors.max().item()) == ((2, 3, 5, 4), pytest.approx(0.2))
 
 
 def test_words_are_classes_in_sorted_order():

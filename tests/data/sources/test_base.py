@@ -1,4 +1,4 @@
-"""Pixels to normalised tensors."""
+"""Pixels to normalized tensors."""
 
 import numpy as np
 import torch
@@ -6,7 +6,7 @@ import torch
 from flsv.data.sources.base import image_tensor, tensor_set
 
 
-def test_pixels_are_scaled_and_normalised_by_channel():
+def test_pixels_are_scaled_and_normalized_by_channel():
     pixels = np.random.default_rng(0).integers(0, 256, (5, 4, 6, 3), dtype=np.uint8)
     mean, std = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
     expected = ((pixels / 255 - mean) / std).transpose(0, 3, 1, 2)

@@ -12,9 +12,9 @@ def test_points_lie_around_their_centres_and_features_are_theirs():
     x, y = features[:, 0], features[:, 1]
     torch.testing.assert_close(features[:, 2:], torch.stack([x * x, y * y, x * y], dim=1))
     assert torch.bincount(labels).tolist() == [1000] * 4
-    for label, centre in enumerate(CENTRES):
+    for label, center in enumerate(CENTRES):
         points = features[labels == label, :2]
-        torch.testing.assert_close(points.mean(0), torch.tensor(centre), atol=0.1, rtol=0)
+        torch.testing.assert_close(points.mean(0), torch.tensor(center), atol=0.1, rtol=0)
         torch.testing.assert_close(points.std(0), torch.full((2,), SPREAD), atol=0.06, rtol=0)
 
 

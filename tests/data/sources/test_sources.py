@@ -57,7 +57,7 @@ class Registry:
         x = torch.arange(30.0)[:, None]
         train, test = TensorDataset(x, torch.arange(30) % 2), TensorDataset(x[:4], torch.zeros(4))
         wards = {"groups": torch.arange(30) % 3, "group_names": ("a", "b", "c")}
-        return SourceData(train, test=test, class_names=("ill", reading.files.root), labelled=True, **wards)
+        return SourceData(train, test=test, class_names=("ill", reading.files.root), labeled=True, **wards)
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ needs_data = pytest.mark.skipif(ROOT is None, reason="FLSV_DATA_ROOT is not set:
         pytest.param("cifar10", 50000, 10000, (3, 32, 32), marks=pytest.mark.slow),
     ],
 )
-def test_real_images_are_complete_and_normalised(name, train, test, shape):
+def test_real_images_are_complete_and_normalized(name, train, test, shape):
     if not os.path.isdir(os.path.join(ROOT, KINDS[name].folder)):
         pytest.skip(f"FLSV_DATA_ROOT has no {KINDS[name].folder}")
     data = vision(name, ROOT)

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from flsv.data import Columns
-from flsv.data.sources.encoder import standardise
+from flsv.data.sources.encoder import standardize
 from flsv.data.sources.table import Table
 from flsv.data.sources.values import parsed, read_column, without_gaps
 
@@ -30,12 +30,12 @@ def expected_of(x, fitted):
 def test_pooled_statistics(table):
     x, fit, _ = table
     expected = expected_of(x, x[fit])
-    np.testing.assert_allclose(standardise(x, fit, np.zeros(60)), expected, atol=1e-12)
+    np.testing.assert_allclose(standardize(x, fit, np.zeros(60)), expected, atol=1e-12)
 
 
 def test_each_group_by_itself(table):
     x, fit, groups = table
-    scaled = standardise(x, fit, groups)
+    scaled = standardize(x, fit, groups)
     for group in range(3):
         rows = groups == group
         expected = expected_of(x[rows], x[rows & fit])
@@ -44,27 +44,27 @@ def test_each_group_by_itself(table):
 
 def test_nothing_of_other_groups_and_of_held_out_rows_leaks(table):
     x, fit, groups = table
-    before = standardise(x, fit, groups)
+    before = standardize(x, fit, groups)
     other = x.copy()
     other[(groups != 1) | ~fit] *= -7
     rows = (groups == 1) & fit
-    np.testing.assert_array_equal(standardise(other, fit, groups)[rows], before[rows])
-    pooled = standardise(x, fit, np.zeros(60))
+    np.testing.assert_array_equal(standardize(other, fit, groups)[rows], before[rows])
+    pooled = standardize(x, fit, np.zeros(60))
     other = x.copy()
     other[~fit] *= -7
-    np.testing.assert_array_equal(standardise(other, fit, np.zeros(60))[fit], pooled[fit])
+    np.testing.assert_array_equal(standardize(other, fit, np.zeros(60))[fit], pooled[fit])
 
 
 def test_a_group_without_values_gets_zeros():
     x = np.array([[1.0], [2.0], [np.nan], [9.0]])
-    scaled = standardise(x, np.array([True, True, True, False]), np.array([0, 0, 1, 1]))
+    scaled = standardize(x, np.array([True, True, True, False]), np.array([0, 0, 1, 1]))
     assert scaled.tolist() == [[-1.0], [1.0], [0.0], [0.0]]
 
 
 @pytest.mark.parametrize("value", [0.1, 1e9 / 3, 1e-9, 0.0])
 def test_equal_values_have_no_spread(value):
     x = np.full((7, 1), value)
-    assert np.abs(standardise(x, np.ones(7, dtype=bool), np.zeros(7))).max() <= 1e-6
+    assert np.abs(standardize(x, np.ones(7, dtype=bool), np.zeros(7))).max() <= 1e-6
 
 
 @pytest.mark.parametrize("words", [["1", "two"], ["1", "inf"], ["1", "nan"], ["1", "1_000"], ["1", "1,5"]])

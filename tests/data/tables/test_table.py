@@ -64,7 +64,7 @@ def test_features_targets_and_groups(make):
     assert (x[x[:, 6] == 1, 0] == 0).all()
     assert x[:, 6].sum() > 0
     assert torch.equal(x[:, 4:6].sum(1) + x[:, 7], torch.ones(26))
-    # Standardising keeps an order.
+    # Standardizing keeps an order.
     assert x[y == 1, 1].min() > x[y == 0, 1].max()
 
 
@@ -251,9 +251,9 @@ def test_without_groups(make):
         FederatedDataModule(make(group=None), GroupPartitioner()).setup("fit")
 
 
-def test_a_standardised_target(make):
+def test_a_standardized_target(make):
     options = {"target": "dose", "task": "regression", "val_fraction": 0.25, "test": ["A,40,f,plain,0.5,1"]}
-    plain, data = make(**options), make(standardise_target=True, **options)
+    plain, data = make(**options), make(standardize_target=True, **options)
     y = data.train_set.tensors[1]
     assert y.mean().item() == pytest.approx(0, abs=1e-6)
     assert y.std(unbiased=False).item() == pytest.approx(1, abs=1e-6)
@@ -263,9 +263,9 @@ def test_a_standardised_target(make):
         torch.testing.assert_close(scaled * data.target_std + data.target_mean, target)
     assert plain.test_set.tensors[1].tolist() == [0.5]
     with pytest.raises(ConfigurationError, match="classes have no mean"):
-        make(standardise_target=True)
+        make(standardize_target=True)
     with pytest.raises(ConfigurationError, match="all training rows have the same 'dose'"):
-        make([f"A,{i},f,x,0.1,{i % 2}" for i in range(9)], target="dose", task="regression", standardise_target=True)
+        make([f"A,{i},f,x,0.1,{i % 2}" for i in range(9)], target="dose", task="regression", standardize_target=True)
 
 
 @real

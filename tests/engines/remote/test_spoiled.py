@@ -74,7 +74,7 @@ def test_who_does_not_judge_is_as_one_not_drawn(tmp_path: Path, personalizer: st
     torch.testing.assert_close(seen[1][2], seen[0][2], rtol=0, atol=0, equal_nan=True)
     assert loop.contributions["relevance"][1].isfinite().any()
     assert loop.participations.tolist() == [3, 3, 3]
-    # The mixture of round 1, whose judgement never came, is not what it goes on from.
+    # The mixture of round 1, whose judgment never came, is not what it goes on from.
     assert not torch.equal(kept[0]["state"]["own_model"], kept[1]["state"]["own_model"])
     torch.testing.assert_close(kept[2]["start"], kept[0]["state"]["own_model"], rtol=0, atol=0)
 

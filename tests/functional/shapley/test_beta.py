@@ -100,7 +100,7 @@ def test_draws_where_the_weight_is() -> None:
 
 
 @pytest.mark.parametrize(("alpha", "beta"), [(2.0, 1.0), (1.0, 1.0), (1.0, 3.0)])
-def test_draws_each_size_as_often_as_minimises_the_variance(alpha: float, beta: float) -> None:
+def test_draws_each_size_as_often_as_minimizes_the_variance(alpha: float, beta: float) -> None:
     """Of m coalitions of size s, m s/n have a player and m (n - s)/n do not; if utilities spread equally, the sum of
     spread(s)^2 / m(s) at a given sum of m(s) is least for m in proportion to spread."""
     n = 20

@@ -1,4 +1,4 @@
-"""The federated barycentre against POT's, with access to all samples."""
+"""The federated barycenter against POT's, with access to all samples."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_distance_to_pots_shrinks_with_the_iterations() -> None:
     assert objective(samples, found[20]) < 1.005 * objective(samples, reference)
 
 
-def test_distances_are_those_to_the_barycentre() -> None:
+def test_distances_are_those_to_the_barycenter() -> None:
     samples = three_gaussians()
     clients = [TransportClient(x, allow_reconstruction=True) for x in samples]
     found = wasserstein_barycenter(clients, support=100, iterations=25, generator=torch.Generator().manual_seed(1))

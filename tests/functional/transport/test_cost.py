@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from functional.transport.test_statistics import labelled
+from functional.transport.test_statistics import labeled
 from torch import Tensor
 
 from flsv.errors import ConfigurationError
@@ -30,7 +30,7 @@ def stacked(x: Tensor, y: Tensor, covariance: str, weight: float) -> np.ndarray:
 @pytest.mark.parametrize("covariance", ["diag", "full", "none"])
 @pytest.mark.parametrize("chunk", [None, 1, 7])
 def test_cost_and_embedding_are_the_stacked_vectors(covariance: str, chunk: int | None) -> None:
-    (x, y), (x2, y2) = labelled(0), labelled(1, m=25)
+    (x, y), (x2, y2) = labeled(0), labeled(1, m=25)
     left, right = stacked(x, y, covariance, 3.0), stacked(x2, y2, covariance, 3.0)
     expected = ((left[:, None] - right[None]) ** 2).sum(-1)
     cost = label_augmented_cost(x, y, x2, y2, covariance=covariance, label_weight=3.0, chunk=chunk)
@@ -38,8 +38,8 @@ def test_cost_and_embedding_are_the_stacked_vectors(covariance: str, chunk: int 
     np.testing.assert_allclose(label_embedding(x, y, covariance=covariance, label_weight=3.0), left, atol=1e-9)
 
 
-def test_an_unlabelled_side_leaves_the_features() -> None:
-    (x, y), (x2, y2) = labelled(0), labelled(1)
+def test_an_unlabeled_side_leaves_the_features() -> None:
+    (x, y), (x2, y2) = labeled(0), labeled(1)
     expected = torch.cdist(x, x2) ** 2
     for labels, labels2 in [(None, y2), (y, None), (None, None)]:
         torch.testing.assert_close(label_augmented_cost(x, labels, x2, labels2), expected)
@@ -53,7 +53,7 @@ def test_a_class_that_one_side_lacks_is_far_from_all_of_its() -> None:
 
 
 def test_statistics_can_be_given() -> None:
-    (x, y), (x2, y2) = labelled(0), labelled(1)
+    (x, y), (x2, y2) = labeled(0), labeled(1)
     first, other = class_statistics(x2, y2), class_statistics(x, y)
     cost = label_augmented_cost(x, y, x2, y2, statistics=first, statistics2=other)
     between = (first.means[first.index(y)][:, None] - other.means[other.index(y2)]).square().sum(-1)
@@ -62,7 +62,7 @@ def test_statistics_can_be_given() -> None:
 
 
 def test_wrong_input_is_named() -> None:
-    (x, y), (x2, y2) = labelled(0), labelled(1)
+    (x, y), (x2, y2) = labeled(0), labeled(1)
     broken = x.clone()
     broken[[1, 4], 0] = torch.tensor([torch.nan, torch.inf], dtype=torch.float64)
     with pytest.raises(ConfigurationError, match="2 of 40 rows"):

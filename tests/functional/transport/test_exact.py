@@ -7,7 +7,7 @@ import ot
 import pytest
 import scipy.stats
 import torch
-from functional.transport.test_statistics import labelled
+from functional.transport.test_statistics import labeled
 
 from flsv.errors import ConfigurationError
 from flsv.functional.transport import contribution_shares, label_augmented_cost, wasserstein_distance
@@ -15,7 +15,7 @@ from flsv.functional.transport import contribution_shares, label_augmented_cost,
 
 @pytest.mark.parametrize("p", [1, 2])
 def test_distance_is_pots(p: int) -> None:
-    (x, y), (x2, y2) = labelled(0), labelled(1, m=25)
+    (x, y), (x2, y2) = labeled(0), labeled(1, m=25)
     cost = label_augmented_cost(x, y, x2, y2, label_weight=2.0).numpy()
     a, b = np.random.default_rng(0).dirichlet(np.ones(40)), np.full(25, 1 / 25)
     expected = ot.emd2(a, b, cost ** (p / 2)) ** (1 / p)
@@ -31,14 +31,14 @@ def test_one_dimension_is_scipys() -> None:
 
 
 def test_translation_is_its_length() -> None:
-    x, _ = labelled(0)
+    x, _ = labeled(0)
     shift = torch.tensor([1.0, 2.0, 2.0], dtype=torch.float64)
     assert float(wasserstein_distance(x, x + shift)) == pytest.approx(3.0)
     assert wasserstein_distance(x.float(), x.float() + 1).dtype == torch.float32
 
 
 def test_equal_sets_are_at_0_and_copies_of_the_whole_change_nothing() -> None:
-    (x, y), (x2, y2) = labelled(0), labelled(1)
+    (x, y), (x2, y2) = labeled(0), labeled(1)
     order = torch.randperm(40, generator=torch.Generator().manual_seed(0))
     assert wasserstein_distance(x, x[order], y=y, y2=y[order]) == 0
     once = wasserstein_distance(x, x2, y=y, y2=y2)
@@ -46,7 +46,7 @@ def test_equal_sets_are_at_0_and_copies_of_the_whole_change_nothing() -> None:
 
 
 def test_wrong_weights_and_p_say_so() -> None:
-    x, _ = labelled(0)
+    x, _ = labeled(0)
     for weights in [torch.ones(3), -torch.ones(40), torch.zeros(40), torch.full((40,), torch.nan)]:
         with pytest.raises(ConfigurationError, match="weights: expected 40 finite masses"):
             wasserstein_distance(x, x, weights=weights)

@@ -53,7 +53,7 @@ def test_the_error_about_halves() -> None:
 
 
 @needs_data
-def test_s_of_m_is_exact_on_labelled_mnist() -> None:
+def test_s_of_m_is_exact_on_labeled_mnist() -> None:
     x, y, x2, y2 = mnist_features(300, 300)
     result = exactly(label_embedding(x, y), label_embedding(x2, y2), iterations=20)
     exact = wasserstein_distance(x, x2, y=y, y2=y2)

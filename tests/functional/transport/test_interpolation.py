@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from functional.transport.test_statistics import labelled
+from functional.transport.test_statistics import labeled
 
 from flsv.errors import ConfigurationError
 from flsv.functional.transport import interpolating_measure, wasserstein_distance
@@ -12,7 +12,7 @@ from flsv.functional.transport import interpolating_measure, wasserstein_distanc
 
 @pytest.mark.parametrize("t", [0.25, 0.5])
 def test_equal_sizes_lie_on_the_geodesic(t: float) -> None:
-    (x, _), (x2, _) = labelled(0), labelled(1)
+    (x, _), (x2, _) = labeled(0), labeled(1)
     whole, gamma = wasserstein_distance(x, x2), interpolating_measure(x, x2, t=t)
     torch.testing.assert_close(wasserstein_distance(x, gamma), t * whole)
     torch.testing.assert_close(wasserstein_distance(gamma, x2), (1 - t) * whole)
@@ -28,7 +28,7 @@ def test_barycentric_projection_moves_the_side_with_s_points() -> None:
 
 @pytest.mark.parametrize("support", [10, 35])
 def test_any_other_support_is_near_the_geodesic(support: int) -> None:
-    (x, _), (x2, _) = labelled(0), labelled(1, m=25)
+    (x, _), (x2, _) = labeled(0), labeled(1, m=25)
     x2 = x2 + 5
     generator = torch.Generator().manual_seed(0)
     gamma = interpolating_measure(x, x2, support=support, generator=generator)
@@ -40,7 +40,7 @@ def test_any_other_support_is_near_the_geodesic(support: int) -> None:
 
 
 def test_wrong_settings_say_so() -> None:
-    x, _ = labelled(0)
+    x, _ = labeled(0)
     with pytest.raises(ConfigurationError, match="t=1"):
         interpolating_measure(x, x, t=1)
     with pytest.raises(ConfigurationError, match="support=0"):

@@ -8,7 +8,7 @@ import numpy as np
 import ot
 import pytest
 import torch
-from functional.transport.test_statistics import labelled
+from functional.transport.test_statistics import labeled
 from scipy.special import logsumexp
 from torch import Tensor
 
@@ -28,7 +28,7 @@ def reference(cost: Tensor, eps: float) -> np.ndarray:
 @pytest.mark.slow
 @pytest.mark.parametrize("blur", [0.5, 0.1])
 def test_debiased_potential_is_the_difference_of_pots(blur: float) -> None:
-    (x, y), (x2, y2) = labelled(0, m=40), labelled(1, m=25)
+    (x, y), (x2, y2) = labeled(0, m=40), labeled(1, m=25)
     cost = label_augmented_cost(x, y, x2, y2)
     eps = blur * float(cost.mean())
     expected = reference(cost, eps) - reference(label_augmented_cost(x, y, x, y), eps)
@@ -40,7 +40,7 @@ def test_debiased_potential_is_the_difference_of_pots(blur: float) -> None:
 @pytest.mark.parametrize("blur", [0.1, 0.01, 0.003])
 def test_potentials_are_pots_however_slowly_turns_converge(blur: float) -> None:
     """Turns alone need 70, 3,000 and 20,000 iterations for this."""
-    (x, y), (x2, y2) = labelled(0, m=40), labelled(1, m=25)
+    (x, y), (x2, y2) = labeled(0, m=40), labeled(1, m=25)
     cost = label_augmented_cost(x, y, x2, y2)
     eps = blur * float(cost.mean())
     f, g = entropic_potentials(cost.clone(), eps, 0.7)
@@ -51,7 +51,7 @@ def test_potentials_are_pots_however_slowly_turns_converge(blur: float) -> None:
 
 
 def test_labels_count_where_both_sides_have_them() -> None:
-    (x, y), (x2, y2) = labelled(0, m=12), labelled(1, m=9)
+    (x, y), (x2, y2) = labeled(0, m=12), labeled(1, m=9)
     plain = debiased_potential(x, x2, blur=0.5)
     assert torch.equal(debiased_potential(x, x2, y=y, blur=0.5), plain)
     assert torch.equal(debiased_potential(x, x2, y2=y2, blur=0.5), plain)
@@ -65,7 +65,7 @@ def test_labels_count_where_both_sides_have_them() -> None:
 
 @pytest.mark.parametrize("blur", [0.1, 0.01, 0.001])
 def test_a_sets_potential_towards_itself_is_the_symmetric_one(blur: float) -> None:
-    x, y = labelled(0, m=40)
+    x, y = labeled(0, m=40)
     cost = label_augmented_cost(x, y, x, y)
     eps = blur * float(cost.mean())
     f = self_potential(cost.clone(), eps, 0.7).numpy()
@@ -74,7 +74,7 @@ def test_a_sets_potential_towards_itself_is_the_symmetric_one(blur: float) -> No
 
 
 def test_what_does_not_settle_is_said() -> None:
-    (x, _), (x2, _) = labelled(0, m=40), labelled(1, m=25)
+    (x, _), (x2, _) = labeled(0, m=40), labeled(1, m=25)
     with pytest.warns(UserWarning, match=r"not settled after 5000 iterations: they may be off by .* raise eps"):
         debiased_potential(1e3 * x, 1e3 * x2, blur=1e-5)
     with warnings.catch_warnings():
@@ -96,14 +96,14 @@ def test_a_stride_that_leads_away_is_taken_back(seed: int, m: int, m2: int, eps:
 
 @pytest.mark.parametrize("scale", [1e-3, 1e4])
 def test_float32_at_any_scale_agrees_with_float64(scale: float) -> None:
-    (x, _), (x2, _) = labelled(0), labelled(1, m=25)
+    (x, _), (x2, _) = labeled(0), labeled(1, m=25)
     exact = debiased_potential(x, x2, blur=0.02)
     found = debiased_potential(scale * x.float(), scale * x2.float(), blur=0.02) / scale**2
     torch.testing.assert_close(found.double(), exact, atol=0.01 * float(exact.std()), rtol=0)
 
 
 def test_the_marginals_hold() -> None:
-    (x, _), (x2, _) = labelled(0), labelled(1, m=25)
+    (x, _), (x2, _) = labeled(0), labeled(1, m=25)
     cost = label_augmented_cost(x, None, x2, None)
     f, g = entropic_potentials(cost.clone(), 0.5, 0.7)
     plan = ((f[:, None] + g - cost) / 0.5).exp() / cost.numel()
@@ -112,7 +112,7 @@ def test_the_marginals_hold() -> None:
 
 
 def test_equal_sets_have_no_gradient_and_an_outlier_the_largest() -> None:
-    x, y = labelled(0)
+    x, y = labeled(0)
     torch.testing.assert_close(
         debiased_potential(x, x, y=y, y2=y), torch.zeros(40, dtype=torch.float64), atol=0.01, rtol=0
     )
@@ -123,7 +123,7 @@ def test_equal_sets_have_no_gradient_and_an_outlier_the_largest() -> None:
 
 def test_potential_is_the_change_of_the_divergence() -> None:
     """f_xy - f_xx is the derivative of the Sinkhorn divergence in the masses, along directions that keep their sum."""
-    (x, _), (x2, _) = labelled(0, m=12), labelled(1, m=9)
+    (x, _), (x2, _) = labeled(0, m=12), labeled(1, m=9)
     cost, own = (label_augmented_cost(x, None, other, None).numpy() for other in (x2, x))
     eps, b = 0.2 * cost.mean(), np.full(9, 1 / 9)
 
@@ -158,7 +158,7 @@ def test_calibrated_gradient_is_equation_11() -> None:
 
 
 def test_wrong_settings_say_so() -> None:
-    x, _ = labelled(0)
+    x, _ = labeled(0)
     with pytest.raises(ConfigurationError, match=r"scaling in \(0, 1\)"):
         debiased_potential(x, x, scaling=1.0)
     with pytest.raises(ConfigurationError, match="random parts of at most"):

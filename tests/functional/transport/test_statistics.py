@@ -12,7 +12,7 @@ from flsv.functional.transport import class_statistics, label_distance
 from flsv.functional.transport.cost import squared_distances
 
 
-def labelled(seed: int, m: int = 40, d: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
+def labeled(seed: int, m: int = 40, d: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(m, d, generator=generator, dtype=torch.float64)
     y = torch.tensor([0, 2, 5])[torch.randint(3, (m,), generator=generator)]
@@ -20,7 +20,7 @@ def labelled(seed: int, m: int = 40, d: int = 3) -> tuple[torch.Tensor, torch.Te
 
 
 def test_statistics_are_numpys_per_class() -> None:
-    x, y = labelled(0)
+    x, y = labeled(0)
     diagonal, full = class_statistics(x, y), class_statistics(x, y, covariance="full")
     assert diagonal.labels.tolist() == [0, 2, 5]
     assert diagonal.deviations is not None
@@ -46,7 +46,7 @@ def test_one_sample_of_a_class_has_deviation_0(covariance: str) -> None:
 
 @pytest.mark.parametrize("covariance", ["diag", "full", "none"])
 def test_label_distance_is_the_frobenius_sum(covariance: str) -> None:
-    a, b = class_statistics(*labelled(1), covariance=covariance), class_statistics(*labelled(2), covariance=covariance)
+    a, b = class_statistics(*labeled(1), covariance=covariance), class_statistics(*labeled(2), covariance=covariance)
     expected = np.zeros((3, 3))
     for i in range(3):
         for j in range(3):
@@ -57,13 +57,13 @@ def test_label_distance_is_the_frobenius_sum(covariance: str) -> None:
 
 
 def test_repeating_the_data_leaves_the_statistics() -> None:
-    x, y = labelled(3)
+    x, y = labeled(3)
     once, thrice = class_statistics(x, y), class_statistics(x.repeat(3, 1), y.repeat(3))
     assert torch.allclose(label_distance(once, thrice).diagonal(), torch.zeros(3, dtype=torch.float64), atol=1e-12)
 
 
 def test_wrong_covariances_and_labels_say_so() -> None:
-    x, y = labelled(4)
+    x, y = labeled(4)
     with pytest.raises(ConfigurationError, match="covariance"):
         class_statistics(x, y, covariance="spherical")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="different covariances"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from functional.transport.test_statistics import labelled
+from functional.transport.test_statistics import labeled
 from functional.transport.transport_data import mnist_features, needs_data
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
@@ -80,14 +80,14 @@ def test_the_servers_embedding_as_gamma_is_direct_access() -> None:
     direct = direct_values(x, y, x2, y2, label_weight=2.0)
     found = client_values(x, y, label_embedding(x2, y2, label_weight=2.0), label_weight=2.0)
     torch.testing.assert_close(found, direct, atol=1e-2, rtol=1e-2)
-    unlabelled = direct_values(x, None, x2, y2)
-    torch.testing.assert_close(client_values(x, None, x2), unlabelled)
-    torch.testing.assert_close(client_values(x, None, label_embedding(x2, y2)), unlabelled)
-    assert torch.equal(direct_values(x, y, x2, None), unlabelled)
+    unlabeled = direct_values(x, None, x2, y2)
+    torch.testing.assert_close(client_values(x, None, x2), unlabeled)
+    torch.testing.assert_close(client_values(x, None, label_embedding(x2, y2)), unlabeled)
+    assert torch.equal(direct_values(x, y, x2, None), unlabeled)
 
 
 def test_one_sample_and_absent_classes_have_finite_values() -> None:
-    x, y = labelled(0)
+    x, y = labeled(0)
     assert direct_values(x[:1], y[:1], x, y).tolist() == [0.0]
     assert direct_values(x, y, x[y == 0], y[y == 0]).isfinite().all()
 
