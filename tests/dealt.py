@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from flsv.data import load_image_data
+
 CONFIGS = Path(__file__).parents[1] / "configs"
 SCENARIOS = CONFIGS / "scenarios"
 ROOT = os.environ.get("FLSV_DATA_ROOT")
@@ -26,7 +28,7 @@ def named(folder):
 
 def dealt_counts(data):
     """Samples by client and true class, all of a client's splits together ``[n, M]``."""
-    labels = data._data.train.tensors[-1]
+    labels = load_image_data(data.source, data.files.root).train.tensors[-1]  # as they were before corruptions
     return torch.stack(
         [
             sum(

@@ -67,7 +67,7 @@ def test_what_is_imported_is_declared() -> None:
 
 @pytest.mark.slow
 def test_what_is_declared_is_imported() -> None:
-    assert declared() - {distribution(name) for name in imported()} == set()
+    assert declared() - {distribution(name) for name in imported()} == {"pyarrow"}  # pandas imports it
 
 
 @pytest.mark.slow

@@ -57,9 +57,7 @@ def test_a_data_scientist_goes_from_four_csv_files_to_a_signed_report() -> None:
     report = Path("report.html").read_text()
     assert all(f"{amount:,.2f}" in report for amount in amounts.values())
     assert "500 cases of clinics/val.csv" in report
-    assert sorted(path.name for path in Path("cards").iterdir()) == [
-        *("Boston.md", "Lyon.md", "Osaka.md", "Quito.md", "columns.csv"),
-    ]
+    assert sorted(path.name for path in Path("data").iterdir()) == ["columns.csv", "samples.csv", "summary.csv"]
     # The table that the page shows is what its commands print.
     repeated = {
         row["client_name"]: float(row["share"])
