@@ -14,6 +14,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -113,6 +114,8 @@ class TensorBoard:
         """
         self._first_round, self._chosen = first_round, chosen
         if first_round:
+            self._writer.close()  # it opens another file, which is read after those of the process before
+            _wait_past(self._folder)
             start = SessionLog(status=SessionLog.START)
             for event in (Event(file_version="brain.Event:2"), Event(session_log=start)):
                 self._writer._get_file_writer().add_event(event, first_round)
@@ -264,6 +267,12 @@ class TensorBoard:
             labels = client_labels(len(names), names)
             charts[f"{name} by client"] = {label: _lines(tag) for label, tag in zip(labels, tags)}
         return charts
+
+
+def _wait_past(folder: Path) -> None:
+    """TensorBoard reads files by name, and these begin with the second in which they were opened."""
+    seconds = [int(path.name.split(".")[3]) for path in folder.rglob("events.out.tfevents.*")]
+    time.sleep(max(0, max(seconds, default=0) + 1 - time.time()))
 
 
 def _lines(tag: str) -> Chart:
