@@ -77,7 +77,9 @@ def client_columns(table: DataFrame, metrics: Iterable[str], clients: int) -> di
         columns[name] = with_intervals(*(last(table, name, clients, what=what) for what in ("value", "low", "high")))
     for name in ("weight", *OWN_SCORES):
         if name in there:
-            columns[own_title(name) if name in OWN_SCORES else name] = numbers(last(table, name, clients))
+            values = last(table, name, clients)
+            title = own_title(name) if name in OWN_SCORES else name
+            columns[title] = [f"{x:.3f}" if x == x else NONE for x in values] if name in OWN_SCORES else numbers(values)
     return columns
 
 
