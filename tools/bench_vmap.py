@@ -67,14 +67,20 @@ CASES: dict[str, tuple[Callable[[], nn.Module], int]] = {
 class Timed(FederatedLoop):
     """Times the cohort's local training, from the start of its first client to the end of its last."""
 
+    def on_train_start(self, *hook: Any) -> None:
+        super().on_train_start(*hook)
+        self.rounds: list[Seconds] = []
+        engine = self._fit.running.engine
+        self.end_training = engine.end_training
+        engine.end_training = self.ended  # type: ignore[method-assign]
+
     def on_train_epoch_start(self, *hook: Any) -> None:
-        self.rounds = getattr(self, "rounds", [])
         super().on_train_epoch_start(*hook)
         self.start = time.process_time(), time.perf_counter()
 
-    def _end_round(self, trainer: Any) -> None:
+    def ended(self) -> Any:
         self.rounds.append(_since(self.start))
-        super()._end_round(trainer)
+        return self.end_training()
 
 
 def gathered(data: TensorDataset, client: int) -> Iterator[Any]:
