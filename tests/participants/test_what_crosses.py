@@ -92,7 +92,7 @@ def installed(algorithm: str) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", map(installed, ALGORITHMS))
+@pytest.mark.parametrize("algorithm", list(map(installed, ALGORITHMS)))
 def test_what_crosses_is_what_the_table_says(crossed, algorithm: str) -> None:
     plain = ("--federation.metrics=null", "--federation.aggregator=FedAvg")
     assert crossed(algorithm, *plain) == dict(documented())[algorithm]
