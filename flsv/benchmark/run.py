@@ -26,7 +26,7 @@ from flsv.benchmark.scores import Results, Values
 from flsv.benchmark.truth import Truth
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
-from flsv.metrics import ContributionMetric
+from flsv.metrics import ContributionMetric, ShadowShapley
 from flsv.privacy import GaussianPrivacy
 from flsv.report.folder import Reporting
 from flsv.report.measured import overall
@@ -191,7 +191,8 @@ def _companies(entries: Mapping[str, Entry], metrics: Mapping[str, Metric]) -> l
     found: dict[tuple[str, bool], list[str]] = {}
     for name, metric in metrics.items():
         asks = isinstance(metric, ContributionMetric) and metric.evaluates
-        found.setdefault((entries[name].client_algorithm or "", asks), []).append(name)
+        trains = f"{metric.coalitions} {metric.part}" if isinstance(metric, ShadowShapley) else ""
+        found.setdefault((entries[name].client_algorithm or trains, asks), []).append(name)
     return [found[key] for key in sorted(found)]
 
 

@@ -18,10 +18,8 @@ from flsv.declared import Count
 from flsv.errors import ConfigurationError
 from flsv.functional.shapley import few_coalitions, few_coalitions_shapley
 from flsv.functional.shapley.few_coalitions import Which
-from flsv.functional.shapley.game import t_quantile
 from flsv.games.performance import Mode
 from flsv.metrics.base import latest
-from flsv.metrics.intervals import LEVEL
 from flsv.metrics.measured import MeasuredMetric
 from flsv.round import Round
 
@@ -74,9 +72,13 @@ class ShadowShapley(MeasuredMetric):
     is summed up. With a sampler, a coalition trains with those of its members who are drawn; where none is, its model
     stays.
 
-    For n clients ``"pairs"`` trains n models at each of them, ``"singles"`` one, ``"all"`` 2^(n - 1) - 1. A plain
-    module trains them as one batched model: for an MLP that costs little, for a convolution on a CPU as much as so many
-    trainings.
+    For n clients ``"pairs"`` trains n models at each of them, ``"singles"`` one, ``"pairs+leave-one-out"`` 2 n - 1,
+    ``"all"`` 2^(n - 1) - 1. A plain module trains them as one batched model: for an MLP that costs little, for a
+    convolution on a CPU as much as so many trainings. Pairs alone see what a client adds to nobody and to one other,
+    and underpay who adds to many.
+
+    The values are those of this run's seed, and have no interval: other seeds may differ more than any estimate of one
+    run says. ``flsv repeat`` and ``flsv retrain`` give intervals over seeds.
 
     ``part="head"`` is for deep networks whose clients differ in labels or amounts. Do not use it where they differ in
     their inputs: noise on them spoils the layers before the head, and a head that is trained on the federation's
@@ -99,8 +101,10 @@ class ShadowShapley(MeasuredMetric):
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
         num_classes: M. Where it is given, values are per class: the game of each class's accuracy.
-        coalitions: ``"singles"`` (each alone), ``"pairs"`` (and every two), ``"leave-one-out"``, ``"both"`` (each alone
-            and everybody but one), ``"all"``, or a list of lists of members. Nobody and everybody are always known.
+        coalitions: ``"auto"`` (``"all"`` of up to seven clients, ``"pairs+leave-one-out"`` of more), ``"singles"``
+            (each alone), ``"pairs"`` (and every two), ``"leave-one-out"``, ``"both"`` (each alone and all but one),
+            ``"pairs+leave-one-out"`` (these three), ``"all"``, or a list of lists of members. Nobody and everybody are
+            always known.
         part: ``"all"``; ``"head"``, the classifier head alone, on the federation's own features, which is a game of its
             own and costs little; or patterns of names (``fnmatch``), such as ``["layer4.*", "fc.*"]``.
         performance: what a model is measured by, see :mod:`flsv.games.performance`.
@@ -126,7 +130,6 @@ class ShadowShapley(MeasuredMetric):
     sign = "positive: federations do better with the client; negative: worse; 0: no difference."
     cost = "training and a validation of every coalition's model, at the clients too."
     values: Tensor
-    stderr: Tensor
     seen: Tensor
     evaluations: Tensor
 
@@ -134,7 +137,7 @@ class ShadowShapley(MeasuredMetric):
         self,
         num_clients: int | None = None,
         num_classes: int | None = None,
-        coalitions: Coalitions = "pairs",
+        coalitions: Coalitions = "auto",
         part: Part = "all",
         performance: str | Metric = "accuracy",
         per_class: bool = False,
@@ -174,8 +177,7 @@ class ShadowShapley(MeasuredMetric):
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         width = num_classes if self.per_class and num_classes is not None else 1
-        for name in ("values", "stderr"):
-            self.add_state(name, torch.full((num_clients, width), float("nan")), dist_reduce_fx=latest)
+        self.add_state("values", torch.full((num_clients, width), float("nan")), dist_reduce_fx=latest)
         self.add_state("seen", torch.zeros(num_clients, dtype=torch.long), dist_reduce_fx="sum")
         self.add_state("evaluations", torch.tensor(0), dist_reduce_fx="sum")
 
@@ -190,10 +192,8 @@ class ShadowShapley(MeasuredMetric):
         self.seen[client_ids] += 1
         if (round_index + 1) % self.every and round_index != self._last:
             return
-        estimate = few_coalitions_shapley(masks, utility(masks))
-        self.values, self.stderr = (
-            each.to(self.values).reshape(self.values.shape) for each in (estimate.values, estimate.stderr)
-        )
+        found = few_coalitions_shapley(masks, utility(masks)).values
+        self.values = found.to(self.values).reshape(self.values.shape)
         self.evaluations = self.evaluations + len(masks)
 
     def compute(self) -> Tensor:
@@ -202,19 +202,5 @@ class ShadowShapley(MeasuredMetric):
         return value if self.per_class else value.squeeze(-1)
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """The models evaluated in all rounds, and each client's standard error where it is a single number."""
-        told = {"evaluations": self.evaluations.clone()}
-        return told if self.per_class else {**told, "stderr": self.stderr.squeeze(-1)}
-
-    def intervals(self, level: float = LEVEL, value: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
-        """Low and high ends ``[num_clients]`` of what few coalitions leave open, if the game is of the kind that
-        :func:`flsv.functional.few_coalitions_shapley` fits. Not in it: another seed's values; and of all coalitions
-        nothing is left open, so that there is None.
-        """
-        if not 0 < level < 1:
-            raise ValueError(f"level={level}: expected a number between 0 and 1, such as 0.9.")
-        if self.per_class or not bool((self.stderr > 0).any()):
-            return None
-        value = self.compute() if value is None else value
-        half = t_quantile(level).to(value) * self.stderr.squeeze(-1).to(value)
-        return value - half, value + half
+        """The models evaluated in all rounds."""
+        return {"evaluations": self.evaluations.clone()}

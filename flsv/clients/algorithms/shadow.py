@@ -60,7 +60,7 @@ class ShadowTraining(ClientAlgorithm):
     reports = (TRAINED,)
     saved = ("_rows", "_initial")
 
-    def __init__(self, coalitions: Coalitions = "pairs", part: Part = "all") -> None:
+    def __init__(self, coalitions: Coalitions = "auto", part: Part = "all") -> None:
         self.coalitions, self.part = coalitions, part
         self._visit: CoalitionRows | None = None
         self._kernel: RowTraining | None = None

@@ -49,7 +49,9 @@ from flsv.functional.shapley.game import (
 )
 from flsv.functional.shapley.surrogate import Kernel, gaussian, gram, kernel_shapley, membership
 
-Which = Literal["singles", "pairs", "leave-one-out", "both", "all"]
+Which = Literal["auto", "singles", "pairs", "leave-one-out", "both", "pairs+leave-one-out", "all"]
+#: Up to so many players ``"auto"`` is all coalitions.
+MOST_FOR_ALL = 7
 
 #: What games are made of.
 PARTS: tuple[Kernel, ...] = (membership, gaussian(0.3))
@@ -59,14 +61,15 @@ _PENALTIES = 10.0 ** torch.arange(-8, 2.5, 0.5, dtype=torch.float64)
 _CONSTANT = 100.0  # prior variance of c, in units of the utilities' variance: vague
 
 
-def few_coalitions(num_players: int, which: Which = "both") -> Tensor:
+def few_coalitions(num_players: int, which: Which = "auto") -> Tensor:
     """The coalitions to evaluate, bool ``[K, n]``: the empty and the grand coalition first.
 
     Args:
         num_players: n.
         which: ``"singles"``: each player alone, n + 2 in all. ``"pairs"``: each alone, and every two.
             ``"leave-one-out"``: everybody but one, n + 2 again. ``"both"``: each alone and everybody but one, 2 n + 2.
-            ``"all"``: all 2^n.
+            ``"pairs+leave-one-out"``: these three. ``"all"``: all 2^n. ``"auto"``: all of up to seven players,
+            ``"pairs+leave-one-out"`` of more.
 
     Raises:
         ConfigurationError: something else, or all of more than 22 players.
@@ -74,22 +77,31 @@ def few_coalitions(num_players: int, which: Which = "both") -> Tensor:
     Example:
         >>> few_coalitions(3, "singles").int().tolist()
         [[0, 0, 0], [1, 1, 1], [1, 0, 0], [0, 1, 0], [0, 0, 1]]
-        >>> [len(few_coalitions(5, which)) for which in ("singles", "pairs", "both", "all")]
-        [7, 17, 12, 32]
+        >>> [len(few_coalitions(5, which)) for which in ("singles", "pairs", "both", "all", "auto")]
+        [7, 17, 12, 32, 32]
     """
     check_num_players(num_players)
     if which not in get_args(Which):
         raise ConfigurationError(f"which={which!r}: expected {', '.join(get_args(Which))}.")
-    ends = torch.arange(2)[:, None].expand(2, num_players).bool()
+    if which == "auto":
+        which = "all" if num_players <= MOST_FOR_ALL else "pairs+leave-one-out"
+    masks = [torch.arange(2)[:, None].expand(2, num_players).bool()]
     one = torch.eye(num_players, dtype=torch.bool)
-    parts = {"singles": [one], "leave-one-out": [~one], "both": [one, ~one]}
-    if which == "pairs":
+    if which not in ("leave-one-out", "all"):
+        masks.append(one)
+    if which.startswith("pairs"):
         first, second = torch.triu_indices(num_players, num_players, 1)
-        parts["pairs"] = [one, one[first] | one[second]]
+        masks.append(one[first] | one[second])
+    if which in ("leave-one-out", "both", "pairs+leave-one-out"):
+        masks.append(~one)
     if which == "all":
         check_enumerable("few_coalitions", num_players, None, 'Ask for "both".')
-        parts["all"] = [all_coalitions(num_players)]
-    masks = torch.cat([ends, *parts[which]])
+        masks.append(all_coalitions(num_players))
+    return _distinct(torch.cat(masks))
+
+
+def _distinct(masks: Tensor) -> Tensor:
+    """Each once, where it stands first."""
     first = {tuple(mask): place for place, mask in reversed(list(enumerate(masks.tolist())))}
     return masks[sorted(first.values())]
 
@@ -126,7 +138,7 @@ def few_coalitions_shapley(
         Ten coalitions of the 16 of a game that is the sum of gains and of an average. Exact are 0.5278, 1.1389, 1.75
         and 3.5833.
 
-        >>> masks = few_coalitions(4)
+        >>> masks = few_coalitions(4, "both")
         >>> gains = torch.tensor([1.0, 2, 3, 6]).double()
         >>> utilities = masks.double() @ gains / masks.sum(1).clamp_min(1) + masks.sum(1)
         >>> few_coalitions_shapley(masks, utilities).values

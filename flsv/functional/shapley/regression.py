@@ -141,9 +141,9 @@ def kernel_shap(masks: Tensor, utilities: Tensor) -> Tensor:
         as much as lets them add up. With all coalitions it is the Shapley value.
 
         >>> from flsv.functional import few_coalitions
-        >>> few_coalitions(3).int().tolist()
+        >>> few_coalitions(3, "both").int().tolist()
         [[0, 0, 0], [1, 1, 1], [1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 1, 1], [1, 0, 1], [1, 1, 0]]
-        >>> kernel_shap(few_coalitions(3), torch.tensor([0.0, 9, 1, 2, 3, 6, 5, 4])).round(decimals=6)
+        >>> kernel_shap(few_coalitions(3, "both"), torch.tensor([0.0, 9, 1, 2, 3, 6, 5, 4])).round(decimals=6)
         tensor([2., 3., 4.], dtype=torch.float64)
     """
     worth, sizes, n = torch.as_tensor(utilities).detach().cpu().double(), masks.sum(1).cpu(), masks.shape[1]

@@ -47,7 +47,7 @@ def test_all_coalitions_are_exact(n: int) -> None:
 def test_a_sum_of_gains_and_an_average_is_known_from_few(n: int) -> None:
     """Its values are known to a tenth or so of how far they are apart."""
     a, b = game(n)
-    masks = few_coalitions(n)
+    masks = few_coalitions(n, "both")
     found = few_coalitions_shapley(masks, played(masks, a, b))
     exact = exact_shapley(lambda rows: played(rows, a, b), n).values
     assert float((found.values - exact).norm() / (exact - exact.mean()).norm()) < 0.15
@@ -186,7 +186,7 @@ def test_unequal_clients_are_not_taken_for_noise(which: str, most: float) -> Non
 
 
 def test_known_noise_may_exceed_the_bound() -> None:
-    masks = few_coalitions(5)
+    masks = few_coalitions(5, "both")
     utilities = played(masks, *game(5))
     found = few_coalitions_shapley(masks, utilities, noise=100.0).values
     torch.testing.assert_close(found, found.mean().expand(5), rtol=0.02, atol=0)
@@ -194,16 +194,27 @@ def test_known_noise_may_exceed_the_bound() -> None:
 
 
 def test_coalitions_that_are_all_worth_the_same() -> None:
-    found = few_coalitions_shapley(few_coalitions(4), torch.full((10,), 0.5))
+    found = few_coalitions_shapley(few_coalitions(4, "both"), torch.full((10,), 0.5))
     assert found.values.tolist() == [0.0] * 4
     assert found.stderr.tolist() == [0.0] * 4
 
 
 def test_what_is_asked_for() -> None:
-    assert [len(few_coalitions(7, which)) for which in ("singles", "leave-one-out", "both", "all")] == [9, 9, 16, 128]
+    sizes = {
+        "singles": 9,
+        "leave-one-out": 9,
+        "both": 16,
+        "pairs": 30,
+        "pairs+leave-one-out": 37,
+        "all": 128,
+        "auto": 128,
+    }
+    assert {which: len(few_coalitions(7, which)) for which in sizes} == sizes  # type: ignore[arg-type]
+    assert few_coalitions(8).equal(few_coalitions(8, "pairs+leave-one-out"))
+    assert len(few_coalitions(8)) == 2 + 8 + 28 + 8
     assert few_coalitions(1).int().tolist() == [[0], [1]]
     assert few_coalitions(2, "both").int().tolist() == [[0, 0], [1, 1], [1, 0], [0, 1]]
-    with pytest.raises(ConfigurationError, match="which='some': expected singles"):
+    with pytest.raises(ConfigurationError, match="which='some': expected auto, singles"):
         few_coalitions(3, "some")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match=r"23 players needs 2\^23 .* Ask for \"both\""):
         few_coalitions(23, "all")
@@ -213,13 +224,13 @@ def test_what_is_asked_for() -> None:
     "wrong", [{"noise": -0.1}, {"noise": float("nan")}, {"hint_weight": 0.0}, {"hint_weight": -1.0}]
 )
 def test_numbers_out_of_range_are_refused(wrong: dict[str, float]) -> None:
-    masks = few_coalitions(4)
+    masks = few_coalitions(4, "both")
     with pytest.raises(ConfigurationError, match=next(iter(wrong))):
         few_coalitions_shapley(masks, masks.double().sum(1), hint=torch.ones(4), **wrong)
 
 
 def test_wrong_input() -> None:
-    masks, utilities = few_coalitions(3), torch.rand(8)
+    masks, utilities = few_coalitions(3, "both"), torch.rand(8)
     for bad_masks, bad, words in (
         (masks.int(), utilities, "expected masks bool"),
         (masks, utilities[1:], "expected masks bool"),
@@ -233,7 +244,7 @@ def test_wrong_input() -> None:
 
 def test_noise_is_in_the_unit_of_the_utilities() -> None:
     draw = torch.Generator().manual_seed(4)
-    masks = few_coalitions(6)
+    masks = few_coalitions(6, "both")
     utilities = masks.double() @ torch.rand(6, generator=draw).double() + 0.1 * torch.randn(14, generator=draw).double()
     plain = few_coalitions_shapley(masks, utilities, noise=0.3)
     assert not torch.allclose(plain.values, few_coalitions_shapley(masks, utilities, noise=0.0).values)

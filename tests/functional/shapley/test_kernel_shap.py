@@ -47,7 +47,7 @@ def test_what_the_coalitions_leave_open_is_dealt_out_equally() -> None:
 
 
 def test_wrong_input() -> None:
-    masks = few_coalitions(3)
+    masks = few_coalitions(3, "both")
     for bad, utilities in ((masks[1:], torch.rand(7)), (masks[[0, 2, 3]], torch.rand(3)), (masks, torch.rand(7))):
         with pytest.raises(ValueError, match="nobody and everybody among them"):
             kernel_shap(bad, utilities)
