@@ -12,24 +12,26 @@ Lyu et al., "Collaborative Fairness in Federated Learning", 2020; used by CGSV (
 from __future__ import annotations
 
 import math
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from flsv.declared import NonNegative, Positive, checked
 from flsv.errors import ConfigurationError
 
 Negatives = Literal["zero", "shift", "softmax", "refuse"]
 Missing = Literal["zero", "mean", "refuse"]
 
 
+@checked
 def allocate(
     values: Tensor,
-    budget: float,
+    budget: NonNegative,
     negatives: Negatives = "zero",
     missing: Missing = "zero",
-    unit: float | None = None,
-    temperature: float = 1.0,
+    unit: Positive | None = None,
+    temperature: Positive = 1.0,
 ) -> Tensor:
     """Share a budget out in proportion to contributions.
 
@@ -62,7 +64,9 @@ def allocate(
         >>> allocate(torch.tensor([1.0, 1.0, 1.0]), 100.0, unit=0.01)
         tensor([33.3400, 33.3300, 33.3300], dtype=torch.float64)
     """
-    values = _checked(values, budget, negatives, missing, unit, temperature)
+    values = _checked(values, negatives, missing)
+    if unit is not None and not math.isclose(round(budget / unit) * unit, budget, rel_tol=1e-12, abs_tol=unit * 1e-6):
+        raise ConfigurationError(f"allocate(budget={budget}, unit={unit}): the budget is no multiple of the unit.")
     seen = ~values.isnan()
     claims = torch.zeros_like(values)
     claims[seen] = _claims(values[seen], negatives, temperature)
@@ -125,12 +129,7 @@ def _to_the_sum(amounts: list[float], budget: float) -> list[float]:
     return amounts
 
 
-def _checked(
-    values: Tensor, budget: float, negatives: str, missing: str, unit: float | None, temperature: float
-) -> Tensor:
-    for name, value, known in (("negatives", negatives, get_args(Negatives)), ("missing", missing, get_args(Missing))):
-        if value not in known:
-            raise ConfigurationError(f"allocate({name}={value!r}): expected one of {list(known)}.")
+def _checked(values: Tensor, negatives: Negatives, missing: Missing) -> Tensor:
     values = torch.as_tensor(values).detach().cpu().double()
     if values.ndim != 1 or not len(values):
         raise ConfigurationError(
@@ -139,10 +138,6 @@ def _checked(
         )
     if values.isinf().any():
         raise ConfigurationError(f"allocate: values {_few(values)} are not all finite.")
-    if not math.isfinite(budget) or budget < 0:
-        raise ConfigurationError(f"allocate(budget={budget}): expected a finite number of at least 0.")
-    if not math.isfinite(temperature) or temperature <= 0:
-        raise ConfigurationError(f"allocate(temperature={temperature}): expected a finite number above 0.")
     if missing == "refuse" and values.isnan().any():
         absent = values.isnan().nonzero().flatten().tolist()
         raise ConfigurationError(
@@ -154,11 +149,6 @@ def _checked(
             f'allocate(negatives="refuse"): clients {below} have values below 0. Say what they get: negatives="zero", '
             '"shift" or "softmax".'
         )
-    if unit is not None:
-        if not math.isfinite(unit) or unit <= 0:
-            raise ConfigurationError(f"allocate(unit={unit}): expected a finite number above 0, such as 0.01.")
-        if not math.isclose(round(budget / unit) * unit, budget, rel_tol=1e-12, abs_tol=unit * 1e-6):
-            raise ConfigurationError(f"allocate(budget={budget}, unit={unit}): the budget is no multiple of the unit.")
     return values
 
 

@@ -6,27 +6,22 @@ Wu et al., "Rethinking Personalized Client Collaboration in Federated Learning",
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Generator, Tensor
 
-from flsv.errors import ConfigurationError
+from flsv.declared import Count, checked
 
 Explore = Literal["score", "unvisited"]
 
 
-def check_explore(explore: str) -> None:
-    """Raise ConfigurationError unless there is such a policy."""
-    if explore not in get_args(Explore):
-        raise ConfigurationError(f"explore={explore!r}: expected one of {get_args(Explore)}.")
-
-
+@checked
 def top_k_download(
     relevance: Tensor,
     available: Tensor,
     own: int,
-    k: int,
+    k: Count,
     explore: Explore = "score",
     generator: Generator | None = None,
 ) -> Tensor:
@@ -60,9 +55,6 @@ def top_k_download(
         >>> top_k_download(relevance.nan_to_num(-0.1), torch.ones(5, dtype=torch.bool), own=0, k=3)
         tensor([1, 3])
     """
-    check_explore(explore)
-    if k < 1:
-        raise ConfigurationError(f"top_k_download(k={k}): expected at least 1.")
     if relevance.ndim != 1 or relevance.shape != available.shape or not 0 <= own < len(relevance):
         raise ValueError(
             f"expected relevance [n], available [n] and own in 0 .. n - 1, got {list(relevance.shape)}, "

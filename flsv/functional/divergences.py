@@ -32,7 +32,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flsv.arguments import check_number
+from flsv.declared import checked
 
 #: Numbers that are converted to float64 at a time: on a CPU as many as stay in its cache.
 BLOCK, CPU_BLOCK = 1 << 20, 1 << 18
@@ -181,6 +181,7 @@ def _distributions(counts: Tensor, name: str) -> Tensor:
     return counts / totals
 
 
+@checked
 def divergence_weights(
     num_samples: Tensor, divergence: Tensor, a: float = 0.6, b: float = 0.1, normalize_divergence: bool = True
 ) -> Tensor:
@@ -209,8 +210,6 @@ def divergence_weights(
         raise ValueError(
             f"expected num_samples [k] and divergence [k], got {list(num_samples.shape)} and {list(divergence.shape)}."
         )
-    check_number("divergence_weights", "a", a)
-    check_number("divergence_weights", "b", b)
     sizes, distances = num_samples.double(), divergence.to(num_samples.device, torch.float64)
     for name, values in (("num_samples", sizes), ("divergence", distances)):
         if not bool((values.isfinite() & (values >= 0)).all()):

@@ -51,20 +51,20 @@ correlates with retrained Shapley values better than either: ``docs/benchmark.md
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
-from flsv.arguments import check_number
-from flsv.errors import ConfigurationError
+from flsv.declared import Share, checked
 
 
+@checked
 def gradient_shapley(
     gradient_products: Tensor,
     hessian_products: Tensor | None = None,
     *,
-    weighting: Literal["uniform"] | Tensor = "uniform",
+    weighting: Annotated[Literal["uniform"] | Tensor, "Weights by samples have no closed form."] = "uniform",
     server_lr: float = 1.0,
 ) -> Tensor:
     """Shapley values of the first- or second-order expansion of U(S) = -L(x + server_lr * sum_{i in S} w_i(S) d_i).
@@ -93,7 +93,6 @@ def gradient_shapley(
         >>> gradient_shapley(slopes, torch.eye(3))
         tensor([ 0.6250, -0.1250, -0.5000])
     """
-    check_number("gradient_shapley", "server_lr", server_lr)
     clients = len(gradient_products)
     if gradient_products.shape != (clients,) or not clients:
         raise ValueError(f"expected gradient_products [k], got {list(gradient_products.shape)}.")
@@ -103,15 +102,8 @@ def gradient_shapley(
     slopes = server_lr * gradient_products.double()
     bends = None if hessian_products is None else server_lr**2 / 2 * hessian_products.double()
     if isinstance(weighting, Tensor):
-        values = _fixed(slopes, bends, weighting.to(slopes))
-    elif weighting == "uniform":
-        values = _uniform(slopes, bends)
-    else:
-        raise ConfigurationError(
-            f'gradient_shapley(weighting={weighting!r}): expected "uniform" or a tensor of fixed weights [{clients}]; '
-            "other weightings have no closed form."
-        )
-    return -values.to(dtype)
+        return -_fixed(slopes, bends, weighting.to(slopes)).to(dtype)
+    return -_uniform(slopes, bends).to(dtype)
 
 
 def _fixed(slopes: Tensor, bends: Tensor | None, weights: Tensor) -> Tensor:
@@ -147,6 +139,7 @@ def _own_and_others(terms: Tensor, own: float, total: float) -> Tensor:
     return own * terms + (total - own) / (n - 1) * (terms.sum() - terms)
 
 
+@checked
 def in_run_shapley(gradient_products: Tensor, lr: float, hessian_products: Tensor | None = None) -> Tensor:
     """First- or second-order in-run data Shapley values of the samples of one SGD step.
 
@@ -169,7 +162,6 @@ def in_run_shapley(gradient_products: Tensor, lr: float, hessian_products: Tenso
         >>> in_run_shapley(torch.tensor([2.0, -1.0]), 0.5, torch.tensor([[2.0, 0.0], [0.0, 4.0]]))
         tensor([ 0.7500, -1.0000])
     """
-    check_number("in_run_shapley", "lr", lr)
     # A sample moves the model by -lr grad l_z: the game of clients whose updates are -grad l_z, with fixed weights lr.
     weights = torch.full(gradient_products.shape, lr, dtype=torch.float64)
     return gradient_shapley(-gradient_products, hessian_products, weighting=weights)
@@ -245,7 +237,8 @@ def client_in_run_values(
     return torch.cat(columns, dim=1)
 
 
-def gradient_agreement(descent: Tensor, agreement: Tensor, blend: float = 0.5) -> Tensor:
+@checked
+def gradient_agreement(descent: Tensor, agreement: Tensor, blend: Share = 0.5) -> Tensor:
     r"""Shares of two kinds, blended.
 
     .. math::
@@ -272,7 +265,8 @@ def gradient_agreement(descent: Tensor, agreement: Tensor, blend: float = 0.5) -
     return (weights * (parts / totals)).sum(0)
 
 
-def agreement_scales(descent: Tensor, agreement: Tensor, blend: float = 0.5) -> Tensor:
+@checked
+def agreement_scales(descent: Tensor, agreement: Tensor, blend: Share = 0.5) -> Tensor:
     """The factors of u and a in :func:`gradient_agreement` where they are positive, float64 ``[2]``; arguments as
     there."""
     _, weights, totals = _weighed(descent, agreement, blend)
@@ -281,7 +275,6 @@ def agreement_scales(descent: Tensor, agreement: Tensor, blend: float = 0.5) -> 
 
 def _weighed(descent: Tensor, agreement: Tensor, blend: float) -> tuple[Tensor, Tensor, Tensor]:
     """Both parts' positive numbers ``[2, n]``, weights ``[2, 1]`` that sum to 1, and what each is divided by."""
-    check_number("gradient_agreement", "blend", blend, least=0, most=1)
     if descent.ndim != 1 or descent.shape != agreement.shape:
         raise ValueError(f"expected two vectors [n], got {list(descent.shape)} and {list(agreement.shape)}.")
     parts = torch.stack([descent.double(), agreement.to(descent.device).double()]).clamp(min=0)

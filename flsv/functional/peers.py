@@ -27,13 +27,13 @@ there instead is said in ``self_weight``.
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from scipy.stats import rankdata
 from torch import Tensor
 
-from flsv.arguments import check_number
+from flsv.declared import NonNegative, checked
 from flsv.errors import ConfigurationError
 
 Combine = Literal["times", "plus"]
@@ -74,6 +74,7 @@ def leave_one_out_cosines(gram: Tensor, weights: Tensor) -> Tensor:
     return cosines.clamp(-1, 1)
 
 
+@checked
 def contribution_estimates(
     cosines: Tensor, scores: Tensor, combine: Combine = "times", floor: float = 1e-3, cap: float | None = None
 ) -> Tensor:
@@ -102,8 +103,6 @@ def contribution_estimates(
         >>> contribution_estimates(torch.zeros(3), torch.tensor([0.8, 0.8, 0.0]), cap=1.25)
         tensor([0.3077, 0.3077, 0.3846], dtype=torch.float64)
     """
-    if combine not in ("times", "plus"):
-        raise ConfigurationError(f'contribution_estimates(combine={combine!r}): expected "times" or "plus".')
     if bool(((scores < 0) | (scores > 1)).any()):
         raise ValueError(f"FedCE's error is 1 - score, of a score in [0, 1]; got {scores.tolist()}.")
     directions = _shares(1 - cosines.double(), floor)
@@ -234,17 +233,10 @@ def discovery_bound(n: int, m: int, k: int) -> int:
 
 
 Policy = Literal["mean", "exclude", "min"]
-SelfWeight = Policy | float
+SelfWeight = Policy | NonNegative
 
 
-def check_self_weight(self_weight: SelfWeight) -> None:
-    """Raise ConfigurationError unless there is such a policy, or it is a distance."""
-    if isinstance(self_weight, str) and self_weight not in get_args(Policy):
-        raise ConfigurationError(f"self_weight={self_weight!r}: expected one of {get_args(Policy)}, or a distance.")
-    if not isinstance(self_weight, str):
-        check_number("personalized_weights", "self_weight", self_weight, least=0)
-
-
+@checked
 def personalized_weights(values: Tensor, distances: Tensor, own: int, self_weight: SelfWeight = "mean") -> Tensor:
     r"""Weights of the models that a client has at hand.
 
@@ -279,7 +271,6 @@ def personalized_weights(values: Tensor, distances: Tensor, own: int, self_weigh
         >>> personalized_weights(values, distances, own=0, self_weight=0.1)
         tensor([0.9677, 0.0323, 0.0000])
     """
-    check_self_weight(self_weight)
     if values.ndim != 1 or values.shape != distances.shape or not 0 <= own < len(values):
         raise ValueError(
             f"expected values [s], distances [s] and own in 0 .. s - 1, got {list(values.shape)}, "

@@ -93,8 +93,8 @@ def test_of_equal_remainders_the_first_is_paid_and_nobody_for_nothing() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"negatives": "nought"}, "expected one of"),
-        ({"missing": "nought"}, "expected one of"),
+        ({"negatives": "nought"}, 'expected "zero" or'),
+        ({"missing": "nought"}, 'expected "zero" or'),
         ({"budget": -1.0}, "at least 0"),
         ({"budget": NAN}, "at least 0"),
         ({"unit": 0.0}, "above 0"),

@@ -32,13 +32,12 @@ coalitions assumes nothing of the kind, and where the two are further apart than
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from flsv.arguments import check_number
-from flsv.errors import ConfigurationError
+from flsv.declared import NonNegative, Positive, checked
 from flsv.functional.shapley.game import (
     ShapleyEstimate,
     all_coalitions,
@@ -61,6 +60,7 @@ _PENALTIES = 10.0 ** torch.arange(-8, 2.5, 0.5, dtype=torch.float64)
 _CONSTANT = 100.0  # prior variance of c, in units of the utilities' variance: vague
 
 
+@checked
 def few_coalitions(num_players: int, which: Which = "auto") -> Tensor:
     """The coalitions to evaluate, bool ``[K, n]``: the empty and the grand coalition first.
 
@@ -81,8 +81,6 @@ def few_coalitions(num_players: int, which: Which = "auto") -> Tensor:
         [7, 17, 12, 32, 32]
     """
     check_num_players(num_players)
-    if which not in get_args(Which):
-        raise ConfigurationError(f"which={which!r}: expected {', '.join(get_args(Which))}.")
     if which == "auto":
         which = "all" if num_players <= MOST_FOR_ALL else "pairs+leave-one-out"
     masks = [torch.arange(2)[:, None].expand(2, num_players).bool()]
@@ -106,12 +104,13 @@ def _distinct(masks: Tensor) -> Tensor:
     return masks[sorted(first.values())]
 
 
+@checked
 def few_coalitions_shapley(
     masks: Tensor,
     utilities: Tensor,
-    noise: float | None = None,
+    noise: NonNegative | None = None,
     hint: Tensor | None = None,
-    hint_weight: float = 0.1,
+    hint_weight: Positive = 0.1,
 ) -> ShapleyEstimate:
     """Shapley values of the Gaussian process that fits some coalitions' utilities.
 
@@ -146,9 +145,6 @@ def few_coalitions_shapley(
     """
     columns = torch.as_tensor(utilities).detach().cpu().double()
     flat = columns.ndim == 1
-    if noise is not None:
-        check_number("few_coalitions_shapley", "noise", noise, least=0)
-    check_number("few_coalitions_shapley", "hint_weight", hint_weight, above=0)
     columns = columns[:, None] if flat else columns
     _check(masks, columns, hint)
     n = masks.shape[1]

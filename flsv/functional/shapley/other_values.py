@@ -48,7 +48,7 @@ import math
 import torch
 from torch import Generator, Tensor
 
-from flsv.arguments import check_number
+from flsv.declared import Positive, checked
 from flsv.functional.shapley.game import (
     MemoizedGame,
     ShapleyEstimate,
@@ -192,12 +192,13 @@ def beta_weights(num_players: int, alpha: float, beta: float) -> list[float]:
     return [weight / sum(weights) for weight in weights]
 
 
+@checked
 def beta_shapley(
     utility: Utility,
     num_players: int,
     *,
-    alpha: float = 16.0,
-    beta: float = 1.0,
+    alpha: Positive = 16.0,
+    beta: Positive = 1.0,
     budget: int | None = None,
     generator: Generator | None = None,
     target_stderr: float | None = None,
@@ -228,8 +229,6 @@ def beta_shapley(
         tensor([0.3333, 0.1333, 0.1333], dtype=torch.float64)
     """
     name = "beta_shapley"
-    check_number(name, "alpha", alpha, above=0)
-    check_number(name, "beta", beta, above=0)
     check_num_players(num_players)
     n, weights = num_players, beta_weights(num_players, alpha, beta)
 

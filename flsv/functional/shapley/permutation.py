@@ -41,7 +41,7 @@ from collections.abc import Sequence
 import torch
 from torch import Generator, Tensor
 
-from flsv.arguments import check_number
+from flsv.declared import Count, NonNegative, checked
 from flsv.functional.shapley.game import (
     MemoizedGame,
     ShapleyEstimate,
@@ -91,13 +91,14 @@ def marginals_along(
     return torch.empty_like(steps).scatter_(1, permutations.unsqueeze(-1).expand_as(steps), steps)
 
 
+@checked
 def permutation_shapley(
     utility: Utility,
     num_players: int,
     *,
     antithetic: bool = True,
-    truncation: float | None = None,
-    num_permutations: int | None = None,
+    truncation: NonNegative | None = None,
+    num_permutations: Count | None = None,
     budget: int | None = None,
     generator: Generator | None = None,
     target_stderr: float | None = None,
@@ -132,10 +133,6 @@ def permutation_shapley(
         tensor([-0.3160, -0.8375, -2.8465])
     """
     name, group = "permutation_shapley", 2 if antithetic else 1
-    if truncation is not None:
-        check_number(name, "truncation", truncation, least=0, hint="None means no truncation.")
-    if num_permutations is not None:
-        check_number(name, "num_permutations", num_permutations, least=1, whole=True)
     if num_permutations is not None and budget is None:
         budget = 2**num_players
     run = Sampling(name, utility, num_players, budget, 2 + group * (num_players - 1), target_stderr)
@@ -234,13 +231,14 @@ def _representatives(orders: Tensor, group: int) -> Tensor:
 _MIN_ORDERS, _LAST = 30, 10
 
 
+@checked
 def gtg_shapley(
     utility: Utility,
     num_players: int,
     *,
-    truncation: float | None = 0.001,
-    round_truncation: float | None = 0.01,
-    convergence: float | None = 0.05,
+    truncation: NonNegative | None = 0.001,
+    round_truncation: NonNegative | None = 0.01,
+    convergence: NonNegative | None = 0.05,
     budget: int | None = None,
     generator: Generator | None = None,
     target_stderr: float | None = None,
@@ -269,13 +267,6 @@ def gtg_shapley(
         >>> gtg_shapley(flat, 4).values, gtg_shapley(flat, 4).evaluations
         (tensor([0., 0., 0., 0.]), 2)
     """
-    for label, threshold in (
-        ("truncation", truncation),
-        ("round_truncation", round_truncation),
-        ("convergence", convergence),
-    ):
-        if threshold is not None:
-            check_number("gtg_shapley", label, threshold, least=0, hint="None switches it off.")
     run = Sampling("gtg_shapley", utility, num_players, budget, num_players + 1, target_stderr)
     game = run.game
     empty, grand = game.empty_and_grand()

@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 from flsv.arguments import check_number
+from flsv.declared import NonNegative, checked
 from flsv.errors import ConfigurationError
 
 
@@ -75,11 +76,6 @@ def check_step(t: float, p: float) -> None:
     """Raise unless t is inside (0, 1) and p is at least 1."""
     check_number("interpolation", "t", t, above=0, below=1, hint="0.5 is the middle of the geodesic.")
     check_number("wasserstein_distance", "p", p, least=1)
-
-
-def check_label_weight(label_weight: float) -> None:
-    """Raise unless the weight of the label term is a number of at least 0."""
-    check_number("label_augmented_cost", "label_weight", label_weight, least=0, hint="0: no label term.")
 
 
 def safe_support(samples: int) -> int:
@@ -149,6 +145,7 @@ class ClassStatistics:
         return position
 
 
+@checked
 def class_statistics(x: Tensor, y: Tensor, *, covariance: Covariance = "diag") -> ClassStatistics:
     """Mean and deviation of every class that is present.
 
@@ -175,8 +172,6 @@ def class_statistics(x: Tensor, y: Tensor, *, covariance: Covariance = "diag") -
     """
     check_points(x)
     check_labels(y, x)
-    if covariance not in ("diag", "full", "none"):
-        raise ConfigurationError(f'covariance={covariance!r}: expected "diag", "full" or "none".')
     labels, index, counts = y.long().unique(return_inverse=True, return_counts=True)
     data = x.detach().double()
     means = data.new_zeros(len(labels), x.shape[1]).index_add_(0, index, data) / counts[:, None]
@@ -243,6 +238,7 @@ CHUNK_BYTES = 256 * 2**20
 MAX_EMBEDDED_COVARIANCE = 4096
 
 
+@checked
 def label_augmented_cost(
     x: Tensor,
     y: Tensor | None,
@@ -250,7 +246,7 @@ def label_augmented_cost(
     y2: Tensor | None,
     *,
     covariance: Covariance = "diag",
-    label_weight: float = 1.0,
+    label_weight: NonNegative = 1.0,
     statistics: ClassStatistics | None = None,
     statistics2: ClassStatistics | None = None,
     chunk: int | None = None,
@@ -285,7 +281,6 @@ def label_augmented_cost(
         tensor([[ 0.,  4., 16.]])
     """
     check_pair(x, x2)
-    check_label_weight(label_weight)
     if chunk is not None and chunk < 1:
         raise ConfigurationError(f"chunk={chunk}: take at least one row at a time, or None.")
     labels = None
@@ -306,12 +301,13 @@ def label_augmented_cost(
     return result
 
 
+@checked
 def label_embedding(
     x: Tensor,
     y: Tensor | None,
     *,
     covariance: Covariance = "diag",
-    label_weight: float = 1.0,
+    label_weight: NonNegative = 1.0,
     num_classes: int | None = None,
     statistics: ClassStatistics | None = None,
 ) -> Tensor:
@@ -342,7 +338,6 @@ def label_embedding(
                 [4., 8., 0.]])
     """
     check_points(x)
-    check_label_weight(label_weight)
     if y is None:
         return x
     check_labels(y, x)

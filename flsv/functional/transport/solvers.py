@@ -25,7 +25,7 @@ import ot
 import torch
 from torch import Tensor
 
-from flsv.arguments import check_number
+from flsv.declared import NonNegative, checked
 from flsv.errors import ConfigurationError
 from flsv.functional.transport.cost import Covariance, check_step, label_augmented_cost
 
@@ -43,7 +43,7 @@ def wasserstein_distance(
     weights: Tensor | None = None,
     weights2: Tensor | None = None,
     covariance: Covariance = "diag",
-    label_weight: float = 1.0,
+    label_weight: NonNegative = 1.0,
 ) -> Tensor:
     """W_p = (min over plans of sum pi d^p)^(1/p), with d the root of :func:`label_augmented_cost`.
 
@@ -169,16 +169,17 @@ def calibrated_gradient(potential: Tensor) -> Tensor:
     return ((f - f.mean()) * (len(f) / (len(f) - 1))).to(potential.dtype)
 
 
+@checked
 def debiased_potential(
     x: Tensor,
     x2: Tensor,
     *,
-    blur: float = 0.1,
+    blur: NonNegative = 0.1,
     scaling: float = 0.7,
     y: Tensor | None = None,
     y2: Tensor | None = None,
     covariance: Covariance = "diag",
-    label_weight: float = 1.0,
+    label_weight: NonNegative = 1.0,
 ) -> Tensor:
     """f_xy - f_xx on the samples of ``x``: entropic potential towards ``x2`` less the one towards themselves.
 
@@ -208,7 +209,6 @@ def debiased_potential(
     """
     if y is None or y2 is None:
         y = y2 = None
-    check_number("debiased_potential", "blur", blur, least=0)
     cost = label_augmented_cost(x, y, x2, y2, covariance=covariance, label_weight=label_weight)
     eps = blur * float(cost.mean(dtype=torch.float64))
     cross, _ = entropic_potentials(cost, eps, scaling)

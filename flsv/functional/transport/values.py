@@ -57,12 +57,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flsv.arguments import check_number
+from flsv.declared import Count, NonNegative, Positive, checked
 from flsv.errors import ConfigurationError
 from flsv.functional.transport.cost import (
     ClassStatistics,
     Covariance,
-    check_label_weight,
     check_labels,
     check_pair,
     class_statistics,
@@ -82,6 +81,7 @@ Part = Literal["features", "labels", "both"]
 LABEL_EMPHASIS = 2.0
 
 
+@checked
 def direct_values(
     x: Tensor,
     y: Tensor | None,
@@ -89,10 +89,10 @@ def direct_values(
     y2: Tensor | None,
     *,
     part: Part = "both",
-    blur: float = 0.1,
+    blur: Positive = 0.1,
     scaling: float = 0.7,
     covariance: Covariance = "diag",
-    label_weight: float = 1.0,
+    label_weight: NonNegative = 1.0,
 ) -> Tensor:
     """Calibrated gradients of the client's samples against the validation samples themselves.
 
@@ -128,16 +128,17 @@ def direct_values(
     return _values(x, y, x2, labeled, part, blur, scaling)
 
 
+@checked
 def client_values(
     x: Tensor,
     y: Tensor | None,
     gamma: Tensor,
     *,
     part: Part = "both",
-    blur: float = 0.1,
+    blur: Positive = 0.1,
     scaling: float = 0.7,
     covariance: Covariance = "diag",
-    label_weight: float = 1.0,
+    label_weight: NonNegative = 1.0,
     statistics: ClassStatistics | None = None,
 ) -> Tensor:
     """Calibrated gradients of the client's samples against what the protocol has sent it: no access to others' samples.
@@ -190,8 +191,6 @@ def _values(
     scaling: float,
 ) -> Tensor:
     """Calibrated gradient of the parts; cost matrices live one at a time."""
-    if part not in ("features", "labels", "both"):
-        raise ConfigurationError(f'part={part!r}: expected "features", "labels" or "both".')
     if part == "labels" and labeled is None:
         raise ConfigurationError('part="labels" needs classes on both sides. Pass them, or part="features".')
     cost = label_augmented_cost(x, None, x2, None)
@@ -211,6 +210,7 @@ def _values(
 Inner = Literal["exact", "gaussian"]
 
 
+@checked
 def lava(
     x: Tensor,
     y: Tensor,
@@ -218,8 +218,8 @@ def lava(
     y2: Tensor,
     *,
     inner: Inner = "exact",
-    label_weight: float = 1.0,
-    eps: float = 0.1,
+    label_weight: NonNegative = 1.0,
+    eps: Positive = 0.1,
     scaling: float = 0.7,
     debiased: bool = True,
 ) -> Tensor:
@@ -251,8 +251,6 @@ def lava(
     check_pair(x, x2)
     check_labels(y, x)
     check_labels(y2, x2, "y2")
-    check_label_weight(label_weight)
-    check_number("lava", "eps", eps, above=0)
     settings = inner, label_weight
     potential, _ = entropic_potentials(_cost(x, y, x2, y2, *settings), eps, scaling)
     if debiased:
@@ -260,6 +258,7 @@ def lava(
     return calibrated_gradient(potential)
 
 
+@checked
 def class_distances(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor, *, inner: Inner = "exact") -> Tensor:
     """Squared 2-Wasserstein distances between the classes of two sides.
 
@@ -290,8 +289,6 @@ def class_distances(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor, *, inner: Inne
     check_labels(y2, x2, "y2")
     if inner == "gaussian":
         return _bures(x, y, x2, y2)
-    if inner != "exact":
-        raise ConfigurationError(f'inner={inner!r}: expected "exact" or "gaussian".')
     same = x is x2 and y is y2
     left, right = ([points.double()[classes == c] for c in classes.unique()] for points, classes in ((x, y), (x2, y2)))
     result = torch.zeros(len(left), len(right), dtype=torch.float64)
@@ -327,7 +324,8 @@ def _cost(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor, inner: Inner, label_weig
 CHUNK_ENTRIES = 8_000_000
 
 
-def knn_shapley(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor, *, k: int = 10) -> Tensor:
+@checked
+def knn_shapley(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor, *, k: Count = 10) -> Tensor:
     """Shapley values of the training samples for v(S) = mean share of a validation sample's k nearest with its label.
 
     Neighbors that S lacks (fewer than k samples) count as wrong, so v(empty) = 0.
@@ -354,8 +352,6 @@ def knn_shapley(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor, *, k: int = 10) ->
     check_pair(x, x2)
     check_labels(y, x)
     check_labels(y2, x2, "y2")
-    if k < 1:
-        raise ConfigurationError(f"k={k}: expected at least one neighbor.")
     m = len(x)
     rank = torch.arange(1, m, device=x.device, dtype=torch.float64)
     step = rank.clamp(max=k) / (rank * k)

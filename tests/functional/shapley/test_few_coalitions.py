@@ -214,7 +214,7 @@ def test_what_is_asked_for() -> None:
     assert len(few_coalitions(8)) == 2 + 8 + 28 + 8
     assert few_coalitions(1).int().tolist() == [[0], [1]]
     assert few_coalitions(2, "both").int().tolist() == [[0, 0], [1, 1], [1, 0], [0, 1]]
-    with pytest.raises(ConfigurationError, match="which='some': expected auto, singles"):
+    with pytest.raises(ConfigurationError, match="which='some'.*auto"):
         few_coalitions(3, "some")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match=r"23 players needs 2\^23 .* Ask for \"both\""):
         few_coalitions(23, "all")
