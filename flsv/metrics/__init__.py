@@ -2,7 +2,8 @@
 
 - Who pulls where the federation goes (agreement): ClassSpecificShapley, CosineGradientShapley.
 - What is lost without a client (coalitions): CoalitionValue and its presets PartialFederatedShapley,
-  CumulativeShapley, SurrogateFederatedShapley, DecayedShapley, LowerBoundShapley, OneRoundShapley, LeaveOneOut.
+  CumulativeShapley, SurrogateFederatedShapley, DecayedShapley, LowerBoundShapley, OneRoundShapley, LeaveOneOut;
+  half of them and half of agreement, BlendedContribution.
 - What retraining without clients would come to, trained with the run (coalitions): ShadowShapley.
 - Who lowers the validation loss (gradients): GradientShapley, InRunShapley, GradientAgreement.
 - Whose data are like those that the model is for (data): WassersteinContribution, CalibratedOTGradient.
@@ -14,6 +15,7 @@
 from flsv.metrics.agreement import ClassSpecificShapley, CosineGradientShapley
 from flsv.metrics.base import ContributionMetric
 from flsv.metrics.coalitions import (
+    BlendedContribution,
     CoalitionValue,
     CumulativeShapley,
     DecayedShapley,
@@ -33,6 +35,7 @@ from flsv.metrics.peers import ContributionEstimation
 from flsv.metrics.shadow import ShadowShapley
 
 __all__ = [
+    "BlendedContribution",
     "CalibratedOTGradient",
     "ClassSpecificShapley",
     "CoalitionValue",

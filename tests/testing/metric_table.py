@@ -9,6 +9,7 @@ from own_metrics import AXIOMS, OwnMetricCase
 
 from flsv.clients.algorithms import InRunValues
 from flsv.metrics import (
+    BlendedContribution,
     CalibratedOTGradient,
     ClassSpecificShapley,
     CoalitionValue,
@@ -47,6 +48,7 @@ def of(metric: Any, **options: Any) -> list[PartCheck]:
 
 
 METRICS = [
+    of(BlendedContribution(decay=0.7)),
     of(CalibratedOTGradient(features="pixels", support=1, iterations=1, pictures=0)),
     of(ClassSpecificShapley(momentum=0.6)),
     of(ClassSpecificShapley(weighting="samples")),

@@ -1,5 +1,6 @@
 """Values of coalition games over the rounds of a run: one class, and the papers' choices as presets of it."""
 
+from flsv.metrics.coalitions.blended import BlendedContribution
 from flsv.metrics.coalitions.folds import (
     FOLDS,
     Decay,
@@ -22,6 +23,7 @@ from flsv.metrics.coalitions.value import CoalitionValue
 
 __all__ = [
     "FOLDS",
+    "BlendedContribution",
     "CoalitionValue",
     "CumulativeShapley",
     "Decay",
