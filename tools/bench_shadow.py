@@ -1,31 +1,25 @@
 """What shadow coalitions cost, and how near their values come to those of all coalitions.
 
     python tools/bench_shadow.py cost [--repeats 3]
-    python tools/bench_shadow.py deep [--repeats 3]
     python tools/bench_shadow.py values [--set tuning] [--seeds 5] [--only NAME ...]
-    python tools/bench_shadow.py layers [--seeds 5] [--only NAME ...]
 
 ``cost``: processor time of a fit on scikit-learn's digits, on one thread, in fits of the same federation without
-metrics; the least of some repetitions, in turns, as other work on a machine makes memory slower for all. ``deep``: the
-same of heads on CIFAR-10 with timm's ResNet-18 and eight clients, and without the valuation after the last round.
+metrics; the least of some repetitions, in turns, as other work on a machine makes memory slower for all.
 ``values``: federations of ``flsv.benchmark`` are trained with all coalitions beside them. From a run's utilities follow
 the values of all coalitions, which are exact for its seed, and of a few. They are compared with the exact ones, and
-both with the benchmark's truth, which is of other seeds. The heads' values are those of another run of the same seed.
+both with the benchmark's truth, which is of other seeds.
 Of more than ten clients pairs and all but one are trained. Federations that ``ShadowShapley`` refuses are left out and
-named. ``layers``: the values of a part, from the head alone to all but the first of four layers.
+named.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
 import math
-import os
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from functools import partial
 from itertools import product
 from typing import Any
@@ -38,11 +32,11 @@ from flsv import ClassifierClient, FederatedLoop, Reporting
 from flsv.benchmark import federation, names, truth_table
 from flsv.benchmark.federation import Federation, quiet
 from flsv.benchmark.scores import mean, share_error, spearman
-from flsv.data import DirichletPartitioner, FederatedDataModule, Files, IIDPartitioner, Splits
+from flsv.data import DirichletPartitioner, FederatedDataModule
 from flsv.errors import ConfigurationError
 from flsv.functional import few_coalitions, few_coalitions_shapley
 from flsv.metrics import ShadowShapley
-from flsv.metrics.shadow import Coalitions, Part
+from flsv.metrics.shadow import Coalitions
 from flsv.seeding import isolated_rngs
 
 QUIET = Reporting(table=False, figures=0, files=False)
@@ -50,8 +44,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "singles": {"coalitions": "singles"},
     "pairs": {"coalitions": "pairs"},
     "all": {"coalitions": "all"},
-    "heads, pairs": {"coalitions": "pairs", "part": "head"},
-    "heads, all": {"coalitions": "all", "part": "head"},
 }
 ROUNDS, MOST_CLIENTS = 20, 10
 
@@ -85,45 +77,6 @@ def cost(repeats: int) -> str:
     return grid(rows)
 
 
-class Clocked(ShadowShapley):
-    """How long its evaluations take."""
-
-    def update(
-        self, client_ids: Tensor, coalitions: Tensor, utility: Callable[[Tensor], Tensor], round_index: int = 0
-    ) -> None:
-        start = time.process_time()
-        super().update(client_ids, coalitions, utility, round_index)
-        vars(self)["seconds"] = vars(self).get("seconds", 0.0) + time.process_time() - start
-
-
-def deep(repeats: int, rounds: int = 5, clients: int = 8) -> str:
-    """A row per kind: fits, and fits without the valuation."""
-    few = Splits(max_samples=800, server_val=0.1, seed=0)
-
-    def fit(kind: dict[str, Any] | None) -> tuple[float, ...]:
-        partitioner, root = IIDPartitioner(clients, seed=0), os.environ.get("FLSV_DATA_ROOT", "data")
-        data = FederatedDataModule("cifar10", partitioner, batch_size=16, splits=few, files=Files(root=root))
-        module = ClassifierClient("resnet18", optimizer=partial(torch.optim.SGD, lr=0.05))
-        metric = None if kind is None else Clocked(**kind, every=rounds)
-        metrics: dict[str, Any] = {} if metric is None else {"shadow": metric}
-        with tempfile.TemporaryDirectory() as folder:
-            trainer = quiet_trainer(folder, rounds, [FederatedLoop(metrics=metrics, seed=0, reporting=QUIET)])
-            start = time.process_time()
-            trainer.fit(module, data)
-            whole = time.process_time() - start
-        return whole, whole - (0.0 if metric is None else vars(metric)["seconds"])
-
-    kinds: dict[str, dict[str, Any] | None] = {"plain fit": None}
-    kinds |= {kind: KINDS[kind] for kind in ("heads, pairs", "heads, all")}
-    taken: dict[str, tuple[float, ...]] = {}
-    for _, (kind, options) in product(range(repeats), kinds.items()):
-        taken[kind] = tuple(map(min, taken.get(kind, (math.inf, math.inf)), fit(options)))
-    plain = taken["plain fit"][0]
-    rows = [["", "s", "fits", "without the valuation"]]
-    rows += [[kind, f"{a:.1f}", f"{a / plain:.2f}", f"{b / plain:.2f}"] for kind, (a, b) in taken.items()]
-    return grid(rows)
-
-
 class Kept(ShadowShapley):
     """Keeps the last game."""
 
@@ -138,11 +91,9 @@ class Kept(ShadowShapley):
         super().update(client_ids, coalitions, kept, round_index)
 
 
-def utilities(
-    each: Federation, seed: int, part: Part = "all", coalitions: Coalitions = "all"
-) -> dict[tuple[bool, ...], float]:
+def utilities(each: Federation, seed: int, coalitions: Coalitions) -> dict[tuple[bool, ...], float]:
     """Of all coalitions after the last round."""
-    metric = Kept(coalitions=coalitions, part=part, performance=each.performance, mode=each.mode, every=each.rounds)
+    metric = Kept(coalitions=coalitions, performance=each.performance, mode=each.mode, every=each.rounds)
     loop = FederatedLoop(
         metrics={"shadow": metric},
         uploads=each.attackers(),
@@ -165,17 +116,15 @@ def valued(game: dict[tuple[bool, ...], float], clients: int, which: Any) -> Ten
     return few_coalitions_shapley(masks, known).values
 
 
-def games(each: Federation, seed: int) -> Iterator[dict[tuple[bool, ...], float]]:
-    """Of whole models, and of heads, where that is allowed."""
+def game_of(each: Federation, seed: int) -> dict[tuple[bool, ...], float]:
+    """Of all coalitions, or of those that pairs and all but one need."""
     clients = len(each.num_samples)
     some = [few_coalitions(clients, which) for which in ("pairs", "both")]
     few = [mask.nonzero().flatten().tolist() for mask in torch.cat(some).unique(dim=0)]
-    coalitions: Coalitions = "all" if clients <= MOST_CLIENTS else few
-    yield utilities(each, seed, "all", coalitions)
-    yield {} if each.attackers() else utilities(each, seed, "head", coalitions)
+    return utilities(each, seed, "all" if clients <= MOST_CLIENTS else few)
 
 
-HEAD = ["", "to", "all", "singles", "pairs", "both", "heads, all", "heads, pairs"]
+HEAD = ["", "to", "all", "singles", "pairs", "both"]
 
 
 def values(which: str | None, seeds: int, only: list[str]) -> str:
@@ -189,9 +138,8 @@ def values(which: str | None, seeds: int, only: list[str]) -> str:
         try:
             truth, clients = truth_table(each), len(each.num_samples)
             for seed in range(seeds):
-                game, head = games(each, seed)
+                game = game_of(each, seed)
                 told = [valued(game, clients, w) for w in ("all", "singles", "pairs", "both")]
-                told += [valued(head, clients, w) for w in ("all", "pairs")]
                 for what, target in (("this seed", told[0]), ("truth", truth.mean)):
                     for score, of in (("rank", spearman), ("share", share_error)):
                         values = [of(v, target) if not (v.isnan() | target.isnan()).any() else math.nan for v in told]
@@ -214,41 +162,16 @@ def values(which: str | None, seeds: int, only: list[str]) -> str:
     return "\n".join([grid(rows), "", "left out:", *(left_out or ["none"])])
 
 
-def layers(seeds: int, only: list[str]) -> str:
-    """What a part of the last layers sees of the game of whole models, with a deeper network for twice the rounds."""
-    parts = {f"last {count}": [f"*classifier.{2 * place}.*" for place in range(4 - count, 4)] for count in (1, 2, 3)}
-    rows = [["", "to this seed's values", *parts]]
-    for name in only or ["digits_dirichlet", "fashion_duplicates", "mnist_feature_noise"]:
-        shipped = federation(name)
-        model = copy.deepcopy(dict(shipped.model))
-        model["init_args"]["network_args"] = {"hidden": [32, 32, 32]}
-        each = replace(shipped, model=model, rounds=2 * shipped.rounds)
-        clients, found = len(each.num_samples), dict[str, list[list[float]]]()
-        for seed in range(seeds):
-            exact = valued(utilities(each, seed), clients, "all")
-            told = [valued(utilities(each, seed, part), clients, "all") for part in parts.values()]
-            for what, of in (("rank", spearman), ("share", share_error)):
-                found.setdefault(what, []).append([of(values, exact) for values in told])
-        for what, runs in found.items():
-            rows.append([name, what, *(f"{mean(column):.2f}" for column in zip(*runs))])
-    return grid(rows)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("cost", "deep", "values", "layers"))
+    parser.add_argument("what", choices=("cost", "values"))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--set", default="tuning")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--only", nargs="*", default=[])
     given = parser.parse_args()
     be_quiet()
-    if given.what == "values":
-        print(values(given.set, given.seeds, given.only))
-    elif given.what == "layers":
-        print(layers(given.seeds, given.only))
-    else:
-        print({"cost": cost, "deep": deep}[given.what](given.repeats))
+    print(cost(given.repeats) if given.what == "cost" else values(given.set, given.seeds, given.only))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 from flsv.clients.row_step import RowStep, State
 from flsv.clients.schedules import SCHEDULED
 from flsv.errors import ConfigurationError
+from flsv.parameters import ParameterSpace
 
 Factors = dict[str, list[tuple[Tensor, Tensor]]]
 
@@ -130,14 +131,9 @@ class RowTraining:
         self.states = {}
         del self._stacked
 
-    def gradients(self, batch: Any, beside: State | None = None) -> State:
-        """Of all rows on a batch that they share, ``[m, ...]`` by name; buffers move.
-
-        Args:
-            batch: as the module gets it.
-            beside: tensors by name that all rows have in common, instead of the module's own.
-        """
-        gradients, _ = self._step(self.states, batch, beside)
+    def gradients(self, batch: Any) -> State:
+        """Of all rows on a batch that they share, as the module gets it, ``[m, ...]`` by name; buffers move."""
+        gradients, _ = self._step(self.states, batch)
         put_together(gradients, self._step.factors)
         return gradients
 
@@ -173,6 +169,22 @@ class RowTraining:
             for name in now.keys() - self._trained:
                 now[name][index] = part[name]
         return gradients, {}
+
+
+def states_of(space: ParameterSpace, module: nn.Module, models: Tensor) -> State:
+    """Models ``[m, P]`` as states to train: a module's parameters and buffers ``[m, ...]`` by name.
+
+    Counters that no vector holds are the module's; as in a round, they are not averaged.
+    """
+    held = dict([*module.named_parameters(), *module.named_buffers()])
+    states = {name: tensor.to(held[name].dtype, copy=True) for name, tensor in space.unflatten(models).items()}
+    rest = {name: tensor for name, tensor in module.named_buffers() if name not in states}
+    return states | {name: tensor.expand(len(models), *tensor.shape).clone() for name, tensor in rest.items()}
+
+
+def models_of(space: ParameterSpace, states: State, like: Tensor) -> Tensor:
+    """The inverse: ``[m, P]``, in the dtype of ``like``."""
+    return torch.cat([states[name].flatten(1).to(like) for name in space.names], 1)
 
 
 def _rows(states: State, index: Tensor) -> State:

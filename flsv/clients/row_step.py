@@ -118,7 +118,6 @@ class RowStep:
         self._index = step_arguments(module, None, BatchIndex())[1:]
         self._places = dict(_places(module))
         self._split, self.factors = factors, dict[str, list[tuple[Tensor, Tensor]]]()
-        self._beside: State = {}
         self._shared, self._often = shared, OFTEN if often is None else often
         self._seen, self._doubted = Counter[Any](), set[Any]()
         self._plays: dict[Any, Play | None] = {}
@@ -148,21 +147,20 @@ class RowStep:
         played again."""
         self._doubted = {kind for kind, play in self._plays.items() if play is not None}
 
-    def __call__(self, states: State, batch: Any, beside: State | None = None) -> tuple[State, Tensor]:
+    def __call__(self, states: State, batch: Any) -> tuple[State, Tensor]:
         """One batch of each.
 
         Args:
             states: parameters and buffers by name, ``[m, ...]``; the module's own stand for what is not among them.
                 Buffers are updated in place.
             batch: ``[m, B, ...]`` in all its tensors; ``[B, ...]`` where it is shared.
-            beside: tensors by name that all models have in common, instead of the module's own.
 
         Returns:
             Gradients by name ``[m, ...]``, and losses ``[m]``.
         """
-        kind = None if beside or not self._shared else _kind(states, batch)
+        kind = _kind(states, batch) if self._shared else None
         if kind is None:
-            return self._end(states, *self._derive(states, batch, beside))
+            return self._end(states, *self._derive(states, batch))
         watch = None if self._seen[kind] else Watch(self._module)
         results = self._derive(states, batch)
         self._seen[kind] += 1
@@ -203,9 +201,8 @@ class RowStep:
         pairs = zip(tree_flatten(play(states, batch))[0], tree_flatten(results)[0])
         return play if all(torch.equal(again, tensor) for again, tensor in pairs) else None
 
-    def _derive(self, states: State, batch: Any, beside: State | None = None) -> tuple[State, Tensor, State]:
+    def _derive(self, states: State, batch: Any) -> tuple[State, Tensor, State]:
         """Gradients, losses, and what buffers are after it."""
-        self._beside = beside or {}
         rest = {name: tensor for name, tensor in states.items() if name not in self._trained}
         trained = [states[name] for name in self._trained]
         if self._linear:
@@ -217,7 +214,7 @@ class RowStep:
                     losses, after = self._of_many(trained, rest, batch)
                 except _Nested:  # a penalty on gradients: they have to exist
                     self._split, self.factors = False, {}
-                    return self._derive(states, batch, beside)
+                    return self._derive(states, batch)
                 self._deriving = True
                 found = torch.autograd.grad(losses.sum(), trained, allow_unused=True)
                 self._deriving = False
@@ -235,9 +232,7 @@ class RowStep:
 
     def _of_one(self, trained: list[Tensor], rest: State, batch: Any) -> tuple[Tensor, State]:
         # What is written in place within a transformation must be of it.
-        given = (
-            dict(zip(self._trained, trained)) | {name: tensor.clone() for name, tensor in rest.items()} | self._beside
-        )
+        given = dict(zip(self._trained, trained)) | {name: tensor.clone() for name, tensor in rest.items()}
         with (
             self._holding(given),
             _WeightFirst(dict(zip(self._trained, trained)), self._keeps()) if self._linear else nullcontext(),

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Protocol
 
 import lightning as L
 import torch
 from torch import Tensor
 
 from flsv.aggregation import FedAvg
+from flsv.clients.algorithms.shadow import CoalitionAverages
 from flsv.clients.client_manager import ClientManager
 from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError
@@ -29,59 +29,32 @@ from flsv.server.description import federation
 from flsv.uploads import UploadContext, sanitize_report, upload
 
 
-class CoalitionServers(Protocol):
-    """The servers of all coalitions."""
-
-    def receive(self, client: int, steps: int, rows: Tensor, models: Tensor, sent: Tensor, losses: Tensor) -> None:
-        """What a client has made of the models of its coalitions.
-
-        Args:
-            client: its number.
-            steps: that it took in each.
-            rows: int64 ``[R]``, its coalitions.
-            models: ``[K, P]``, of all coalitions at the start of the round.
-            sent: ``[R, P]``, before its uploads.
-            losses: ``[R]``, its mean training losses.
-        """
-
-    def end_round(self, models: Tensor) -> Tensor:
-        """The next models ``[K, P]``."""
-
-
 def servers_of(
     trainer: L.Trainer, space: ParameterSpace, config: FederationConfig, masks: Tensor, seed: int, models: Tensor
-) -> CoalitionServers:
+) -> Sums | Servers:
     """The servers of coalitions ``[K, n]`` that start from the models ``[K, P]``."""
     data: FederatedDataModule = trainer.datamodule  # type: ignore[attr-defined]
     # Whom an outlier filter leaves out, whatever its threshold, sends what an upload changed, or what is not finite,
     # which sums refuse.
     whole = not any(each.excludes or each.bounds for each in config.filters)
     if type(config.aggregator) is FedAvg and whole and not config.uploads:
-        return Sums(config.aggregator, data.num_samples, masks, models, space.num_parameters)
+        return Sums(CoalitionAverages(config.aggregator, data.num_samples, masks, models, space.num_parameters))
     return Servers(trainer, data, space, config, masks, seed, models)
 
 
 class Sums:
-    """Where servers average: weighted sums, to which every client's models are added."""
+    """Where servers average."""
 
-    def __init__(
-        self, aggregator: FedAvg, num_samples: Tensor, masks: Tensor, models: Tensor, num_parameters: int
-    ) -> None:
-        samples = num_samples if aggregator.weighting == "samples" else torch.ones_like(num_samples)
-        members = masks.double() * samples.to(masks.device)
-        self._weights = (members / members.sum(1, keepdim=True).clamp(min=1)).to(models)
-        self._empty, self._server_lr, self._cut = ~masks.any(1), aggregator.server_lr, num_parameters
-        self._next = torch.zeros_like(models)
+    def __init__(self, averages: CoalitionAverages) -> None:
+        self._averages = averages
 
     def receive(self, client: int, steps: int, rows: Tensor, models: Tensor, sent: Tensor, losses: Tensor) -> None:
-        self._next.index_add_(0, rows, sent * self._weights[rows, client, None])
+        """See :meth:`Servers.receive`."""
+        self._averages.receive(client, rows, sent)
 
     def end_round(self, models: Tensor) -> Tensor:
-        after, self._next = self._next, torch.zeros_like(models)
-        if self._server_lr != 1:
-            cut = self._cut
-            after[:, :cut] = torch.lerp(models[:, :cut], after[:, :cut], self._server_lr)
-        after[self._empty] = models[self._empty]
+        """The next models ``[K, P]``."""
+        after = self._averages.end_round(models)
         if not after.isfinite().all():
             raise ConfigurationError("some coalitions come to models with NaN.")
         return after
@@ -139,6 +112,16 @@ class Servers:
         self._broken: dict[int, list[int]] = {row: [] for row in self._servers}
 
     def receive(self, client: int, steps: int, rows: Tensor, models: Tensor, sent: Tensor, losses: Tensor) -> None:
+        """What a client has made of the models of its coalitions.
+
+        Args:
+            client: its number.
+            steps: that it took in each.
+            rows: int64 ``[R]``, its coalitions.
+            models: ``[K, P]``, of all coalitions at the start of the round.
+            sent: ``[R, P]``, before its uploads.
+            losses: ``[R]``, its mean training losses.
+        """
         cut, count = self._space.num_parameters, int(self._data.num_samples[client])
         for row, trained, loss in zip(rows.tolist(), sent, losses.tolist()):
             start, context = models[row], self._context(row, client)
@@ -151,6 +134,7 @@ class Servers:
             self._updates[row].append(ClientUpdate(client, count, vector, told, steps, norm, {}, traffic))
 
     def end_round(self, models: Tensor) -> Tensor:
+        """The next models ``[K, P]``."""
         models = models.clone()
         for row, (server, state) in self._servers.items():
             updates, instructions = self._updates[row], server.instruct(state.cohort, state)

@@ -24,15 +24,14 @@ from torch.utils._pytree import tree_leaves
 from flsv._lightning.evaluation import as_given
 from flsv.attacks import Collusion
 from flsv.clients.cohort import CohortLoader
-from flsv.clients.kernel import RowTraining, SharedBatches
+from flsv.clients.kernel import RowTraining, SharedBatches, models_of, states_of
+from flsv.clients.optimizers import ClientOptimizers
 from flsv.clients.row_checks import at_once, clip_norm, moves_batches, not_batched
-from flsv.clients.row_step import State
 from flsv.engines.one_process import shared_space
 from flsv.errors import ConfigurationError
 from flsv.games.coalition import utility_of
 from flsv.games.copies import copied
 from flsv.games.retraining import RetrainedUtility, evaluator_of
-from flsv.loop.coalition_schedules import SideBySideSchedules
 from flsv.loop.coalition_servers import servers_of
 from flsv.loop.federated_loop import FederatedLoop
 from flsv.parameters import ParameterSpace
@@ -234,6 +233,9 @@ class CoalitionTraining(L.Callback):
         config = self._loop.config
         why = _why_not(config, self._loop.board)
         why = why or not_batched(trainer, config.client_algorithm, config.client_optimizer, schedules=True)
+        plateau = [c.scheduler for c in trainer.lr_scheduler_configs if c.reduce_on_plateau]
+        if plateau and not why:
+            why = f"{type(plateau[0]).__name__} steps by a value, which every coalition has of its own"
         if why:
             raise ConfigurationError(f"{why}.")
         self._trainer, (self._space, _) = trainer, shared_space(pl_module, config)
@@ -251,49 +253,58 @@ class CoalitionTraining(L.Callback):
             raise ConfigurationError(
                 f"{LEAST} models of {size / 2**20:.0f} MB and what their training takes are too large to train at once."
             )
-        self._schedules, trained = SideBySideSchedules(trainer), []
+        for optimizer in trainer.optimizers:
+            optimizer._opt_called = True  # torch warns of a schedule before a step
+        self._optimizers = ClientOptimizers(trainer, "reset")
         self._kernel = RowTraining(module, trainer.optimizers[0], clip_norm(trainer), shared=True)
-        initial = space.read(module).expand(len(self._masks), -1).clone()
-        noise = torch.randn(space.size, generator=torch.Generator().manual_seed(0), dtype=initial.dtype)
-        initial[len(CHECKED) - 1] *= 1 + NUDGE * noise.to(initial.device)
-        for masks, models in zip(self._masks.to(module.device).split(chunk), initial.split(chunk)):
-            self._schedules.restart()
-            trained.append(self._train_at_once(masks, models))
-        return torch.cat(trained)
-
-    def _train_at_once(self, masks: Tensor, models: Tensor) -> Tensor:
-        trainer, config = self._trainer, self._loop.config
-        servers = servers_of(trainer, self._space, config, masks, self._seed, models)
+        models = space.read(module).expand(len(self._masks), -1).clone()
+        noise = torch.randn(space.size, generator=torch.Generator().manual_seed(0), dtype=models.dtype)
+        models[len(CHECKED) - 1] *= 1 + NUDGE * noise.to(models.device)
+        masks = self._masks.to(module.device)
+        servers = servers_of(trainer, space, self._loop.config, masks, self._seed, models)
         for index in range(self._rounds or self.trainer_rounds):
-            loader = CohortLoader(
-                trainer.datamodule,
-                masks.any(0).nonzero().flatten().tolist(),
-                seed=self._seed,
-                round_index=index,
-                local_epochs=config.local_epochs,
-                limit=trainer.limit_train_batches,
-            )
-            batches = iter(loader)
-            for visit in loader.visits:
-                rows = masks[:, visit.client].nonzero().flatten()
-                drawn = self._begun(islice(batches, visit.batches), index, visit.client)
-                shared = SharedBatches(drawn, visit.batches, len(rows))
-                self._schedules.enter(visit.client)
-                states = self._states(models[rows])
-                trained, losses = at_once(trainer, self._kernel, states, shared, self._schedules.after_step)
-                self._schedules.leave()
-                sent = torch.cat([trained[name].flatten(1).to(models) for name in self._space.names], 1)
-                servers.receive(visit.client, visit.batches, rows, models, sent, losses)
+            for rows in torch.arange(len(masks), device=masks.device).split(chunk):
+                self._train_clients(index, rows, masks[rows], models, servers)
             models = servers.end_round(models)
-            self._schedules.end_round(index)
+            self._optimizers.commit()
+            self._step_schedules("epoch", index + 1)
         return models
 
-    def _states(self, models: Tensor) -> State:
-        states = {name: tensor.clone() for name, tensor in self._space.unflatten(models).items()}
-        # Sizes and counters that no vector holds are, as in a round, not averaged.
-        buffers = self._trainer.lightning_module.named_buffers()
-        rest = {name: tensor for name, tensor in buffers if name not in states}
-        return states | {name: tensor.expand(len(models), *tensor.shape).clone() for name, tensor in rest.items()}
+    def _train_clients(self, index: int, places: Tensor, masks: Tensor, models: Tensor, servers: Any) -> None:
+        """The clients of the coalitions ``masks [R, n]``, which are at these places among all ``models [K, P]``."""
+        trainer, config, module = self._trainer, self._loop.config, self._trainer.lightning_module
+        loader = CohortLoader(
+            trainer.datamodule,
+            masks.any(0).nonzero().flatten().tolist(),
+            seed=self._seed,
+            round_index=index,
+            local_epochs=config.local_epochs,
+            limit=trainer.limit_train_batches,
+        )
+        batches = iter(loader)
+        for visit in loader.visits:
+            rows = places[masks[:, visit.client]]
+            drawn = self._begun(islice(batches, visit.batches), index, visit.client)
+            shared = SharedBatches(drawn, visit.batches, len(rows))
+            self._optimizers.load(visit.client)
+            self._optimizers.begin_batch(0)
+            self._steps = 0
+            states = states_of(self._space, module, models[rows])
+            trained, losses = at_once(trainer, self._kernel, states, shared, self._after_step)
+            self._optimizers.save(visit.client)
+            sent = models_of(self._space, trained, models)
+            servers.receive(visit.client, visit.batches, rows, models, sent, losses)
+
+    def _after_step(self) -> None:
+        self._steps += 1
+        self._step_schedules("step", self._steps)
+        self._optimizers.begin_batch(self._steps)
+
+    def _step_schedules(self, interval: str, count: int) -> None:
+        """By rounds they are the federation's, by batches a client's, which continues them in its next round."""
+        for config in self._trainer.lr_scheduler_configs:
+            if config.interval == interval and count % config.frequency == 0:
+                config.scheduler.step()
 
     def _begun(self, batches: Iterator[Any], round_index: int, client: int) -> Iterator[Any]:
         """Batches as they are needed, from the second on out of the random numbers that the client's steps draw from:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -24,7 +24,6 @@ from flsv.metrics.measured import MeasuredMetric
 from flsv.round import Round
 
 Coalitions = Which | Sequence[Sequence[int]]
-Part = Literal["all", "head"] | Sequence[str]
 
 
 def coalition_masks(coalitions: Coalitions, num_clients: int) -> Tensor:
@@ -80,11 +79,6 @@ class ShadowShapley(MeasuredMetric):
     The values are those of this run's seed, and have no interval: other seeds may differ more than any estimate of one
     run says. ``flsv repeat`` and ``flsv retrain`` give intervals over seeds.
 
-    ``part="head"`` is for deep networks whose clients differ in labels or amounts. Do not use it where they differ in
-    their inputs: noise on them spoils the layers before the head, and a head that is trained on the federation's
-    features does not show it, nor do the last three of four layers together. Take ``part="all"`` there
-    (docs/results/shadow.md). A network of a single linear layer is all head.
-
     Clients of ``uploads=[an attack]`` attack in every coalition. Privacy, compression and colluders are refused.
 
     What crosses grows by these models, both ways; it is counted. The server sees what each client makes of the models
@@ -105,8 +99,6 @@ class ShadowShapley(MeasuredMetric):
             (each alone), ``"pairs"`` (and every two), ``"leave-one-out"``, ``"both"`` (each alone and all but one),
             ``"pairs+leave-one-out"`` (these three), ``"all"``, or a list of lists of members. Nobody and everybody are
             always known.
-        part: ``"all"``; ``"head"``, the classifier head alone, on the federation's own features, which is a game of its
-            own and costs little; or patterns of names (``fnmatch``), such as ``["layer4.*", "fc.*"]``.
         performance: what a model is measured by, see :mod:`flsv.games.performance`.
         per_class: values per class, with the number of classes taken from the data.
         mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.
@@ -138,7 +130,6 @@ class ShadowShapley(MeasuredMetric):
         num_clients: int | None = None,
         num_classes: int | None = None,
         coalitions: Coalitions = "auto",
-        part: Part = "all",
         performance: str | Metric = "accuracy",
         per_class: bool = False,
         mode: Mode | None = None,
@@ -151,12 +142,7 @@ class ShadowShapley(MeasuredMetric):
                 f"ShadowShapley(coalitions={coalitions!r}): expected one of {', '.join(map(repr, known))}, or a list "
                 "of lists of members."
             )
-        if isinstance(part, str) and part not in ("all", "head"):
-            raise ConfigurationError(
-                f'ShadowShapley(part={part!r}): expected "all", "head" or a list of patterns of names.'
-            )
         self.coalitions = coalitions if isinstance(coalitions, str) else [list(members) for members in coalitions]
-        self.part = part if isinstance(part, str) else list(part)
         self.every = every
         self._last: int | None = None
         self._measure(performance, mode, per_class or num_classes is not None)

@@ -16,7 +16,7 @@ from flsv.benchmark.lattice import check_lattice
 from flsv.errors import ConfigurationError
 from flsv.functional.shapley.game import all_coalitions
 from flsv.games.retraining import RetrainedUtility
-from flsv.loop.side_by_side import SideBySideSchedules
+from flsv.loop.side_by_side import CoalitionTraining
 from flsv.sampling import FixedCohort
 from flsv.seeding import seed_global_rngs
 
@@ -67,8 +67,7 @@ def test_schedules_are_stepped_as_in_the_run(
     mine = scheduled(scheduler, interval, **options)
     check_lattice(mine, 7)
     # Where they are not, the coalition of all is no run of all, and no truth is made of it.
-    monkeypatch.setattr(SideBySideSchedules, "end_round", lambda self, index: None)
-    monkeypatch.setattr(SideBySideSchedules, "after_step", lambda self: None)
+    monkeypatch.setattr(CoalitionTraining, "_step_schedules", lambda *_: None)
     with pytest.raises(ConfigurationError, match="small: the coalition of all clients, trained side by side"):
         make_truth(mine, tmp_path, seeds=[7])
 

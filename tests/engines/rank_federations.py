@@ -241,11 +241,6 @@ def shadows() -> Case:
     return loop, module, five(), {"rounds": 4, "gradient_clip_val": 1.0}
 
 
-def shadows_of_heads() -> Case:
-    loop = FederatedLoop(metrics={"shadow": ShadowShapley(part="head")}, seed=3)
-    return loop, Plain(network(dropout=0.3), adam), five(), {}
-
-
 def batch_norm() -> Case:
     module = Plain(network(dropout=0.3), scheduler=step_schedule)
     return FederatedLoop(sampler=UniformSampler(4), seed=3), module, five(), {"monitor": "val_acc"}
@@ -358,7 +353,6 @@ CASES: dict[str, Callable[[], Case]] = {
         meta_learnt,
         in_run,
         shadows,
-        shadows_of_heads,
         kept_momentum,
         adam_with_steps,
         batch_norm,

@@ -35,7 +35,7 @@ from flsv.errors import ConfigurationError
 from flsv.filters import NormCap, OutlierFilter, SampleCap
 from flsv.functional.shapley.game import all_coalitions
 from flsv.games.retraining import RetrainedUtility
-from flsv.loop.side_by_side import CoalitionTraining, NotSideBySide, SideBySideSchedules, SideBySideUtility, check_same
+from flsv.loop.side_by_side import CoalitionTraining, NotSideBySide, SideBySideUtility, check_same
 from flsv.metrics import ClassSpecificShapley, CosineGradientShapley, SurrogateFederatedShapley, WassersteinContribution
 from flsv.personalization import Standalone
 from flsv.privacy import GaussianPrivacy
@@ -312,7 +312,7 @@ def test_refused(tmp_path: Path, name: str) -> None:
 
 def test_a_schedule_that_is_not_stepped_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = MODULES["schedule of rounds"]["module"]()
-    monkeypatch.setattr(SideBySideSchedules, "end_round", lambda self, index: None)
+    monkeypatch.setattr(CoalitionTraining, "_step_schedules", lambda *_: None)
     with pytest.raises(NotSideBySide, match="comes to another model"):
         SideBySideUtility(alone(tmp_path, module=module), 5)(MASKS)
 

@@ -13,7 +13,7 @@ from shadow_cases import Draws, Reads, data, loop
 from toys import Plain, fit, network
 
 from flsv.aggregation import ShapFedWA
-from flsv.attacks import ALittleIsEnough, SignFlip
+from flsv.attacks import ALittleIsEnough
 from flsv.clients.algorithms import FedProx, ShadowTraining
 from flsv.errors import ConfigurationError
 from flsv.filters import NormCap
@@ -46,8 +46,6 @@ REFUSED: dict[str, tuple[str, Any]] = {
         "aggregator": ShapFedWA("cssv"), "metrics": {"cssv": ClassSpecificShapley()}}),
     "noise": ("noise would be spent", lambda: {"uploads": [GaussianPrivacy(1.0, 0.1)]}),
     "colluders": ("colluders would meet", lambda: {"uploads": [ALittleIsEnough(clients=[0, 1])]}),
-    "attack on a part": ("change whole updates", lambda: {
-        "uploads": [SignFlip(clients=[1])], "metric": ShadowShapley(part=["net.4.*"])}),
     "filter": ("change a cohort's updates", lambda: {"filters": [NormCap(1.0)]}),
     "share": ("stay at their clients", lambda: {"share": ["!net.4.*"]}),
     "optimizer": ("keep", lambda: {"client_optimizer": "keep"}),
@@ -55,7 +53,6 @@ REFUSED: dict[str, tuple[str, Any]] = {
     "two sets": ("different coalitions", lambda: {"metrics": {"other": ShadowShapley(coalitions="singles")}}),
     "algorithm": ("client_algorithm=FedProx", lambda: {"client_algorithm": FedProx(0.1)}),
     "no such client": ("names clients", lambda: {"metric": ShadowShapley(coalitions=[[7]])}),
-    "no such part": ("matches no parameter", lambda: {"metric": ShadowShapley(part=["head.*"])}),
 }  # fmt: skip
 
 
@@ -96,7 +93,6 @@ def test_a_row_that_is_not_the_clients_own_model_is_noticed(tmp_path: Path, monk
     "arguments",
     [
         {"coalitions": "some"},
-        {"part": "tail"},
         {"per_class": True, "performance": "f1"},
     ],
 )

@@ -74,7 +74,7 @@ METRICS = [
     of(PartialFederatedShapley(momentum=0.5), axioms=AXIOMS),
     of(PrivacyLoss(GaussianPrivacy(clip=1.0, noise_multiplier=2.0))),
     of(ShadowShapley(), axioms=("efficiency", "symmetry")),
-    of(ShadowShapley(part="head", performance="negative_loss")),
+    of(ShadowShapley(performance="negative_loss")),
     of(SurrogateFederatedShapley(), axioms=("symmetry",)),
     of(WassersteinContribution(features="pixels", support=1, iterations=1)),
 ]

@@ -6,17 +6,12 @@ client the models of its coalitions; the client trains them on the very batches 
 batched model; the server averages each over those of its members that take part. So each comes to the model that a run
 of this coalition alone comes to, with the same seed, to rounding. Nobody's model is the initial one, and everybody's is
 the federation's own: these two are not trained.
-
-With a ``part``, such as the head, only that part of a coalition's model is its own. The rest is the federation's: while
-a client trains, what its layers outside of the part give for a batch, before the step on that batch, is given to the
-parts of all its coalitions; when coalitions are evaluated, the rest is the global model's after the round. Nobody's
-model is the initial one as a whole. That is a game of its own, in which everybody has helped to train the features: who
-brings features rather than a better head is worth more in a retraining.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -25,17 +20,22 @@ from torch import Tensor
 from flsv.aggregation import FedAvg
 from flsv.attacks import Attack
 from flsv.clients.algorithms.base import ClientAlgorithm, ClientContext
-from flsv.clients.algorithms.shadow_rows import CoalitionRows, Entries
-from flsv.clients.kernel import RowTraining
-from flsv.clients.row_checks import not_batched
+from flsv.clients.kernel import RowTraining, models_of, states_of
+from flsv.clients.pure_steps import NotBatched, batched_steps, purely
+from flsv.clients.row_checks import clip_norm, not_batched
+from flsv.clients.row_step import State
 from flsv.errors import ConfigurationError
 from flsv.metrics import ShadowShapley
-from flsv.metrics.shadow import Coalitions, Part, coalition_masks
+from flsv.metrics.shadow import Coalitions, coalition_masks
 from flsv.participants.sharing import sharing
 from flsv.round import FederationState, Round, TrainedCoalitions
+from flsv.seeding import restore_torch_rngs, torch_rngs
 from flsv.strategy import Federation
 
 ROWS, TRAINED = "coalition_models", "trained_coalition_models"
+#: How far a coalition's model may be from the client's own where both are the same training, relative to how far that
+#: went; and in bf16-mixed.
+TOLERANCE, ROUNDED = 0.01, 0.1
 #: Bytes of the rows at the server and on their way, from which on a run is refused.
 MOST_BYTES = 2**32
 
@@ -47,8 +47,7 @@ class ShadowTraining(ClientAlgorithm):
     or 0 where it is not finite, so that the client counts as absent from that coalition in this round.
 
     Args:
-        coalitions: see the metric, as all of these.
-        part: likewise.
+        coalitions: see the metric.
 
     Raises:
         ConfigurationError: before training, whatever would make a coalition's model another than that of a run of the
@@ -60,8 +59,8 @@ class ShadowTraining(ClientAlgorithm):
     reports = (TRAINED,)
     saved = ("_rows", "_initial")
 
-    def __init__(self, coalitions: Coalitions = "auto", part: Part = "all") -> None:
-        self.coalitions, self.part = coalitions, part
+    def __init__(self, coalitions: Coalitions = "auto") -> None:
+        self.coalitions = coalitions
         self._visit: CoalitionRows | None = None
         self._kernel: RowTraining | None = None
         self._round = -1  # of the kernel's recordings
@@ -74,23 +73,22 @@ class ShadowTraining(ClientAlgorithm):
     def begin(self, federation: Federation) -> None:
         self.resume(federation)
         self._initial = federation.global_vector.clone()
-        rows = self._entries.of(self._initial)
-        self._rows = rows.expand(len(self._members), -1).clone()
+        self._rows = self._initial.expand(len(self._members), -1).clone()
 
     def resume(self, federation: Federation) -> None:
         self._visit = self._kernel = None
         self._aggregator: Any = federation.strategies["aggregator"]
-        self._entries = Entries(federation.space, self.part)
+        self._cut = federation.space.num_parameters
         self._masks = coalition_masks(self.coalitions, federation.num_clients)
         self._members = _trained(self._masks)
         self._places = [mine.nonzero().flatten() for mine in self._members.T]
         rows = len(self._members) + 3 * sum(map(len, self._places))  # the server's, and as they cross
-        size = rows * self._entries.size * federation.space.dtype.itemsize
+        size = rows * federation.space.size * federation.space.dtype.itemsize
         if size > MOST_BYTES:
             raise ConfigurationError(
-                f"ShadowShapley(coalitions={self.coalitions!r}, part={self.part!r}): the models of "
-                f"{len(self._members)} coalitions take {size / 2**30:.0f} GiB at the server, with those on their way. "
-                'Take coalitions="pairs" or "singles", or part="head".'
+                f"ShadowShapley(coalitions={self.coalitions!r}): the models of {len(self._members)} coalitions take "
+                f"{size / 2**30:.0f} GiB at the server, with those on their way. "
+                'Take coalitions="pairs" or "singles".'
             )
 
     def check_fit(self, trainer: Any, config: Any) -> None:
@@ -112,11 +110,6 @@ class ShadowTraining(ClientAlgorithm):
                 "each of their models, and colluders would meet in each. Leave one of the two out, or value the run by "
                 "flsv retrain"
             )
-        if config.uploads and self.part != "all":
-            return (
-                f"uploads={list(config.uploads)} change whole updates, of which part={self.part!r} is a part. Take "
-                'part="all", or leave one of the two out'
-            )
         changing = [each for each in config.filters if each.excludes or each.bounds]
         if changing:
             return f"filters={changing} change a cohort's updates by what the others send. Leave one of the two out"
@@ -132,54 +125,35 @@ class ShadowTraining(ClientAlgorithm):
         return {ROWS: self._rows[self._places[client].to(self._rows.device)]}
 
     def end_round(self, round: Round) -> None:
-        rows = self._rows.to(round.client_vectors)
-        after, total = self._averages(round, rows)
-        if self._aggregator.server_lr != 1:
-            cut = self._entries.num_parameters
-            after[:, :cut] = torch.lerp(rows[:, :cut], after[:, :cut], self._aggregator.server_lr)
-        self._rows = torch.where((total > 0).to(rows.device)[:, None], after, rows)
-
-    def _averages(self, round: Round, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Of what each client reports: ``[K, Q]``, and the weights' sums ``[K]``."""
-        sent = round.reports[TRAINED]
+        rows, sent = self._rows.to(round.client_vectors), round.reports[TRAINED]
         clients = round.client_ids.tolist()
-        samples = round.num_samples.double()
-        if self._aggregator.weighting == "uniform":
-            samples = torch.ones_like(samples)
-        weights = rows.new_zeros(len(clients), len(rows), dtype=torch.float64)
         places = [self._places[client].to(rows.device) for client in clients]
-        for client, where in enumerate(places):
-            weights[client, where] = samples[client] * sent[client, : len(where), 0].double()
-        total = weights.sum(0)
-        shares = (weights / total.where(total > 0, 1.0)).to(rows)
-        after = torch.zeros_like(rows)
-        for client, where in enumerate(places):
-            after.index_add_(0, where, shares[client, where, None] * sent[client, : len(where), 1:])
-        return after, total
+        present = torch.zeros(len(rows), len(clients), dtype=torch.bool)
+        for column, where in enumerate(places):
+            present[where.cpu(), column] = sent[column, : len(where), 0].bool().cpu()
+        averages = CoalitionAverages(self._aggregator, round.num_samples, present, rows, self._cut)
+        for column, where in enumerate(places):
+            averages.receive(column, where, sent[column, : len(where), 1:])
+        self._rows = averages.end_round(rows)
 
     def coalition_models(self, round: Round) -> TrainedCoalitions:
         assert round.server_vector is not None
-        whole, initial, entries = round.server_vector, self._initial, self._entries
-        rows, sizes = self._rows, self._masks.sum(1).tolist()
-        place = iter(range(len(rows)))
-        at = [next(place) if 0 < size < self._masks.shape[1] else -1 for size in sizes]
+        trained = iter(self._rows)
+        ends = {0: self._initial, self._masks.shape[1]: round.server_vector}
+        models = [ends[size] if size in ends else next(trained) for size in self._masks.sum(1).tolist()]
 
         def build(index: int, out: Tensor) -> None:
-            out.copy_(initial if sizes[index] == 0 else whole)
-            if at[index] >= 0:
-                entries.put(out, rows[at[index]])
+            out.copy_(models[index])
 
         return TrainedCoalitions(self._masks, build)
 
     # ---- at a client
 
     def begin_client(self, context: ClientContext) -> None:
-        self.leave_client(context)
         if self._kernel is not None and self._round != context.instruction.round_index:
             self._kernel.recordings.doubt()
         self._round = context.instruction.round_index
-        entries = Entries(context.space, self.part)
-        self._visit = CoalitionRows(context, context.received(ROWS), entries, self._kernel)
+        self._visit = CoalitionRows(context, context.received(ROWS), self._kernel)
 
     def begin_batch(self, context: ClientContext, batch: Any) -> None:
         assert self._visit is not None
@@ -189,20 +163,140 @@ class ShadowTraining(ClientAlgorithm):
         assert self._visit is not None
         self._visit.step()
 
-    def leave_client(self, context: ClientContext) -> None:
-        if self._visit is not None:
-            self._visit.leave()
-
     def end_client(self, context: ClientContext) -> Mapping[str, Tensor | float]:
         assert self._visit is not None
         rows, sent = self._visit.trained().clone(), context.received(ROWS)
-        if self.part == "all":
-            for place, start in enumerate(sent):
-                rows[place] = context.upload(rows[place], start, f"coalition {place} ")
+        for place, start in enumerate(sent):
+            rows[place] = context.upload(rows[place], start, f"coalition {place} ")
         self._kernel = self._visit.kernel
         self._visit = None
         finite = rows.isfinite().all(1, keepdim=True)
         return {TRAINED: torch.cat([finite.to(rows), torch.where(finite, rows, sent)], 1)}
+
+
+class CoalitionRows:
+    """Trains the coalitions' models of one client at once, in a Trainer's fit of the client's own.
+
+    Args:
+        context: the client's.
+        rows: ``[m, P]``, the models of its coalitions.
+        kernel: of a visit before.
+
+    Attributes:
+        kernel: for the next visit; its recordings are of this one's round.
+
+    Raises:
+        ConfigurationError: in the first step, a module that does not allow it; at the end, a model that differs from
+            the client's own though both started from the same and took the same batches.
+    """
+
+    def __init__(self, context: ClientContext, rows: Tensor, kernel: RowTraining | None) -> None:
+        self._context, self._rows, self.kernel = context, rows, kernel
+        # At first all coalitions are the initial model: what becomes of one becomes of all, and of the client's own.
+        self._alike = bool(len(rows)) and bool((rows == context.start).all())
+        self._states: State = {}
+
+    def begin_batch(self, batch: Any) -> None:
+        """Before the client's own step on it: what its model draws from here on, all draw."""
+        self._batch, self._drawn = batch, torch_rngs(self._rows.device)
+
+    def step(self) -> None:
+        """On the same batch; the client's own gradients are there, and it has not taken its step."""
+        if not len(self._rows):
+            return
+        module: Any = self._context.module
+        before = self.kernel
+        kernel = self._begin(module.trainer) if not self._states else self.kernel
+        assert kernel is not None
+        gradients = kernel.played(self._batch)
+        if gradients is None:
+            try:
+                with nullcontext() if kernel is before else purely(module), self._as_the_client():
+                    gradients = kernel.gradients(self._batch)
+            except NotBatched as error:
+                raise ConfigurationError(
+                    f"ShadowShapley trains the models of many coalitions as one batched model, and training_step of "
+                    f"{type(module).__name__} does not allow it: {error.reason}. Value the run by flsv retrain."
+                ) from error
+        kernel.take(gradients)
+
+    def _begin(self, trainer: Any) -> RowTraining:
+        module = self._context.module
+        self._states = states_of(self._context.space, module, self._rows[:1] if self._alike else self._rows)
+        own = dict(module.named_parameters())
+        apart = {name for name, parameter in own.items() if parameter.grad is None or name not in self._states}
+        optimizer, kernel = trainer.optimizers[0], self.kernel
+        if kernel is None or (kernel.module, kernel.optimizer, kernel.apart) != (module, optimizer, apart):
+            self.kernel = kernel = RowTraining(module, optimizer, clip_norm(trainer), apart, shared=True)
+        kernel.begin(self._states)
+        return kernel
+
+    @contextmanager
+    def _as_the_client(self) -> Iterator[None]:
+        """Within it rows draw what the client's own model has drawn of this batch."""
+        module: Any = self._context.module
+        device = self._rows.device
+        now = torch_rngs(device)
+        restore_torch_rngs(self._drawn, device)
+        try:
+            with batched_steps(module.trainer):
+                yield
+        finally:
+            restore_torch_rngs(now, device)
+
+    def trained(self) -> Tensor:
+        """``[m, P]``, what has become of the rows."""
+        if not self._states:
+            return self._rows
+        rows = models_of(self._context.space, self._states, self._rows)
+        if not self._alike:
+            return rows
+        context: Any = self._context
+        allowed = ROUNDED if context.module.trainer.precision == "bf16-mixed" else TOLERANCE
+        apart, way = (rows[0] - context.trained).norm(), (context.trained - context.start).norm()
+        if context.trained.isfinite().all() and not apart <= allowed * way + 1e-6 * context.start.norm():
+            raise ConfigurationError(
+                f"ShadowShapley: at client {context.instruction.client_id} the model of a coalition differs by "
+                f"{100 * float(apart / way.clamp_min(1e-12)):.1f} % from the client's own, and both began alike and "
+                "saw the same: the module, its optimizer or its schedule does something that batched training does "
+                "not. Value the run by flsv retrain."
+            )
+        return rows.expand(len(self._rows), -1)
+
+
+class CoalitionAverages:
+    """FedAvg's part of many coalitions at once: weighted sums, to which every client's models are added.
+
+    Args:
+        aggregator: weighs the clients, and says how far the server goes.
+        num_samples: ``[k]``, training samples of each client.
+        members: bool ``[K, k]``, who is in which coalition.
+        models: ``[K, P]``, what the coalitions start from; where nobody is, it stays.
+        num_parameters: how many leading entries of a model the server's learning rate is for.
+    """
+
+    def __init__(
+        self, aggregator: FedAvg, num_samples: Tensor, members: Tensor, models: Tensor, num_parameters: int
+    ) -> None:
+        samples = num_samples if aggregator.weighting == "samples" else torch.ones_like(num_samples)
+        weights = members.double() * samples.to(members.device)
+        self._weights = (weights / weights.sum(1, keepdim=True).clamp(min=1)).to(models)
+        self._empty = ~members.any(1).to(models.device)
+        self._server_lr, self._cut = aggregator.server_lr, num_parameters
+        self._next = torch.zeros_like(models)
+
+    def receive(self, client: int, rows: Tensor, sent: Tensor) -> None:
+        """What a client, by its column, has made of the models of its coalitions, int64 ``[R]``: ``[R, P]``."""
+        self._next.index_add_(0, rows, sent * self._weights[rows, client, None])
+
+    def end_round(self, models: Tensor) -> Tensor:
+        """The next models ``[K, P]`` after these."""
+        after, self._next = self._next, torch.zeros_like(models)
+        if self._server_lr != 1:
+            cut = self._cut
+            after[:, :cut] = torch.lerp(models[:, :cut], after[:, :cut], self._server_lr)
+        after[self._empty] = models[self._empty]
+        return after
 
 
 def _trained(masks: Tensor) -> Tensor:
@@ -218,11 +312,9 @@ def shadow_training(metrics: Mapping[str, Any], given: ClientAlgorithm | None) -
         ConfigurationError: both; or several metrics of different coalitions.
     """
     asking = {name: metric for name, metric in metrics.items() if isinstance(metric, ShadowShapley)}
-    wanted = [(metric.coalitions, metric.part) for metric in asking.values()]
+    wanted = [metric.coalitions for metric in asking.values()]
     if isinstance(given, ShadowTraining):  # of a loop that this one replaces
-        known = (given.coalitions, given.part)
-        given = given if known in wanted else None
-        if given is not None and all(each == known for each in wanted):
+        if given.coalitions in wanted and all(each == given.coalitions for each in wanted):
             return given
         given = None
     if not wanted:
@@ -234,7 +326,7 @@ def shadow_training(metrics: Mapping[str, Any], given: ClientAlgorithm | None) -
         )
     if any(each != wanted[0] for each in wanted):
         raise ConfigurationError(
-            f"metrics {list(asking)} are of different coalitions or parts, and one set is trained in a "
-            "run. Give them the same, or leave all but one out."
+            f"metrics {list(asking)} are of different coalitions, and one set is trained in a run. Give them the same, "
+            "or leave all but one out."
         )
-    return ShadowTraining(*wanted[0])
+    return ShadowTraining(wanted[0])
