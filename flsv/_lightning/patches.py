@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import lightning as L
 from lightning.pytorch.core.optimizer import _init_optimizers_and_lr_schedulers
@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
+CONFIGURE = "configure_optimizers"
 _CLASS = object()
 
 
@@ -113,32 +114,37 @@ def no_placeholder(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
 
 
 def unprofiled(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
-    """The attribute to patch so that a Trainer without a profiler does not enter two dozen empty contexts a batch."""
+    """The attribute to patch so that a Trainer without a profiler does not make two dozen generators a batch."""
     profiler: Any = trainer.profiler  # type: ignore[attr-defined]
-    nothing = nullcontext()
-    return [(profiler, "profile", lambda action_name: nothing)] if type(profiler) is PassThroughProfiler else []
+    return [(profiler, "profile", nullcontext)] if type(profiler) is PassThroughProfiler else []
 
 
-def stepping(
-    trainer: L.Trainer,
-    steps: Callable[[], float],
-    is_last: Callable[[], bool | None],
-    length: Callable[[], Sized | None],
-) -> list[tuple[Any, str, Any]]:
+class Counts(Protocol):
+    """Numbers of steps and batches, see :class:`flsv.clients.local_steps.LocalSteps`."""
+
+    begun: bool
+    last_batch: bool | None
+
+    def answer(self) -> float: ...
+    def length(self) -> Sized: ...
+
+
+def counted_length(trainer: L.Trainer, counts: Counts) -> Sized | None:
+    """What only has a length, of a client's batches: before the first cohort's batches are there, and in
+    ``configure_optimizers``, whose schedules are a client's. None: the round's batches are there."""
+    configuring = trainer.lightning_module._current_fx_name == CONFIGURE
+    return counts.length() if configuring or not counts.begun else None
+
+
+def stepping(trainer: L.Trainer, counts: Counts) -> list[tuple[Any, str, Any]]:
     """The attributes to patch so that a Trainer tells the client that trains its own numbers of steps and batches. They
-    are properties, so for the length of a fit this one trainer is of a class of its own.
-
-    Args:
-        trainer: whose; others, and copies of it, keep what they have.
-        steps: gives ``trainer.estimated_stepping_batches``.
-        is_last: gives ``trainer.is_last_batch``; None: what Lightning says.
-        length: gives ``trainer.train_dataloader``, whose length is ``trainer.num_training_batches``, as long as no
-            loader is there to be set up; None: what Lightning says.
+    are properties, so for the length of a fit this one trainer is of a class of its own; others, and copies of it, keep
+    what they have.
     """
     kind, setup_data = type(trainer), trainer.fit_loop.setup_data
 
     def batches() -> int | None:
-        loader = length()
+        loader = counted_length(trainer, counts)
         return None if loader is None else len(loader)
 
     def answering(name: str, answer: Callable[[], Any]) -> property:
@@ -151,13 +157,13 @@ def stepping(
         return property(get)
 
     def set_up_unless_counted() -> None:
-        if length() is None:
+        if counted_length(trainer, counts) is None:
             setup_data()
 
     answers: dict[str, Callable[[], Any]] = {
-        "estimated_stepping_batches": steps,
-        "is_last_batch": is_last,
-        "train_dataloader": length,
+        "estimated_stepping_batches": counts.answer,
+        "is_last_batch": lambda: counts.last_batch,
+        "train_dataloader": lambda: counted_length(trainer, counts),
         "num_training_batches": batches,
     }
     own = type(kind.__name__, (kind,), {name: answering(name, answer) for name, answer in answers.items()})

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flsv.attacks import Collusion
 from flsv.clients.client_manager import ClientManager
-from flsv.clients.schedules import limited
+from flsv.clients.local_steps import limited
 from flsv.clients.train_client import LocalTraining
 from flsv.data import FederatedDataModule
 from flsv.data.groups import client_called

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
+from flsv.clients.optimizers import SCHEDULED
 from flsv.clients.row_step import RowStep, State
-from flsv.clients.schedules import SCHEDULED
 from flsv.errors import ConfigurationError
 from flsv.parameters import ParameterSpace
 

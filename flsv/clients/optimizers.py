@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from copy import deepcopy
 from typing import Any, Literal
 
 import lightning as L
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from flsv._lightning.patches import configured
 from flsv._lightning.per_client import LossScale
-from flsv.clients.schedules import SCHEDULED, LocalSteps, Schedules, put, same
+from flsv.clients.local_steps import LocalSteps
 from flsv.errors import ConfigurationError
 
+#: Options of a parameter group that schedulers write: torch's and timm's.
+SCHEDULED = frozenset(
+    {"lr", "initial_lr", "max_lr", "min_lr", "lr_scale", "weight_decay"}
+    | {"momentum", "base_momentum", "max_momentum", "betas"}
+)
+_NEVER = 2**62
 #: Per optimizer and parameter group, options by name.
 Options = list[list[dict[str, Any]]]
 
@@ -27,7 +34,7 @@ class ClientOptimizers:
       (schedule-free optimizers count their steps there): whatever changes there while a client trains, but the
       learning rate and the other options that schedulers write.
     - A scheduler that steps while clients train belongs to the client, and so does a learning rate that changes then:
-      it goes on where that client left it, with either policy; see :mod:`flsv.clients.schedules`.
+      it goes on where that client left it, with either policy; see :class:`Schedules`.
     - A scheduler that steps per epoch, that is per round, belongs to the federation and is left alone.
     - The scale of the loss in half precision is the client's, see :mod:`flsv._lightning.per_client`.
 
@@ -86,9 +93,11 @@ class ClientOptimizers:
             optimizer.state = defaultdict(dict) if states is None else _copy(states[i])
             optimizer.zero_grad()
 
-    def begin_batch(self, position: int) -> None:
+    def begin_batch(self, position: int, last: bool = False) -> None:
         """Before every batch of the client, counted from 0."""
         self._schedules.begin_batch(position)
+        if self._steps is not None:
+            self._steps.last_batch = last
 
     def upload(self) -> bool:
         """Before a client leaves: an optimizer that uploads other weights than it trained puts them into its parameters
@@ -105,13 +114,16 @@ class ClientOptimizers:
         pace = {"schedulers": schedulers, "options": self._own(options), "scale": self._scale.read()}
         states = [optimizer.state for optimizer in self._optimizers] if self.policy == "keep" else []
         self._staged.append((client, states, pace))
-        self.leave()
+        self._give_back()
 
     def leave(self) -> None:
         """The client has left, with or without its states: options and schedules are the federation's again."""
-        if self._federations is None:
-            return
-        self._schedules.leave()
+        if self._federations is not None:
+            self._schedules.leave()
+            self._give_back()
+
+    def _give_back(self) -> None:
+        assert self._federations is not None
         self._scale.load(None)
         for optimizer, groups in zip(self._optimizers, self._federations):
             for group, options in zip(optimizer.param_groups, groups):
@@ -140,6 +152,8 @@ class ClientOptimizers:
         """Forget what the round's clients left, and leave no client's state in the shared optimizers."""
         self.leave()
         self._staged.clear()
+        if self._steps is not None:
+            self._steps.last_batch = None
         for optimizer in self._optimizers:
             optimizer.state = defaultdict(dict)
 
@@ -238,73 +252,174 @@ def _by_index(optimizer: Optimizer, state: Any) -> dict[int, Any]:
     return {i: state[p] for i, p in enumerate(parameters) if p in state}
 
 
-class OptimizerOptions:
-    """Remembers the options of ``configure_optimizers`` before Lightning restores a checkpoint, so that changed options
-    have effect.
+class Schedules:
+    """The schedulers of a fit, each set to the position of the client that trains.
 
-    Lightning restores an optimizer with all its options: a learning rate given on resume would change nothing. Here
-    what ``configure_optimizers`` gives now is compared with what it gave when the run was started. Where nothing
-    differs, everything goes on as restored. An option that differs is used.
+    The configuration says it, with manual optimization, too: a scheduler with ``interval="step"`` is the client's, one
+    with ``interval="epoch"`` the federation's.
+
+    Between two clients, and between rounds, they are the federation's: as ``configure_optimizers`` gave them, but for
+    the steps that it takes itself.
 
     Args:
         trainer: with its optimizers set up.
+        steps: how many every client takes; None: as if it had not been asked.
 
-    Attributes:
-        asked: what there is, and the options of every parameter group, then of every scheduler, as text. To be saved.
+    Raises:
+        ConfigurationError: one optimizer has a client's and a federation's scheduler; the module steps the
+            federation's while a client trains.
     """
 
-    def __init__(self, trainer: L.Trainer) -> None:
-        self._optimizers = trainer.optimizers
-        self._options = [_options(group) for group in self._groups()]
-        schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
-        self._schedulers = [type(scheduler).__name__ for scheduler in schedulers]
-        optimizers = [f"{type(each).__name__} ({len(each.param_groups)} groups)" for each in trainer.optimizers]
-        self.asked: dict[str, Any] = {
-            "kinds": ", ".join(optimizers + self._schedulers),
-            "options": [_texts(options) for options in self._options + [each.state_dict() for each in schedulers]],
-        }
+    def __init__(self, trainer: L.Trainer, steps: LocalSteps | None = None) -> None:
+        self._trainer, self._steps = trainer, steps
+        self._manual = not trainer.lightning_module.automatic_optimization
+        configs = trainer.lr_scheduler_configs
+        tracked = [c for c in configs if c.interval == "step"]
+        self._places = [configs.index(config) for config in tracked]
+        self._schedulers: list[Any] = [config.scheduler for config in tracked]
+        self._frequencies = [(c, c.frequency) for c in tracked if not self._manual and c.frequency > 1]
+        self._check()
+        self._families: dict[float, _Family] = {}
+        self._own = [vars(scheduler) for scheduler in self._schedulers]
+        self._federations: list[Any] | None = None
+        self._of_rounds = [c.scheduler for c in configs if self._manual and c.interval != "step"]
+        self._begun: list[Any] = []
 
-    def check(self, before: dict[str, Any]) -> None:
-        """Whether what differs from ``before``, the ``asked`` of the run's start, can be used.
+    def is_federations(self, optimizer: Optimizer) -> bool:
+        """Whether an optimizer's learning rate follows the rounds, by a scheduler that is told to.
 
-        Raises:
-            ConfigurationError: another class or number of optimizers, groups or schedulers; other options together with
-                a scheduler.
+        Lightning steps it just before the last client's last batch ends.
         """
-        if before["kinds"] != self.asked["kinds"]:
+        # As they are now: StochasticWeightAveraging brings its own when its time comes.
+        known = {id(scheduler) for scheduler in self._schedulers}
+        by_round = [
+            config.scheduler for config in self._trainer.lr_scheduler_configs if id(config.scheduler) not in known
+        ]
+        return any(scheduler.optimizer is optimizer for scheduler in by_round)
+
+    def load(self, client: int, states: dict[int, Any] | None) -> None:
+        """Put the schedulers where the client has left them; at their beginning where it comes for the first time."""
+        self._begun = [deepcopy(scheduler.state_dict()) for scheduler in self._of_rounds]
+        if not self._schedulers:
+            return
+        self._federations = self.states()
+        if (family := self._family(client)) is not None:
+            family.enter(self._schedulers)
+        for i, state in (states or {}).items():
+            self._schedulers[i].load_state_dict(deepcopy(state))
+
+    def begin_batch(self, position: int) -> None:
+        """Before a client's batch, counted from 0: a scheduler of ``frequency=k`` steps after every k-th of its own."""
+        for config, frequency in self._frequencies:
+            config.frequency = 1 if (position + 1) % frequency == 0 else _NEVER
+
+    def leave(self) -> dict[int, Any]:
+        """The states of the client's own schedulers; all of them are the federation's again."""
+        self._check_owner()
+        if self._federations is None:
+            return {}
+        now = self.states()
+        for scheduler, own, state in zip(self._schedulers, self._own, self._federations):
+            scheduler.__dict__ = own
+            scheduler.load_state_dict(deepcopy(state))
+        for config, frequency in self._frequencies:
+            config.frequency = frequency
+        self._federations = None
+        return dict(enumerate(now))
+
+    def states(self) -> list[Any]:
+        """Copies, in the order of the tracked schedulers."""
+        return [deepcopy(scheduler.state_dict()) for scheduler in self._schedulers]
+
+    def rewind(self, saved: list[Any]) -> None:
+        """Put the federation's states into those of a checkpoint that is saved while a client trains."""
+        for place, state in zip(self._places, self._federations or []):
+            saved[place] = deepcopy(state)
+
+    def _family(self, client: int) -> _Family | None:
+        """The schedulers that ``configure_optimizers`` gives for a client with so many steps; None: those that are
+        there, or their like."""
+        if self._steps is None or not self._steps.asked:
+            return None
+        number = self._steps.of(client)
+        if number == self._steps.most():
+            return None
+        if number not in self._families:
+            self._families[number] = _Family(self._trainer, self._places)
+        return self._families[number]
+
+    def _check(self) -> None:
+        for scheduler in self._schedulers:
+            if self.is_federations(scheduler.optimizer):
+                raise ConfigurationError(
+                    "one optimizer has a scheduler that steps per batch and one that steps per round: the learning "
+                    "rate would belong to the client and to the federation at once. Chain them in one scheduler "
+                    "(torch.optim.lr_scheduler.SequentialLR or ChainedScheduler)."
+                )
+
+    def _check_owner(self) -> None:
+        begun, self._begun = self._begun, []
+        for scheduler, state in zip(self._of_rounds, begun):
+            if not same(scheduler.state_dict(), state):
+                raise ConfigurationError(
+                    f"{type(scheduler).__name__} is stepped while a client trains, and its interval is a round's: it "
+                    "would pass from client to client. Return it with {'scheduler': ..., 'interval': 'step'}, or step "
+                    "it in on_train_epoch_end only."
+                )
+
+
+class _Family:
+    """Schedulers made for another number of steps. They write into the parameter groups of the ones in use."""
+
+    def __init__(self, trainer: L.Trainer, places: list[int]) -> None:
+        self._optimizers, schedulers = configured(trainer)
+        self._used = trainer.optimizers
+        kinds = [type(config.scheduler) for config in trainer.lr_scheduler_configs]
+        if [type(scheduler) for scheduler in schedulers] != kinds or len(self._optimizers) != len(self._used):
             raise ConfigurationError(
-                f"the run was started with {before['kinds']} and is resumed with {self.asked['kinds']}: an optimizer's "
-                "state is of no use to another. Resume with the same; its options, such as the learning rate, may "
-                "change."
+                "configure_optimizers asks the trainer how long the training is, and gives other optimizers or "
+                "schedulers for a client with fewer steps: it must give the same ones, of another length."
             )
-        differ: dict[str, None] = {}
-        for was, now in zip(before["options"], self.asked["options"]):
-            # Names that only one of them has are another version's of torch.
-            names = [name for name in was if name in now and was[name] != now[name]]
-            differ |= dict.fromkeys(f"{name} is {now[name]} and was {was[name]}" for name in names)
-        if differ and self._schedulers:
-            raise ConfigurationError(
-                f"{', '.join(differ)}: with {self._schedulers[0]}, the learning rate follows from what has happened so "
-                "far and cannot be changed on resume. Resume with what the run was started with."
-            )
+        self._groups = [
+            [{k: deepcopy(v) for k, v in group.items() if k in SCHEDULED} for group in optimizer.param_groups]
+            for optimizer in self._optimizers
+        ]
+        self._schedulers = [schedulers[place] for place in places]
+        self._fresh = [deepcopy(scheduler.state_dict()) for scheduler in self._schedulers]
+        for optimizer in self._optimizers:
+            optimizer._opt_called = True  # type: ignore[attr-defined]  # torch warns of a schedule before a step
 
-    def apply(self, before: dict[str, Any]) -> None:
-        """After Lightning's restore: use what differs from ``before``."""
-        for group, options, texts in zip(self._groups(), self._options, before["options"]):
-            group.update({k: v for k, v in options.items() if k in texts and _text(v) != texts[k]})
-
-    def _groups(self) -> list[dict[str, Any]]:
-        return [group for optimizer in self._optimizers for group in optimizer.param_groups]
-
-
-def _options(group: dict[str, Any]) -> dict[str, Any]:
-    return {name: deepcopy(value) for name, value in group.items() if name != "params"}
+    def enter(self, schedulers: list[Any]) -> None:
+        """Become these schedulers: whoever holds one of them holds this one."""
+        for optimizer, used, fresh in zip(self._optimizers, self._used, self._groups):
+            optimizer.param_groups = used.param_groups
+            for group, options in zip(used.param_groups, fresh):
+                put(group, options)
+        for scheduler, mine, fresh_state in zip(schedulers, self._schedulers, self._fresh):
+            mine.load_state_dict(deepcopy(fresh_state))
+            optimizer = scheduler.optimizer
+            scheduler.__dict__ = vars(mine)
+            scheduler.optimizer = optimizer
 
 
-def _text(value: Any) -> str:
-    text = repr(value.tolist() if isinstance(value, Tensor) else value)
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
+def put(group: dict[str, Any], options: dict[str, Any]) -> None:
+    """Write options into a parameter group; a tensor stays the object that it is."""
+    for name, value in options.items():
+        present = group.get(name)
+        if isinstance(present, Tensor) and isinstance(value, Tensor) and present.shape == value.shape:
+            if present is not value:
+                with torch.no_grad():
+                    present.copy_(value)
+        else:
+            group[name] = deepcopy(value)
 
 
-def _texts(options: dict[str, Any]) -> dict[str, str]:
-    return {name: _text(value) for name, value in options.items()}
+def same(a: Any, b: Any) -> bool:
+    """Whether two states are equal."""
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        return isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape and bool((a == b).all())
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return bool(a == b)

@@ -49,7 +49,6 @@ class LocalTraining:
     Attributes:
         upload_seed: what uploads draw from, such as the noise of a private update; None: from the run's seed, which the
             server knows.
-        last_batch: whether the client's last batch is being trained; None between rounds.
         next_buffers: what the round's first client whose model is finite leaves beside vectors: see :meth:`end_round`.
     """
 
@@ -73,7 +72,6 @@ class LocalTraining:
         self._constant = set(self._constants.values())
         self._unsaved = NonVectorState(module, space.left_names)
         self._turn: ClientContext | None = None
-        self.last_batch: bool | None = None
         self.upload_seed: int | None = None
         self._within = False
 
@@ -153,8 +151,7 @@ class LocalTraining:
     def begin_batch(self, batch: Any = None) -> None:
         """Before every batch, as the module gets it."""
         turn = self.turn
-        self.last_batch = turn.position + 1 == turn.batches
-        self.optimizers.begin_batch(turn.position)
+        self.optimizers.begin_batch(turn.position, last=turn.position + 1 == turn.batches)
         if self.windows.active:
             self.windows.begin_batch(turn.position, turn.batches)
         if self._algorithm is not None:
@@ -265,7 +262,6 @@ class LocalTraining:
     def end_round(self, vector: Tensor) -> None:
         """The round is complete: the module becomes the next global model."""
         self.optimizers.commit()
-        self.last_batch = None
         # Averages of counters mean nothing: the global model goes on with those of the cohort's first client.
         self._write(vector, self.next_buffers or self._before, self._private)
         self.global_vector, self._within = vector, False
@@ -275,7 +271,7 @@ class LocalTraining:
         self.optimizers.discard()
         if self._algorithm is not None and self._turn is not None:
             self._algorithm.leave_client(self._turn)
-        self._turn = self.last_batch = None
+        self._turn = None
         self._write(self.global_vector, self._before, self._private)
         self._within = False
 

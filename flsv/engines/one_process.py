@@ -17,8 +17,9 @@ from flsv._lightning.several_processes import IdleLoader, idle_patches
 from flsv.attacks import Collusion
 from flsv.clients.client_manager import ClientManager, try_evaluations
 from flsv.clients.cohort import CohortLoader, CohortTraining
-from flsv.clients.optimizers import ClientOptimizers, OptimizerOptions
-from flsv.clients.schedules import LocalSteps
+from flsv.clients.local_steps import LocalSteps
+from flsv.clients.optimizers import ClientOptimizers
+from flsv.clients.resumed_options import OptimizerOptions
 from flsv.clients.train_client import LocalTraining
 from flsv.data import FederatedDataModule
 from flsv.games import CoalitionGames, ModelScore

@@ -13,11 +13,11 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from flsv._lightning.patches import PatchedAttributes, no_placeholder, round_axis, stepping, unprofiled
+from flsv._lightning.patches import PatchedAttributes, counted_length, no_placeholder, round_axis, stepping, unprofiled
 from flsv._lightning.per_client import CallbackHooks, ClientHooks
 from flsv._lightning.round_boundary import FinetuningState, RoundAverage, RoundBoundary, global_weights
 from flsv.clients.cohort import no_stop_iteration, where
-from flsv.clients.schedules import LocalSteps, TrainLength
+from flsv.clients.local_steps import LocalSteps
 from flsv.data import FederatedDataModule
 from flsv.engines.one_process import OneProcess
 from flsv.engines.ranks import SeveralRanks, agree, ranks_of
@@ -121,7 +121,7 @@ class LightningFit:
             round_axis(trainer),
             *no_placeholder(trainer),
             *unprofiled(trainer),
-            *stepping(trainer, self.steps.answer, self._is_last_batch, self._length),
+            *stepping(trainer, self.steps),
         )
 
     def start(self, module: L.LightningModule) -> None:
@@ -136,6 +136,7 @@ class LightningFit:
             make = SeveralRanks
         engine = make(trainer, self.data, self.state, saver.states, config, self.steps)
         self.federation = FederationRun(config, self.board, self.state, engine, trainer.max_epochs)
+        self.steps.begun = True
         if saver.asked is not None:
             engine.options.check(saver.asked)
             check_sharing(saver.shared, engine.space.described())
@@ -328,14 +329,5 @@ class LightningFit:
 
     def _round_loader(self) -> Any:
         """The train dataloader of the coming round, once it can be had."""
-        length = self._length()
+        length = counted_length(self.trainer, self.steps)
         return self.running.loader() if length is None else length
-
-    def _length(self) -> TrainLength | None:
-        """For schedules, which are a client's, and before anybody is drawn: a client's number of batches."""
-        return self.steps.length() if self.federation is None or self.steps.configuring else None
-
-    def _is_last_batch(self) -> bool | None:
-        """Of the client that trains; None between rounds."""
-        training = None if self.federation is None else self.federation.engine.training
-        return None if training is None else training.local.last_batch

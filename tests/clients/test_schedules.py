@@ -20,7 +20,7 @@ from toys import Plain, fit, network, toy_data, trainer_for, vector
 
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
-from flsv.sampling import FullParticipation, UniformSampler
+from flsv.sampling import FixedCohort, UniformSampler
 from flsv.seeding import generator_for
 
 SEED, ROUNDS, CLIENTS = 4, 3, 3
@@ -165,15 +165,15 @@ def test_a_linear_decay_ends_at_zero_whoever_is_drawn_how_often(tmp_path: Path) 
     assert len(counts) > 1
 
 
-class Opinionated(FullParticipation):
-    """Goes by what there is of the clients' contributions: whom it draws in later rounds is not known."""
+class Opinionated(FixedCohort):
+    """Goes by what rounds were: whom it draws in later ones is not known."""
 
-    def sample(self, num_clients: int, contributions: Any, generator: torch.Generator, round_index: int = 0) -> Tensor:
-        return torch.tensor([0] if contributions.get("a", 1) == 1 else [1])
+    def end_round(self, round: Any) -> None:
+        self.last = round
 
 
 def test_a_sampler_that_cannot_be_foreseen_counts_all_rounds(tmp_path: Path) -> None:
-    module = fit(FederatedLoop(sampler=Opinionated(), seed=SEED), tmp_path, Scheduled(one_cycle), rounds=2)
+    module = fit(FederatedLoop(sampler=Opinionated([0]), seed=SEED), tmp_path, Scheduled(one_cycle), rounds=2)
     assert list(module.rates) == [0]
     mine = module.rates[0]
     assert module.trainer.estimated_stepping_batches != 2 * len(mine)  # ours again, after the fit
@@ -197,13 +197,6 @@ class OfRounds(Scheduled):
         return optimizers, [config["scheduler"]]
 
 
-class Hidden(Scheduled):
-    def configure_optimizers(self) -> Any:
-        (optimizer,), (config,) = super().configure_optimizers()
-        self.kept = config["scheduler"]
-        return optimizer
-
-
 class Foreign(Plain):
     def configure_optimizers(self) -> Any:
         self.temperature = torch.ones(2, requires_grad=True)
@@ -214,10 +207,6 @@ class Foreign(Plain):
     ("module", "message"),
     [
         (lambda: OfRounds(stairs, manual="batch"), "StepLR is stepped while a client trains"),
-        (
-            lambda: Hidden(stairs, manual="batch"),
-            "kept is a learning-rate scheduler that configure_opti",
-        ),
         (Foreign, r"trains tensors of shape \[\[2\]\] that are no parameters"),
     ],
 )

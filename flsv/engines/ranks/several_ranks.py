@@ -66,8 +66,7 @@ class RankTraining(CohortTraining):
         local.begin_visits()
         # Schedules that are the federation's must not step here.
         local.optimizers.load(self._cohort[0])
-        local.optimizers.begin_batch(0)
-        local.last_batch = True
+        local.optimizers.begin_batch(0, last=True)
         if local.windows.active:
             local.windows.begin_batch(0, 1)
         return False

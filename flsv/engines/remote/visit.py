@@ -23,7 +23,7 @@ from flsv._lightning.patches import PatchedAttributes, stepping
 from flsv._lightning.per_client import CallbackHooks, ClientHooks
 from flsv.clients.client_manager import ClientManager
 from flsv.clients.cohort import CohortLoader
-from flsv.clients.schedules import LocalSteps
+from flsv.clients.local_steps import LocalSteps
 from flsv.data import FederatedDataModule
 from flsv.engines.one_process import local_training, shared_space
 from flsv.engines.remote.messages import OutOfTime, Packet, digest, read_instruction
@@ -192,8 +192,8 @@ class SiteVisit(L.Callback):
             trainer, self._numbered, strategies["sampler"], state, self._config.local_epochs, self._limit
         )
         steps.enter(self._instruction.client_id)
-        length = lambda: steps.length() if steps.configuring else None  # noqa: E731
-        self._patches = PatchedAttributes(stepping(trainer, steps.answer, lambda: None, length))
+        steps.begun = True
+        self._patches = PatchedAttributes(stepping(trainer, steps))
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._patches.give_back()
