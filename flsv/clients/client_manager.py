@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import lightning as L
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 
-from flsv._lightning.evaluation import all_on_device, as_given, count_answers, each_loader, evaluating, on_device
+from flsv._lightning.evaluation import all_on_device, as_given, count_answers, evaluating, on_device
 from flsv.clients.algorithms.base import used_model
 from flsv.data import FederatedDataModule
 from flsv.data.groups import client_called
@@ -20,6 +21,7 @@ from flsv.errors import ConfigurationError
 from flsv.games import ModelEvaluator, ModelScore, VectorEvaluator
 from flsv.games.evaluators import evaluator_on, evaluators_of
 from flsv.games.replica import Replica
+from flsv.games.scores import checked_logits, checked_pair
 from flsv.models.imbalance import OWN_SCORES, ClassScores, plain_scores
 from flsv.parameters import ParameterSpace
 from flsv.participants import Channel, Client, ClientStates, LocalData, Owners, Split, State, at
@@ -80,7 +82,7 @@ class ClientManager:
                 population,
                 partial(self.evaluator, private=partial(self._private, client)),
                 partial(self.module, private=partial(self._private, client)),
-                partial(self._state, client),
+                partial(states.of if owners is None else self._state, client),
                 any_task=partial(self.any_task, client),
                 training=partial(self._training, client),
             )
@@ -191,7 +193,8 @@ class ClientManager:
         return {name: torch.tensor([each[name] for each in scores]) for name in OWN_SCORES}
 
     def _state(self, client: int) -> State:
-        if self._owners is not None and not self._owners.has(client):
+        assert self._owners is not None
+        if not self._owners.has(client):
             raise RuntimeError(f"what client {client} keeps is on rank {self._owners[client]}: ask the client.")
         return self._states.of(client)
 
@@ -209,37 +212,8 @@ class ClientManager:
         return all_on_device(self._trainer, self._data.val_dataloader()) if split == "val" else []
 
 
-_BY_WHAT_IS_LOGGED = (
-    " Or let them measure what the module logs in validation_step, which takes any batches and outputs: "
-    "performance='val_loss', mode='min' of a game, loss='val_loss' of GradientAgreement."
-)
-
-
-def try_evaluations(trainer: L.Trainer, data: FederatedDataModule, every: int, games: Sequence[str]) -> None:
-    """Try whatever models will be evaluated for as classifiers: on the clients' own test splits, and in these metrics'
-    games. What is measured by other means is tried by :func:`flsv.games.evaluators.evaluators_of`.
-
-    Raises:
-        ConfigurationError: see :func:`try_forward`.
-    """
-    if every:
-        asking = f"ClientEvaluation(every={every})"
-        try_forward(trainer, data.client_loader(0, "test", shuffle=False), data.num_classes, asking, or_more=True)
-    if games:
-        loader = each_loader(data.val_dataloader())[0]
-        try_forward(trainer, loader, data.num_classes, f"metrics {games}", instead=_BY_WHAT_IS_LOGGED)
-
-
 @torch.no_grad()
-def try_forward(
-    trainer: L.Trainer,
-    batches: Iterable[Any],
-    num_classes: int,
-    asking: str,
-    *,
-    or_more: bool = False,
-    instead: str = "",
-) -> None:
+def try_forward(trainer: L.Trainer, batches: Iterable[Any], num_classes: int, asking: str) -> None:
     """Put one batch through the module of a trainer, which is left as it was: modes, buffers, random numbers.
 
     Args:
@@ -247,43 +221,22 @@ def try_forward(
         batches: pairs ``(x, y)``; the first is taken.
         num_classes: M.
         asking: what the evaluation is for, for the message.
-        or_more: whether logits of more than M classes will do.
-        instead: the end of every message: what else there is to do.
 
     Raises:
-        ConfigurationError: the batch is no pair, its labels are no integers ``[B]``, or the module's ``forward`` gives
-            no logits ``[B, M]``.
+        ConfigurationError: the batch is no pair, its labels are no classes, or the module's ``forward`` gives no logits
+            ``[B, M]`` or of more classes.
     """
     module = trainer.lightning_module
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
     with isolate_rng(), evaluating(module), trainer.strategy.precision_plugin.forward_context():
         try:
-            batch = next(on_device(trainer, batches), None)
+            for batch in islice(on_device(trainer, batches), 1):
+                x, y = checked_pair(batch, num_classes)
+                checked_logits(module(x), y, num_classes, or_more=True)
         except ConfigurationError as error:
-            raise ConfigurationError(f"{asking}: {error}{instead}") from None
-        if batch is None:
-            return
-        x, y = batch
-        logits = module(x)
+            raise ConfigurationError(f"{asking}: {error}") from None
     for buffer, before in buffers:
         buffer.copy_(before)
-    if not isinstance(y, Tensor) or y.ndim != 1 or y.is_floating_point():
-        raise ConfigurationError(
-            f"{asking}: the labels of a batch are {_what(y)}, expected integer classes [B].{instead}"
-        )
-    shape = tuple(logits.shape) if isinstance(logits, Tensor) else ()
-    if len(shape) == 2 and shape[0] == len(y) and (shape[1] == num_classes or (or_more and shape[1] > num_classes)):
-        return
-    hint = ""
-    if num_classes == 2 and shape in ((len(y),), (len(y), 1)):
-        hint = (
-            " Of one logit z per sample make two: torch.stack([torch.zeros_like(z), z], -1) has the same loss under "
-            "cross_entropy as z under binary_cross_entropy_with_logits."
-        )
-    raise ConfigurationError(
-        f"{asking}: {type(module).__name__}.forward gives {_what(logits)} for {len(y)} samples of {num_classes} "
-        f"classes, expected logits [{len(y)}, {num_classes}].{hint}{instead}"
-    )
 
 
 def _widened(counts: Tensor, num_classes: int) -> Tensor:
@@ -294,7 +247,3 @@ def _widened(counts: Tensor, num_classes: int) -> Tensor:
             "federation does, or tell its server of all of them (num_classes)."
         )
     return F.pad(counts, (0, num_classes - counts.shape[1]))
-
-
-def _what(value: Any) -> str:
-    return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

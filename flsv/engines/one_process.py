@@ -15,13 +15,14 @@ from flsv._lightning.evaluation import all_on_device
 from flsv._lightning.per_client import AccumulationWindows
 from flsv._lightning.several_processes import IdleLoader, idle_patches
 from flsv.attacks import Collusion
-from flsv.clients.client_manager import ClientManager, try_evaluations
+from flsv.clients.client_manager import ClientManager, try_forward
 from flsv.clients.cohort import CohortLoader, CohortTraining
 from flsv.clients.local_steps import LocalSteps
 from flsv.clients.optimizers import ClientOptimizers
 from flsv.clients.resumed_options import OptimizerOptions
 from flsv.clients.train_client import LocalTraining
 from flsv.data import FederatedDataModule
+from flsv.errors import ConfigurationError
 from flsv.games import CoalitionGames, ModelScore
 from flsv.games.evaluators import evaluators_of
 from flsv.parameters import ParameterSpace
@@ -33,6 +34,11 @@ from flsv.server import ContributionMetrics, RoundServer
 from flsv.server.config import FederationConfig
 from flsv.server.description import federation
 from flsv.strategy import Federation
+
+_BY_WHAT_IS_LOGGED = (
+    " Or let them measure what the module logs in validation_step, which takes any batches and outputs: "
+    "performance='val_loss', mode='min' of a game, loss='val_loss' of GradientAgreement."
+)
 
 
 def shared_space(module: nn.Module, config: FederationConfig) -> tuple[ParameterSpace, Sharing]:
@@ -168,7 +174,9 @@ class OneProcess:
         self.space.check(trainer.lightning_module)
         classified = [name for name, measure in measures.items() if not isinstance(measure, ModelScore)]
         every = self._config.evaluation.every if self.clients_here else 0
-        try_evaluations(trainer, self.data, every, classified)
+        if every:
+            test = self.data.client_loader(0, "test", shuffle=False)
+            try_forward(trainer, test, self.data.num_classes, f"ClientEvaluation(every={every})")
         asking_clients = [*self._strategies.values(), *board.evaluating.values()]
         for asks in asking_clients if self.clients_here else ():
             performance = getattr(asks, "performance", None)
@@ -180,7 +188,12 @@ class OneProcess:
             return None
         asking = {f"metric {name!r}": measure for name, measure in measures.items()}
         validated = evaluators_of(trainer, self.space, val, asking, seed=self._state.seed)
-        evaluator = self.manager.evaluator(all_on_device(trainer, val)) if classified else None
+        evaluator = None
+        if classified:
+            try:
+                evaluator = self.manager.evaluator(all_on_device(trainer, val))
+            except ConfigurationError as error:
+                raise ConfigurationError(f"metrics {classified}: {error}{_BY_WHAT_IS_LOGGED}") from error
         server_lr = self._config.aggregator.server_lr
         return CoalitionGames(evaluator, server_lr=server_lr, validated=validated, ranks=self.ranks)
 

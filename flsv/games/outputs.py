@@ -15,7 +15,7 @@ from torchmetrics import Metric
 from torchmetrics.classification import MulticlassConfusionMatrix, MulticlassExactMatch, MulticlassStatScores
 
 from flsv.errors import ConfigurationError
-from flsv.games.scores import ClassScore, class_1, loss_dtype
+from flsv.games.scores import ClassScore, class_1, kind_of, loss_dtype
 
 _CLASSES = "torchmetrics.classification"
 
@@ -52,7 +52,7 @@ class OutputMetric:
         Raises:
             ConfigurationError: the metric does not take them.
         """
-        self._seen = f"{_what(found)}, with y {_what(y)}"
+        self._seen = f"{kind_of(found)}, with y {kind_of(y)}"
         if isinstance(found, Tensor) and isinstance(y, Tensor):
             found = found.float() if found.dtype in (torch.bfloat16, torch.float16) else found
             if found.shape == (*y.shape, 1):
@@ -133,7 +133,3 @@ def _check_classes(metric: Metric, found: Any, y: Any) -> None:
     numbers = isinstance(found, Tensor) and isinstance(y, Tensor) and found.is_floating_point()
     if numbers and found.ndim == y.ndim and _kind(metric) == "Multiclass":
         raise ValueError("a metric of several classes needs a logit for each of them, [B, M, ...].")
-
-
-def _what(value: Any) -> str:
-    return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

@@ -229,8 +229,7 @@ def checked_pair(batch: Any, num_classes: int) -> tuple[Any, Tensor]:
         raise ConfigurationError(f"a validation batch is a {type(batch).__name__}, expected a pair (x, y).")
     x, y = batch
     if not isinstance(y, Tensor) or y.ndim != 1 or y.is_floating_point() or y.dtype == torch.bool:
-        what = f"{y.dtype} {list(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
-        raise ConfigurationError(f"the labels of a validation batch are {what}, expected integer classes [B].")
+        raise ConfigurationError(f"the labels of a validation batch are {kind_of(y)}, expected integer classes [B].")
     if isinstance(x, Tensor) and len(x) != len(y):
         raise ConfigurationError(f"a validation batch has {len(x)} inputs and {len(y)} labels.")
     if len(y) and (int(y.min()) < 0 or int(y.max()) >= num_classes):
@@ -241,12 +240,23 @@ def checked_pair(batch: Any, num_classes: int) -> tuple[Any, Tensor]:
     return x, y.long()
 
 
-def checked_logits(logits: Any, y: Tensor, classes: int) -> Tensor:
-    """``logits``, if they are one row of M numbers per label."""
-    if not isinstance(logits, Tensor) or logits.shape != (len(y), classes):
-        what = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise ConfigurationError(
-            f"the module's forward gives {what} for {len(y)} samples of {classes} classes; expected logits "
-            f"[{len(y)}, {classes}]."
+def checked_logits(logits: Any, y: Tensor, classes: int, or_more: bool = False) -> Tensor:
+    """``logits``, if they are one row of M numbers, or more, per label."""
+    shape = tuple(logits.shape) if isinstance(logits, Tensor) else ()
+    if shape == (len(y), classes) or (or_more and len(shape) == 2 and shape[0] == len(y) and shape[1] > classes):
+        return logits
+    hint = ""
+    if classes == 2 and shape in ((len(y),), (len(y), 1)):
+        hint = (
+            " Of one logit z per sample make two: torch.stack([torch.zeros_like(z), z], -1) has the same loss under "
+            "cross_entropy as z under binary_cross_entropy_with_logits."
         )
-    return logits
+    raise ConfigurationError(
+        f"the module's forward gives {kind_of(logits)} for {len(y)} samples of {classes} classes; expected logits "
+        f"[{len(y)}, {classes}].{hint}"
+    )
+
+
+def kind_of(value: Any) -> str:
+    """A tensor's dtype and shape, or the type of something else, for messages."""
+    return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

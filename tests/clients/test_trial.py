@@ -79,9 +79,7 @@ def game(metric: Any = LeaveOneOut) -> dict[str, Any]:
 )
 def test_one_logit_is_no_classifier(tmp_path: Path, loop: dict[str, Any], asking: str, squeeze: bool) -> None:
     shape = r"\[\d+\]" if squeeze else r"\[\d+, 1\]"
-    match = (
-        rf"{asking}: NeverOneLogit.forward gives torch.float32 {shape} for \d+ samples of 2 classes, expected logits"
-    )
+    match = rf"{asking}: the module's forward gives torch.float32 {shape} for \d+ samples of 2 classes; expected logits"
     with pytest.raises(ConfigurationError, match=match + r" \[\d+, 2\]\. Of one logit z per sample make two"):
         fit(FederatedLoop(**loop), tmp_path, NeverOneLogit(squeeze), binary())
 
@@ -101,7 +99,7 @@ def test_two_logits_made_of_one_are_measured_right(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tests", ["shared", "own"])
 def test_own_models(tmp_path: Path, tests: Any) -> None:
     loop = FederatedLoop(evaluation=ClientEvaluation(keep_trained=True))
-    with pytest.raises(ConfigurationError, match=rf'tests="{tests}": NeverOneLogit.forward gives .* expected logits'):
+    with pytest.raises(ConfigurationError, match=rf'tests="{tests}": the module.s forward gives .* expected logits'):
         fit(loop, tmp_path, NeverOneLogit(True), binary(), callbacks=[OwnModels(loop, tests)])
 
 
@@ -186,7 +184,7 @@ def test_the_trial_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for tried in (True, False):
         with monkeypatch.context() as patch:
             if not tried:
-                patch.setattr("flsv.engines.one_process.try_evaluations", lambda *_: None)
+                patch.setattr("flsv.engines.one_process.try_forward", lambda *_: None)
             module = Restless()
             torch.manual_seed(5)
             fit(FederatedLoop(**EVERY, seed=1), tmp_path, module, toy_data())
