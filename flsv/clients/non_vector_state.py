@@ -66,29 +66,31 @@ class NonVectorState:
         }
 
     @torch.no_grad()
-    def write(self, state: State) -> None:
-        """Put copies back, buffers in place where they still have the shape; what has come since is taken away."""
+    def write(self, state: State, partial: bool = False) -> None:
+        """Put copies back, buffers in place where they still have the shape; what has come since is taken away, unless
+        the state is ``partial``."""
         self._write_buffers(state["buffers"])
-        gone = dict(state["attributes"])
+        missing = dict(state["attributes"])
         for name, layer, own, value in list(plain_state(self._module)):
-            if name not in state["attributes"]:
-                if value is not None:
-                    delattr(layer, own)
-                continue
-            before = gone.pop(name)
-            if not _same(value, before):
-                # Another object: what the old one is elsewhere, a batch of the data for example, stays as it is.
-                setattr(layer, own, _each(before, torch.clone))
-        self._add(gone)
+            if name in missing:
+                before = missing.pop(name)
+                if not _same(value, before):
+                    # Another object: what the old one is elsewhere, a batch of the data for example, stays as it is.
+                    setattr(layer, own, _each(before, torch.clone))
+            elif value is not None and not partial:
+                delattr(layer, own)
+        for name, value in missing.items():
+            if value is not None:
+                prefix, _, own = name.rpartition(".")
+                setattr(self._module.get_submodule(prefix), own, _each(value, torch.clone))
 
-    @torch.no_grad()
     def resume(self, state: State) -> None:
         """Put back what a checkpoint holds of ``read(changed=True)``."""
-        self._write_buffers(state["buffers"])
-        for name, layer, own, _value in list(plain_state(self._module)):
-            if name in state["attributes"]:
-                setattr(layer, own, self._here(state["attributes"][name]))
-        self._add(state["attributes"])
+        device = _device(self._module)
+        attributes = {
+            name: _each(value, lambda tensor: tensor.to(device)) for name, value in state["attributes"].items()
+        }
+        self.write({"buffers": state["buffers"], "attributes": attributes}, partial=True)
 
     def check(self) -> None:
         """Whether the constants are what they were.
@@ -121,20 +123,6 @@ class NonVectorState:
             if own not in layers[prefix]._buffers:  # made in training
                 value = None if value is None else value.to(_device(self._module), copy=True)
                 layers[prefix].register_buffer(own, value, persistent=False)
-
-    def _add(self, attributes: Mapping[str, Any]) -> None:
-        """Those that the module does not have."""
-        if all(value is None for value in attributes.values()):
-            return
-        layers, there = dict(self._module.named_modules()), {name for name, *_ in plain_state(self._module)}
-        for name, value in attributes.items():
-            prefix, _, own = name.rpartition(".")
-            if name not in there and value is not None:
-                setattr(layers[prefix], own, self._here(value))
-
-    def _here(self, value: Any) -> Any:
-        device = _device(self._module)
-        return _each(value, lambda tensor: tensor.to(device, copy=True))
 
     def _changed(self, name: str, value: Any) -> bool:
         first, versions = self._first.get(name, (None, ()))

@@ -69,7 +69,6 @@ class LocalTraining:
         self._num_clients, self._algorithm, self._personalizer = num_clients, algorithm, personalizer
         self._strategies, self._uploads, self._local_epochs = strategies, uploads, local_epochs
         self._constants = space.constants(module)
-        self._constant = set(self._constants.values())
         self._unsaved = NonVectorState(module, space.left_names)
         self._turn: ClientContext | None = None
         self.upload_seed: int | None = None
@@ -164,8 +163,6 @@ class LocalTraining:
             return  # the module's own, between two clients
         context = self._turn
         context.num_steps += 1
-        if self._constant:
-            self._check_frozen(optimizer)
         if self._algorithm is not None:
             context.optimizer = optimizer
             context.lr_sum += optimizer.param_groups[0]["lr"]
@@ -294,26 +291,16 @@ class LocalTraining:
         """Whether training has made something of the client's own not finite."""
         return any(not t.isfinite().all() and bool(self._private[n].isfinite().all()) for n, t in private.items())
 
-    def _check_frozen(self, optimizer: Any) -> None:
-        for parameter in (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
-            if parameter in self._constant:
-                name = next(name for name, each in self._constants.items() if each is parameter)
-                raise ConfigurationError(
-                    f"{name!r} required no gradient when the fit began, so that it is not shared, and now it is "
-                    "trained: what share says of what is trained holds for a whole fit. Share such parameters by "
-                    'patterns, FederatedLoop(share=["trainable", "name.*"]), or share all.'
-                )
-
     def _check_constant(self) -> None:
         differ = (_marks(self._constants.values()) != self._marks).any(0).tolist() if self._constants else []
         changed = [name for name, other in zip(self._constants, differ) if other]
         if changed:
             more = ", ..." if len(changed) > 3 else ""
             raise ConfigurationError(
-                f"{', '.join(map(repr, changed[:3]))}{more} require no gradient, so that they were taken to be the "
-                "same at all clients, and training changes them, as where one network follows another. Say what they "
-                'are: FederatedLoop(share=["trainable", "name.*"]) shares them, share=["trainable", "!name.*"] keeps '
-                "them at their client."
+                f"{', '.join(map(repr, changed[:3]))}{more} required no gradient when the fit began, so that they were "
+                "taken to be the same at all clients, and training changes them, as where one network follows another "
+                'or layers are unfrozen. Say what they are: FederatedLoop(share=["trainable", "name.*"]) shares them, '
+                'share=["trainable", "!name.*"] keeps them at their client.'
             )
 
     def _reports(self, local: LocalData, context: ClientContext) -> dict[str, Tensor]:

@@ -217,21 +217,6 @@ def test_what_would_pass_from_client_to_client_is_refused(tmp_path: Path, module
     assert before == (L.Trainer.is_last_batch, L.Trainer.estimated_stepping_batches)
 
 
-class ReadsInSetup(Scheduled):
-    def setup(self, stage: str) -> None:
-        self.steps = self.trainer.estimated_stepping_batches
-
-    def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
-        return [optimizer], [{"scheduler": linear(optimizer, self.steps), "interval": "step"}]
-
-
-def test_the_number_read_elsewhere_is_the_largest_and_is_warned_of(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="read in setup, where no client trains: it is that of the client with the"):
-        module = fit(FederatedLoop(seed=SEED), tmp_path, ReadsInSetup(linear), rounds=2)
-    assert module.steps == max(len(rates) for rates in module.rates.values())
-
-
 def asks_for_steps(trainer: Any) -> float:
     return trainer.estimated_stepping_batches / trainer.max_epochs
 
@@ -281,13 +266,12 @@ def test_every_length_is_one_clients(tmp_path: Path, ways: list[Callable[[Any], 
 
 
 @pytest.mark.parametrize("way", WAYS[1:])
-def test_lengths_in_setup_are_the_largest_and_are_warned_of(tmp_path: Path, way: Callable[[Any], float]) -> None:
+def test_lengths_in_setup_are_the_largest(tmp_path: Path, way: Callable[[Any], float]) -> None:
     class AsksInSetup(Scheduled):
         def setup(self, stage: str) -> None:
             self.length = way(self.trainer)
 
-    with pytest.warns(UserWarning, match="the number of training batches was read in setup, where no client trains"):
-        module = fit(FederatedLoop(seed=SEED), tmp_path, AsksInSetup(linear), rounds=2)
+    module = fit(FederatedLoop(seed=SEED), tmp_path, AsksInSetup(linear), rounds=2)
     assert 2 * module.length == max(len(rates) for rates in module.rates.values())
 
 
