@@ -180,7 +180,7 @@ class Follows(Plain):
 
 
 def test_frozen_parameters_that_change_are_refused_or_kept(tmp_path: Path) -> None:
-    said = r"'target.weight', 'target.bias' require no gradient, .* and training changes them"
+    said = r"'target.weight', 'target.bias' required no gradient .* and training changes them"
     with pytest.raises(ConfigurationError, match=said):
         fit(loop(share="trainable"), tmp_path, Follows(), unequal_data())
     federated = loop(share=["trainable", "!target.*"])

@@ -61,7 +61,7 @@ class KeptUtility:
         known: members to utility.
 
     Raises:
-        ConfigurationError: the file is one of other settings, or none of this kind.
+        ConfigurationError: the file is one of other settings or players, or none of this kind.
 
     Example:
         >>> import tempfile
@@ -84,39 +84,25 @@ class KeptUtility:
     ) -> None:
         self._at_once = at_once or ranks.size
         self._utility, self._path, self._ranks, self._told = utility, path, ranks, told
-        self.known: dict[Members, float] = {}
-        head = {"settings": dict(settings)}
-        lines = _kept(path) if ranks.rank == 0 else []
-        lines = ranks.from_rank(0, lines, "the trainings that are kept")
-        if lines:
-            found = lines[0].get("settings")
-            if found != head["settings"]:
-                differ = [k for k in {**head["settings"], **(found or {})} if (found or {}).get(k) != settings.get(k)]
-                raise ConfigurationError(
-                    f"{path} holds trainings of other settings ({', '.join(sorted(differ)) or 'none are told'}). Use "
-                    "those, or move the file away."
-                )
-            self.known = {tuple(line["members"]): float(line["utility"]) for line in lines[1:]}
+        head = dict(settings)
+        kept = ranks.from_rank(0, _kept(path) if ranks.rank == 0 else None, "the trainings that are kept")
+        found, self.known = (head, {}) if kept is None else kept
+        if found != head:
+            differ = sorted(name for name in {**head, **found} if found.get(name) != head.get(name))
+            raise ConfigurationError(
+                f"{path} holds trainings of other settings ({', '.join(differ)}). Use those, or move the file away."
+            )
         if ranks.rank == 0:
             # Also cuts off a line that a kill has left unfinished.
             with replacing(path) as file:
-                file.write(b"".join(_line(each) for each in (lines or [head])))
+                file.write(_line({"settings": head}) + _trainings(self.known))
 
     def knows(self, masks: Tensor) -> bool:
         """Whether all of these are known."""
         return all(tuple(mask.nonzero().flatten().tolist()) in self.known for mask in masks)
 
     def __call__(self, masks: Tensor) -> Tensor:
-        """float64 ``[K]``. What is not finite is told and not kept.
-
-        Raises:
-            ConfigurationError: the file has trainings of players that there are not.
-        """
-        beyond = [members for members in self.known if members and members[-1] >= masks.shape[1]]
-        if beyond:
-            raise ConfigurationError(
-                f"{self._path} has a training of {list(beyond[0])}, expected players 0 to {masks.shape[1] - 1}. {_AWAY}"
-            )
+        """float64 ``[K]``. What is not finite is told and not kept."""
         coalitions = [tuple(mask.nonzero().flatten().tolist()) for mask in masks]
         first = {members: i for i, members in reversed(list(enumerate(coalitions)))}
         missing = sorted(i for members, i in first.items() if members not in self.known)
@@ -126,9 +112,7 @@ class KeptUtility:
             new = dict(zip([coalitions[i] for i in rows], values))
             self.known |= new
             if self._ranks.rank == 0:
-                kept = {members: value for members, value in new.items() if math.isfinite(value)}
-                lines = [_line({"members": list(members), "utility": value}) for members, value in kept.items()]
-                append(self._path, b"".join(lines))
+                append(self._path, _trainings(new))
             self._told(len(first) - len(missing) + start + len(rows), len(first))
         return torch.tensor([self.known[members] for members in coalitions], dtype=torch.float64)
 
@@ -137,28 +121,25 @@ def _line(value: Mapping[str, Any]) -> bytes:
     return json.dumps(value).encode() + b"\n"
 
 
-def _kept(path: Path) -> list[dict[str, Any]]:
-    """The settings and the trainings, as they were written; a last line that a kill cut short is left out."""
-    lines: list[dict[str, Any]] = []
-    for number, text in enumerate(whole_lines(path) if path.is_file() else (), 1):
-        try:
-            line = json.loads(text)
-            right = _is_training(line) if lines else isinstance(line["settings"], dict)
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ConfigurationError(f"{path}, line {number}: {error}. {_AWAY}") from error
-        if not right:
-            raise ConfigurationError(f"{path}, line {number} is {text[:60]!r}, expected a training. {_AWAY}")
-        lines.append(line)
-    return lines
+def _trainings(known: Mapping[Members, float]) -> bytes:
+    """Those that are finite."""
+    finite = {members: value for members, value in known.items() if math.isfinite(value)}
+    return b"".join(_line({"members": members, "utility": value}) for members, value in finite.items())
 
 
-def _is_training(line: Mapping[str, Any]) -> bool:
-    members = line["members"]
-    players = all(type(member) is int and member >= 0 for member in members)
-    return players and members == sorted(set(members)) and math.isfinite(line["utility"])
-
-
-_AWAY = "Move the file away: its trainings are then done again."
+def _kept(path: Path) -> tuple[dict[str, Any], dict[Members, float]] | None:
+    """The settings and the trainings in a file; a last line that a kill cut short is left out. None: there is none."""
+    texts = whole_lines(path) if path.is_file() else []
+    if not texts:
+        return None
+    try:
+        head, *lines = map(json.loads, texts)
+        known = {tuple(line["members"]): float(line["utility"]) for line in lines}
+        return dict(head["settings"]), {members: value for members, value in known.items() if math.isfinite(value)}
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ConfigurationError(
+            f"{path} is no file of trainings ({error}). Move the file away: its trainings are then done again."
+        ) from error
 
 
 class RetrainedUtility:
