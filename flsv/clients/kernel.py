@@ -289,7 +289,7 @@ class ManyBatches(ABC):
     def one(self, client: int, step: int) -> Any:
         """One batch as it is."""
         ((_, stacked),) = self.at([client], step)
-        return tree_map_only(Tensor, lambda tensor: tensor[0], stacked)
+        return tree_map_only(Tensor, lambda tensor: tensor[0].clone(), stacked)
 
 
 class GivenBatches(ManyBatches):

@@ -56,13 +56,10 @@ def refusing(module: nn.Module, errors: tuple[type[Exception], ...] = ()) -> Ite
     except Exception as error:
         said = str(error) or type(error).__name__
         reason = next((means for words, means in _WORDS if words in said and "vmap" in said), None)
-        if said.startswith('engine="vmap" trains') or is_oom_error(error):
+        refused = reason is not None or isinstance(error, (ConfigurationError, *errors))
+        if isinstance(error, NotBatched) or is_oom_error(error) or not refused:
             raise
-        if reason is None and not isinstance(error, (ConfigurationError, *errors)):
-            raise
-        if reason is None:
-            reason = said.splitlines()[0].rstrip(".")
-        raise refusal(module, reason) from error
+        raise refusal(module, reason or said.splitlines()[0].rstrip(".")) from error
 
 
 class Watch:
@@ -116,8 +113,8 @@ def _kept(module: nn.Module) -> Iterator[tuple[str, tuple[Any, Any]]]:
 def _same(before: tuple[Any, Any] | None, now: tuple[Any, Any] | None) -> bool:
     if before is None or now is None:
         return before is now
-    if isinstance(now[0], (bool, int, float, str)):
-        return bool(type(before[0]) is type(now[0]) and before[0] == now[0])
+    if type(before[0]) is type(now[0]) and isinstance(now[0], (int, float, str)):
+        return bool(before[0] == now[0])
     return before[0] is now[0] and before[1] == now[1]
 
 

@@ -1,22 +1,21 @@
-"""Checks whether clients can be trained at once: statically, and by a trial on a few batches."""
+"""Checks whether clients can be trained at once: what Lightning does around their steps, and a trial of the steps."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection
 from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch import Tensor, nn
+from torch import Tensor
 
 from flsv._lightning.precision import TOLERANCES, share_of_way, tolerance
 from flsv.clients.kernel import ELEMENTWISE, GivenBatches, ManyBatches, RowTraining, is_elementwise
 from flsv.clients.pure_steps import Watch, batched_steps, pure_step, refusal, refusing
-from flsv.clients.row_step import State, loss_of, step_arguments
-from flsv.errors import ConfigurationError
+from flsv.clients.row_step import loss_of, step_arguments
 
 #: Hooks around a step, of which a batched one has none.
 HOOKS_OF_A_STEP = (
@@ -39,24 +38,6 @@ HOOKS_OF_A_MODULE = (
 )
 
 
-def check_batched(trainer: L.Trainer, algorithm: Any, client_optimizer: str) -> None:
-    """Check that a fit is one whose clients can be trained at once.
-
-    Args:
-        trainer: with its optimizers set up.
-        algorithm: the loop's ``client_algorithm``.
-        client_optimizer: likewise.
-
-    Raises:
-        ConfigurationError: why not, and what to do.
-    """
-    why = not_batched(trainer, algorithm, client_optimizer)
-    if why:
-        raise ConfigurationError(
-            f'engine="vmap" trains many clients as one batched model, and {why}, or engine="sequential".'
-        )
-
-
 def moves_batches(trainer: L.Trainer) -> bool:
     """Whether the module or the data define what happens to a batch on its way."""
     hooks = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
@@ -64,14 +45,8 @@ def moves_batches(trainer: L.Trainer) -> bool:
     return any(is_overridden(hook, part, base) for hook in hooks for part, base in parts)
 
 
-def clip_norm(trainer: L.Trainer) -> float | None:
-    """The largest norm of a gradient that the trainer allows."""
-    value = trainer.gradient_clip_val
-    return None if value is None else float(value)
-
-
 def not_batched(trainer: L.Trainer, algorithm: Any, client_optimizer: str, schedules: bool = False) -> str | None:
-    """Why clients of a fit cannot be trained at once, and what to do; None: as far as it can be seen, they can.
+    """Why clients of a fit cannot be trained at once, and what to do; None: but for a trial, they can.
 
     Args:
         trainer: with its optimizers set up.
@@ -122,7 +97,7 @@ def try_batched(
     trainer: L.Trainer, batches: ManyBatches, clip_norm: float | None, apart: Collection[str] = ()
 ) -> set[str]:
     """Train the model that is in a trainer's module on the first, second and last batch of the first of these clients,
-    with ``training_step`` and its optimizer one after the other, and as two models at once.
+    with ``training_step`` and its optimizer one after the other, and as one of two models at once.
 
     The module, its optimizer and the random state are left as they were.
 
@@ -139,59 +114,41 @@ def try_batched(
         ConfigurationError: the two differ, or the module cannot be trained so; with the reason.
     """
     module, optimizer = trainer.lightning_module, trainer.optimizers[0]
-    steps = sorted({0, min(1, batches.lengths[0] - 1), batches.lengths[0] - 1})
-    given = [batches.one(0, step) for step in steps]
-    start = {name: tensor.detach().clone() for name, tensor in _own(module)}
+    given = [batches.one(0, step) for step in sorted({0, min(1, batches.lengths[0] - 1), batches.lengths[0] - 1})]
+    own = {name: tensor.detach() for name, tensor in (*module.named_parameters(), *module.named_buffers())}
+    start = {name: tensor.clone() for name, tensor in own.items()}
     watch = Watch(module)
     losses: list[Tensor] = []
-    models: list[State] = []
-    gradients: set[frozenset[str]] = set()
-    for step, batch in zip(steps, given):
+    without: list[set[str]] = []
+    for step, batch in enumerate(given):
         optimizer.zero_grad()
         with refusing(module), pure_step(module):
             loss = loss_of(trainer.strategy.training_step(*step_arguments(module, batch, step)))
         loss.backward()
-        gradients.add(frozenset(name for name, p in module.named_parameters() if p.grad is None))
+        without.append({name for name, p in module.named_parameters() if p.grad is None})
         if clip_norm is not None:
             torch.nn.utils.clip_grad_norm_([p for g in optimizer.param_groups for p in g["params"]], clip_norm)
         optimizer.step()
         losses.append(loss.detach())
-        models.append({name: tensor.detach().clone() for name, tensor in _own(module)})
+    model = {name: tensor.clone() for name, tensor in own.items()}
     optimizer.state = defaultdict(dict)
     optimizer.zero_grad()
-    _put(module, start)
+    for name, tensor in own.items():
+        tensor.copy_(start[name])
     if reason := watch.changed():
         raise refusal(module, reason)
-    if len(gradients) != 1:
+    if any(each != without[0] for each in without):
         raise refusal(module, "which parameters have gradients differs from batch to batch")
-    unused = set[str]().union(*gradients)
     both = {name: torch.stack([tensor, tensor]) for name, tensor in start.items() if name not in apart}
-    training = RowTraining(module, optimizer, clip_norm, unused)
+    training = RowTraining(module, optimizer, clip_norm, without[0])
     # The batches have gone through it one by one: whatever it raises now, it raises of many.
-    with refusing(module, (Exception,)):
-        trained, means = at_once(trainer, training, both, GivenBatches([given, given[:1]]))
-    for row, (model, mean) in enumerate(((models[-1], torch.stack(losses).mean()), (models[0], losses[0]))):
-        _compare(trainer, "the loss", means[row], mean.to(means), tolerance(trainer))
-        way = sum(float((model[name] - tensor).float().square().sum()) for name, tensor in start.items()) ** 0.5
-        for name, tensor in trained.items():
-            _compare(trainer, name, tensor[row], model[name], TOLERANCES[trainer.precision], way)
-    return unused
-
-
-def at_once(
-    trainer: L.Trainer,
-    training: RowTraining,
-    states: State,
-    batches: ManyBatches,
-    after_step: Callable[[], None] = lambda: None,
-) -> tuple[State, Tensor]:
-    """``training.train`` in a fit: in its precision, with its trainer out of reach.
-
-    Raises:
-        ConfigurationError: a batch is another than those that were tried; with the reason.
-    """
-    with batched_steps(trainer):
-        return training.train(states, batches, after_step)
+    with refusing(module, (Exception,)), batched_steps(trainer):
+        trained, means = training.train(both, GivenBatches([given, given]))
+    _compare(trainer, "the loss", means[0], torch.stack(losses).mean().to(means), tolerance(trainer))
+    way = sum(float((model[name] - tensor).float().square().sum()) for name, tensor in start.items()) ** 0.5
+    for name, tensor in trained.items():
+        _compare(trainer, name, tensor[0], model[name], TOLERANCES[trainer.precision], way)
+    return without[0]
 
 
 def _compare(
@@ -210,14 +167,3 @@ def _compare(
         "gradient's size makes the rounding of a gradient that ought to be 0 as large as others, as that of a bias "
         "before batch normalization)",
     )
-
-
-def _own(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from module.named_parameters()
-    yield from module.named_buffers()
-
-
-@torch.no_grad()
-def _put(module: nn.Module, state: State) -> None:
-    for name, tensor in _own(module):
-        tensor.copy_(state[name])

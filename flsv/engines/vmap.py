@@ -16,13 +16,15 @@ from flsv.clients.algorithms import ClientContext
 from flsv.clients.client_manager import ClientManager
 from flsv.clients.cohort import CohortLoader, CohortTraining
 from flsv.clients.kernel import GatheredBatches, GivenBatches, ManyBatches, RowTraining
-from flsv.clients.row_checks import at_once, check_batched, clip_norm, moves_batches, try_batched
+from flsv.clients.pure_steps import batched_steps
+from flsv.clients.row_checks import moves_batches, not_batched, try_batched
 from flsv.clients.row_step import State
 from flsv.clients.train_client import LocalTraining
 from flsv.engines.one_process import IdleProcess
+from flsv.errors import ConfigurationError
 from flsv.round import Instruction
 
-#: Clients at once, halved where they do not fit.
+#: Clients at once.
 ON_CPU, ON_GPU = 50, 256
 
 
@@ -116,7 +118,7 @@ class VmapCohort(CohortTraining):
             given += [as_given(self._trainer, next(self._batches)) for _ in range(visit.batches - 1)]
         state = {name: tensor.clone() for name, tensor in self._own.items()}
         if self._training is None:
-            clip = clip_norm(self._trainer)
+            clip: Any = self._trainer.gradient_clip_val
             unused = try_batched(self._trainer, self._stacked([given]), clip, self._apart)
             self._training = RowTraining(self._module, self._trainer.optimizers[0], clip, unused)
         turn = self.local.suspend()
@@ -126,21 +128,13 @@ class VmapCohort(CohortTraining):
     def _train(self, begun: list[_Begun]) -> None:
         assert self._training is not None
         states = {name: torch.stack([each.state[name] for each in begun]) for name in begun[0].state}
-        batches, trained = self._stacked([each.given for each in begun]), None
         try:
-            trained, losses = at_once(self._trainer, self._training, states, batches)
+            with batched_steps(self._trainer):
+                trained, losses = self._training.train(states, self._stacked([each.given for each in begun]))
         except RuntimeError as error:
-            if len(begun) == 1 or not is_oom_error(error):
-                raise
-        del states
-        if trained is None:
-            # By now what the failed chunk made is gone: an exception keeps it alive while it is handled.
-            if torch.cuda.is_initialized():
-                torch.cuda.empty_cache()
-            self._chunk = half = (len(begun) + 1) // 2
-            self._train(begun[:half])
-            self._train(begun[half:])
-            return
+            if is_oom_error(error):
+                error.add_note(f"{len(begun)} clients at once: engine=partial(VmapProcess, chunk=...) takes fewer.")
+            raise
         for row, each in enumerate(begun):
             self._now = self._visits[self._visited].client
             torch._foreach_copy_(list(self._own.values()), [trained[name][row] for name in self._own])
@@ -173,7 +167,7 @@ class VmapProcess(IdleProcess):
 
     Args:
         options: what :class:`OneProcess` takes.
-        chunk: clients at once; None: 50 on a CPU, 256 on a GPU. Halved where the GPU's memory does not suffice.
+        chunk: clients at once; None: 50 on a CPU, 256 on a GPU.
 
     Raises:
         ConfigurationError: what cannot be trained at once, and why.
@@ -188,7 +182,10 @@ class VmapProcess(IdleProcess):
         if chunk is not None:
             check_number("VmapProcess", "chunk", chunk, least=1, whole=True)
         trainer, config = options[0], options[4]
-        check_batched(trainer, config.client_algorithm, config.client_optimizer)
+        if why := not_batched(trainer, config.client_algorithm, config.client_optimizer):
+            raise ConfigurationError(
+                f'engine="vmap" trains many clients as one batched model, and {why}, or engine="sequential".'
+            )
         self._chunk = chunk
         super().__init__(*options)
 

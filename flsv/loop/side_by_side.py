@@ -26,7 +26,8 @@ from flsv.attacks import Collusion
 from flsv.clients.cohort import CohortLoader
 from flsv.clients.kernel import RowTraining, SharedBatches, models_of, states_of
 from flsv.clients.optimizers import ClientOptimizers
-from flsv.clients.row_checks import at_once, clip_norm, moves_batches, not_batched
+from flsv.clients.pure_steps import batched_steps
+from flsv.clients.row_checks import moves_batches, not_batched
 from flsv.engines.one_process import shared_space
 from flsv.errors import ConfigurationError
 from flsv.games.coalition import utility_of
@@ -256,7 +257,7 @@ class CoalitionTraining(L.Callback):
         for optimizer in trainer.optimizers:
             optimizer._opt_called = True  # torch warns of a schedule before a step
         self._optimizers = ClientOptimizers(trainer, "reset")
-        self._kernel = RowTraining(module, trainer.optimizers[0], clip_norm(trainer), shared=True)
+        self._kernel = RowTraining(module, trainer.optimizers[0], trainer.gradient_clip_val, shared=True)
         models = space.read(module).expand(len(self._masks), -1).clone()
         noise = torch.randn(space.size, generator=torch.Generator().manual_seed(0), dtype=models.dtype)
         models[len(CHECKED) - 1] *= 1 + NUDGE * noise.to(models.device)
@@ -290,7 +291,8 @@ class CoalitionTraining(L.Callback):
             self._optimizers.begin_batch(0)
             self._steps = 0
             states = states_of(self._space, module, models[rows])
-            trained, losses = at_once(trainer, self._kernel, states, shared, self._after_step)
+            with batched_steps(trainer):
+                trained, losses = self._kernel.train(states, shared, self._after_step)
             self._optimizers.save(visit.client)
             sent = models_of(self._space, trained, models)
             servers.receive(visit.client, visit.batches, rows, models, sent, losses)

@@ -320,33 +320,6 @@ def test_the_trial_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert torch.equal(vector(with_trial), vector(without))
 
 
-@pytest.mark.parametrize(
-    ("fits", "expected"),
-    [(2, [5, 3, 2, 1, 2, 2, 2, 1]), (1, [5, 3, 2, 1, 1, 1, 2, 1, 1, *[1] * 5]), (0, [5, 3, 2, 1])],
-)
-def test_a_chunk_that_does_not_fit_is_halved(
-    fits: int, expected: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from flsv.engines import vmap
-
-    sizes: list[int] = []
-    train = vmap.at_once
-
-    def crowded(trainer: Any, training: Any, states: Any, batches: Any) -> Any:
-        sizes.append(len(batches.lengths))
-        if len(batches.lengths) > fits:
-            raise RuntimeError("CUDA out of memory. Tried to allocate 20 GiB")
-        return train(trainer, training, states, batches)
-
-    monkeypatch.setattr(vmap, "at_once", crowded)
-    if fits == 0:
-        with pytest.raises(RuntimeError, match="out of memory"):
-            pair(tmp_path, rounds=2)
-    else:
-        pair(tmp_path, rounds=2)
-    assert sizes == expected
-
-
 def test_the_ready_made_client_and_data_without_a_gather(tmp_path: Path) -> None:
     def make() -> ClassifierClient:
         torch.manual_seed(0)

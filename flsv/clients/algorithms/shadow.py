@@ -22,7 +22,7 @@ from flsv.attacks import Attack
 from flsv.clients.algorithms.base import ClientAlgorithm, ClientContext
 from flsv.clients.kernel import RowTraining, models_of, states_of
 from flsv.clients.pure_steps import NotBatched, batched_steps, purely
-from flsv.clients.row_checks import clip_norm, not_batched
+from flsv.clients.row_checks import not_batched
 from flsv.clients.row_step import State
 from flsv.errors import ConfigurationError
 from flsv.metrics import ShadowShapley
@@ -227,7 +227,7 @@ class CoalitionRows:
         apart = {name for name, parameter in own.items() if parameter.grad is None or name not in self._states}
         optimizer, kernel = trainer.optimizers[0], self.kernel
         if kernel is None or (kernel.module, kernel.optimizer, kernel.apart) != (module, optimizer, apart):
-            self.kernel = kernel = RowTraining(module, optimizer, clip_norm(trainer), apart, shared=True)
+            self.kernel = kernel = RowTraining(module, optimizer, trainer.gradient_clip_val, apart, shared=True)
         kernel.begin(self._states)
         return kernel
 
