@@ -14,6 +14,7 @@ from torch.func import functional_call, vmap
 from torchmetrics import Metric
 
 from flsv._lightning.evaluation import free_cached
+from flsv.declared import Count, checked
 from flsv.errors import ConfigurationError
 from flsv.games.gradients import GradientProducts, gradient_products, loss_gradient
 from flsv.games.outputs import OutputMetric, beyond_probabilities, wants_probabilities
@@ -33,6 +34,7 @@ _CPU_BATCH = 256
 _DRAWS, _SCALE = 8, 3.0
 
 
+@checked
 class ModelEvaluator(VectorEvaluator):
     """Evaluates any number of models of one structure, given as vectors, by their outputs on validation batches.
 
@@ -81,25 +83,16 @@ class ModelEvaluator(VectorEvaluator):
         space: ParameterSpace,
         batches: Iterable[Any],
         *,
-        num_classes: int | None = None,
+        num_classes: Count | None = None,
         metric: Metric | None = None,
         backend: Backend = "auto",
-        chunk: int = 64,
+        chunk: Count = 64,
         context: Context | None = None,
         seed: int = 0,
         asking: str = "ModelEvaluator",
     ) -> None:
-        for name, value in (("num_classes", num_classes), ("chunk", chunk)):
-            if value is not None and value < 1:
-                raise ConfigurationError(f"ModelEvaluator({name}={value}): expected at least 1.")
-        if metric is not None and not isinstance(metric, Metric):
-            raise ConfigurationError(
-                f"ModelEvaluator(metric=...): expected a torchmetrics Metric, got {type(metric).__name__}."
-            )
         if num_classes is None and metric is None:
             raise ConfigurationError("ModelEvaluator: expected num_classes of a classifier, or a metric.")
-        if backend not in ("auto", "vmap", "serial"):
-            raise ConfigurationError(f'ModelEvaluator(backend={backend!r}): expected "auto", "vmap" or "serial".')
         self.space, self.num_classes, self.chunk = space, num_classes, chunk
         self.names = [*(METRICS if num_classes is not None else ()), *(["metric"] if metric is not None else ())]
         self.device = module_device(module)
@@ -111,7 +104,6 @@ class ModelEvaluator(VectorEvaluator):
             self._replica = Replica(module, space, context)
             self._metrics = [] if metric is None else [OutputMetric(metric, asking, self.device)]
         self._dtypes = {name: tensor.dtype for name, tensor in named_tensors(self._replica.module)}
-        self._mapped = False  # whether vmap has evaluated models, so that an error is not its own
         self._try()
 
     def _keep(self, batches: Iterable[Any]) -> None:
@@ -161,27 +153,14 @@ class ModelEvaluator(VectorEvaluator):
 
     def _at_once(self, build: Build, count: int, sums: _Sums) -> None:
         start = 0
-        try:
-            while start < count:
-                rows = range(start, min(start + self.chunk, count))
-                if self._fits(build, rows, sums):
-                    start = rows.stop
-                else:
-                    # By now the failed chunk's tensors are gone: an exception keeps them alive while it is handled.
-                    free_cached(self.device)
-                    self.chunk = len(rows) // 2
-            return
-        except Exception as error:
-            if self._mapped or is_oom_error(error):
-                raise
-            cause = str(error)
-        self._one_by_one(build, count, sums)
-        self.backend = "serial"  # not where that raises an error, too: vmap was not at fault
-        warnings.warn(
-            f"torch.func.vmap cannot run {type(self._module).__name__} ({cause}): coalition models are evaluated "
-            f'one at a time. backend="{self.backend}" silences this.',
-            stacklevel=5,
-        )
+        while start < count:
+            rows = range(start, min(start + self.chunk, count))
+            if self._fits(build, rows, sums):
+                start = rows.stop
+            else:
+                # By now the failed chunk's tensors are gone: an exception keeps them alive while it is handled.
+                free_cached(self.device)
+                self.chunk = len(rows) // 2
 
     def _fits(self, build: Build, rows: range, sums: _Sums) -> bool:
         """Evaluate them, if memory lasts."""
@@ -191,7 +170,6 @@ class ModelEvaluator(VectorEvaluator):
             if not is_oom_error(error) or len(rows) == 1:
                 raise
             return False
-        self._mapped = True
         return True
 
     def gradient(self, vector: Tensor, balanced: bool = False) -> Tensor:
@@ -262,6 +240,7 @@ class ModelEvaluator(VectorEvaluator):
     def _try(self) -> None:
         """Forward passes, so that what is wrong is found before training time is spent."""
         x, y = self._batches[0]
+        build = rows_of(self.space.read(self._module)[None])
         with torch.autocast(self.device.type, enabled=False), isolated_rngs(self._seed, "utility"):
             if self.num_classes is not None:
                 if isinstance(x, Tensor):
@@ -271,9 +250,25 @@ class ModelEvaluator(VectorEvaluator):
             for metric in self._metrics:
                 self._replica.follow(self._module)
                 metric.gives_logits = wants_probabilities(metric.metric) and self._gives_logits(x)
-                sums = _Sums(1, self.num_classes, len(self._batches), self.device)
-                self._one_by_one(rows_of(self.space.read(self._module)[None]), 1, sums)
+                self._one_by_one(build, 1, _Sums(1, self.num_classes, len(self._batches), self.device))
+            if self.backend == "vmap":
+                self._try_vmap(build, x)
         self._replica.check(self._module, x)
+
+    def _try_vmap(self, build: Build, x: Any) -> None:
+        self._replica.follow(self._module)
+        try:
+            with self._replica.context():
+                self._stacked(build, range(1))(x)
+        except Exception as error:
+            if is_oom_error(error):
+                raise
+            self.backend = "serial"
+            warnings.warn(
+                f"torch.func.vmap cannot run {type(self._module).__name__} ({error}): coalition models are evaluated "
+                'one at a time. backend="serial" silences this.',
+                stacklevel=5,
+            )
 
     def _gives_logits(self, x: Any) -> bool:
         """Whether a model of random parameters gives what is no probability."""

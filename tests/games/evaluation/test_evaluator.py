@@ -8,7 +8,6 @@ import pytest
 import torch
 from games.naive import CLASSES, a_round, all_masks, batches, module, naive_model, naive_scores
 from lightning.pytorch.plugins import HalfPrecision
-from sklearn import metrics as sk
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 from torchmetrics.classification import BinaryAUROC, MulticlassF1Score, MulticlassHingeLoss
@@ -146,7 +145,6 @@ def test_a_metric_where_less_is_better_is_turned() -> None:
         ({"num_classes": 0}, "num_classes=0"),
         ({"chunk": 0}, "chunk=0"),
         ({"backend": "gpu"}, "backend='gpu'"),
-        ({"metric": sk.accuracy_score}, "torchmetrics Metric"),
         ({"batches": []}, "no validation samples"),
         ({"batches": [(torch.zeros(0, 1, 6, 6), torch.zeros(0).long())]}, "no validation samples"),
         ({"batches": [torch.zeros(3)]}, "pair"),
