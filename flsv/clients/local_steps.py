@@ -37,6 +37,7 @@ class LocalSteps:
 
     Attributes:
         limit: as given.
+        client: whose steps and batches are told; None: the largest numbers.
         begun: whether the first cohort's batches are there: from then on only ``configure_optimizers`` is told a
             client's number of them.
         last_batch: whether the client in training is at its last batch; None between rounds.
@@ -55,7 +56,7 @@ class LocalSteps:
     ) -> None:
         self._trainer, self._data, self._sampler, self._state = trainer, data, sampler, state
         self._local_epochs, self.limit = local_epochs, limit
-        self._client: int | None = None
+        self.client: int | None = None
         self._known: dict[int, float] = {}
         self._rounds: list[list[int]] | None = None
         self.asked = False
@@ -71,10 +72,6 @@ class LocalSteps:
         """The steps of the client that takes the most: for schedules that are no client's."""
         return max(self.of(client) for client in range(self._data.num_clients))
 
-    def enter(self, client: int | None) -> None:
-        """From now on, :meth:`answer` is this client's; None: the largest."""
-        self._client = client
-
     def length(self) -> TrainLength:
         """What stands for the train dataloader in ``configure_optimizers``: one client's batches in a round; the
         largest number where no client trains."""
@@ -86,7 +83,7 @@ class LocalSteps:
 
     def _answer(self, count: Callable[[int], float]) -> float:
         self.asked = self.asked or self._trainer.lightning_module._current_fx_name == CONFIGURE
-        return max(map(count, range(self._data.num_clients))) if self._client is None else count(self._client)
+        return max(map(count, range(self._data.num_clients))) if self.client is None else count(self.client)
 
     def _count(self, client: int) -> float:
         trainer = self._trainer

@@ -60,7 +60,7 @@ class NonVectorState:
             "buffers": {name: None if b is None else b.clone() for name, _, _, b in _buffers(self._module)},
             "attributes": {
                 name: _each(value, torch.clone)
-                for name, _, _, value in plain_state(self._module)
+                for name, _, _, value in list(plain_state(self._module))
                 if not changed or self._changed(name, value)
             },
         }

@@ -45,10 +45,10 @@ class ClientOptimizers:
         trainer: with its optimizers set up.
         policy: ``"reset"`` or ``"keep"``.
         state: of a checkpoint.
-        steps: how many every client takes.
+        steps: how many every client takes; None: as if it had not been asked.
 
     Raises:
-        ConfigurationError: an optimizer that cannot be shared, or trains what is no parameter of the module.
+        ConfigurationError: an optimizer or a scheduler that cannot be shared.
     """
 
     def __init__(
@@ -80,13 +80,15 @@ class ClientOptimizers:
     def load(self, client: int) -> None:
         """Make the shared optimizers this client's own."""
         if self._steps is not None:
-            self._steps.enter(client)
+            self._steps.client = client
         self._federations = self._options()
         pace = self._paces.get(client, {})
         self._scale.load(pace.get("scale"))
         self._schedules.load(client, pace.get("schedulers"))
         self._kept: Options = pace.get("options", [])
-        self._put(self._kept)
+        for optimizer, groups in zip(self._optimizers, self._kept):
+            for group, values in zip(optimizer.param_groups, groups):
+                put(group, values)
         self._begun = self._options()
         states = self._states.get(client)
         for i, optimizer in enumerate(self._optimizers):
@@ -133,7 +135,7 @@ class ClientOptimizers:
                 put(group, {name: value for name, value in options.items() if name not in by_round})
         self._federations = None
         if self._steps is not None:
-            self._steps.enter(None)
+            self._steps.client = None
 
     def commit(self) -> None:
         """The round is complete: what its clients left is their state from now on."""
@@ -174,13 +176,8 @@ class ClientOptimizers:
             self._schedules.rewind(checkpoint["lr_schedulers"])
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "states": {
-                c: [_by_index(o, s) for o, s in zip(self._optimizers, all_)] for c, all_ in self._states.items()
-            },
-            "paces": self._paces,
-            "scale": self._scale.state_dict(),
-        }
+        states = {c: list(map(_by_index, self._optimizers, kept)) for c, kept in self._states.items()}
+        return {"states": states, "paces": self._paces, "scale": self._scale.state_dict()}
 
     def _load(self, state: dict[str, Any]) -> None:
         for client, states in state["states"].items():
@@ -196,11 +193,6 @@ class ClientOptimizers:
             [{k: _value(v) for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
             for optimizer in self._optimizers
         ]
-
-    def _put(self, options: Options) -> None:
-        for optimizer, groups in zip(self._optimizers, options):
-            for group, values in zip(optimizer.param_groups, groups):
-                put(group, values)
 
     def _own(self, options: Options) -> Options:
         """What of the options as the client leaves them is the client's."""
@@ -241,10 +233,7 @@ def _value(value: Any) -> Any:
 
 
 def _copy(state: Any) -> Any:
-    def value(v: Any) -> Any:
-        return v.clone() if isinstance(v, Tensor) else deepcopy(v)
-
-    return defaultdict(dict, {p: {k: value(v) for k, v in entries.items()} for p, entries in state.items()})
+    return defaultdict(dict, {p: {k: _value(v) for k, v in entries.items()} for p, entries in state.items()})
 
 
 def _by_index(optimizer: Optimizer, state: Any) -> dict[int, Any]:
@@ -260,14 +249,6 @@ class Schedules:
 
     Between two clients, and between rounds, they are the federation's: as ``configure_optimizers`` gave them, but for
     the steps that it takes itself.
-
-    Args:
-        trainer: with its optimizers set up.
-        steps: how many every client takes; None: as if it had not been asked.
-
-    Raises:
-        ConfigurationError: one optimizer has a client's and a federation's scheduler; the module steps the
-            federation's while a client trains.
     """
 
     def __init__(self, trainer: L.Trainer, steps: LocalSteps | None = None) -> None:
@@ -291,11 +272,8 @@ class Schedules:
         Lightning steps it just before the last client's last batch ends.
         """
         # As they are now: StochasticWeightAveraging brings its own when its time comes.
-        known = {id(scheduler) for scheduler in self._schedulers}
-        by_round = [
-            config.scheduler for config in self._trainer.lr_scheduler_configs if id(config.scheduler) not in known
-        ]
-        return any(scheduler.optimizer is optimizer for scheduler in by_round)
+        present = [config.scheduler for config in self._trainer.lr_scheduler_configs]
+        return any(each.optimizer is optimizer for each in present if each not in self._schedulers)
 
     def load(self, client: int, states: dict[int, Any] | None) -> None:
         """Put the schedulers where the client has left them; at their beginning where it comes for the first time."""
@@ -328,7 +306,6 @@ class Schedules:
         return dict(enumerate(now))
 
     def states(self) -> list[Any]:
-        """Copies, in the order of the tracked schedulers."""
         return [deepcopy(scheduler.state_dict()) for scheduler in self._schedulers]
 
     def rewind(self, saved: list[Any]) -> None:
@@ -369,17 +346,11 @@ class Schedules:
 
 
 class _Family:
-    """Schedulers made for another number of steps. They write into the parameter groups of the ones in use."""
+    """Schedulers made for another number of steps."""
 
     def __init__(self, trainer: L.Trainer, places: list[int]) -> None:
         self._optimizers, schedulers = configured(trainer)
         self._used = trainer.optimizers
-        kinds = [type(config.scheduler) for config in trainer.lr_scheduler_configs]
-        if [type(scheduler) for scheduler in schedulers] != kinds or len(self._optimizers) != len(self._used):
-            raise ConfigurationError(
-                "configure_optimizers asks the trainer how long the training is, and gives other optimizers or "
-                "schedulers for a client with fewer steps: it must give the same ones, of another length."
-            )
         self._groups = [
             [{k: deepcopy(v) for k, v in group.items() if k in SCHEDULED} for group in optimizer.param_groups]
             for optimizer in self._optimizers
@@ -390,7 +361,7 @@ class _Family:
             optimizer._opt_called = True  # type: ignore[attr-defined]  # torch warns of a schedule before a step
 
     def enter(self, schedulers: list[Any]) -> None:
-        """Become these schedulers: whoever holds one of them holds this one."""
+        """Become these schedulers: whoever holds one of them holds this one, and theirs are the parameter groups."""
         for optimizer, used, fresh in zip(self._optimizers, self._used, self._groups):
             optimizer.param_groups = used.param_groups
             for group, options in zip(used.param_groups, fresh):

@@ -260,5 +260,5 @@ class CoalitionGames:
             return GradientProducts(self.slopes(loss=loss), None)
         if "Hessian" not in self._products:
             start, updates = self.round.global_vector, self.round.matrix
-            self._products["Hessian"] = self.evaluator_of("negative_loss").gradient_products(start, updates, order)
+            self._products["Hessian"] = self.evaluator_of("negative_loss").gradient_products(start, updates)
         return self._products["Hessian"]

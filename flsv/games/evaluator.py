@@ -179,11 +179,11 @@ class ModelEvaluator(VectorEvaluator):
         return loss_gradient(self._replica.module, self.space, self._batches, self.support, vector, balanced)
 
     @torch.inference_mode(False)
-    def gradient_products(self, vector: Tensor, updates: Tensor | ClientMatrix, order: int = 1) -> GradientProducts:
+    def gradient_products(self, vector: Tensor, updates: Tensor | ClientMatrix) -> GradientProducts:
         """g . d_i and d_i^T H d_j, with g and H the mean validation cross-entropy's gradient and Hessian at
         ``vector [P]``, in full precision; see :func:`flsv.games.gradients.gradient_products`."""
         self._replica.follow(self._module)
-        return gradient_products(self._replica.module, self.space, self._batches, self.support, vector, updates, order)
+        return gradient_products(self._replica.module, self.space, self._batches, self.support, vector, updates)
 
     @property
     def support(self) -> Tensor:

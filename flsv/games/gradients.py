@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from flsv.errors import ConfigurationError
 from flsv.games.scores import Pair, checked_logits
 from flsv.parameters import ParameterSpace
 from flsv.round import ClientMatrix
@@ -37,14 +36,13 @@ def gradient_products(
     support: Tensor,
     vector: Tensor,
     updates: Tensor | ClientMatrix,
-    order: int,
 ) -> GradientProducts:
     """g . d_i and d_i^T H d_j, with g and H the mean validation cross-entropy's gradient and Hessian at ``vector``.
 
-    One pass over the batches with one gradient each and, for the second order, k Hessian-vector products by
-    differentiating twice; no coalition is evaluated. BatchNorm uses the vector's running statistics, which are
-    constants here: the part of the updates that belongs to buffers is ignored. ReLU and max-pooling have no curvature
-    of their own, so the Hessian of such a network is that of the piece of it that ``vector`` lies on.
+    One pass over the batches with one gradient each and k Hessian-vector products by differentiating twice; no
+    coalition is evaluated. BatchNorm uses the vector's running statistics, which are constants here: the part of the
+    updates that belongs to buffers is ignored. ReLU and max-pooling have no curvature of their own, so the Hessian of
+    such a network is that of the piece of it that ``vector`` lies on.
 
     Args:
         module: in evaluation mode; its ``forward(x)`` gives logits ``[B, M]``.
@@ -53,14 +51,10 @@ def gradient_products(
         support: ``[M]``, samples of each class.
         vector: ``[P]``, the round's global model.
         updates: ``[k, P]``, the clients' updates d_i, or the matrix of a round.
-        order: 1 for the gradient alone, 2 for the Hessian, too.
 
     Raises:
-        ConfigurationError: order is not 1 or 2.
-        RuntimeError: an operator of the module has no second derivative (order 2).
+        RuntimeError: an operator of the module has no second derivative.
     """
-    if order not in (1, 2):
-        raise ConfigurationError(f"order={order}: the Taylor expansion has order 1 or 2.")
     shape = updates.shape if isinstance(updates, Tensor) else updates.rows.shape
     if vector.shape != (space.size,) or len(shape) != 2 or shape[1] != space.size:
         raise ValueError(
@@ -68,8 +62,6 @@ def gradient_products(
         )
     if isinstance(updates, Tensor):
         updates = ClientMatrix(updates, [torch.zeros_like(vector)] * len(updates))
-    if order == 1:
-        return GradientProducts(updates.dot(loss_gradient(module, space, batches, support, vector)).cpu(), None)
     cut = space.num_parameters
     gradient = torch.zeros(cut, dtype=torch.float64, device=vector.device)
     products = torch.zeros(len(updates), cut, dtype=vector.dtype, device=vector.device)

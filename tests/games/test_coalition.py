@@ -202,7 +202,7 @@ def test_products_are_worked_out_once_a_round() -> None:
         round = Round(index, torch.arange(2), torch.tensor([9, 1]), torch.zeros(4), models, space)
         games.begin(round)
         for order in (1, 2, 1, 2):
-            found, expected = games.gradient_products(order), whole(round.global_vector, round.matrix, order)
+            found, expected = games.gradient_products(order), whole(round.global_vector, round.matrix)
             torch.testing.assert_close(found.gradient, expected.gradient)
             assert (found.hessian is None) == (order == 1)
             if found.hessian is not None:

@@ -130,8 +130,8 @@ class _OwnSteps(LocalSteps):
     """A site knows of nobody's steps but its own."""
 
     def most(self) -> float:
-        assert self._client is not None
-        return self.of(self._client)
+        assert self.client is not None
+        return self.of(self.client)
 
 
 class SiteVisit(L.Callback):
@@ -191,7 +191,7 @@ class SiteVisit(L.Callback):
         self._steps = steps = _OwnSteps(
             trainer, self._numbered, strategies["sampler"], state, self._config.local_epochs, self._limit
         )
-        steps.enter(self._instruction.client_id)
+        steps.client = self._instruction.client_id
         steps.begun = True
         self._patches = PatchedAttributes(stepping(trainer, steps))
 

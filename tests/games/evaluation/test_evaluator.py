@@ -82,11 +82,11 @@ def test_within_inference_mode() -> None:
         data = [(x.clone(), y.clone()) for x, y in batches()]
         inside = ModelEvaluator(net, round.space, data, num_classes=CLASSES)
         values = CoalitionUtility(round, inside)(all_masks(4))
-        products = inside.gradient_products(round.global_vector, round.client_updates.clone(), 2)
+        products = inside.gradient_products(round.global_vector, round.client_updates.clone())
     outside = ModelEvaluator(net, round.space, batches(), num_classes=CLASSES)
     assert torch.equal(values, CoalitionUtility(round, outside)(all_masks(4)))
     assert torch.equal(values, CoalitionUtility(round, inside)(all_masks(4)))
-    expected = outside.gradient_products(round.global_vector, round.client_updates, 2)
+    expected = outside.gradient_products(round.global_vector, round.client_updates)
     assert torch.equal(products.hessian, expected.hessian)
 
 
