@@ -90,16 +90,6 @@ def _makes(factory: partial) -> bool:
     return isinstance(factory.func, type) or command_line
 
 
-def is_compiled(module: nn.Module) -> bool:
-    """Whether anything of a module is compiled."""
-    return any(
-        isinstance(layer, OptimizedModule)
-        or layer._compiled_call_impl is not None
-        or any(hasattr(value, "_torchdynamo_orig_callable") for value in vars(layer).values())
-        for layer in module.modules()
-    )
-
-
 def _uncompile(layer: nn.Module, own: nn.Module, memo: dict[int, Any]) -> None:
     vars(own).pop("_compiled_call_impl", None)
     if isinstance(own, OptimizedModule):
@@ -121,7 +111,6 @@ def check_copies(
     module: nn.Module,
     space: ParameterSpace,
     outputs: Outputs,
-    original: Outputs | None = None,
     sensitive: bool = True,
 ) -> None:
     """Whether models that are evaluated in copies of the module are the models that they are said to be.
@@ -133,7 +122,6 @@ def check_copies(
         module: the original.
         space: the map between the module and vectors.
         outputs: evaluates a model in a copy, from the same random state every time.
-        original: evaluates it in the module itself.
         sensitive: whether outputs of two models must differ; accuracies of few samples need not.
 
     Raises:
@@ -145,7 +133,6 @@ def check_copies(
         answer, other = _numbers(outputs(first)), _numbers(outputs(second))
         with _holding(module, space, second):
             again = _numbers(outputs(first))
-            expected = None if original is None else _numbers(original(second))
         # NaN and infinity tell nothing: try weights that are nearer.
         if all(each.isfinite().all() for each in (answer, other)):
             break
@@ -169,13 +156,6 @@ def check_copies(
             "from another. Let its forward use its layers' weights as they are when it is called (a traced or frozen "
             "network holds others)."
         )
-    if expected is not None and moved > 0 and expected.shape == other.shape:
-        rounding = max(8 * torch.finfo(p.dtype).eps for p in module.parameters() if p.is_floating_point())
-        if (other - expected).abs().max() > max(_TOLERANCE, rounding) * moved and expected.isfinite().all():
-            raise ConfigurationError(
-                f"a copy of {name} gives other outputs than {name} itself with the same weights: something that it "
-                "keeps is not copied. Keep what forward needs in layers, buffers and plain attributes."
-            )
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from flsv.errors import ConfigurationError
 from flsv.games.coalition import CoalitionGames
 from flsv.games.evaluator import ModelEvaluator
 from flsv.games.evaluators import evaluators_of
-from flsv.games.performance import ModelScore, is_logged
+from flsv.games.performance import ModelScore
 from flsv.games.replica import module_device
 from flsv.parameters import ParameterSpace
 
@@ -37,8 +37,8 @@ class PlainModule(L.LightningModule):
         return self.module(x)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        x, y = batch
         if self._loss is not None:
+            x, y = batch
             self.log(LOSS, self._loss(self(x), y), batch_size=len(y))
 
 
@@ -81,13 +81,6 @@ def games_outside_fit(
             )
         own = _detached(module)
     else:
-        logged = [measure.of for measure in measures.values() if isinstance(measure, ModelScore) and is_logged(measure)]
-        strange = [name for name in logged if loss is None or name != LOSS]
-        if strange:
-            raise ConfigurationError(
-                f"a plain module logs no {strange}: give its loss=..., which metrics name as performance={LOSS!r}, "
-                "mode='min', or a LightningModule."
-            )
         own = PlainModule(module, loss)
     inner = ParameterSpace(own)  # of another prefix, and the same order
     classifiers = any(isinstance(measure, str) for measure in measures.values())

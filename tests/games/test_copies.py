@@ -199,37 +199,6 @@ class Scaled:
         return self.net(x) * self.gain.value
 
 
-class Gain:
-    """What a copy of it does not have."""
-
-    def __init__(self, value: float) -> None:
-        self.value = value
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Gain:
-        return Gain(1.0)
-
-
-@pytest.mark.parametrize(
-    ("gain", "dtype", "refused"),
-    [
-        (1.0, torch.float32, False),
-        (1.05, torch.float32, True),
-        (1.005, torch.bfloat16, False),  # within bfloat16's rounding
-        (2.0, torch.bfloat16, True),
-    ],
-)
-def test_a_copy_gives_the_outputs_of_the_original_but_for_rounding(
-    gain: float, dtype: torch.dtype, refused: bool
-) -> None:
-    module = Kept(lambda module: Scaled(module.net, Gain(gain))).to(dtype)
-    batches = [(torch.randn(5, FEATURES, generator=torch.Generator().manual_seed(0)).to(dtype), torch.zeros(5).long())]
-    if not refused:
-        ModelEvaluator(module, ParameterSpace(module), batches, num_classes=CLASSES)
-        return
-    with pytest.raises(ConfigurationError, match="a copy of Kept gives other outputs than Kept itself"):
-        ModelEvaluator(module, ParameterSpace(module), batches, num_classes=CLASSES)
-
-
 def test_who_copies_nothing_is_let_train(tmp_path: Path) -> None:
     make, _ = WRONG["lambda"]
     plain = fit(FederatedLoop(seed=2), tmp_path, Kept(), rounds=1)
