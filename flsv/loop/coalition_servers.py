@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import lightning as L
 import torch
@@ -39,7 +41,16 @@ def servers_of(
     whole = not any(each.excludes or each.bounds for each in config.filters)
     if type(config.aggregator) is FedAvg and whole and not config.uploads:
         return Sums(CoalitionAverages(config.aggregator, data.num_samples, masks, models, space.num_parameters))
-    return Servers(trainer, data, space, config, masks, seed, models)
+    manager = ClientManager(trainer, data, space, ClientStates())
+    return Servers(
+        {
+            row: OneServer(
+                trainer, manager, space, copy.deepcopy(config), members.nonzero().flatten().tolist(), seed, model
+            )
+            for row, (members, model) in enumerate(zip(masks, models))
+            if members.any()
+        }
+    )
 
 
 class Sums:
@@ -48,12 +59,12 @@ class Sums:
     def __init__(self, averages: CoalitionAverages) -> None:
         self._averages = averages
 
-    def receive(self, client: int, steps: int, rows: Tensor, models: Tensor, sent: Tensor, losses: Tensor) -> None:
+    def receive(self, client: int, steps: int, rows: Tensor, sent: Tensor, losses: Tensor) -> None:
         """See :meth:`Servers.receive`."""
         self._averages.receive(client, rows, sent)
 
     def end_round(self, models: Tensor) -> Tensor:
-        """The next models ``[K, P]``."""
+        """The next models ``[K, P]`` after these."""
         after = self._averages.end_round(models)
         if not after.isfinite().all():
             raise ConfigurationError("some coalitions come to models with NaN.")
@@ -61,96 +72,100 @@ class Sums:
 
 
 class Servers:
-    """A server for each coalition, with an aggregator, filters and metrics of its own."""
+    """A server for each coalition, by its row."""
 
-    def __init__(
-        self,
-        trainer: L.Trainer,
-        data: FederatedDataModule,
-        space: ParameterSpace,
-        config: FederationConfig,
-        masks: Tensor,
-        seed: int,
-        models: Tensor,
-    ) -> None:
-        self._data, self._space, self._uploads, self._seed = data, space, config.uploads, seed
-        self._kept: dict[tuple[int, int], State] = {}
-        self._round_index = 0
-        self._manager = ClientManager(trainer, data, space, ClientStates())
-        self._servers: dict[int, tuple[RoundServer, FederationState]] = {}
-        for row, members in enumerate(masks):
-            if cohort := members.nonzero().flatten().tolist():
-                self._servers[row] = self._server(trainer, copy.deepcopy(config), cohort, models[row].clone())
-        self._begin()
+    def __init__(self, servers: Mapping[int, OneServer]) -> None:
+        self._servers = servers
 
-    def _context(self, row: int, client: int) -> UploadContext:
-        kept = self._kept.setdefault((row, client), {})
-        clients, cut = self._data.num_clients, self._space.num_parameters
-        return UploadContext(client, clients, cut, self._round_index, self._seed, kept)
-
-    def _server(
-        self, trainer: L.Trainer, config: FederationConfig, cohort: list[int], start: Tensor
-    ) -> tuple[RoundServer, FederationState]:
-        data, strategies = self._data, config.strategies
-        board = ContributionMetrics(config.metrics, check_names(strategies))
-        board.bind(data.num_clients, data.num_classes, data.class_names, data.known_class_counts, data.client_names)
-        board.to(start.device)
-        parts = list(strategies.values())
-        channel = self._manager.channel
-        server = RoundServer(board, config.aggregator, None, parts, self._space, channel, filters=config.filters)
-        known = federation(
-            start, self._space, data, self._seed, trainer.optimizers, strategies, config.local_epochs, config.uploads
-        )
-        for part in (*parts, *server.filters):
-            part.begin(known)
-        return server, FederationState(
-            num_clients=data.num_clients, seed=self._seed, global_vector=start, cohort=cohort
-        )
-
-    def _begin(self) -> None:
-        self._updates: dict[int, list[ClientUpdate]] = {row: [] for row in self._servers}
-        self._broken: dict[int, list[int]] = {row: [] for row in self._servers}
-
-    def receive(self, client: int, steps: int, rows: Tensor, models: Tensor, sent: Tensor, losses: Tensor) -> None:
+    def receive(self, client: int, steps: int, rows: Tensor, sent: Tensor, losses: Tensor) -> None:
         """What a client has made of the models of its coalitions.
 
         Args:
             client: its number.
             steps: that it took in each.
             rows: int64 ``[R]``, its coalitions.
-            models: ``[K, P]``, of all coalitions at the start of the round.
             sent: ``[R, P]``, before its uploads.
             losses: ``[R]``, its mean training losses.
         """
-        cut, count = self._space.num_parameters, int(self._data.num_samples[client])
         for row, trained, loss in zip(rows.tolist(), sent, losses.tolist()):
-            start, context = models[row], self._context(row, client)
-            vector, traffic = upload(self._uploads, trained, start, start, context)
-            if not vector.isfinite().all():
-                self._broken[row].append(client)
-                continue
-            norm = distances(vector[None, :cut], start[:cut]).item()
-            told = sanitize_report(self._uploads, context, "loss", loss)
-            self._updates[row].append(ClientUpdate(client, count, vector, told, steps, norm, {}, traffic))
+            self._servers[row].receive(client, steps, trained, loss)
 
     def end_round(self, models: Tensor) -> Tensor:
-        """The next models ``[K, P]``."""
+        """The next models ``[K, P]`` after these."""
         models = models.clone()
-        for row, (server, state) in self._servers.items():
-            updates, instructions = self._updates[row], server.instruct(state.cohort, state)
-            server.send(instructions)
-            matrix = torch.stack([update.vector for update in updates]) if updates else models[:0]
-            manager = self._manager
-            round = server.receive(
-                updates, matrix, instructions, state, manager.clients, manager.server, broken=self._broken[row]
-            )
-            round = server.finish(round, state)
-            assert round.server_vector is not None
-            assert round.aggregation_weights is not None
-            state.weights = torch.full((state.num_clients,), math.nan)
-            state.weights[round.client_ids.cpu()] = round.aggregation_weights.detach().float().cpu()
-            models[row] = state.global_vector = round.server_vector
-            state.round_index += 1
-        self._round_index += 1
-        self._begin()
+        for row, server in self._servers.items():
+            models[row] = server.end_round()
         return models
+
+
+class OneServer:
+    """One coalition's, with an aggregator, filters and metrics of its own.
+
+    Args:
+        trainer, space: of the federation.
+        manager: of its clients.
+        config: of this coalition alone.
+        cohort: its members.
+        seed: of the run.
+        start: ``[P]``, the first model.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        manager: ClientManager,
+        space: ParameterSpace,
+        config: FederationConfig,
+        cohort: list[int],
+        seed: int,
+        start: Tensor,
+    ) -> None:
+        data, strategies, start = trainer.datamodule, config.strategies, start.clone()
+        self._samples, self._cut = data.num_samples, space.num_parameters
+        self._manager, self._uploads = manager, config.uploads
+        self._kept: dict[int, State] = {}
+        self._updates: list[ClientUpdate] = []
+        self._broken: list[int] = []
+        board = ContributionMetrics(config.metrics, check_names(strategies))
+        board.bind(data.num_clients, data.num_classes, data.class_names, data.known_class_counts, data.client_names)
+        board.to(start.device)
+        parts = list(strategies.values())
+        self._server = RoundServer(board, config.aggregator, None, parts, space, manager.channel, config.filters)
+        self._state = FederationState(num_clients=data.num_clients, seed=seed, global_vector=start, cohort=cohort)
+        known = federation(
+            start, space, data, seed, trainer.optimizers, strategies, config.local_epochs, config.uploads
+        )
+        for part in (*parts, *self._server.filters):
+            part.begin(known)
+
+    def receive(self, client: int, steps: int, trained: Tensor, loss: float) -> None:
+        """What a client has made of the model ``[P]``."""
+        state, start = self._state, self._state.model()
+        kept = self._kept.setdefault(client, {})
+        context = UploadContext(client, state.num_clients, self._cut, state.round_index, state.seed, kept)
+        vector, traffic = upload(self._uploads, trained, start, start, context)
+        if not vector.isfinite().all():
+            self._broken.append(client)
+            return
+        norm = distances(vector[None, : self._cut], start[: self._cut]).item()
+        loss = sanitize_report(self._uploads, context, "loss", loss)
+        count = int(self._samples[client])
+        self._updates.append(ClientUpdate(client, count, vector, loss, steps, norm, {}, traffic))
+
+    def end_round(self) -> Tensor:
+        """The next model ``[P]``."""
+        server, state, manager = self._server, self._state, self._manager
+        updates, broken = self._updates, self._broken
+        self._updates, self._broken = [], []
+        instructions = server.instruct(state.cohort, state)
+        server.send(instructions)
+        matrix = torch.stack([update.vector for update in updates]) if updates else state.model()[None][:0]
+        round = server.receive(updates, matrix, instructions, state, manager.clients, manager.server, broken=broken)
+        round = server.finish(round, state)
+        assert round.server_vector is not None
+        assert round.aggregation_weights is not None
+        state.weights = torch.full((state.num_clients,), math.nan)
+        state.weights[round.client_ids.cpu()] = round.aggregation_weights.detach().float().cpu()
+        state.global_vector = round.server_vector
+        state.round_index += 1
+        return round.server_vector

@@ -295,7 +295,7 @@ class CoalitionTraining(L.Callback):
                 trained, losses = self._kernel.train(states, shared, self._after_step)
             self._optimizers.save(visit.client)
             sent = models_of(self._space, trained, models)
-            servers.receive(visit.client, visit.batches, rows, models, sent, losses)
+            servers.receive(visit.client, visit.batches, rows, sent, losses)
 
     def _after_step(self) -> None:
         self._steps += 1

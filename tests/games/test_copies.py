@@ -189,16 +189,6 @@ def test_what_is_bound_to_the_original_is_refused_before_training(tmp_path: Path
         fit(FederatedLoop(**arguments[asks], seed=2), tmp_path, module, data)
 
 
-class Scaled:
-    """Calls a network, and multiplies what it gives."""
-
-    def __init__(self, net: nn.Module, gain: Gain) -> None:
-        self.net, self.gain = net, gain
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.net(x) * self.gain.value
-
-
 def test_who_copies_nothing_is_let_train(tmp_path: Path) -> None:
     make, _ = WRONG["lambda"]
     plain = fit(FederatedLoop(seed=2), tmp_path, Kept(), rounds=1)
