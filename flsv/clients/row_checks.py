@@ -113,11 +113,32 @@ def try_batched(
     Raises:
         ConfigurationError: the two differ, or the module cannot be trained so; with the reason.
     """
-    module, optimizer = trainer.lightning_module, trainer.optimizers[0]
+    module = trainer.lightning_module
     given = [batches.one(0, step) for step in sorted({0, min(1, batches.lengths[0] - 1), batches.lengths[0] - 1})]
     own = {name: tensor.detach() for name, tensor in (*module.named_parameters(), *module.named_buffers())}
     start = {name: tensor.clone() for name, tensor in own.items()}
     watch = Watch(module)
+    losses, unused = _one_by_one(trainer, given, clip_norm)
+    model = {name: tensor.clone() for name, tensor in own.items()}
+    for name, tensor in own.items():
+        tensor.copy_(start[name])
+    if reason := watch.changed():
+        raise refusal(module, reason)
+    both = {name: torch.stack([tensor, tensor]) for name, tensor in start.items() if name not in apart}
+    training = RowTraining(module, trainer.optimizers[0], clip_norm, unused)
+    # The batches have gone through it one by one: whatever it raises now, it raises of many.
+    with refusing(module, (Exception,)), batched_steps(trainer):
+        trained, means = training.train(both, GivenBatches([given, given]))
+    _compare(trainer, "the loss", means[0], torch.stack(losses).mean().to(means), tolerance(trainer))
+    way = sum(float((model[name] - tensor).float().square().sum()) for name, tensor in start.items()) ** 0.5
+    for name, tensor in trained.items():
+        _compare(trainer, name, tensor[0], model[name], TOLERANCES[trainer.precision], way)
+    return unused
+
+
+def _one_by_one(trainer: L.Trainer, given: list[Any], clip_norm: float | None) -> tuple[list[Tensor], set[str]]:
+    """Train the module on these batches: losses, and names of the parameters without a gradient."""
+    module, optimizer = trainer.lightning_module, trainer.optimizers[0]
     losses: list[Tensor] = []
     without: list[set[str]] = []
     for step, batch in enumerate(given):
@@ -130,25 +151,11 @@ def try_batched(
             torch.nn.utils.clip_grad_norm_([p for g in optimizer.param_groups for p in g["params"]], clip_norm)
         optimizer.step()
         losses.append(loss.detach())
-    model = {name: tensor.clone() for name, tensor in own.items()}
     optimizer.state = defaultdict(dict)
     optimizer.zero_grad()
-    for name, tensor in own.items():
-        tensor.copy_(start[name])
-    if reason := watch.changed():
-        raise refusal(module, reason)
     if any(each != without[0] for each in without):
         raise refusal(module, "which parameters have gradients differs from batch to batch")
-    both = {name: torch.stack([tensor, tensor]) for name, tensor in start.items() if name not in apart}
-    training = RowTraining(module, optimizer, clip_norm, without[0])
-    # The batches have gone through it one by one: whatever it raises now, it raises of many.
-    with refusing(module, (Exception,)), batched_steps(trainer):
-        trained, means = training.train(both, GivenBatches([given, given]))
-    _compare(trainer, "the loss", means[0], torch.stack(losses).mean().to(means), tolerance(trainer))
-    way = sum(float((model[name] - tensor).float().square().sum()) for name, tensor in start.items()) ** 0.5
-    for name, tensor in trained.items():
-        _compare(trainer, name, tensor[0], model[name], TOLERANCES[trainer.precision], way)
-    return without[0]
+    return losses, without[0]
 
 
 def _compare(
