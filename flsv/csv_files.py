@@ -13,6 +13,7 @@ import csv
 import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,8 @@ def csv_text(rows: Iterable[Sequence[object]]) -> bytes:
         b"client,value\\n'=1+1,-0.5\\n"
     """
     text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerows([as_text(cell) for cell in row] for row in rows)
+    lines = ([as_text(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
+    csv.writer(text, lineterminator="\n").writerows(lines)
     return text.getvalue().encode()
 
 
@@ -46,15 +48,14 @@ def save_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
         file.write(csv_text(rows))
 
 
-def as_text(cell: object) -> object:
+@lru_cache(maxsize=10_000)  # names are there in every row, and in every round
+def as_text(cell: str) -> str:
     """A cell on one line, and as a spreadsheet does not run it.
 
     Example:
-        >>> [as_text(cell) for cell in ("Boston", "@home", "-1", -1, "'=1", "St.\\nAnna")]
-        ['Boston', "'@home", '-1', -1, "''=1", 'St. Anna']
+        >>> [as_text(cell) for cell in ("Boston", "@home", "-1", "'=1", "St.\\nAnna")]
+        ['Boston', "'@home", '-1', "''=1", 'St. Anna']
     """
-    if not isinstance(cell, str):
-        return cell
     text = " ".join(cell.split())
     return f"'{text}" if _FORMULA.match(text) and not _is_number(text) else text
 

@@ -27,7 +27,7 @@ from flsv.metrics import ClassSpecificShapley
 from flsv.metrics.plot import plot_contributions
 from flsv.participants import Client, LocalData
 from flsv.participants.artifacts import keep_artifact, write_artifacts
-from flsv.report.run_table import Numbers, rows_of
+from flsv.report.run_table import Numbers, frame, rows_of
 from flsv.report.terminal import class_columns, print_table
 
 #: What rich takes for markup or an emoji, what matplotlib takes for a formula or leaves out, and what has no room.
@@ -42,7 +42,7 @@ def shown(title: str, columns: dict[str, list[str]]) -> str:
 
 def by_class(values: list[list[float]], names: list[str]) -> dict[str, list[str]]:
     keys = {str(j): name for j, name in enumerate(names)}
-    return class_columns(rows_of(0, [Numbers("cssv", values, keys)], ["0", "1"]), "cssv", len(values))
+    return class_columns(frame(rows_of(0, [Numbers("cssv", values, keys)], ["0", "1"])), "cssv", len(values))
 
 
 def pictures(folder: Path) -> list[str]:

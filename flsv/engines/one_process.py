@@ -271,10 +271,10 @@ class OneProcess:
         """Client id to the model ``[P]`` that it would start the next round from, where that is not the global one."""
         return self._received(server)
 
-    def write_artifacts(self, round: Round, folder: Path) -> None:
+    def write_artifacts(self, cohort: Sequence[int], round_index: int, folder: Path) -> None:
         """Let the round's clients write their pictures, each into its own folder below this one."""
-        index, names = round.round_index, client_folders(self.data.client_names)
-        run_protocol(round.clients or (), lambda client: client.ask(write_artifacts, folder / names[client.id], index))
+        names, clients = client_folders(self.data.client_names), [self.manager.clients[client] for client in cohort]
+        run_protocol(clients, lambda client: client.ask(write_artifacts, folder / names[client.id], round_index))
 
     def kept(self) -> tuple[dict[int, Any], dict[str, Any]]:
         """The state of clients and their optimizers between two rounds, for a checkpoint."""

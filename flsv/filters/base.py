@@ -99,7 +99,7 @@ class Cohort:
 class UpdateFilter(Component):
     """Base class: a subclass overrides :meth:`apply`.
 
-    One that finds clients at fault says in ``faults`` what that is called in ``loop.noticed`` and what a warning says
+    One that finds clients at fault says in ``faults`` what that is called in ``loop.events`` and what a warning says
     of them, and counts them with :attr:`notices`.
 
     Example:

@@ -25,7 +25,7 @@ from flsv.arguments import ReadOnlyArguments
 from flsv.clients.algorithms import ClientAlgorithm, shadow_training
 from flsv.declared import Count, checked
 from flsv.filters import OutlierFilter, UpdateFilter, with_guard
-from flsv.loop.findings import Findings, history, html_of, table
+from flsv.loop.findings import events_of, history, html_of, table
 from flsv.loop.fit import LightningFit
 from flsv.loop.saver import Saver
 from flsv.metrics import ContributionMetric, PrivacyLoss
@@ -34,6 +34,7 @@ from flsv.participants import Channel, Client
 from flsv.personalization import Personalizer
 from flsv.report.folder import Reporting
 from flsv.round import FederationState
+from flsv.round.result import Event, copies_in, faults_in
 from flsv.sampling import ClientSampler, FullParticipation
 from flsv.server import ContributionMetrics
 from flsv.server.callback_checks import check_callbacks
@@ -346,20 +347,20 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         return self._fit.running.engine.space
 
     @property
-    def noticed(self) -> dict[str, dict[int, int]]:
-        """Fault (``"not_finite"``, ``"large"``, ``"copy"``, ``"echo"``) to client to in how many rounds."""
-        return self._found.noticed
+    def events(self) -> list[Event]:
+        """All that has happened to clients and their updates in this run: who was found at fault, and how often."""
+        return events_of(self.filters, self.state)
 
     @property
     def named(self) -> dict[int, tuple[int, int]]:
         """Client id to in how many rounds its update was not finite or far too large, of how many that it sent; without
         those in order. No metric has measured what it sent in such a round."""
-        return self._found.named
+        return faults_in(self.events)
 
     @property
     def copies(self) -> list[list[int]]:
         """Groups of clients who send one another's updates; of one: who sent the server's last step back."""
-        return self._found.copies
+        return copies_in(self.events)
 
     @property
     def coalitions(self) -> int:
@@ -388,10 +389,6 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     def _repr_html_(self) -> str:
         return html_of(self.config, self.board, self.state)
-
-    @property
-    def _found(self) -> Findings:
-        return Findings(self.filters, self.state)
 
     @property
     def _fit(self) -> LightningFit:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flsv.errors import ConfigurationError
 from flsv.filters import UpdateFilter
-from flsv.filters.copies import COPY, ECHOING
+from flsv.filters.copies import COPY
 from flsv.filters.outliers import LARGE, NOT_FINITE
 from flsv.report.measured import known_rows, overall
 from flsv.report.reading import read_run
-from flsv.report.run_table import tidy
+from flsv.report.run_table import frame, tidy
 from flsv.round import FederationState
 from flsv.round.result import Event
 from flsv.server import ContributionMetrics
@@ -22,36 +20,6 @@ from flsv.showing import html_table
 
 if TYPE_CHECKING:
     import pandas
-
-
-@dataclass(frozen=True)
-class Findings:
-    """What the filters have found: the attributes of a loop by these names.
-
-    Args:
-        filters: of the loop.
-        state: of the federation.
-    """
-
-    filters: Sequence[UpdateFilter]
-    state: FederationState
-
-    @property
-    def noticed(self) -> dict[str, dict[int, int]]:
-        found: dict[str, dict[int, int]] = {fault: {} for fault in (NOT_FINITE, LARGE, COPY, ECHOING)}
-        for each in self.filters:
-            found |= each.notices.state_dict()
-        return found
-
-    @property
-    def named(self) -> dict[int, tuple[int, int]]:
-        found = self.noticed
-        rounds = Counter(found[NOT_FINITE]) + Counter(found[LARGE])
-        return {client: (times, int(self.state.heard[client])) for client, times in sorted(rounds.items())}
-
-    @property
-    def copies(self) -> list[list[int]]:
-        return [group for each in self.filters for group in each.groups]
 
 
 def history(csv: str | None) -> pandas.DataFrame:
@@ -90,7 +58,7 @@ def table(board: ContributionMetrics, state: FederationState, client_names: Sequ
     """
     last = {"weight": state.weights, **state.client_scores}
     index, names = max(0, state.round_index - 1), client_names or _names(board, state, "{}")
-    return tidy(known_rows(index, board.metrics, board.contributions, last, names))
+    return tidy(frame(known_rows(index, board.metrics, board.contributions, last, names)))
 
 
 def _names(board: ContributionMetrics, state: FederationState, otherwise: str) -> list[str]:
@@ -99,22 +67,20 @@ def _names(board: ContributionMetrics, state: FederationState, otherwise: str) -
     return list(next(filter(None, bound), map(otherwise.format, range(len(state.participations)))))
 
 
-def note_faults(filters: Sequence[UpdateFilter], state: FederationState) -> None:
-    """What the filters have found up to this round becomes a part of the state's incidents."""
-    known = {(each["client"], each["what"]): each["times"] for each in state.incidents}
-    for fault, clients in Findings(filters, state).noticed.items():
-        for client, times in clients.items():
-            if times > known.get((client, fault), 0):
-                state.note(client, fault)
-
-
 def events_of(filters: Sequence[UpdateFilter], state: FederationState) -> list[Event]:
-    """All that has happened to clients and their updates in the run so far."""
-    groups = {client: group for group in Findings(filters, state).copies for client in group}
+    """All that has happened to clients and their updates in the run so far; what the filters have found up to this
+    round becomes a part of the state's incidents."""
+    known = {(each["client"], each["what"]): each["times"] for each in state.incidents}
+    for each in filters:
+        for fault, clients in each.notices.state_dict().items():
+            for client, times in clients.items():
+                if times > known.get((client, fault), 0):
+                    state.note(client, fault)
+    groups = {client: group for each in filters for group in each.groups for client in group}
     events = []
-    for each in state.incidents:
-        client, what = each["client"], each["what"]
+    for incident in state.incidents:
+        client, what = incident["client"], incident["what"]
         of = int(state.heard[client]) if what in (NOT_FINITE, LARGE) else None
         others = [other for other in groups.get(client, ()) if other != client] if what == COPY else []
-        events.append(Event(**each, of=of, others=others))
+        events.append(Event(**incident, of=of, others=others))
     return events

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -140,8 +140,8 @@ class LightningFit:
         if saver.asked is not None:
             engine.options.check(saver.asked)
             check_sharing(saver.shared, engine.space.described())
-        self.reports = RunReports(trainer, self.federation, saver, self.files)
         self.federation.begin(resumed=saver.resumed or trainer.current_epoch > 0)
+        self.reports = RunReports(trainer, self.federation, saver, self.files)
 
     def begin_training(self, module: L.LightningModule) -> None:
         """The optimizers are as they will be used."""
@@ -204,7 +204,7 @@ class LightningFit:
         if clients.begin_batch(batch):
             assert self.reports is not None
             rounds = f"{self.state.round_index + 1}/{self.trainer.max_epochs}"
-            self.reports.progress.text = {"round": rounds, "client": clients.place}
+            self.reports.terminal.text = {"round": rounds, "client": clients.place}
 
     def end_batch(self, module: L.LightningModule, outputs: Any, batch: Any) -> None:
         """A client has trained on a batch; with the cohort's last one, the round is over."""
@@ -228,7 +228,7 @@ class LightningFit:
             last = self.trainer.should_stop = True
             warnings.warn(f"training stops after {index + 1} rounds: {why}.", stacklevel=2)
         assert self.reports is not None
-        self.reports.round(round)
+        self.reports.write(round)
         federation.advance(last)
 
     # ---- between rounds
@@ -295,15 +295,10 @@ class LightningFit:
         if self.within_round:
             exception.add_note(f"flsv: {self.place()} (both counted from 0)")
             self.discard(f"{type(exception).__name__} {self.place()}")
-            with suppress(OSError):  # what went wrong first matters more
-                assert self.reports is not None
-                self.reports.record_found()
         self.average.give_back(module)
-        if self.reports is not None:
-            self.reports.cancel()
-        self.close()
+        self.close(failed=True)
 
-    def close(self) -> None:
+    def close(self, failed: bool = False) -> None:
         """Leave the trainer and the module as they were found."""
         self.fitting = False
         for patch in reversed(self._patches):
@@ -318,7 +313,7 @@ class LightningFit:
         if self._lock is not None:
             self._lock.release()
         if self.reports is not None:
-            self.reports.close()
+            self.reports.close(failed)
         if self.federation is not None:
             self.federation.engine.close()
 

@@ -1,5 +1,5 @@
 """Tests whether the global model has learned anything beyond a constant answer, and so whether there is something to
-share.
+share; and whether the metrics' values tell clients apart.
 
 Performances of classifiers are tested themselves. Where no metric plays for one (it looks at updates, or at a value
 that the module logs), the model's mean recall is, if the server has a validation set with classes and ``forward`` gives
@@ -17,14 +17,17 @@ import lightning as L
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
+from torchmetrics import Metric
 from torchmetrics.functional.classification import binary_auroc
 
-from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError
+from flsv.functional.shapley.undecided import times_to_tell_apart
+from flsv.functional.shapley.undecided import told_apart as pairs_apart
 from flsv.games import ModelScore, Scores
 from flsv.games.constant import answers_of, ranked_apart, told_apart
 from flsv.games.scores import score_batch
 from flsv.loop.federation import FederationRun
+from flsv.metrics import ContributionMetric
 
 #: Performances of which a constant answer's is known.
 TESTED = ("accuracy", "balanced_accuracy", "per_class_accuracy", "negative_loss")
@@ -47,22 +50,17 @@ class Verdict:
     apart: bool | None = None
 
 
-def starts(trainer: L.Trainer, data: FederatedDataModule, fit: FederationRun, model: Tensor) -> dict[str, float | None]:
+def starts(trainer: L.Trainer, fit: FederationRun) -> dict[str, float | None]:
     """By metric, what its game shares out, of the model before the first round."""
-    return {name: verdict.value for name, verdict in verdicts(trainer, data, fit, model)[0].items()}
+    return {name: verdict.value for name, verdict in verdicts(trainer, fit)[0].items()}
 
 
-def paid_in(
-    trainer: L.Trainer,
-    data: FederatedDataModule,
-    fit: FederationRun,
-    model: Tensor,
-    values: Mapping[str, Tensor],
-    start: Mapping[str, float | None],
-) -> dict[str, Any]:
+def learned(trainer: L.Trainer, fit: FederationRun) -> dict[str, Any]:
     """For the run's record: by metric, what its game shares out, of the model at the run's start and now, the sum
-    of the values, and whether the model is told apart from a constant answer; and why that is not known."""
-    found, unknown = verdicts(trainer, data, fit, model)
+    of the values, and whether the model is told apart from a constant answer, or why that is not known; and which
+    metrics' values are undecided."""
+    found, unknown = verdicts(trainer, fit)
+    values, start = fit.board.contributions, fit.state.start
     paid = {
         name: {
             "by": verdict.by,
@@ -77,17 +75,36 @@ def paid_in(
         rank_zero_warn(
             f"The model is not told apart from a constant answer by {by}: who contributed what to it is chance."
         )
-    return {"paid_in": paid} | ({} if unknown is None else {"not_known": unknown})
+    budgets = undecided(fit.board.metrics, values)
+    more = {"not_known": unknown} if unknown is not None else {}
+    return {"paid_in": paid, **more, **({"undecided": budgets} if budgets else {})}
 
 
-def verdicts(
-    trainer: L.Trainer, data: FederatedDataModule, fit: FederationRun, model: Tensor
-) -> tuple[dict[str, Verdict], str | None]:
-    """On the global model ``[P]``, by metric, and under ``NO_METRIC`` where none of theirs can be tested.
+def undecided(metrics: Mapping[str, Metric], values: Mapping[str, Tensor]) -> dict[str, dict[str, int]]:
+    """Metrics whose sampled values tell no pair of clients apart: the evaluations that they have had, and those that
+    would, see :mod:`flsv.functional.shapley.undecided`."""
+    found = {}
+    for name, value in values.items():
+        metric = metrics[name]
+        known = metric.diagnostics() if isinstance(metric, ContributionMetric) and value.ndim == 1 else {}
+        if not {"stderr", "evaluations"} <= known.keys() or not bool((known["stderr"] > 0).any()):
+            continue
+        of, errors = value.cpu(), known["stderr"].cpu()
+        freedom = float(torch.as_tensor(metric.error_freedom()).nan_to_num(nan=math.inf).min())  # type: ignore[operator]
+        some = int((of.isfinite() & errors.isfinite()).sum()) > 1
+        if some and not pairs_apart(of, errors, freedom):
+            spent, times = int(known["evaluations"]), times_to_tell_apart(of, errors, freedom)
+            found[name] = {"evaluations": spent, "needed": math.ceil(spent * times)}
+    return found
+
+
+def verdicts(trainer: L.Trainer, fit: FederationRun) -> tuple[dict[str, Verdict], str | None]:
+    """On the global model, by metric, and under ``NO_METRIC`` where none of theirs can be tested.
 
     Returns:
         The verdicts; and why it is not known whether the model has learned anything, None where it is.
     """
+    model = fit.state.model()
     found: dict[str, Verdict] = {}
     scores: dict[Any, Any] = {}
     ranked = []
@@ -104,7 +121,7 @@ def verdicts(
             ranked.append(name)
     if any(verdict.apart is not None for verdict in found.values()):
         return found, None
-    answers = _answers(trainer, data, fit, model)
+    answers = _answers(trainer, fit, model)
     if isinstance(answers, str):
         return found, answers
     outputs, labels = answers
@@ -121,10 +138,9 @@ def verdicts(
     return {**found, NO_METRIC: Verdict(by, _finite(own.value(by)), told_apart(own, by))}, None
 
 
-def _answers(
-    trainer: L.Trainer, data: FederatedDataModule, fit: FederationRun, model: Tensor
-) -> tuple[Tensor, Tensor] | str:
+def _answers(trainer: L.Trainer, fit: FederationRun, model: Tensor) -> tuple[Tensor, Tensor] | str:
     """Outputs and labels, or why there are none."""
+    data = fit.engine.data
     loaders = data.val_dataloader()
     if not loaders:
         return "the server has no validation set"

@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import lightning as L
-import torch
 from lightning.pytorch.loggers import TensorBoardLogger
-from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
 from flsv.data import plot_partition
-from flsv.functional.shapley.undecided import times_to_tell_apart, told_apart
+from flsv.engines.one_process import OneProcess
 from flsv.loop.federation import FederationRun
-from flsv.loop.findings import events_of, note_faults
-from flsv.loop.learned import paid_in, starts
+from flsv.loop.findings import events_of
+from flsv.loop.learned import learned, starts
 from flsv.loop.saver import Saver
-from flsv.metrics import ContributionMetric
-from flsv.report.folder import CONTRIBUTIONS, leaves_files, run_folder, where_results_are
-from flsv.report.measured import Results, columns_of, curves_of, monitored
-from flsv.report.progress import ProgressText
+from flsv.report.folder import CONTRIBUTIONS, run_folder
+from flsv.report.measured import Monitored, Results, columns_of, curves_of
+from flsv.report.progress import Terminal
 from flsv.report.record import Record, record_of
-from flsv.report.run_table import CSV, rows_of
+from flsv.report.run_table import CSV, frame
 from flsv.report.tensorboard import TensorBoard, draw_metric, figures_due
-from flsv.report.terminal import client_columns, print_contributions
-from flsv.report.trackers import Trackers, tables_of
+from flsv.report.trackers import Trackers
 from flsv.round import Round
+from flsv.round.result import RoundResult, Row, RunResult, Sink
 from flsv.server.description import chosen, settings
 
 
@@ -44,182 +40,161 @@ class RunReports:
         files: whether files are written.
 
     Attributes:
-        folder: of the run.
-        boards: the sinks of TensorBoard's loggers.
-        sinks: whatever writes a round's result: ``contributions.csv``, ``run.json``, TensorBoard, other loggers.
+        sinks: whatever writes results: ``contributions.csv``, ``run.json``, the clients' pictures, TensorBoard, other
+            loggers, the terminal, what callbacks may monitor.
+        terminal: the one of them that shows whose turn it is.
     """
 
     def __init__(self, trainer: L.Trainer, federation: FederationRun, saver: Saver, files: bool) -> None:
         self._trainer, self._federation = trainer, federation
-        self._saver, self._files = saver, files
         self._state, self._config, self._data = federation.state, federation.config, federation.engine.data
-        data, metrics, reporting = self._data, federation.board.metrics, federation.config.reporting
-        self._monitored: set[str] = set()
-        self.folder: Path = federation.engine.ranks.from_rank(0, run_folder(trainer), "the run's folder")
-        self.results = Results(metrics, data.client_names, data.class_names)
-        self.csv = CSV(self.folder / CONTRIBUTIONS, data.client_names) if files and trainer.is_global_zero else None
-        described = settings(federation.config, metrics, data, federation.state.seed)
-        self.record = None if self.csv is None else Record(self.folder, self._record(described))
-        others = [logger for logger in trainer.loggers if not _writes_events(logger)]
-        named = data.client_names, data.class_names
-        evaluated = federation.config.evaluation.every > 0
-        self.boards = [
-            TensorBoard(logger, trainer, metrics, *named, reporting, evaluated)
-            for logger in trainer.loggers
-            if isinstance(logger, TensorBoardLogger) and _writes_events(logger)
-        ]
-        self.trackers = Trackers(others, curves_of(metrics, reporting.per_class), *named)
-        self._begin(described)
-        self.sinks = [sink for sink in (*self.boards, self.trackers, self.csv, self.record) if sink is not None]
-        self.progress = ProgressText(trainer)
+        metrics, reporting = federation.board.metrics, self._config.reporting
+        names = self._data.client_names, self._data.class_names
+        self._events = partial(events_of, self._config.filters, self._state)
+        self.results = Results(metrics, *names)
+        self._known = self.results.known(self._state.round_index, federation.board.contributions)
+        folder = federation.engine.ranks.from_rank(0, run_folder(trainer), "the run's folder")
+        described = settings(self._config, metrics, self._data, self._state.seed)
+        before, saver.csv = saver.csv, None
+        self.sinks: list[Sink] = []
+        written: Sequence[Row] = ()
+        if files and trainer.is_global_zero:
+            csv, written = self._csv(folder / CONTRIBUTIONS, before)
+            saver.csv = str(csv.path.resolve())
+            identity = saver.identity.plain()
+            self.sinks += [csv, Record(folder, self._record(identity, described), self._events)]
+        if files:
+            self.sinks.append(
+                ClientPictures(federation.engine, trainer.max_epochs, reporting.figures, folder / "clients")
+            )
+        self.sinks += self._loggers(described, [*written, *self._known])
+        self.terminal = Terminal(trainer, names[0], self._prints and reporting.table, files)
+        self.sinks += [self.terminal, Monitored(trainer, metrics)]
 
-    def _record(self, described: Mapping[str, Any]) -> dict[str, Any]:
-        state, config = self._state, self._config
-        roles = {**config.strategies, "privacy": config.privacy}
-        known = self._saver.identity.plain(), state.round_index, version("flsv"), events_of(config.filters, state)
-        metrics = self._federation.board.metrics
-        content = record_of(self._trainer, self._data, metrics, roles, described, *known)
+    @property
+    def _prints(self) -> bool:
+        return self._trainer.is_global_zero and not self._trainer.fast_dev_run  # type: ignore[attr-defined]
+
+    def _csv(self, path: Path, before: str | None) -> tuple[CSV, list[Row]]:
+        """The file of contributions, begun anew or gone on with, and what is in it.
+
+        Args:
+            path: of the file.
+            before: the file that the run has written so far.
+        """
+        csv, first = CSV(path, self._data.client_names), self._state.round_index
+        earlier = path.resolve() if before is None else Path(before)
+        if first > 0 and earlier.is_file():
+            self.results.resume(self._known)
+        return csv, csv.begin(first, earlier if earlier != path.resolve() else None)
+
+    def _record(self, identity: Mapping[str, Any], described: Mapping[str, Any]) -> dict[str, Any]:
+        state, metrics = self._state, self._federation.board.metrics
+        roles = {**self._config.strategies, "privacy": self._config.privacy}
+        about = identity, state.round_index, version("flsv"), self._events()
+        content = record_of(self._trainer, self._data, metrics, roles, described, *about)
         return content | ({"run": state.run} if state.run else {})
 
-    def _begin(self, described: Mapping[str, Any]) -> None:
-        """Go on with the CSV; tell loggers the settings."""
-        trainer, data, saver = self._trainer, self._data, self._saver
-        first = self._state.round_index
-        known, written = self.results.known(first, self._federation.board.contributions), rows_of(0, (), ())
-        if self.csv is not None:
-            path = self.csv.path.resolve()
-            earlier = Path(saver.csv or path)
-            if first > 0 and earlier.is_file():
-                self.results.resume(known)
-            written = self.csv.begin(first, earlier if earlier != path else None)
-        saver.csv = None if self.csv is None else str(self.csv.path.resolve())
-        hparams = trainer.lightning_module.hparams_initial, getattr(data, "hparams_initial", {})
-        merged = {**hparams[0], **hparams[1], **described}
+    def _loggers(self, described: Mapping[str, Any], earlier: Sequence[Row]) -> list[Sink]:
+        """The sinks of the trainer's loggers, which are told the settings."""
+        trainer, data, first = self._trainer, self._data, self._state.round_index
+        metrics, reporting = self._federation.board.metrics, self._config.reporting
+        module, names = trainer.lightning_module, (data.client_names, data.class_names)
+        merged = {**module.hparams_initial, **getattr(data, "hparams_initial", {}), **described}
+        columns = chosen(self._config.strategies, data, self._state.seed, trainer.max_epochs)
+        draw = lambda: plot_partition(data.class_counts, data.class_names, data.client_names)[0]  # noqa: E731
+        sinks: list[Sink] = []
+        others = []
         for logger in trainer.loggers:
             # Of a run that goes on, other loggers have the settings already, and may not take others.
             if first == 0 or isinstance(logger, TensorBoardLogger):
                 logger.log_hyperparams(merged)
-        columns = chosen(self._config.strategies, data, self._state.seed, trainer.max_epochs)
-        draw = lambda: plot_partition(data.class_counts, data.class_names, data.client_names)[0]  # noqa: E731
-        for board in self.boards:
-            for earlier_rows in (written, known):
-                board.include(earlier_rows)
-            board.begin(first, merged, columns, draw)
+            # In a fast_dev_run a logger's experiment is no writer.
+            if isinstance(logger, TensorBoardLogger) and isinstance(logger.experiment, SummaryWriter):
+                board = TensorBoard(logger, trainer, metrics, *names, reporting, self._config.evaluation.every > 0)
+                board.begin(first, merged, columns, draw, earlier)
+                sinks.append(board)
+            else:
+                others.append(logger)
+        return [*sinks, Trackers(others, curves_of(metrics, reporting.per_class), *names)]
 
-    def record_found(self) -> None:
-        """What has happened in a round that does not come to its end."""
-        note_faults(self._config.filters, self._state)
-        if self.record is not None:
-            self.record.note(events_of(self._config.filters, self._state))
-
-    def round(self, round: Round) -> None:
+    def write(self, round: Round) -> None:
         """A round is over."""
         trainer, state, federation = self._trainer, self._state, self._federation
-        index, filters = state.round_index, self._config.filters
         assert state.weights is not None
-        note_faults(filters, state)
         result = self.results.after(
-            index,
-            trainer.should_stop or index + 1 == trainer.max_epochs,
+            state.round_index,
+            trainer.should_stop or state.round_index + 1 == trainer.max_epochs,
             federation.board.contributions,
             state.weights,
             losses={} if round.losses is None else dict(zip(round.client_ids.tolist(), round.losses.tolist())),
             norms=federation.server.norms,
             scores=state.client_scores,
             evaluated=federation.evaluated,
-            events=events_of(filters, state),
+            events=self._events(),
         )
         for sink in self.sinks:
             sink.write(result)
-        known = monitored(result, federation.board.metrics)
-        for name in self._monitored - known.keys():
-            trainer.callback_metrics.pop(name, None)
-        trainer.callback_metrics.update(known)
-        self._monitored = set(known)
-        if figures_due(index, trainer.max_epochs, self._config.reporting.figures) and self._files:
-            federation.engine.write_artifacts(round, self.folder / "clients")
 
     @property
-    def _looks(self) -> bool:
+    def _learning_is_told(self) -> bool:
         """Whether anybody is told what becomes of the model."""
         reporting, metrics = self._config.reporting, self._federation.board.metrics
-        told = reporting.files or reporting.table
-        return told and bool(metrics) and not self._trainer.fast_dev_run  # type: ignore[attr-defined]
+        return bool(metrics) and (reporting.files or reporting.table) and not self._trainer.fast_dev_run  # type: ignore[attr-defined]
 
     def look_at_start(self) -> None:
         """What the metrics' games share out, of the model before the first round."""
-        state = self._state
-        if state.round_index == 0 and self._looks:
-            state.start = starts(self._trainer, self._data, self._federation, state.model())
-
-    def _undecided(self) -> dict[str, Any]:
-        """For the run's record: metrics whose sampled values tell no pair of clients apart, the evaluations that they
-        have had, and those that would, see :mod:`flsv.functional.shapley.undecided`."""
-        found = {}
-        for name, value in self._federation.board.contributions.items():
-            metric = self._federation.board.metrics[name]
-            known = metric.diagnostics() if isinstance(metric, ContributionMetric) else {}
-            if (
-                value.ndim != 1
-                or not {"stderr", "evaluations"} <= known.keys()
-                or not bool((known["stderr"] > 0).any())
-            ):
-                continue
-            assert isinstance(metric, ContributionMetric)
-            values, errors = value.cpu(), known["stderr"].cpu()
-            freedom = float(torch.as_tensor(metric.error_freedom()).nan_to_num(nan=math.inf).min())
-            some = int((values.isfinite() & errors.isfinite()).sum()) > 1
-            if some and not told_apart(values, errors, freedom):
-                spent, times = int(known["evaluations"]), times_to_tell_apart(values, errors, freedom)
-                found[name] = {"evaluations": spent, "needed": math.ceil(spent * times)}
-        return {"undecided": found} if found else {}
+        if self._state.round_index == 0 and self._learning_is_told:
+            self._state.start = starts(self._trainer, self._federation)
 
     def finish(self) -> None:
-        """The fit is over: what everybody was worth, in every sink."""
+        """The fit is over: what everybody was worth."""
         trainer, data, state = self._trainer, self._data, self._state
-        board = self._federation.board
-        values, index = board.contributions, max(state.round_index - 1, 0)
-        learned = {}
-        if self._looks:
-            learned = paid_in(trainer, data, self._federation, state.model(), values, state.start) | self._undecided()
+        metrics, values = self._federation.board.metrics, self._federation.board.contributions
+        index = max(state.round_index - 1, 0)
         logged = {name: value.item() for name, value in trainer.callback_metrics.items() if value.numel() == 1}
-        logged = {name: value for name, value in logged.items() if "/" not in name}
-        if self.record is not None:
-            self.record.finish(logged, state.round_index, **learned)
-        counts = {"samples": data.num_samples, "rounds": state.participations, "weight": state.weights}
-        table = self.results.known(index, values, **counts, **state.client_scores)
-        kinds = {
-            name: "column" if columns_of(each) else "class" for name, each in board.metrics.items() if name in values
-        }
-        for sink in self.boards:
-            sink.finish(client_columns(table, kinds, data.num_clients), index)
-        if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
-            return
-        pictures = {name: partial(self._picture, name, value, index) for name, value in values.items()}
-        self.trackers.finish(tables_of(table, kinds, data.client_names), pictures, index)
-        if self._config.reporting.table:
-            where = where_results_are(trainer) if leaves_files(trainer) and self._config.reporting.files else []
-            show = partial(print_contributions, table, kinds, data.client_names, learned, logged, where)
-            self.progress.afterwards(show)
-
-    def _picture(self, name: str, value: Tensor, index: int) -> Any:
-        return draw_metric(self._federation.board.metrics[name], name, value, index)[0]
+        of_clients = {"samples": data.num_samples, "rounds": state.participations, "weight": state.weights}
+        result = RunResult(
+            index,
+            state.round_index,
+            table=frame(self.results.known(index, values, **of_clients, **state.client_scores)),
+            columns={name: "column" if columns_of(metrics[name]) else "class" for name in metrics if name in values},
+            learned=learned(trainer, self._federation) if self._learning_is_told else {},
+            logged={name: value for name, value in logged.items() if "/" not in name},
+            pictures={name: partial(_picture, metrics[name], name, value, index) for name, value in values.items()},
+        )
+        for sink in self.sinks:
+            sink.finish(result)
 
     def flush(self) -> None:
         """Everything to the disk, as before a checkpoint."""
-        for board in self.boards:
-            board.flush()
+        for sink in self.sinks:
+            sink.flush()
 
-    def cancel(self) -> None:
-        """The fit has failed: there is no table."""
-        self.progress.cancel()
-
-    def close(self) -> None:
-        self.progress.remove()
-        for board in self.boards:
-            board.close()
+    def close(self, failed: bool) -> None:
+        """The fit is over, or has failed."""
+        for sink in self.sinks:
+            sink.close(failed)
 
 
-def _writes_events(logger: Any) -> bool:
-    """In a fast_dev_run a logger's experiment is no writer."""
-    return isinstance(logger, TensorBoardLogger) and isinstance(logger.experiment, SummaryWriter)
+class ClientPictures(Sink):
+    """Lets the clients of a round write their pictures, each into its own folder.
+
+    Args:
+        engine: where the clients are.
+        rounds: of the run.
+        every: rounds between two pictures, see :class:`flsv.report.folder.Reporting`.
+        folder: of the clients' folders.
+    """
+
+    def __init__(self, engine: OneProcess, rounds: int | None, every: int | None, folder: Path) -> None:
+        self._engine, self._rounds, self._every, self._folder = engine, rounds, every, folder
+
+    def write(self, result: RoundResult) -> None:
+        if figures_due(result.round_index, self._rounds, self._every):
+            cohort = (~result.weights.isnan()).nonzero()[:, 0].tolist()
+            self._engine.write_artifacts(cohort, result.round_index, self._folder)
+
+
+def _picture(*metric: Any) -> Any:
+    return draw_metric(*metric)[0]

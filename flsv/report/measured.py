@@ -8,18 +8,19 @@ client has a place of its own (a run in TensorBoard) the client is left out: ``c
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-import pandas
+import lightning as L
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 
 from flsv.metrics import ContributionMetric
 from flsv.models.imbalance import OWN_SCORES
-from flsv.report.run_table import Numbers, changes, columns_in, rows_of
-from flsv.round.result import Event, RoundResult
+from flsv.report.run_table import Numbers, changes, rows_of
+from flsv.round.result import Event, RoundResult, Row, Sink
 
 #: Curves of one metric per class and client, above which none are written: pictures and the CSV have the values.
 MOST_PER_CLASS = 500
@@ -108,7 +109,7 @@ def known_rows(
     of_round: Mapping[str, Tensor | None],
     client_names: Sequence[str],
     class_names: Sequence[str] | None = None,
-) -> pandas.DataFrame:
+) -> list[Row]:
     """All that is known between two rounds.
 
     Args:
@@ -136,13 +137,13 @@ class Results:
         self, metrics: Mapping[str, Metric], client_names: Sequence[str], class_names: Sequence[str] | None
     ) -> None:
         self._metrics, self._client_names, self._class_names = metrics, client_names, class_names
-        self._before = rows_of(0, (), ())
+        self._before: Sequence[Row] = ()
 
-    def known(self, index: int, values: Mapping[str, Tensor], **of_round: Tensor | None) -> pandas.DataFrame:
+    def known(self, index: int, values: Mapping[str, Tensor], **of_round: Tensor | None) -> list[Row]:
         """See :func:`known_rows`."""
         return known_rows(index, self._metrics, values, of_round, self._client_names, self._class_names)
 
-    def resume(self, known: pandas.DataFrame) -> None:
+    def resume(self, known: Sequence[Row]) -> None:
         """These rows are written already."""
         self._before = known
 
@@ -168,7 +169,7 @@ class Results:
         numbers = [Numbers("weight", weights.cpu()), Numbers("update_norm", [*norms.values()], clients=[*norms])]
         numbers += [Numbers(name, score.cpu()) for name, score in scores.items()]
         own = rows_of(index, numbers, self._client_names)
-        now = own if evaluated or not scores else own[~own["metric"].isin([*scores])]
+        now = [row for row in own if evaluated or row.metric not in scores]
         new = changes(measured, self._before)
         self._before = measured
         return RoundResult(
@@ -179,29 +180,42 @@ class Results:
             losses,
             norms,
             scores if evaluated else {},
-            table=pandas.concat([measured, own], ignore_index=True),
-            changes=pandas.concat([new, now], ignore_index=True),
+            table=measured + own,
+            changes=new + now,
             events=events,
             shared=shared_numbers(self._metrics, values) | (spread(scores) if evaluated else {}),
         )
 
 
-def monitored(result: RoundResult, metrics: Iterable[str]) -> dict[str, Tensor]:
-    """What callbacks may monitor: of each client every metric's value, the round's weight and the last known scores of
-    its own model, by number (``cssv/client_0``); and what is nobody's alone. NaN is left out."""
-    table, known = result.table, {*metrics, "weight", *OWN_SCORES}
-    found = dict(result.shared)
-    scores: dict[str, Tensor] = {}
-    for metric, client, column, value in zip(
-        *(table[name].tolist() for name in ("metric", "client", "class", "value"))
-    ):
-        if metric in OWN_SCORES:
-            own = scores.setdefault(metric, torch.full((len(result.weights),), torch.nan))
-            own[client] = value
-        if metric in known and not column:
-            tag = client_score(metric) if metric in OWN_SCORES else metric
-            found[f"{tag}/client_{client}"] = value
-    return {name: torch.tensor(value) for name, value in (found | spread(scores)).items() if value == value}
+class Monitored(Sink):
+    """What callbacks may monitor, in ``trainer.callback_metrics``: of each client every metric's value, the round's
+    weight and the last known scores of its own model, by number (``cssv/client_0``); and what is nobody's alone. NaN is
+    left out.
+
+    Args:
+        trainer: whose callbacks.
+        metrics: their names.
+    """
+
+    def __init__(self, trainer: L.Trainer, metrics: Iterable[str]) -> None:
+        self._trainer, self._metrics = trainer, {*metrics, "weight", *OWN_SCORES}
+        self._names: set[str] = set()
+
+    def write(self, result: RoundResult) -> None:
+        found = dict(result.shared)
+        scores: dict[str, Tensor] = {}
+        for row in result.table:
+            if row.metric in OWN_SCORES:
+                own = scores.setdefault(row.metric, torch.full((len(result.weights),), torch.nan))
+                own[row.client] = row.value
+            if row.metric in self._metrics and not row.column:
+                tag = client_score(row.metric) if row.metric in OWN_SCORES else row.metric
+                found[f"{tag}/client_{row.client}"] = row.value
+        now = {name: torch.tensor(value) for name, value in (found | spread(scores)).items() if value == value}
+        for name in self._names - now.keys():
+            self._trainer.callback_metrics.pop(name, None)
+        self._trainer.callback_metrics.update(now)
+        self._names = set(now)
 
 
 class Point(NamedTuple):
@@ -225,19 +239,19 @@ def points_of(
         clients: n.
         class_names: of the classes, or None.
     """
-    new, curves = result.changes, set(per_class)
-    many = {metric for metric in curves if len(columns_in(new, metric)) * clients > MOST_PER_CLASS}
-    columns = ("metric", "client", "class", "value", "low", "high")
-    for metric, client, column, *numbers in zip(*(new[name].tolist() for name in columns)):
-        if column:
-            if metric in curves - many:
-                tag = f"{metric}/{class_part(int(column), class_names)}"
-                yield Point(client, tag, numbers[0], metric, int(column))
+    curves = set(per_class)
+    columns = {(row.metric, row.column) for row in result.changes if row.column and row.metric in curves}
+    counts = Counter(metric for metric, _ in columns)
+    for row in result.changes:
+        if row.column:
+            if 0 < counts[row.metric] * clients <= MOST_PER_CLASS:
+                tag = f"{row.metric}/{class_part(int(row.column), class_names)}"
+                yield Point(row.client, tag, row.value, row.metric, int(row.column))
             continue
-        tag = client_score(metric) if metric in OWN_SCORES else metric
-        for what, number in zip(("", "/low", "/high"), numbers):
+        tag = client_score(row.metric) if row.metric in OWN_SCORES else row.metric
+        for what, number in (("", row.value), ("/low", row.low), ("/high", row.high)):
             if number == number:
-                yield Point(client, f"{tag}{what}", number, metric)
+                yield Point(row.client, f"{tag}{what}", number, row.metric)
     for client, loss in result.losses.items():
         if loss == loss:
             yield Point(client, "train_loss", loss, "train_loss")

@@ -19,7 +19,7 @@ from flsv.report.folder import CONTRIBUTIONS, RECORD, RETRAINED
 from flsv.report.record import read_record
 from flsv.report.run_table import OF_A_ROUND, columns_in, history, last, part, read_table, tidy
 from flsv.report.text import WORDS, joined
-from flsv.round.result import Event
+from flsv.round.result import Event, copies_in, faults_in
 
 #: What ``flsv compare`` leaves in the folder of each of its runs.
 GAINS = "gains.csv"
@@ -126,23 +126,13 @@ class Run:
 
     @property
     def copies(self) -> list[list[int]]:
-        """The groups of clients who were found to send one another's updates, all members of each; who sent the
-        server's last step back is a group of its own."""
-        groups = {tuple(sorted({each.client, *each.others})) for each in self.events if each.what == "copy"}
-        copied = {client for group in groups for client in group}
-        alone = {(each.client,) for each in self.events if each.what == "echo" and each.client not in copied}
-        return [list(group) for group in sorted(groups | alone)]
+        """See :func:`flsv.round.result.copies_in`."""
+        return copies_in(self.events)
 
     @cached_property
     def named(self) -> dict[int, tuple[int, int]]:
-        """Client to in how many rounds its update was at fault (not finite, or far too large), of how many that it
-        sent; without those in order. Those rounds count nothing for it: no metric has measured them."""
-        found: dict[int, tuple[int, int]] = {}
-        for each in self.events:
-            if each.what in ("not_finite", "large"):
-                times, of = found.get(each.client, (0, 0))
-                found[each.client] = times + each.times, max(of, each.of or 0)
-        return dict(sorted(found.items()))
+        """See :func:`flsv.round.result.faults_in`."""
+        return faults_in(self.events)
 
     def final(self, metric: str, column: str = "") -> list[float]:
         """``[n]``: the last value of each client, NaN where there is none."""

@@ -10,7 +10,8 @@ import json
 import math
 import platform
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,7 +27,7 @@ from flsv.errors import ConfigurationError
 from flsv.metrics import ContributionMetric
 from flsv.metrics.needs import what_it_is
 from flsv.report.folder import RECORD
-from flsv.round.result import Event, RoundResult
+from flsv.round.result import Event, RoundResult, RunResult, Sink
 
 #: Of the layout of ``run.json``.
 VERSION = 3
@@ -38,35 +39,41 @@ FIELDS = {
 OF_METRICS = {"class", "about", "guide", "per_class", "columns", "higher_is_better", "to_pay_by"}
 
 
-class Record:
+class Record(Sink):
     """The sink that writes ``run.json``: when the fit begins, when something has happened to a client, and at its end.
 
     Args:
         folder: of the run.
         content: see :func:`record_of`.
+        events: gives all that has happened so far.
 
     Raises:
         OSError: it cannot be written.
     """
 
-    def __init__(self, folder: Path, content: Mapping[str, Any]) -> None:
-        self._folder, self._content = folder, dict(content)
+    def __init__(self, folder: Path, content: Mapping[str, Any], events: Callable[[], Sequence[Event]]) -> None:
+        self._folder, self._content, self._events = folder, dict(content), events
         write_record(folder, self._content)
 
     def write(self, result: RoundResult) -> None:
         """At once: a killed run's folder has to say it, too."""
-        self.note(result.events)
+        self._note(result.events)
 
-    def note(self, events: Sequence[Event]) -> None:
-        """What has happened so far, of an unfinished round, too."""
+    def finish(self, result: RunResult) -> None:
+        end = {"ended": _now(), "rounds_done": result.rounds, "logged": result.logged}
+        write_record(self._folder, self._content | end | dict(result.learned))
+
+    def close(self, failed: bool = False) -> None:
+        """Of a round that has failed, too, what has happened in it."""
+        if failed:
+            with suppress(OSError):  # what went wrong first matters more
+                self._note(self._events())
+
+    def _note(self, events: Sequence[Event]) -> None:
         now = [asdict(event) for event in events]
         if now != self._content["events"]:
             self._content["events"] = now
             write_record(self._folder, self._content)
-
-    def finish(self, logged: Mapping[str, float], rounds: int, **learned: Any) -> None:
-        """The fit has come to its end, after so many rounds; what the module has logged, and what it has learned."""
-        write_record(self._folder, self._content | {"ended": _now(), "rounds_done": rounds, "logged": logged} | learned)
 
 
 def record_of(

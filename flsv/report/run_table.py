@@ -1,4 +1,5 @@
-"""The table of a run: a row per round, metric, client and class, as a data frame, and the file that it is kept in.
+"""The table of a run: a row per round, metric, client and class, and the file that it is kept in. While a run goes on
+rows are plain tuples; who reads has them as a data frame.
 
 Whatever else a run tells is a view of it. A client's value, once measured, stays until it is measured again. The file
 has it in the rounds in which it changes, or its interval does: with 10 of 1,000 clients in a round 10 rows, not 1,000.
@@ -21,7 +22,7 @@ from flsv._lightning.durable import append, replacing
 from flsv.csv_files import NAN, Cell, csv_text, number, number_or_nan, read_csv, whole
 from flsv.errors import ConfigurationError
 from flsv.models.imbalance import OWN_SCORES
-from flsv.round.result import RoundResult
+from flsv.round.result import RoundResult, Row, Sink
 
 #: Column to its type, in the order of the file. ``round`` counts from 0. ``class`` is the number of a class, or the
 #: name of another column, as text; "" for a client's overall value. ``low`` and ``high`` are the ends of an overall
@@ -65,7 +66,7 @@ class Numbers:
     clients: Sequence[int] | None = None
 
 
-def rows_of(index: int, numbers: Iterable[Numbers], client_names: Sequence[str]) -> DataFrame:
+def rows_of(index: int, numbers: Iterable[Numbers], client_names: Sequence[str]) -> list[Row]:
     """The rows of one round: of each metric the overall values, or column by column; none for NaN.
 
     Example:
@@ -79,49 +80,37 @@ def rows_of(index: int, numbers: Iterable[Numbers], client_names: Sequence[str])
         >>> csv_lines(changes(then, table))
         b'1,sv,1,,0.125,Lyon,,,\\n'
     """
-    cells: dict[str, list[Any]] = {
-        name: [np.empty(0, object if kind == "str" else kind)] for name, kind in SCHEMA.items()
-    }
-    labels = np.array([*client_names], dtype=object)
+    rows = []
     for each in numbers:
         columns = each.columns or {"": ""}
-        values = np.asarray(each.values, dtype="float64").reshape(-1, len(columns)).T
-        column, place = np.nonzero(~np.isnan(values))
-        client = place if each.clients is None else np.asarray(each.clients, dtype="int64")[place]
-        ends = np.full((2, values.shape[1]), NAN)
+        values = np.asarray(each.values, dtype="float64").reshape(-1, len(columns))
+        clients = range(len(values)) if each.clients is None else each.clients
+        ends = np.full((len(values), 2), NAN)
         if each.ends is not None:
-            ends[0], ends[1] = each.ends
-        ends[:, np.isnan(ends).any(0)] = NAN
-        row = {
-            "round": np.full(len(place), index),
-            "metric": np.full(len(place), each.metric, dtype=object),
-            "client": client,
-            "class": np.array([*columns], dtype=object)[column],
-            "value": values[column, place],
-            "client_name": labels[client],
-            "class_name": np.array([*columns.values()], dtype=object)[column],
-            "low": ends[0, place],
-            "high": ends[1, place],
-        }
-        for name, cell in row.items():
-            cells[name].append(cell)
-    table = DataFrame({name: np.concatenate(parts) for name, parts in cells.items()})
-    # Texts are known as such where there are some: saying so once more takes longer than all else.
-    return table if len(table) else table.astype(SCHEMA)
+            ends[:, 0], ends[:, 1] = each.ends
+        ends[np.isnan(ends).any(1)] = NAN
+        for place, (column, name) in enumerate(columns.items()):
+            for client, value, (low, high) in zip(clients, values[:, place].tolist(), ends.tolist()):
+                if value == value:
+                    rows.append(Row(index, each.metric, client, column, value, client_names[client], name, low, high))
+    return rows
 
 
-def changes(now: DataFrame, before: DataFrame) -> DataFrame:
+def changes(now: Iterable[Row], before: Iterable[Row]) -> list[Row]:
     """The rows whose value or interval is another than ``before``, of one round each."""
-    known = dict(zip(_cells(before, _KEY), _cells(before, _NUMBERS)))
-    nothing = (NAN, NAN, NAN)
-    pairs = ((new, known.get(key, nothing)) for key, new in zip(_cells(now, _KEY), _cells(now, _NUMBERS)))
-    found = [new[0] != old[0] or (new[1] == new[1] and new[1:] != old[1:]) for new, old in pairs]
-    return now[np.array(found, dtype=bool)]
+    known = {row[1:4]: row for row in before}
+    found = []
+    for row in now:
+        old = known.get(row[1:4])
+        another_interval = old is not None and row.low == row.low and row[7:] != old[7:]
+        if old is None or row.value != old.value or another_interval:
+            found.append(row)
+    return found
 
 
-def _cells(table: DataFrame, columns: Sequence[str]) -> list[tuple[Any, ...]]:
-    """Of every row, as Python's own: of few rows faster than an index."""
-    return list(zip(*(table[name].tolist() for name in columns)))
+def frame(rows: Iterable[Row]) -> DataFrame:
+    """Rows as a data frame, for whoever reads."""
+    return DataFrame(list(rows), columns=[*SCHEMA]).astype(SCHEMA)
 
 
 def part(table: DataFrame, metric: str, column: str = "") -> DataFrame:
@@ -155,10 +144,9 @@ def tidy(table: DataFrame) -> DataFrame:
     return table.assign(**texts)[list(COLUMNS)].reset_index(drop=True)
 
 
-def csv_lines(table: DataFrame) -> bytes:
+def csv_lines(rows: Iterable[Sequence[Any]]) -> bytes:
     """Lines of ``contributions.csv``, without the header."""
-    columns = (table[name].tolist() for name in SCHEMA)
-    return csv_text([["" if cell != cell else cell for cell in row] for row in zip(*columns)])
+    return csv_text([["" if cell != cell else cell for cell in row] for row in rows])
 
 
 _CELLS: Mapping[str, Cell] = {
@@ -203,7 +191,7 @@ def read_table(path: Path, client_names: Sequence[str], rounds: int | None = Non
     return table
 
 
-class CSV:
+class CSV(Sink):
     """The sink that writes ``contributions.csv``: a round at a time, in one write.
 
     Columns: ``round`` (from 0), ``metric``, ``client``, ``class`` (empty for a client's overall value; where a
@@ -219,7 +207,7 @@ class CSV:
     def __init__(self, path: Path, client_names: Sequence[str]) -> None:
         self.path, self._client_names = path, client_names
 
-    def begin(self, first_round: int, earlier: Path | None = None) -> DataFrame:
+    def begin(self, first_round: int, earlier: Path | None = None) -> list[Row]:
         """Start writing at ``first_round``: keep the whole rounds before it, drop the rest. A file of another run is
         kept under another name, and so are rounds of this one beyond the first that is run again.
 
@@ -234,22 +222,20 @@ class CSV:
             ConfigurationError: the file to go on with is none that a run writes, see :func:`read_table`.
         """
         source = self.path if earlier is None else earlier
-        table = rows_of(0, (), ())
-        if first_round > 0:
-            if source.is_file():
-                table = self._to_go_on_with(source)
-            else:
-                warnings.warn(f"{source} is gone: {self.path} starts at round {first_round}.", stacklevel=2)
+        rows: list[Row] = []
+        if first_round > 0 and source.is_file():
+            rows = self._to_go_on_with(source)
+        elif first_round > 0:
+            warnings.warn(f"{source} is gone: {self.path} starts at round {first_round}.", stacklevel=2)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        again = table.loc[table["round"] >= first_round, "round"]
         if first_round == 0 or source != self.path:
             lost = self.path.is_file() and self.path.read_bytes() not in (b"", _HEADER)
         else:
             # One round that was written and then lost with the process that ran it is run again alike: it is no loss.
-            lost = again.nunique() > 1
+            lost = len({row.round for row in rows if row.round >= first_round}) > 1
         if lost:
             self._set_aside()
-        kept = table.drop(again.index)
+        kept = [row for row in rows if row.round < first_round]
         with replacing(self.path) as file:
             file.write(_HEADER + csv_lines(kept))
         return kept
@@ -258,7 +244,7 @@ class CSV:
         """Add a round's changes."""
         self.append(result.changes)
 
-    def append(self, rows: DataFrame) -> None:
+    def append(self, rows: Iterable[Row]) -> None:
         """Add one round's rows, all or none. Floats are written so that they read back as the same number.
 
         Raises:
@@ -266,9 +252,9 @@ class CSV:
         """
         append(self.path, csv_lines(rows))
 
-    def _to_go_on_with(self, source: Path) -> DataFrame:
+    def _to_go_on_with(self, source: Path) -> list[Row]:
         try:
-            return read_table(source, self._client_names)
+            return [Row(*row) for row in read_table(source, self._client_names).itertuples(index=False, name=None)]
         except ConfigurationError as error:
             raise ConfigurationError(
                 f"{error} Move the file away; the run then goes on with a new one, which begins where it is resumed."

@@ -22,7 +22,6 @@ from typing import Any
 
 import lightning as L
 import numpy as np
-import pandas
 from lightning.pytorch.loggers import TensorBoardLogger
 from matplotlib.figure import Figure
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -46,8 +45,9 @@ from flsv.report.measured import (
     in_one_place,
     points_of,
 )
+from flsv.report.terminal import client_columns
 from flsv.report.text import markdown_table, plain
-from flsv.round.result import RoundResult
+from flsv.round.result import RoundResult, Row, RunResult, Sink
 
 #: Begins the tags of what is to be seen first.
 FIRST = "Contributions/"
@@ -61,7 +61,7 @@ FLUSH = 10
 Chart = list[Any]
 
 
-class TensorBoard:
+class TensorBoard(Sink):
     """Writes what one logger's folder shows.
 
     Args:
@@ -102,6 +102,7 @@ class TensorBoard:
         settings: Mapping[str, Any],
         chosen: Mapping[str, str | int | float],
         partition: Callable[[], Figure],
+        earlier: Iterable[Row] = (),
     ) -> None:
         """Write what is known before the first round.
 
@@ -111,7 +112,11 @@ class TensorBoard:
             settings: all that the run is made of.
             chosen: those that tell runs apart.
             partition: draws who has which data.
+            earlier: rows of the rounds before: pictures go on with the same scale.
         """
+        for row in earlier:
+            if row.metric in self._metrics:
+                self._include(row.metric, np.array([row.value]))
         self._first_round, self._chosen = first_round, chosen
         if first_round:
             self._writer.close()  # it opens another file, which is read after those of the process before
@@ -124,11 +129,6 @@ class TensorBoard:
         self._writer.add_custom_scalars(self._charts())
         if first_round == 0:
             self._draw("data/partition", partition, 0)
-
-    def include(self, earlier: pandas.DataFrame) -> None:
-        """These rows are of the rounds before: pictures go on with the same scale."""
-        for name in self._metrics:
-            self._include(name, earlier.loc[earlier["metric"] == name, "value"].to_numpy())
 
     def write(self, result: RoundResult) -> None:
         """A round's curves and pictures."""
@@ -152,12 +152,14 @@ class TensorBoard:
             if due:
                 self._draw(f"{FIRST}{name}", partial(self.picture, name, value, index), index)
 
-    def finish(self, columns: Mapping[str, Sequence[str]], last_round: int) -> None:
+    def finish(self, result: RunResult) -> None:
         """After the last round: a table of the clients, and the run's line in the table of runs."""
         if not self._in_table:
             self._write_hyperparameters(accuracies(self._logged()))
-        labels = client_labels(len(self._client_names), self._client_names)
-        self._writer.add_text("contributions", text_table({"client": labels, **columns}), last_round)
+        clients = len(self._client_names)
+        columns = client_columns(result.table, result.columns, clients)
+        text = text_table({"client": client_labels(clients, self._client_names), **columns})
+        self._writer.add_text("contributions", text, result.round_index)
         self.flush()
 
     def flush(self) -> None:
@@ -165,7 +167,7 @@ class TensorBoard:
         for writer in (self._writer, *self._writers.values()):
             writer.flush()
 
-    def close(self) -> None:
+    def close(self, failed: bool = False) -> None:
         """Close the clients' and classes' files; the run's own is the logger's."""
         for writer in self._writers.values():
             writer.close()

@@ -3,7 +3,7 @@ of them, by Lightning's loggers for them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning.pytorch.loggers import CometLogger, Logger, MLFlowLogger, WandbLogger
@@ -13,10 +13,10 @@ from flsv.charts import drawing
 from flsv.models.imbalance import OWN_SCORES
 from flsv.report.measured import in_one_place, points_of
 from flsv.report.run_table import columns_in, last, part
-from flsv.round.result import RoundResult
+from flsv.round.result import RoundResult, RunResult, Sink
 
 
-class Trackers:
+class Trackers(Sink):
     """Writes to these loggers.
 
     Args:
@@ -43,21 +43,16 @@ class Trackers:
         for logger in self._loggers:
             logger.log_metrics(scalars, step=result.round_index)
 
-    def finish(self, tables: Mapping[str, DataFrame], pictures: Mapping[str, Callable[[], Any]], step: int) -> None:
+    def finish(self, result: RunResult) -> None:
         """Hand tables and pictures to the loggers that have a place for them. What a service refuses is a warning: the
-        run is over, and everything is in its folder.
-
-        Args:
-            tables: by name, see :func:`tables_of`.
-            pictures: by name, each draws a figure.
-            step: the last round.
-        """
+        run is over, and everything is in its folder."""
+        tables, step = tables_of(result.table, result.columns, self._client_names), result.round_index
         for logger in self._loggers:
             if isinstance(logger, WandbLogger | MLFlowLogger | CometLogger):
                 for name, table in tables.items():
                     with drawing(f"the table {name} of {type(logger).__name__}"):
                         _log_table(logger, name, table, step)
-                for name, draw in pictures.items():
+                for name, draw in result.pictures.items():
                     with drawing(f"{name} of {type(logger).__name__}"):
                         _log_picture(logger, name, draw(), step)
 
@@ -71,10 +66,10 @@ def tables_of(table: DataFrame, metrics: Mapping[str, str], client_names: Sequen
         client_names: n names.
 
     Example:
-        >>> from flsv.report.run_table import Numbers, rows_of
+        >>> from flsv.report.run_table import Numbers, frame, rows_of
         >>> names = ["Boston", "Lyon"]
-        >>> table = rows_of(3, [Numbers("samples", [30, 10]), Numbers("sv", [0.5, float("nan")])], names)
-        >>> print(tables_of(table, {"sv": "class"}, names)["contributions"])
+        >>> rows = rows_of(3, [Numbers("samples", [30, 10]), Numbers("sv", [0.5, float("nan")])], names)
+        >>> print(tables_of(frame(rows), {"sv": "class"}, names)["contributions"])
            client  samples   sv
         0  Boston     30.0  0.5
         1    Lyon     10.0  NaN

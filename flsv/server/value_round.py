@@ -30,7 +30,7 @@ from flsv.games.replica import module_device
 from flsv.metrics import ContributionMetric
 from flsv.parameters import ParameterSpace
 from flsv.report.measured import numbers_of, overall
-from flsv.report.run_table import COLUMNS, rows_of
+from flsv.report.run_table import COLUMNS, frame, rows_of
 from flsv.round import Round, stage_of
 from flsv.server.checks import check_space
 from flsv.server.config import named_head
@@ -229,7 +229,7 @@ def _measured(board: ContributionMetrics, round: Round, weights: Tensor, names: 
         diagnostics={n: m.diagnostics() for n, m in board.metrics.items() if isinstance(m, ContributionMetric)},
         evaluations=0 if games is None else games.evaluations,
         names=names,
-        table=rows_of(round.round_index, numbers_of(board.metrics, found, None), names),
+        table=frame(rows_of(round.round_index, numbers_of(board.metrics, found, None), names)),
     )
 
 

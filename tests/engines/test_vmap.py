@@ -25,7 +25,7 @@ from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CosineGradientShapley, SurrogateFederatedShapley
 from flsv.personalization import ShapFedPersonalizer
 from flsv.privacy import GaussianPrivacy
-from flsv.round.result import RoundResult
+from flsv.round.result import RoundResult, Sink
 from flsv.sampling import UniformSampler
 from flsv.uploads import TopK
 
@@ -170,14 +170,14 @@ def test_a_client_whose_model_is_not_finite(tmp_path: Path, chunk: int | None) -
     assert many.participations.tolist() == [2, 2, 0, 2, 2]
 
 
-class Spy(Callback):
+class Spy(Sink, Callback):
     """A sink that remembers the losses."""
 
     def __init__(self, made: FederatedLoop, losses: list[Any]) -> None:
         self.made, self.losses = made, losses
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        self.made._fit.reports.sinks.append(self)  # type: ignore[union-attr, arg-type]
+        self.made._fit.reports.sinks.append(self)  # type: ignore[union-attr]
 
     def write(self, result: RoundResult) -> None:
         self.losses.append(result.losses)

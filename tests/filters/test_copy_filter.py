@@ -69,7 +69,7 @@ def test_copies_are_named_together_and_stay_in_the_model(tmp_path: Path) -> None
     assert "Look at it before anything is paid" in said[0]
     assert len(said) == 2  # when it was found, and at the end
     assert loop.participations.tolist() == [5] * 7
-    assert loop.noticed == {"not_finite": {}, "large": {}, "copy": {1: 3, 3: 3}, "echo": {}}
+    assert [(each.what, each.client, each.times) for each in loop.events] == [("copy", 1, 3), ("copy", 3, 3)]
     assert loop.copies == [[1, 3]]
     assert loop.contributions["cgsv"].isfinite().all()
 
@@ -216,8 +216,7 @@ def test_who_sends_the_servers_last_step_back_is_named_alone(tmp_path: Path) -> 
     assert said[0].startswith("client 2 sent the server's own last step back, in several rounds, up to round 3 (")
     assert "(similarity 1.00): aggregated and measured all the same. Look at it" in said[0]
     assert loop.copies == [[2]]
-    assert loop.noticed["echo"] == {2: 3}
-    assert loop.noticed["copy"] == {}
+    assert [(each.what, each.client, each.times) for each in loop.events] == [("echo", 2, 3)]
     (folder,) = (path.parent for path in tmp_path.rglob("contributions.csv"))
     run = open_run(folder)
     assert run.copies == [[2]]
@@ -228,7 +227,7 @@ def test_who_sends_the_servers_last_step_back_is_named_alone(tmp_path: Path) -> 
 @pytest.mark.parametrize(("mix", "rounds"), [(0.5, 6), (1.0, 3)])
 def test_half_an_echo_or_two_rounds_of_one_prove_nothing(tmp_path: Path, mix: float, rounds: int) -> None:
     loop, said = of_an_echo(tmp_path, mix, rounds=rounds)
-    assert (said, loop.copies, loop.noticed["echo"]) == ([], [], {})
+    assert (said, loop.copies, loop.events) == ([], [], [])
 
 
 def test_an_echo_is_found_in_a_resumed_run(tmp_path: Path) -> None:

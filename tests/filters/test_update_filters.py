@@ -64,12 +64,7 @@ def test_a_huge_update_is_named_in_its_round_and_left_out_where_nothing_else_wou
         module = fit(loop, tmp_path, data=toy_data((4, 3, 4, 3)), rounds=4)
     (said,) = [str(w.message) for w in caught if "update" in str(w.message) or "NaN" in str(w.message)]
     assert said.startswith("client 1 sent an update far larger than the cohort's in round 1 (norm ")
-    assert loop.noticed == {
-        "not_finite": {},
-        "large": {1: 1},
-        "copy": {},
-        "echo": {},
-    }  # nobody else is named, then or later
+    assert [(each.what, each.client, each.times) for each in loop.events] == [("large", 1, 1)]  # and nobody later
     assert loop.named == {1: (1, 4)}
     assert "left out of the round" in said
     assert loop.participations.tolist() == [4, 3, 4, 4]
@@ -112,7 +107,7 @@ def test_who_is_named_in_every_round_has_no_value(tmp_path: Path, kind: str, fac
     aggregator, metric = METRICS[kind]
     loop = paid(tmp_path, range(4), aggregator(), metric(), factor)
     assert loop.named == {1: (4, 4)}
-    assert loop.noticed["not_finite"] == {}
+    assert {each.what for each in loop.events} == {"large"}
     run = open_run(next(tmp_path.rglob("contributions.csv")).parent)
     assert run.named == {1: (4, 4)}
     assert [value == value for value in run.final("m")] == [True, False, True, True, True]

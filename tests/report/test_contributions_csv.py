@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 from lightning.pytorch.loggers.logger import DummyLogger
-from pandas import DataFrame
 from toys import fit
 
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.report.run_table import CSV, Numbers, rows_of
+from flsv.round.result import Row
 
 NAMES = ("Boston", "Lyon")
 
 
-def rows(r: int, *numbers: Numbers, names: Sequence[str] = NAMES) -> DataFrame:
+def rows(r: int, *numbers: Numbers, names: Sequence[str] = NAMES) -> list[Row]:
     return rows_of(r, numbers, names)
 
 
@@ -94,7 +94,7 @@ def test_names_stand_beside_the_numbers(tmp_path: Path) -> None:
         found = [(row["client_name"], row["class_name"]) for row in csv.DictReader(lines)]
     assert found == [("St. Mary's, East", "Shirt"), ("Boston", ""), ("St. Mary's, East", "up")]
     kept = CSV(file.path, names).begin(1)
-    assert list(zip(kept["metric"], kept["value"])) == [("cssv", 0.5), ("cssv", 0.25), ("cost", 4.0)]
+    assert [(row.metric, row.value) for row in kept] == [("cssv", 0.5), ("cssv", 0.25), ("cost", 4.0)]
 
 
 def test_a_file_with_other_columns_is_refused_and_left_alone(tmp_path: Path) -> None:

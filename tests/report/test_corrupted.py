@@ -15,7 +15,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_runs import at_fault, copying, make_run
-from pandas import DataFrame
 
 from flsv.csv_files import as_text
 from flsv.errors import ConfigurationError
@@ -27,6 +26,7 @@ from flsv.report.for_one import facts_for_one
 from flsv.report.html import to_html
 from flsv.report.run_table import CSV, Numbers, csv_lines, rows_of
 from flsv.report.shares import Budget, shares_of
+from flsv.round.result import Row
 
 NAMES = ("Málaga", "=1+1", "'-x")
 ROUNDS = 3
@@ -84,7 +84,7 @@ def valid(folder: Path) -> Path:
 FILES = ("contributions.csv", "gains.csv", "retrained.csv", "valuation.csv", "clients/=1+1/flagged.csv")
 
 
-def round_of(r: int, ends: Any = None) -> DataFrame:
+def round_of(r: int, ends: Any = None) -> list[Row]:
     overall = [0.5**r + 0.125 * i for i in range(3)]
     by_class = [[value, value - 0.25] for value in overall]
     classes = {"0": "class 0", "1": "class 1"}
@@ -247,9 +247,9 @@ def test_what_no_run_writes_is_said_with_its_line(tmp_path: Path, line: str, wor
 
 def test_a_byte_that_is_no_text_is_said_with_its_line_but_for_a_last_line_that_was_cut(tmp_path: Path) -> None:
     path = valid(tmp_path) / "contributions.csv"
-    rows, whole = csv_lines(open_run(tmp_path).table), path.read_bytes()
+    rows, whole = csv_lines(open_run(tmp_path).table.itertuples(index=False)), path.read_bytes()
     path.write_bytes(whole + b"2,weight,1,,0.5,=1\xc3")
-    assert csv_lines(open_run(tmp_path).table) == rows
+    assert csv_lines(open_run(tmp_path).table.itertuples(index=False)) == rows
     path.write_bytes(whole.replace(b",weight,", b",w\xffight,", 1))
     with pytest.raises(ConfigurationError, match="line 11: .* expected text in UTF-8"):
         open_run(tmp_path)

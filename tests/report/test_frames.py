@@ -13,7 +13,7 @@ from flsv import ClientEvaluation, Reporting
 from flsv.aggregation import ShapFedWA
 from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CommunicationCost, CumulativeShapley
-from flsv.report.run_table import COLUMNS, Numbers, rows_of, tidy
+from flsv.report.run_table import COLUMNS, Numbers, frame, rows_of, tidy
 
 
 def test_read_run_is_tidy(tmp_path: Path) -> None:
@@ -52,5 +52,5 @@ def test_a_loop_without_a_round_has_an_empty_frame() -> None:
 
 
 def test_values_of_clients_never_seen_are_absent() -> None:
-    frame = tidy(rows_of(3, [Numbers("sv", torch.tensor([0.5, float("nan")]))], ["a", "b"]))
-    assert frame[["client_name", "round"]].values.tolist() == [["a", 3]]
+    found = tidy(frame(rows_of(3, [Numbers("sv", torch.tensor([0.5, float("nan")]))], ["a", "b"])))
+    assert found[["client_name", "round"]].values.tolist() == [["a", 3]]

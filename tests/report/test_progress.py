@@ -88,13 +88,13 @@ def test_trainers_bars_show_it_and_let_go(make_bar: type, tmp_path: Path, monkey
     monkeypatch.setattr(progress, "PATIENCE", 0.0)
     monkeypatch.setattr(progress, "PAUSE", 0.0)
     drawn: list[str | None] = []
-    before = progress.ProgressText._draw
+    before = progress.Terminal._draw
 
-    def draw(self: progress.ProgressText) -> None:
+    def draw(self: progress.Terminal) -> None:
         before(self)
         drawn.append(self._bar.get_metrics(self._trainer, self._trainer.lightning_module).get("coalitions"))  # type: ignore[union-attr]
 
-    monkeypatch.setattr(progress.ProgressText, "_draw", draw)
+    monkeypatch.setattr(progress.Terminal, "_draw", draw)
     run(federation(), tmp_path, 3, enable_progress_bar=True, callbacks=[make_bar()])
     assert drawn == [*(f"{done}/8" for done in range(9)), None]
     assert not counting._listeners
@@ -102,7 +102,7 @@ def test_trainers_bars_show_it_and_let_go(make_bar: type, tmp_path: Path, monkey
 
 def test_what_takes_a_moment_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "PATIENCE", 60.0)
-    monkeypatch.setattr(progress.ProgressText, "_draw", lambda _: pytest.fail("it was drawn"))
+    monkeypatch.setattr(progress.Terminal, "_draw", lambda _: pytest.fail("it was drawn"))
     run(federation(), tmp_path, 3, enable_progress_bar=True, callbacks=[TQDMProgressBar()])
 
 

@@ -17,7 +17,7 @@ from toys import fit
 from flsv.aggregation import ShapFedWA
 from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley
-from flsv.report.run_table import Numbers, rows_of
+from flsv.report.run_table import Numbers, frame, rows_of
 from flsv.report.terminal import chosen, class_columns, client_columns, print_table, width
 
 
@@ -34,7 +34,7 @@ def many_columns(clients: int) -> dict[str, list[str]]:
     known = {name: torch.rand(clients, generator=draw) for name in (*metrics, "weight", "accuracy")}
     known |= dict.fromkeys(("samples", "rounds"), torch.arange(clients) + 100)
     names = [str(i) for i in range(clients)]
-    table = rows_of(0, [Numbers(name, values) for name, values in known.items()], names)
+    table = frame(rows_of(0, [Numbers(name, values) for name, values in known.items()], names))
     return client_columns(table, metrics, clients)
 
 
@@ -56,7 +56,7 @@ def test_every_cell_is_whole_at_any_width(wide: int) -> None:
 @pytest.mark.parametrize("wide", [60, 80, 200])
 def test_ten_classes_are_whole_too(wide: int) -> None:
     values = Numbers("cssv", torch.linspace(-1, 1, 50).reshape(5, 10), {str(j): str(j) for j in range(10)})
-    text = printed(wide, list("01234"), class_columns(rows_of(0, [values], list("01234")), "cssv", 5))
+    text = printed(wide, list("01234"), class_columns(frame(rows_of(0, [values], list("01234"))), "cssv", 5))
     for cell in ("-1.0", "1.0", "-0.6", "0.1"):
         assert cell in text
     assert "\N{HORIZONTAL ELLIPSIS}" not in text
@@ -102,7 +102,7 @@ def test_it_is_printed_when_the_bar_has_stopped(
                 assert not self.progress.live.is_started
             events.append("bar stopped")
 
-    monkeypatch.setattr("flsv.loop.reports.print_contributions", lambda *_: events.append("table"))
+    monkeypatch.setattr("flsv.report.progress.print_contributions", lambda *_: events.append("table"))
     bar = Bar()
     federation = loop()
     fit(federation, tmp_path, rounds=1, enable_progress_bar=True, callbacks=[bar])
@@ -118,7 +118,7 @@ def test_nothing_is_printed_later_after_an_error(tmp_path: Path, monkeypatch: py
             raise ArithmeticError
 
     printed: list[str] = []
-    monkeypatch.setattr("flsv.loop.reports.print_contributions", lambda *_: printed.append("table"))
+    monkeypatch.setattr("flsv.report.progress.print_contributions", lambda *_: printed.append("table"))
     bar = TQDMProgressBar()
     with pytest.raises(ArithmeticError):
         fit(loop(), tmp_path, rounds=1, enable_progress_bar=True, callbacks=[bar, Fail()])

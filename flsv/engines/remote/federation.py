@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -29,7 +29,7 @@ from flsv.errors import ConfigurationError
 from flsv.models.imbalance import OWN_SCORES
 from flsv.participants import LocalData
 from flsv.report.folder import FolderLock
-from flsv.round import Instruction, Round
+from flsv.round import Instruction
 from flsv.round.matrix import empty_rows
 from flsv.server import ContributionMetrics, RoundServer
 from flsv.server.checks import check_names
@@ -161,7 +161,7 @@ class RemoteFederation(IdleProcess):
         self._remote.discard()
         return super().discard()
 
-    def write_artifacts(self, round: Round, folder: Path) -> None:
+    def write_artifacts(self, cohort: Sequence[int], round_index: int, folder: Path) -> None:
         """Pictures of a site's data stay there."""
 
     def received(self, server: RoundServer) -> dict[int, Tensor]:
