@@ -7,8 +7,6 @@ aggregator. Nothing trains and nothing is aggregated here; the metrics, their ga
 
 from __future__ import annotations
 
-import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -18,16 +16,15 @@ import torch
 from annotated_types import Ge
 from lightning.fabric.wrappers import _unwrap_objects
 from torch import Tensor, nn
-from torchmetrics import Metric
 
-import flsv.metrics
+from flsv.data.groups import client_called
 from flsv.declared import Count, check_argument, checked
 from flsv.errors import ConfigurationError
 from flsv.games import CoalitionGames
 from flsv.games.outside_fit import LOSS, games_outside_fit
-from flsv.games.performance import Mode, is_logged
+from flsv.games.performance import is_logged
 from flsv.games.replica import module_device
-from flsv.metrics import ContributionMetric
+from flsv.metrics import ContributionMetric, PartialFederatedShapley
 from flsv.parameters import ParameterSpace
 from flsv.report.measured import numbers_of, overall
 from flsv.report.run_table import COLUMNS, frame, rows_of
@@ -35,12 +32,10 @@ from flsv.round import Round, stage_of
 from flsv.server.checks import check_space
 from flsv.server.config import named_head
 from flsv.server.contribution_metrics import ContributionMetrics
-from flsv.server.named_cohort import NamedCohort
 
 Model = Tensor | Mapping[str, Any] | Sequence[Any]
 """A ``state_dict``; or its entries as arrays in its order, as Flower sends them; or a vector ``[P]`` of
 :class:`flsv.ParameterSpace`."""
-Asked = str | ContributionMetric
 
 #: Of a round, what only a FederatedLoop has; and the stages of one that come after its aggregation.
 _OF_A_LOOP = {"clients", "server_data", "losses", "num_steps"}
@@ -84,14 +79,12 @@ def value_round(
     updates: Mapping[Any, Model] | Sequence[Model],
     val_loader: Any = None,
     *,
-    metrics: Asked | Sequence[Asked] | Mapping[str, Asked] = "PartialFederatedShapley",
-    performance: str | Metric | None = None,
-    mode: Mode | None = None,
+    metrics: ContributionMetric | Sequence[ContributionMetric] | Mapping[str, ContributionMetric] | None = None,
     loss: Callable[[Any, Any], Tensor] | None = None,
     num_samples: Mapping[Any, int] | Sequence[int] | None = None,
     weights: Mapping[Any, float] | Sequence[float] | None = None,
     deltas: bool = False,
-    num_clients: int | None = None,
+    num_clients: Annotated[int, Ge(2), "A contribution is measured against other clients'."] | None = None,
     num_classes: int | None = None,
     client_names: Sequence[Any] | None = None,
     round_index: Annotated[int, Ge(0)] | None = None,
@@ -99,29 +92,26 @@ def value_round(
 ) -> RoundValues:
     """Measure what each client contributed to one round of federated training.
 
-    Metrics that are given as objects keep their state: give the same ones after every round, and the values are those
-    of all rounds so far. Metrics that are given by name are made anew, and say what this round says.
+    Metrics keep their state: give the same ones after every round, and the values are those of all rounds so far.
 
     Args:
         module: of the models' structure: any network, one set up by Fabric, or a LightningModule. It is read, not
             written.
         start: the global model that the clients started from.
-        updates: the clients' models after local training: in their order, or by client, a number from 0 or one of
-            ``client_names``.
+        updates: the clients' models after local training: in their order, or by client, one of ``client_names``, or
+            without these a number from 0.
         val_loader: the server's validation batches, for metrics that evaluate models. A plain module takes pairs
             ``(x, y)``; a LightningModule whatever its ``validation_step`` takes.
-        metrics: contribution metrics, or names of those in :mod:`flsv.metrics`; under names of your own as a mapping.
-        performance: of metrics that are given by name: what models are measured by, see :mod:`flsv.games.performance`.
-            By default ``loss`` where it is given, else ``"accuracy"``.
-        mode: whether less or more of a logged value is better, likewise. Of ``loss`` less is, by default.
-        loss: of a plain module: ``loss(module(x), y)``, a mean over the batch. Metrics may name it as a logged value:
+        metrics: contribution metrics, under their classes' names or, as a mapping, under names of your own. Default: a
+            new ``PartialFederatedShapley``, of ``loss`` where it is given, else of the accuracy.
+        loss: of a plain module: ``loss(module(x), y)``, a mean over the batch. Metrics name it as a logged value:
             ``performance="loss", mode="min"``.
         num_samples: training samples of each client, as ``updates`` is given. None: all have equally many.
         weights: of each client in the aggregation, likewise; they are taken as they are. None: its share of the
             samples, as in FedAvg.
         deltas: ``updates`` are differences to ``start``.
-        num_clients: n, of all clients. By default what a metric was made with, the number of names, or as many as the
-            updates tell of: say it where not everybody takes part in the first round.
+        num_clients: n, of all clients. By default what a metric was made with, the number of names, or as many as there
+            are updates: say it where not everybody takes part in the first round.
         num_classes: M. By default the rows of the classifier head.
         client_names: of all clients, in the order of their numbers.
         round_index: from 0. By default the number of rounds that the metrics have seen.
@@ -133,28 +123,29 @@ def value_round(
     Raises:
         ConfigurationError: models that do not fit the module, or are not finite; an unknown client or metric; fewer
             than 2 clients; clients with other names than a metric's earlier rounds had; no validation data for a metric
-            that evaluates models, a value that the module does not log, or a loss that no metric measures; a metric
-            that asks the clients themselves, or for what only a FederatedLoop knows.
+            that evaluates models, or a value that the module does not log; a metric that asks the clients themselves,
+            or for what only a FederatedLoop knows.
 
     Example:
         >>> net = nn.Linear(2, 2, bias=False)
         >>> start = {"weight": torch.zeros(2, 2)}
         >>> updates = [{"weight": torch.eye(2)}, {"weight": torch.tensor([[-1.0, 0], [0, 0]])}]
         >>> batches = [(torch.eye(2), torch.tensor([0, 1]))]
-        >>> found = value_round(net, start, updates, batches, metrics=["CumulativeShapley", "LeaveOneOut"])
+        >>> metrics = [flsv.metrics.CumulativeShapley(), flsv.metrics.LeaveOneOut()]
+        >>> found = value_round(net, start, updates, batches, metrics=metrics)
         >>> found["CumulativeShapley"], found.evaluations
         (tensor([ 0.7500, -0.2500]), 4)
         >>> found.to_frame().query("client == 0")["value"].tolist()[:1]
         [0.75]
     """
     module = _unwrap_objects(module)
-    board = ContributionMetrics(_made(metrics, performance, mode, loss))
+    board = ContributionMetrics(_by_name(metrics, loss))
     head = named_head(board.metrics.values())
     space = ParameterSpace(module, head)
     own = [metric for metric in board.metrics.values() if isinstance(metric, ContributionMetric)]
     if num_clients is None:
         num_clients = next((metric.num_clients for metric in own if metric.num_clients is not None), None)
-    cohort = NamedCohort.of(updates, client_names, num_clients)
+    cohort = _Cohort.of(updates, client_names, num_clients)
     classes = num_classes if num_classes is not None or space.head is None else space.head.num_classes
     _check(board, space, head, num_classes, classes)
     _check_names(board, cohort.names)
@@ -162,7 +153,9 @@ def value_round(
     device = module_device(module)
     board.to(device)
 
-    counts, shares = _counts(cohort, num_samples), _weights(cohort, weights)
+    samples = cohort.numbers(num_samples, "num_samples", Count) or [1] * len(cohort.ids)
+    counts = torch.tensor([int(count) for count in samples])
+    shares = torch.tensor(cohort.numbers(weights, "weights", float), dtype=torch.float64)
     vector, models = _models(space, module, start, updates, cohort, deltas)
     if round_index is None:
         round_index = max((int(metric.rounds) for metric in own), default=0)
@@ -176,24 +169,82 @@ def value_round(
         seed=seed,
         games=_games(board, module, val_loader, loss, classes),
     )
-    shares = counts.double() / counts.sum() if shares is None else shares
+    shares = shares if len(shares) else counts.double() / counts.sum()
     return _measured(board, round, shares.to(device), cohort.names)
 
 
-def _counts(cohort: NamedCohort, num_samples: Any) -> Tensor:
-    """``[k]`` training samples of each client."""
-    counts = [count for _, count in cohort.each(num_samples, "num_samples")] or [1] * len(cohort.ids)
-    for count in counts:
-        check_argument("value_round", "num_samples", count, Count)
-    return torch.tensor([int(count) for count in counts])
+@dataclass(frozen=True)
+class _Cohort:
+    """Who takes part: ``ids`` of the cohort, in the order of ``keys`` (None: by place), and all clients' names."""
+
+    ids: list[int]
+    keys: list[Any] | None
+    names: list[str]
+
+    @classmethod
+    def of(cls, updates: Any, named: Sequence[Any] | None, count: int | None) -> _Cohort:
+        if isinstance(updates, Tensor) or not isinstance(updates, Mapping | Sequence) or not len(updates):
+            raise ConfigurationError(
+                f"value_round(updates={type(updates).__name__}): expected the models of at least one client, in a list "
+                "or by client."
+            )
+        names = list(named) if named is not None else [*range(len(updates) if count is None else count)]
+        keys = list(updates) if isinstance(updates, Mapping) else None
+        places = {name: place for place, name in enumerate(names)}
+        words = [str(name) for name in names]
+        if len(names) < 2 or count not in (None, len(names)) or len(set(words)) < len(words):
+            raise ConfigurationError(
+                f"value_round: there are the clients {words[:20]}, and num_clients={count}. Say num_clients, or name "
+                "all of them, at least 2, each once: a contribution is measured against other clients'."
+            )
+        ids = [places.get(key, -1) for key in keys] if keys is not None else [*range(len(updates))]
+        if min(ids) < 0 or max(ids) >= len(names):
+            raise ConfigurationError(
+                f"value_round(updates=...): {(keys or ids)[:20]} are not all among the clients {names[:20]}. Name all "
+                "clients in client_names, or say how many there are (num_clients)."
+            )
+        return cls(ids, keys, words)
+
+    @property
+    def called(self) -> list[str]:
+        """The cohort's clients in a sentence."""
+        return [client_called(client, self.names) for client in self.ids]
+
+    def each(self, given: Any, argument: str) -> list[Any]:
+        """What is given of each client, in their order; nothing of None."""
+        if given is None:
+            return []
+        whose = list(given) if isinstance(given, Mapping) else list(range(len(given)))
+        expected = self.keys if isinstance(given, Mapping) else list(range(len(self.ids)))
+        if expected is None or set(whose) != set(expected):
+            raise ConfigurationError(
+                f"value_round({argument}=...) is given of {whose}, expected of {expected or len(self.ids)} as updates "
+                "are: all in lists, or all by client."
+            )
+        return [given[key] for key in expected]
+
+    def numbers(self, given: Any, argument: str, kind: Any) -> list[Any]:
+        """Likewise, checked."""
+        values = self.each(given, argument)
+        for value in values:
+            check_argument("value_round", argument, value, kind)
+        return values
 
 
-def _weights(cohort: NamedCohort, weights: Any) -> Tensor | None:
-    """float64 ``[k]``; None where none are given."""
-    given = [float(weight) for _, weight in cohort.each(weights, "weights")]
-    if not all(map(math.isfinite, given)):
-        raise ConfigurationError(f"value_round(weights={given}): expected finite numbers.")
-    return torch.tensor(given, dtype=torch.float64) if given else None
+def _by_name(metrics: Any, loss: Any) -> Mapping[str, ContributionMetric]:
+    """The metrics by the names that their values get."""
+    if isinstance(metrics, Mapping):
+        return metrics
+    if metrics is None:
+        metrics = PartialFederatedShapley(**({} if loss is None else {"performance": LOSS, "mode": "min"}))
+    listed = list(metrics) if isinstance(metrics, list | tuple) else [metrics]
+    names = [type(metric).__name__ for metric in listed]
+    if len(set(names)) < len(names) or not all(isinstance(metric, ContributionMetric) for metric in listed):
+        raise ConfigurationError(
+            f"value_round(metrics={listed}): expected contribution metrics, each made once and given after every "
+            "round; several of one class by names of their own, as a mapping."
+        )
+    return dict(zip(names, listed))
 
 
 def _games(
@@ -233,61 +284,6 @@ def _measured(board: ContributionMetrics, round: Round, weights: Tensor, names: 
     )
 
 
-def _made(metrics: Any, performance: Any, mode: Mode | None, loss: Any) -> dict[str, ContributionMetric]:
-    """The metrics by name; those that are names are made."""
-    named = _by_name(metrics)
-    wanted: dict[str, Any] = {"performance": performance, "mode": mode}
-    if loss is not None and performance is None:
-        wanted = {"performance": LOSS, "mode": mode or "min", "loss": LOSS}
-    made = {name: _make(metric, wanted) if isinstance(metric, str) else metric for name, metric in named.items()}
-    takes = [metric for metric in named.values() if isinstance(metric, str) and "performance" in _arguments(metric)]
-    if (performance is not None or mode is not None) and not takes:
-        raise ConfigurationError(
-            f"value_round(performance={performance!r}, mode={mode!r}): none of the metrics {list(made)} is made here "
-            "and takes it. Give it to the metrics themselves."
-        )
-    return made
-
-
-def _by_name(metrics: Any) -> Mapping[str, Any]:
-    """Metrics, or names of metrics, by the names that their values get."""
-    if isinstance(metrics, Mapping):
-        return metrics
-    listed = [metrics] if isinstance(metrics, str | Metric) else list(metrics)
-    names = [metric if isinstance(metric, str) else type(metric).__name__ for metric in listed]
-    if len(set(names)) < len(names):
-        raise ConfigurationError(f"value_round(metrics={names}): give them names of their own, as a mapping.")
-    return dict(zip(names, listed))
-
-
-def _make(name: str, wanted: Mapping[str, Any]) -> ContributionMetric:
-    """The metric of this name, with what it takes of ``wanted``."""
-    takes = _arguments(name)
-    needs = [p.name for p in takes.values() if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
-    if needs:
-        raise ConfigurationError(
-            f"value_round: {name} is made with {needs}. Make it once, and give the object after every round."
-        )
-    return _known()[name](**{n: value for n, value in wanted.items() if n in takes and value is not None})
-
-
-def _arguments(name: str) -> Mapping[str, inspect.Parameter]:
-    known = _known()
-    if name not in known:
-        raise ConfigurationError(f"value_round: there is no contribution metric {name!r}. There are {list(known)}.")
-    return inspect.signature(known[name]).parameters
-
-
-def _known() -> dict[str, type[ContributionMetric]]:
-    """The contribution metrics of :mod:`flsv.metrics`, by name."""
-    kinds = {name: getattr(flsv.metrics, name) for name in flsv.metrics.__all__}
-    return {
-        name: kind
-        for name, kind in kinds.items()
-        if inspect.isclass(kind) and issubclass(kind, ContributionMetric) and not inspect.isabstract(kind)
-    }
-
-
 def _check_names(board: ContributionMetrics, names: list[str]) -> None:
     """Raise where a metric has seen rounds of clients that had other names: its values are by place."""
     for name, metric in board.metrics.items():
@@ -324,46 +320,36 @@ def _check(
 
 
 def _models(
-    space: ParameterSpace, module: nn.Module, start: Model, updates: Any, cohort: NamedCohort, deltas: bool
+    space: ParameterSpace, module: nn.Module, start: Model, updates: Any, cohort: _Cohort, deltas: bool
 ) -> tuple[Tensor, Tensor]:
     """``[P]`` and ``[k, P]``."""
     vector = _vector(space, module, start, "start")
-    if not vector.isfinite().all():
-        raise ConfigurationError("the start model holds NaN or infinite entries.")
-    models = torch.stack([_vector(space, module, model, client) for client, model in cohort.each(updates, "updates")])
-    models = models + vector if deltas else models
-    broken = [name for name, model in zip(cohort.called, models) if not model.isfinite().all()]
-    if broken:
-        raise ConfigurationError(f"the models of {', '.join(broken)} hold NaN or infinite entries: leave them out.")
-    return vector, models
+    given = zip(cohort.called, cohort.each(updates, "updates"))
+    models = torch.stack([_vector(space, module, model, client) for client, model in given])
+    return vector, models + vector if deltas else models
 
 
 def _vector(space: ParameterSpace, module: nn.Module, model: Model, whose: str) -> Tensor:
     """``[P]``."""
-    if isinstance(model, Tensor):
-        if model.shape != (space.size,):
-            raise ConfigurationError(
-                f"the vector of {whose} has the shape {list(model.shape)}, expected [{space.size}], as "
-                "flsv.ParameterSpace(module).read(module) gives it."
-            )
-        return model.detach().to(space.dtype)
     own = module.state_dict()
-    if not isinstance(model, Mapping):
-        if len(model) != len(own):
-            raise ConfigurationError(
-                f"the model of {whose} has {len(model)} arrays, expected {len(own)} in the order of the module's "
-                "state_dict()."
-            )
-        model = dict(zip(own, model))
-    missing, more = [name for name in space.names if name not in model], [n for n in model if n not in own]
-    if missing or more:
-        raise ConfigurationError(
-            f"the state_dict of {whose} lacks {missing[:5]}, and has {more[:5]} that the module has not."
-        )
-    tensors = {name: torch.as_tensor(model[name]).detach() for name in space.names}
-    wrong = [
-        f"{n} {[*tensors[n].shape]} for {[*s]}" for n, s in zip(space.names, space.shapes) if tensors[n].shape != s
-    ]
-    if wrong:
-        raise ConfigurationError(f"the model of {whose} has other shapes than the module: {', '.join(wrong[:5])}.")
-    return space.flatten(tensors)
+    if isinstance(model, Tensor):
+        vector = model.detach().to(space.dtype)
+        expected = f"a vector [{space.size}], as flsv.ParameterSpace(module).read(module) gives it"
+        fits = model.shape == (space.size,)
+    else:
+        named = model if isinstance(model, Mapping) else dict(zip(own, model)) if len(model) == len(own) else {}
+        tensors = {name: torch.as_tensor(tensor).detach() for name, tensor in named.items()}
+        wrong = [name for name in own.keys() | tensors.keys() if _shape(tensors, name) != _shape(own, name)]
+        wrong = [name for name in wrong if name in tensors or name in space.names]
+        expected = f"the module's state_dict, or its {len(own)} entries as arrays; {sorted(wrong)[:5]} differ"
+        fits = not wrong
+        vector = space.flatten(tensors) if fits else space.read(module)
+    if not fits:
+        raise ConfigurationError(f"the model of {whose} does not fit the module: expected {expected}.")
+    if not vector.isfinite().all():
+        raise ConfigurationError(f"the model of {whose} holds NaN or infinite entries: leave it out.")
+    return vector
+
+
+def _shape(state: Mapping[str, Tensor], name: str) -> torch.Size | None:
+    return state[name].shape if name in state else None

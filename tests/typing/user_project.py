@@ -81,5 +81,5 @@ def of_arrays(x: Tensor, y: Tensor) -> FederatedDataModule:
 
 def of_a_round(net: nn.Module, updates: list[dict[str, Tensor]], samples: tuple[Tensor, Tensor]) -> Tensor:
     """Values of updates that somebody else's loop made."""
-    found = flsv.value_round(net, net.state_dict(), updates, [samples], metrics=["CosineGradientShapley"])
+    found = flsv.value_round(net, net.state_dict(), updates, [samples], metrics=flsv.metrics.CosineGradientShapley())
     return found["CosineGradientShapley"]
