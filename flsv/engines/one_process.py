@@ -91,7 +91,7 @@ class OneProcess:
         space: the map between the module and vectors.
         shared: what does not travel because of ``share``.
         manager: the clients as holders of data.
-        training: the client side; None before training starts.
+        clients: the client side, a :class:`flsv.clients.cohort.CohortTraining`; None before training starts.
         options: what ``configure_optimizers`` gave.
         ranks: the processes; here one.
     """
@@ -120,24 +120,13 @@ class OneProcess:
         states.to(self.device)
         self.options = OptimizerOptions(trainer)
         self.manager = self._make_manager()
-        self.training: CohortTraining | None = None
+        self.clients: Any = None
         self._loader: CohortLoader | None = None
 
     @property
     def device(self) -> torch.device:
         """The module's."""
         return self.trainer.lightning_module.device
-
-    @property
-    def clients(self) -> CohortTraining:
-        """The client side.
-
-        Raises:
-            RuntimeError: training has not started.
-        """
-        if self.training is None:
-            raise RuntimeError("no client trains before the fit's first round.")
-        return self.training
 
     def patches(self) -> list[tuple[Any, str, Any]]:
         """Attributes of the trainer and its module that are others for the length of the fit: owner, name, value."""
@@ -206,7 +195,7 @@ class OneProcess:
         """
         clients = self._state.num_clients
         local = local_training(self.trainer, self.space, self._config, clients, self._steps, optimizer_state, buffers)
-        self.training = self._make_training(local)
+        self.clients = self._make_training(local)
 
     # ---- a round
 
@@ -233,7 +222,7 @@ class OneProcess:
 
     def end_training(self) -> CohortTraining:
         """The cohort has trained: what has come of it."""
-        training = self.clients
+        training: CohortTraining = self.clients
         training.local.end_visits()
         colluders = [each for each in self._config.uploads if isinstance(each, Collusion)]
         training.collude(colluders, self._state.num_clients, self._state.round_index)
@@ -287,8 +276,8 @@ class OneProcess:
 
     def close(self) -> None:
         """Leave the trainer as it was found."""
-        if self.training is not None:
-            self.training.local.windows.remove()
+        if self.clients is not None:
+            self.clients.local.windows.remove()
 
     # ---- what another engine does otherwise
 

@@ -24,8 +24,9 @@ from flsv.aggregation import Aggregator, FedAvg
 from flsv.arguments import ReadOnlyArguments
 from flsv.clients.algorithms import ClientAlgorithm, shadow_training
 from flsv.declared import Count, checked
+from flsv.errors import ConfigurationError
 from flsv.filters import OutlierFilter, UpdateFilter, with_guard
-from flsv.loop.findings import events_of, history, html_of, table
+from flsv.loop.findings import events_of, table
 from flsv.loop.fit import LightningFit
 from flsv.loop.saver import Saver
 from flsv.metrics import ContributionMetric, PrivacyLoss
@@ -33,6 +34,7 @@ from flsv.parameters import ParameterSpace
 from flsv.participants import Channel, Client
 from flsv.personalization import Personalizer
 from flsv.report.folder import Reporting
+from flsv.report.reading import read_run
 from flsv.round import FederationState
 from flsv.round.result import Event, copies_in, faults_in
 from flsv.sampling import ClientSampler, FullParticipation
@@ -204,7 +206,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         if stage != "fit":
             return
         data = check_setup(trainer, pl_module, self.board, self.config)
-        check_callbacks(trainer, self.metrics, data.num_clients, self.evaluation.every, self)
+        check_callbacks(trainer, self)
         if self._run is not None and self._run.boundary is not None:
             self._run.boundary.close(trainer, self.round_index)
         if trainer.current_epoch == 0:
@@ -223,7 +225,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         self._fit.begin_round()
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
-        self._fit.running.engine.clients.local.begin_step(optimizer)
+        self._fit.clients.local.begin_step(optimizer)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._run is not None and not trainer.sanity_checking:
@@ -371,7 +373,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     @property
     def current_client(self) -> int | None:
         """The client whose turn it is; None after the cohort's last, and outside of a round."""
-        return self._fit.running.engine.clients.client if self._run is not None and self._run.within_round else None
+        return self._run.clients.client if self._run is not None and self._run.within_round else None
 
     def received(self) -> dict[int, Tensor]:
         """Client id to the model ``[P]`` that it would start the next round from, where that is not the global one."""
@@ -385,10 +387,12 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     def history(self) -> pandas.DataFrame:
         """All rounds, as :func:`flsv.read_run` reads them from the run's folder; ConfigurationError without one."""
-        return history(self.saver.csv)
-
-    def _repr_html_(self) -> str:
-        return html_of(self.config, self.board, self.state)
+        if self.saver.csv is None:
+            raise ConfigurationError(
+                "loop.history(): the fit has written no contributions.csv. Give the Trainer a default_root_dir or a "
+                "logger, and leave Reporting(files=True)."
+            )
+        return read_run(self.saver.csv)
 
     @property
     def _fit(self) -> LightningFit:

@@ -5,47 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from flsv.errors import ConfigurationError
 from flsv.filters import UpdateFilter
 from flsv.filters.copies import COPY
 from flsv.filters.outliers import LARGE, NOT_FINITE
-from flsv.report.measured import known_rows, overall
-from flsv.report.reading import read_run
+from flsv.report.measured import known_rows
 from flsv.report.run_table import frame, tidy
 from flsv.round import FederationState
 from flsv.round.result import Event
 from flsv.server import ContributionMetrics
-from flsv.server.config import FederationConfig
-from flsv.showing import html_table
 
 if TYPE_CHECKING:
     import pandas
-
-
-def history(csv: str | None) -> pandas.DataFrame:
-    """All rounds of a fit, of the file that it writes.
-
-    Raises:
-        ConfigurationError: it has written none.
-    """
-    if csv is None:
-        raise ConfigurationError(
-            "loop.history(): the fit has written no contributions.csv. Give the Trainer a default_root_dir or a "
-            "logger, and leave Reporting(files=True)."
-        )
-    return read_run(csv)
-
-
-def html_of(config: FederationConfig, board: ContributionMetrics, state: FederationState) -> str:
-    """A loop in a notebook: its parts, and what each client is worth so far."""
-    found = board.contributions.items() if state.round_index else ()
-    metrics = {name: overall(board.metrics[name], value).tolist() for name, value in found}
-    rows = [
-        [name, int(state.participations[i]), *(f"{values[i]:.4g}" for values in metrics.values())]
-        for i, name in enumerate(_names(board, state, "client {}"))
-    ]
-    parts = ", ".join(repr(each) for each in config.strategies.values())
-    return html_table(f"FederatedLoop({parts}), {state.round_index} rounds", ["client", "rounds", *metrics], rows)
 
 
 def table(board: ContributionMetrics, state: FederationState, client_names: Sequence[str] | None) -> pandas.DataFrame:
@@ -57,14 +27,14 @@ def table(board: ContributionMetrics, state: FederationState, client_names: Sequ
         client_names: of the fit; None: what the metrics were told.
     """
     last = {"weight": state.weights, **state.client_scores}
-    index, names = max(0, state.round_index - 1), client_names or _names(board, state, "{}")
+    index, names = max(0, state.round_index - 1), client_names or _names(board, state)
     return tidy(frame(known_rows(index, board.metrics, board.contributions, last, names)))
 
 
-def _names(board: ContributionMetrics, state: FederationState, otherwise: str) -> list[str]:
+def _names(board: ContributionMetrics, state: FederationState) -> list[str]:
     """Of the clients, as the metrics were told."""
     bound = [getattr(metric, "client_names", None) for metric in board.metrics.values()]
-    return list(next(filter(None, bound), map(otherwise.format, range(len(state.participations)))))
+    return list(next(filter(None, bound), map(str, range(len(state.participations)))))
 
 
 def events_of(filters: Sequence[UpdateFilter], state: FederationState) -> list[Event]:

@@ -60,6 +60,7 @@ class LightningFit:
         given_seed: the loop's, or ``seed_everything``'s, or None.
         federation: the run; from ``on_fit_start`` on.
         reports: likewise, what is shown and written.
+        clients: the client side, a :class:`flsv.clients.cohort.CohortTraining`; None before training starts.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class LightningFit:
         self.given_seed = os.environ.get("PL_GLOBAL_SEED") if config.seed is None else config.seed
         self.federation: FederationRun | None = None
         self.reports: RunReports | None = None
+        self.clients: Any = None
         self.boundary: RoundBoundary | None = None
         self.average, self.finetuning = RoundAverage(), FinetuningState()
         self._patches = list[PatchedAttributes]()
@@ -155,9 +157,10 @@ class LightningFit:
         self._change(*engine.patches())
         federation.begin_training(saver.optimizers, saver.buffers)
         saver.optimizers = saver.buffers = None
+        clients = self.clients = engine.clients
         # After the engine has looked at whose hooks are whose.
         self._order = CallbackHooks(
-            trainer, lambda: engine.clients.batch_idx, self.begin_batch, partial(self.end_batch, module)
+            trainer, lambda: clients.batch_idx, self.begin_batch, partial(self.end_batch, module)
         )
         self.reports.look_at_start()
         self.boundary = RoundBoundary(trainer)
@@ -182,12 +185,11 @@ class LightningFit:
     @property
     def within_round(self) -> bool:
         """Whether clients train: the module is one of them."""
-        training = None if self.federation is None else self.federation.engine.training
-        return training is not None and training.active
+        return self.clients is not None and self.clients.active
 
     def place(self) -> str:
         """Whose turn it is, in words."""
-        client = self.running.engine.clients.client if self.within_round else None
+        client = self.clients.client if self.within_round else None
         return where(client, self.state.round_index, self.data.client_names)
 
     # ---- within a round
@@ -200,11 +202,10 @@ class LightningFit:
 
     def begin_batch(self, batch: Any) -> None:
         """A client of the cohort is to train on a batch."""
-        clients = self.running.engine.clients
-        if clients.begin_batch(batch):
+        if self.clients.begin_batch(batch):
             assert self.reports is not None
             rounds = f"{self.state.round_index + 1}/{self.trainer.max_epochs}"
-            self.reports.terminal.text = {"round": rounds, "client": clients.place}
+            self.reports.terminal.text = {"round": rounds, "client": self.clients.place}
 
     def end_batch(self, module: L.LightningModule, outputs: Any, batch: Any) -> None:
         """A client has trained on a batch; with the cohort's last one, the round is over."""
@@ -216,7 +217,7 @@ class LightningFit:
         elif module.automatic_optimization and self.trainer.accumulate_grad_batches != 1:
             loss = loss * self.trainer.accumulate_grad_batches  # Lightning has divided it by that
         self.average.end_batch(self.trainer)
-        if self.running.engine.clients.end_batch(loss):
+        if self.clients.end_batch(loss):
             self._end_round()
             self.average.end_round(self.trainer, module)
 
@@ -240,7 +241,7 @@ class LightningFit:
             RuntimeError: something has, and the fit is to go on.
         """
         early = "the epoch ended before the round's last batch"
-        if self.running.engine.clients.active:
+        if self.within_round:
             if not self.trainer.should_stop:
                 raise RuntimeError(
                     f"{early} {self.place()}: a hook raised StopIteration, or on_train_batch_start returned -1. A "
@@ -252,7 +253,7 @@ class LightningFit:
 
     def begin_validation(self) -> None:
         """Lightning validates before it stops, and the module may be a half-trained client."""
-        if self.fitting and self.running.engine.clients.active:
+        if self.fitting and self.within_round:
             self.discard("the epoch ended before the round's last batch")
 
     def discard(self, why: str) -> None:
@@ -267,13 +268,12 @@ class LightningFit:
 
     def rewind(self, checkpoint: dict[str, Any]) -> None:
         """A checkpoint always stands between two rounds."""
-        training = None if self.federation is None else self.federation.engine.training
-        if training is None or self.boundary is None or self.reports is None:
+        if self.boundary is None or self.reports is None:
             return
         self.reports.flush()
-        if training.active:
+        if self.within_round:
             self.boundary.rewind(checkpoint)
-            training.local.optimizers.rewind(checkpoint)
+            self.clients.local.optimizers.rewind(checkpoint)
             self.finetuning.rewind(checkpoint)
         else:
             self.boundary.close_epoch(checkpoint)

@@ -44,8 +44,8 @@ class Saver:
             engine: which has taken up what is here; None: there is none yet.
         """
         kept = (self.states.state_dict(), self.optimizers), self.buffers
-        if engine is not None and engine.training is not None:
-            kept = engine.kept(), engine.training.local.buffers()
+        if engine is not None and engine.clients is not None:
+            kept = engine.kept(), engine.clients.local.buffers()
         (clients, optimizers), buffers = kept
         return {
             "clients": clients,

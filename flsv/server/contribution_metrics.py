@@ -179,11 +179,6 @@ class ContributionMetrics:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["metrics"].keys() != self.metrics.keys():
-            raise ConfigurationError(
-                f"the checkpoint holds the metrics {sorted(state['metrics'])}, the loop has {sorted(self.metrics)}: "
-                "resume with the metrics that the run was started with."
-            )
         for name, metric in self.metrics.items():
             metric.load_state_dict(state["metrics"][name])
         self.contributions = dict(state["contributions"])

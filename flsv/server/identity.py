@@ -43,8 +43,6 @@ PACKAGES = ("flsv", "torch", "lightning")
 INSTALLED = {*PACKAGES, "torchvision", "torchmetrics", "timm", *sys.stdlib_module_names}
 #: Arguments of strategies, metrics and privacy that may change too: a larger budget lets a stopped run go on.
 FREE = {"max_epsilon", "workers", "server_lr"}
-#: Of a setting that is a metric.
-METRICS = "federation.metrics."
 
 
 @dataclass(frozen=True)
@@ -117,7 +115,7 @@ def settings_of(config: FederationConfig, metrics: Mapping[str, Metric]) -> dict
     held |= {"client_optimizer": config.client_optimizer, "share": config.share}
     held |= {"evaluation.models": config.evaluation.models}
     settings = {f"federation.{name}": described(value) for name, value in held.items()}
-    return settings | {f"{METRICS}{name}": described(metric) for name, metric in metrics.items()}
+    return settings | {f"federation.metrics.{name}": described(metric) for name, metric in metrics.items()}
 
 
 def of_fit(settings: Mapping[str, str], data: FederatedDataModule) -> Identity:

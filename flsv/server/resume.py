@@ -13,7 +13,7 @@ from torch import nn
 
 from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError
-from flsv.server.identity import METRICS, Identity, dealt, described
+from flsv.server.identity import Identity, dealt, described
 
 #: Hyper-parameters that a module's weights belong to, even where another network's weights have the same shapes.
 NETWORK = ("network", "network_args")
@@ -114,13 +114,6 @@ def check_same(saved: Identity, now: Identity) -> None:
     Raises:
         ConfigurationError: naming every setting that differs, and the clients that hold other samples.
     """
-    sides = [[n.removeprefix(METRICS) for n in side.settings if n.startswith(METRICS)] for side in (saved, now)]
-    theirs, mine = map(sorted, sides)
-    if theirs != mine:
-        raise ConfigurationError(
-            f"the checkpoint holds the metrics {theirs}, the loop has {mine}: resume with the metrics that the run was "
-            "started with."
-        )
     if differ := now.differences(saved):
         raise ConfigurationError(
             f"the checkpoint is of another federation: {'; '.join(differ)}. Resume with what the run was started with, "
@@ -148,10 +141,7 @@ def check_sharing(before: Mapping[str, str] | None, now: Mapping[str, str]) -> N
     Raises:
         ConfigurationError: it does not.
     """
-    differ = [
-        f"{name}: {text}, and was {before[name]}" for name, text in now.items() if before and before[name] != text
-    ]
-    if differ:
+    if before and (differ := Identity(now, {}).other_settings(Identity(before, {}), "{}, and was {}")):
         raise ConfigurationError(
             f"the run is resumed with another part of the module shared ({'; '.join(differ)}). What is frozen, and "
             "what share says, must be what the run was started with."

@@ -131,7 +131,8 @@ def value_round(
         >>> start = {"weight": torch.zeros(2, 2)}
         >>> updates = [{"weight": torch.eye(2)}, {"weight": torch.tensor([[-1.0, 0], [0, 0]])}]
         >>> batches = [(torch.eye(2), torch.tensor([0, 1]))]
-        >>> metrics = [flsv.metrics.CumulativeShapley(), flsv.metrics.LeaveOneOut()]
+        >>> from flsv.metrics import CumulativeShapley, LeaveOneOut
+        >>> metrics = [CumulativeShapley(), LeaveOneOut()]
         >>> found = value_round(net, start, updates, batches, metrics=metrics)
         >>> found["CumulativeShapley"], found.evaluations
         (tensor([ 0.7500, -0.2500]), 4)

@@ -80,9 +80,7 @@ def test_trainable_entries_alone(tmp_path: Path) -> None:
             self.net[0].requires_grad_(False)
 
     _, many = pair(tmp_path, Frozen, share="trainable")
-    assert torch.equal(
-        many._fit.running.engine.training.local.module.net[0].weight, network(batch_norm=False)[0].weight
-    )
+    assert torch.equal(many._fit.running.engine.clients.local.module.net[0].weight, network(batch_norm=False)[0].weight)
 
 
 def test_a_schedule_of_rounds_and_clipped_norms(tmp_path: Path) -> None:
@@ -328,4 +326,4 @@ def test_the_ready_made_client_and_data_without_a_gather(tmp_path: Path) -> None
 
     x, y = toy_sets()[0].tensors
     one, many = pair(tmp_path, make, lambda: FederatedDataModule(TensorDataset(x, y), IIDPartitioner(4), batch_size=8))
-    assert isinstance(many._fit.running.engine.training, VmapCohort)
+    assert isinstance(many._fit.running.engine.clients, VmapCohort)

@@ -34,15 +34,11 @@ def test_a_fit_from_python_ends_as_from_the_command_line(tmp_path: Path, capsys:
     assert sorted(history["round"].unique()) == [0, 1, 2]
     assert history.equals(read_run(loop.saver.csv))
     assert set(loop.to_frame()["round"]) == {2}
-    page = loop._repr_html_()
-    assert "3 rounds" in page
-    assert page.count("<tr>") == 1 + len(loop.participations)
     assert "cosine" in loop.metrics["cssv"]._repr_html_()
 
 
 def test_before_a_fit_there_is_something_to_show_too() -> None:
     loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()})
-    assert "0 rounds" in loop._repr_html_()
     with pytest.raises(ConfigurationError, match="has written no contributions"):
         loop.history()
     assert "0 rounds" in ClassSpecificShapley(3, 2)._repr_html_()

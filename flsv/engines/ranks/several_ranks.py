@@ -171,7 +171,7 @@ class SeveralRanks(OneProcess):
             mine = {part: {c: s for c, s in held[part].items() if owners.has(c)} for part in ("states", "paces")}
             optimizer_state = {**optimizer_state, **mine}
         super().begin_training(optimizer_state, buffers)
-        of: Any = self.clients
+        of = self.clients
         self._logged = LoggedValues(self.trainer, lambda: of.position, self._exchange_logged, lambda: of.idle)
         self._gather()
 
@@ -193,8 +193,7 @@ class SeveralRanks(OneProcess):
 
     def end_training(self) -> CohortTraining:
         self._strategy.within_round = False
-        training: Any = self.clients
-        training.exchange(self.ranks, self._state.round_index, self._config.evaluation.keeps)
+        self.clients.exchange(self.ranks, self._state.round_index, self._config.evaluation.keeps)
         return super().end_training()
 
     def settle(self) -> None:

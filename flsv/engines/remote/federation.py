@@ -149,8 +149,7 @@ class RemoteFederation(IdleProcess):
 
     def instruct(self, instructions: dict[int, Instruction], sent: Callable[[Mapping[int, Instruction]], None]) -> None:
         # Only what has reached a site counts: the cohort says it when the replies are there.
-        cohort: Any = self.clients
-        cohort.sent = sent
+        self.clients.sent = sent
         super().instruct(instructions, lambda _: None)
 
     def commit(self) -> None:
