@@ -32,8 +32,8 @@ def assert_same_run(folder: Path, loop: FederatedLoop, module: L.LightningModule
         assert torch.equal(mine.nan_to_num(9), theirs.nan_to_num(9))
     assert torch.equal(loop.weights.nan_to_num(9), whole_loop.weights.nan_to_num(9))
     torch.testing.assert_close(loop.client_scores, whole_loop.client_scores, rtol=0, atol=0)
-    assert loop.models.keys() == whole_loop.models.keys()
-    assert all(torch.equal(model, whole_loop.models[i]) for i, model in loop.models.items())
+    assert loop.state.starts.keys() == whole_loop.state.starts.keys()
+    assert all(torch.equal(model, whole_loop.state.starts[i]) for i, model in loop.state.starts.items())
     metrics, whole_metrics = module.trainer.callback_metrics, whole_module.trainer.callback_metrics
     assert {k: v.item() for k, v in metrics.items()} == {k: v.item() for k, v in whole_metrics.items()}
     csv = "log/contributions.csv"

@@ -82,7 +82,7 @@ class ClientManager:
                 population,
                 partial(self.evaluator, private=partial(self._private, client)),
                 partial(self.module, private=partial(self._private, client)),
-                partial(states.of if owners is None else self._state, client),
+                partial(states.of, client) if owners is None else partial(self._state, client),
                 any_task=partial(self.any_task, client),
                 training=partial(self._training, client),
             )

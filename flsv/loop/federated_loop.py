@@ -321,17 +321,12 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     @property
     def client_accuracy(self) -> Tensor | None:
         """``[n]`` of the last evaluation; None before the first."""
-        return self.state.client_accuracy
+        return self.state.client_scores.get("accuracy")
 
     @property
     def trained(self) -> dict[int, Tensor]:
         """Client id to the model ``[P]`` that it trained last, with ``ClientEvaluation(keep_trained=True)``."""
         return self.state.trained
-
-    @property
-    def models(self) -> dict[int, Tensor]:
-        """Client id to the model ``[P]`` that the server will send it to start from, where it is not the global one."""
-        return self.state.starts
 
     @property
     def clients(self) -> list[Client]:

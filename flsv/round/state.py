@@ -107,16 +107,6 @@ class FederationState:
     incidents: list[dict[str, Any]] = field(default_factory=list)
     crossed: list[tuple[int, Direction, str, int, float]] = field(default_factory=list)
 
-    @property
-    def models(self) -> dict[int, Tensor]:
-        """The same as ``starts``, by the name that it has in a loop."""
-        return self.starts
-
-    @property
-    def client_accuracy(self) -> Tensor | None:
-        """``[n]`` of the last evaluation; None before the first."""
-        return self.client_scores.get("accuracy")
-
     def model(self) -> Tensor:
         """The global model.
 

@@ -88,18 +88,12 @@ def _federated_data(trainer: L.Trainer) -> FederatedDataModule:
     """The trainer's data module, if it deals samples to clients."""
     data: Any = getattr(trainer, "datamodule", None)
     if not isinstance(data, FederatedDataModule):
-        got, wrapped, in_yaml = type(data).__name__, "my_datamodule", ""
+        got, wrapped = type(data).__name__, "my_datamodule"
         if data is None:
             got, wrapped = "dataloaders", "loader.dataset, val=val_loader.dataset, batch_size=32"
-        else:
-            in_yaml = (
-                " In the YAML of a LightningCLI(MyModule, FederatedDataModule): data: {source: "
-                f"{type(data).__module__}.{type(data).__qualname__}, "
-                "partitioner: {class_path: flsv.data.IIDPartitioner, init_args: {num_clients: 5}}}."
-            )
         raise ConfigurationError(
             f"FederatedLoop trains on a FederatedDataModule, and got {got}. Wrap what you have, and say who the "
-            f"clients are: trainer.fit(module, FederatedDataModule({wrapped}, partitioner=IIDPartitioner(5))).{in_yaml}"
+            f"clients are: trainer.fit(module, FederatedDataModule({wrapped}, partitioner=IIDPartitioner(5)))."
         )
     return data
 

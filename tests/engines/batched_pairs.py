@@ -57,9 +57,9 @@ def pair(
     assert many.client_scores.keys() == one.client_scores.keys()
     for name, scores in one.client_scores.items():
         close(many.client_scores[name], scores)
-    assert many.models.keys() == one.models.keys()
-    for client, model in one.models.items():
-        close(many.models[client], model)
+    assert many.state.starts.keys() == one.state.starts.keys()
+    for client, model in one.state.starts.items():
+        close(many.state.starts[client], model)
     for mine, theirs in zip(_tensors(many.state_dict()["clients"]), _tensors(one.state_dict()["clients"]), strict=True):
         close(mine, theirs)
     mine, theirs = many.trained, one.trained

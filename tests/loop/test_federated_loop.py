@@ -331,7 +331,7 @@ def test_without_a_personalizer_the_own_model_is_the_global_one(tmp_path: Path) 
     module = fit(loop, tmp_path, data=data).eval()
     x, y = (torch.cat(parts) for parts in zip(*data.client_loader(0, "test")))
     assert loop.client_accuracy[0] == pytest.approx((module(x).argmax(-1) == y).float().mean().item())
-    assert not loop.models
+    assert not loop.state.starts
     assert not loop.received()
 
 

@@ -208,7 +208,7 @@ class Starting(Personalizer):
 def test_a_personalizer_says_where_clients_start(tmp_path: Path) -> None:
     loop, data = FederatedLoop(personalizer=Starting(), evaluation=ClientEvaluation(every=1)), toy_data()
     fit(loop, tmp_path, data=data, rounds=2)
-    assert not loop.models
+    assert not loop.state.starts
     # Logits of zero are class 0 for everybody.
     tests = [torch.cat([y for _, y in data.client_loader(client, "test")]) for client in range(3)]
     assert loop.client_accuracy is not None

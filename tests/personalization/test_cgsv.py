@@ -104,8 +104,8 @@ def test_the_best_receives_all_but_the_smallest(tmp_path: Path) -> None:
 
 def test_a_large_beta_treats_all_alike(tmp_path: Path) -> None:
     loop = run(tmp_path, SparsifiedReward(beta=1e6))
-    for model in loop.models.values():
-        torch.testing.assert_close(model, loop.models[0])
+    for model in loop.state.starts.values():
+        torch.testing.assert_close(model, loop.state.starts[0])
 
 
 def test_absent_clients_receive_nothing(tmp_path: Path) -> None:

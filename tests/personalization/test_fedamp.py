@@ -83,9 +83,9 @@ def test_clients_start_from_the_mixture_of_the_last_uploads(tmp_path: Path, amp:
         stacked = torch.stack(list(uploads.values())).double()
         weights = amp.attention(stacked[:, : round.space.num_parameters])
         own = dict(zip(uploads, (weights @ stacked).float()))
-    assert set(loop.models) == set(uploads)
+    assert set(loop.state.starts) == set(uploads)
     assert len(uploads) > 2
-    for client, model in loop.models.items():
+    for client, model in loop.state.starts.items():
         torch.testing.assert_close(model, own[client])
         assert (loop.space.unflatten(model)["net.1.running_var"] > 0).all()
 

@@ -63,7 +63,7 @@ def test_components_are_shared_and_weights_are_not(tmp_path: Path) -> None:
     # Nothing of the weights is in a vector, in the global model or in what the server side saves.
     assert not [name for name in loop.space.names if "responsibility" in name]
     assert module.network.responsibility.tolist() == [pytest.approx(1 / 3)] * 3
-    assert loop.state_dict()["strategies"]["personalizer"] == loop.models == {}
+    assert loop.state_dict()["strategies"]["personalizer"] == loop.state.starts == {}
     weights: dict[int, torch.Tensor] = {}
     for round, counts, uploaded, downloaded in personalizer.rounds:
         assert round.start_vectors is None  # everybody starts from the global one

@@ -8,16 +8,19 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Gt, Lt
 
 from flsv._lightning.durable import replacing
-from flsv.arguments import check_number
+from flsv.declared import checked
 from flsv.engines.remote.messages import Refused
 from flsv.errors import ConfigurationError
 from flsv.privacy import GaussianPrivacy
 from flsv.privacy.accounting import gaussian_epsilon
 
 
+@checked
 @dataclass(frozen=True)
 class SitePolicy:
     """What a site lets a server do. A site without one does whatever the app that it was sent asks for; and so does an
@@ -41,18 +44,9 @@ class SitePolicy:
         flsv.engines.remote.messages.Refused: its policy does not let it answer 'os:system'
     """
 
-    questions: Sequence[str] | None = None
-    max_epsilon: float | None = None
-    delta: float = 1e-5
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.questions, list | None):
-            raise ConfigurationError(
-                f'SitePolicy(questions={self.questions!r}): expected a list of names such as "package.module:function".'
-            )
-        check_number(self, "delta", self.delta, above=0, below=1)
-        if self.max_epsilon is not None:
-            check_number(self, "max_epsilon", self.max_epsilon, above=0)
+    questions: list[Annotated[str, 'Say a list of names such as "package.module:function".']] | None = None
+    max_epsilon: Annotated[float, Gt(0)] | None = None
+    delta: Annotated[float, Gt(0), Lt(1)] = 1e-5
 
     @classmethod
     def read(cls, path: Path) -> SitePolicy:

@@ -48,7 +48,7 @@ def test_a_file_says_what_is_allowed(tmp_path: Path) -> None:
         ("least_sites = 3", r"\['least_sites'\]. There are \['questions', 'max_epsilon', 'delta'\]"),
         ("max_epsilon = -1", "max_epsilon=-1"),
         ("delta = 1", "delta=1"),
-        ('questions = "all"', "expected a list of names"),
+        ('questions = "all"', "Say a list of names"),
         ("questions = [", "cannot be read"),
     ],
 )
