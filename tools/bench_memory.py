@@ -148,7 +148,8 @@ def measure(case: str, size: str) -> None:
     personalizer: Personalizer | None = ShapFedPersonalizer() if case == "shapfed" else None
     y = torch.arange(len(x)) % CLASSES
     evaluator = ModelEvaluator(module, space, [(x, y)], num_classes=CLASSES)
-    server = RoundServer(board, aggregator, personalizer, [], space, Channel(), games=CoalitionGames(evaluator))
+    strategies = {"aggregator": aggregator, **({} if personalizer is None else {"personalizer": personalizer})}
+    server = RoundServer(board, strategies, space, Channel(), games=CoalitionGames(evaluator))
 
     vector = space.read(module)
     personal = case in ("starts", "shapfed")

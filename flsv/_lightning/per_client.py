@@ -13,6 +13,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Checkpoint, GradientAccumulationScheduler, ProgressBar
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from torch import Tensor
 
 from flsv._lightning.patches import PatchedAttributes
 
@@ -105,6 +106,16 @@ class ClientHooks:
 
     def _count(self, hook: Callable[..., Any], first: Any, _: int, *rest: Any) -> Any:
         return hook(first, self._batch_idx(), *rest)
+
+
+def step_loss(trainer: L.Trainer, outputs: Any) -> Tensor | None:
+    """The loss that ``training_step`` gave, of a whole batch; None where it gave none."""
+    loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+    if not isinstance(loss, Tensor):
+        return None
+    if trainer.lightning_module.automatic_optimization and trainer.accumulate_grad_batches != 1:
+        return loss * trainer.accumulate_grad_batches  # Lightning has divided it by that
+    return loss
 
 
 class _BeforeBatch(L.Callback):

@@ -139,17 +139,8 @@ class OneProcess:
 
     def facts(self, metrics: Mapping[str, Any]) -> Federation:
         """What strategies are told before the first round."""
-        return federation(
-            self._state.model(),
-            self.space,
-            self.data,
-            self._state.seed,
-            self.trainer.optimizers,
-            self._strategies,
-            self._config.local_epochs,
-            self._config.uploads,
-            metrics,
-        )
+        state, optimizers = self._state, self.trainer.optimizers
+        return federation(state.model(), self.space, self.data, state.seed, optimizers, self._config, metrics)
 
     def check_algorithm(self) -> None:
         """Let the client algorithm look at the trainer."""

@@ -130,11 +130,9 @@ class OneServer:
         board.bind(data.num_clients, data.num_classes, data.class_names, data.known_class_counts, data.client_names)
         board.to(start.device)
         parts = list(strategies.values())
-        self._server = RoundServer(board, config.aggregator, None, parts, space, manager.channel, config.filters)
+        self._server = RoundServer(board, strategies, space, manager.channel, config.filters)
         self._state = FederationState(num_clients=data.num_clients, seed=seed, global_vector=start, cohort=cohort)
-        known = federation(
-            start, space, data, seed, trainer.optimizers, strategies, config.local_epochs, config.uploads
-        )
+        known = federation(start, space, data, seed, trainer.optimizers, config, {})
         for part in (*parts, *self._server.filters):
             part.begin(known)
 

@@ -63,15 +63,7 @@ class FederationRun:
         board.to(engine.device)
         state.to(engine.device)
         state.global_vector = space.read(module)
-        self.server = RoundServer(
-            board,
-            config.aggregator,
-            config.personalizer,
-            list(config.strategies.values()),
-            space,
-            engine.manager.channel,
-            config.filters,
-        )
+        self.server = RoundServer(board, config.strategies, space, engine.manager.channel, config.filters)
 
     # ---- before the first round
 

@@ -11,10 +11,9 @@ from typing import Any
 
 import lightning as L
 import torch
-from torch import Tensor
 
 from flsv._lightning.patches import PatchedAttributes, counted_length, no_placeholder, round_axis, stepping, unprofiled
-from flsv._lightning.per_client import CallbackHooks, ClientHooks
+from flsv._lightning.per_client import CallbackHooks, ClientHooks, step_loss
 from flsv._lightning.round_boundary import FinetuningState, RoundAverage, RoundBoundary, global_weights
 from flsv.clients.cohort import no_stop_iteration, where
 from flsv.clients.local_steps import LocalSteps
@@ -211,13 +210,8 @@ class LightningFit:
         """A client has trained on a batch; with the cohort's last one, the round is over."""
         if self._hooks is not None:
             self._hooks.end_batch(outputs, batch)
-        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-        if not isinstance(loss, Tensor):
-            loss = None
-        elif module.automatic_optimization and self.trainer.accumulate_grad_batches != 1:
-            loss = loss * self.trainer.accumulate_grad_batches  # Lightning has divided it by that
         self.average.end_batch(self.trainer)
-        if self.clients.end_batch(loss):
+        if self.clients.end_batch(step_loss(self.trainer, outputs)):
             self._end_round()
             self.average.end_round(self.trainer, module)
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from flsv.errors import ConfigurationError
+from flsv.errors import ConfigurationError, listed
 from flsv.parameters import ParameterSpace, head_name, named_state
 
 Share = str | list[str] | Callable[[str, Tensor], bool]
@@ -126,16 +126,17 @@ def warn_of_sharing(kept: Sequence[str], space: ParameterSpace, module: nn.Modul
     if kept:
         hint = "" if evaluated else " ClientEvaluation(every=1) evaluates each client with its own."
         warnings.warn(
-            f"{len(kept)} tensors stay at their clients ({_some(kept)}), and the server has none of them: validation, "
-            f"tests and checkpoints of the global model use their initial values.{hint}",
+            f"{len(kept)} tensors stay at their clients ({listed(kept, 3, repr)}), and the server has none of them: "
+            f"validation, tests and checkpoints of the global model use their initial values.{hint}",
             stacklevel=2,
         )
     trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad} & set(space.names)
     pairs = [name for name in sorted(trained) if (b := _LORA_A.sub(r"\1_B", name)) != name and b in trained]
     if pairs:
         warnings.warn(
-            f"LoRA's A and B are averaged one by one ({_some(pairs)}), and the product of averages is not the average "
-            "of the clients' products B A. Freeze A for exact averages (FFA-LoRA): flsv.models.lora.freeze_a(module).",
+            f"LoRA's A and B are averaged one by one ({listed(pairs, 3, repr)}), and the product of averages is not "
+            "the average of the clients' products B A. Freeze A for exact averages (FFA-LoRA): "
+            "flsv.models.lora.freeze_a(module).",
             stacklevel=2,
         )
 
@@ -165,9 +166,5 @@ def _nothing(share: Any, word: str, state: dict[str, Tensor]) -> str:
         "norm": "the module has no normalization layer with parameters or statistics",
         "head": "the module has no linear layer for a classifier head; name its layers",
         "trainable": "no parameter of the module requires a gradient",
-    }.get(word.removeprefix("!"), f"{word!r} names nothing of the module. It has {_some(list(state))}")
+    }.get(word.removeprefix("!"), f"{word!r} names nothing of the module. It has {listed(list(state), 3, repr)}")
     return f"FederatedLoop(share={share!r}): {what}."
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names[:3])) + (", ..." if len(names) > 3 else "")

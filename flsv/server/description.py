@@ -23,10 +23,8 @@ def federation(
     data: FederatedDataModule,
     seed: int,
     optimizers: Sequence[Optimizer],
-    strategies: Mapping[str, Strategy],
-    local_epochs: int = 1,
-    uploads: Sequence[Any] = (),
-    metrics: Mapping[str, Metric] | None = None,
+    config: FederationConfig,
+    metrics: Mapping[str, Metric],
 ) -> Federation:
     """What strategies know before the first round."""
     clients = range(data.num_clients)
@@ -34,9 +32,9 @@ def federation(
         split: torch.tensor([len(data.client_indices(client, split)) for client in clients])
         for split in ("train", "val", "test")
     }
-    counts = data.num_clients, data.num_classes
-    known = global_vector, space, *counts, sizes, seed, optimizers, strategies, local_epochs, uploads
-    return Federation(*known, data.client_names, metrics or {})
+    of_data = data.num_clients, data.num_classes, sizes
+    known = config.strategies, config.local_epochs, config.uploads
+    return Federation(global_vector, space, *of_data, seed, optimizers, *known, data.client_names, metrics)
 
 
 def settings(

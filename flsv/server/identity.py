@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric, SumMetric
 
 from flsv.data import FederatedDataModule
+from flsv.errors import listed
 from flsv.server.config import ROLES, FederationConfig
 
 #: Options that change no number: where things lie and are written, what is shown, and how fast it goes. Of the size of
@@ -101,7 +102,7 @@ class Identity:
         """Who holds other samples there, in words; the empty string: nobody."""
         names = [n for n in {**other.samples, **self.samples} if self.samples.get(n) != other.samples.get(n)]
         clients = [name for name in names if name != "server"]
-        who = [f"clients {_some(clients)}"] if clients else []
+        who = [f"clients [{listed(clients, 10)}]"] if clients else []
         return " and ".join(who + [_holder("server")] * ("server" in names))
 
 
@@ -274,7 +275,3 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 def _holder(name: str) -> str:
     return "the server's validation set" if name == "server" else f"client {name}"
-
-
-def _some(clients: list[str]) -> str:
-    return f"[{', '.join(clients[:10])}{', ...' if len(clients) > 10 else ''}]"

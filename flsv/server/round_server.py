@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,9 +29,8 @@ class RoundServer:
 
     Args:
         board: the metrics.
-        aggregator: makes the next global model.
-        personalizer: makes the clients' start points; None: everybody starts from the global model.
-        strategies: all of the run's, these two among them, in the order in which they are asked.
+        strategies: all of the run's by role, in the order in which they are asked: the aggregator makes the next global
+            model, the personalizer, if there is one, the clients' start points.
         space: the map between modules and vectors.
         channel: counts what crosses.
         filters: what happens to a cohort's updates before they are measured and averaged.
@@ -43,16 +43,15 @@ class RoundServer:
     def __init__(
         self,
         board: ContributionMetrics,
-        aggregator: Aggregator,
-        personalizer: Personalizer | None,
-        strategies: Sequence[Strategy],
+        strategies: Mapping[str, Any],
         space: ParameterSpace,
         channel: Channel,
         filters: Sequence[UpdateFilter] = (),
         games: CoalitionGames | None = None,
     ) -> None:
-        self.board, self.strategies = board, strategies
-        self.aggregator, self.personalizer = aggregator, personalizer
+        self.board, self.strategies = board, list[Strategy](strategies.values())
+        self.aggregator: Aggregator = strategies["aggregator"]
+        self.personalizer: Personalizer | None = strategies.get("personalizer")
         self.space, self.channel = space, channel
         self.filters = with_guard(filters)
         self.norms: dict[int, float] = {}

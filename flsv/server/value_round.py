@@ -237,7 +237,7 @@ def _by_name(metrics: Any, loss: Any) -> Mapping[str, ContributionMetric]:
     if isinstance(metrics, Mapping):
         return metrics
     if metrics is None:
-        metrics = PartialFederatedShapley(**({} if loss is None else {"performance": LOSS, "mode": "min"}))
+        metrics = PartialFederatedShapley() if loss is None else PartialFederatedShapley(performance=LOSS, mode="min")
     listed = list(metrics) if isinstance(metrics, list | tuple) else [metrics]
     names = [type(metric).__name__ for metric in listed]
     if len(set(names)) < len(names) or not all(isinstance(metric, ContributionMetric) for metric in listed):

@@ -14,7 +14,6 @@ from toys import vector
 
 from flsv import FederatedDataModule
 from flsv.cli.parser import make_cli
-from flsv.errors import ConfigurationError
 
 PROJECT = """
 import lightning as L
@@ -94,14 +93,3 @@ def test_so_it_is_on_flsvs_own_command_line(tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump({"model": "nested_project.Module", "data": DEALT}))
     made = make_cli(["--config", str(path)], run=False, quiet=True)
     assert dict(made.datamodule.source.hparams) == OWN
-
-
-def test_whoever_gives_plain_data_is_told_the_yaml(tmp_path: Path) -> None:
-    path = written(tmp_path, data=SOURCE)
-    with pytest.raises(ConfigurationError, match=r"who the clients are: .* LightningCLI\(MyModule, ") as error:
-        LightningCLI(args=["fit", "--config", path])
-    told = str(error.value)
-    data = yaml.safe_load(told[told.index("data: ") :].removesuffix("."))["data"]
-    made = LightningCLI(**FEDERATED, args=["--config", written(tmp_path, data=data)], run=False).datamodule
-    assert made.num_clients == 5
-    assert dict(made.source.hparams) == {"batch_size": 8, "samples": 100}

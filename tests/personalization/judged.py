@@ -65,7 +65,8 @@ def play(
     """A round in which the clients upload these vectors: the models that they go on from, and the round."""
     board, channel = ContributionMetrics({}), Channel()
     board.contributions = {} if relevance is None else {"relevance": relevance}
-    server = RoundServer(board, FedAvg("uniform"), method, [method], space, channel)
+    strategies = {"aggregator": FedAvg("uniform"), "personalizer": method}
+    server = RoundServer(board, strategies, space, channel)
     state = FederationState(method._num_clients, round_index=index, global_vector=torch.zeros_like(vectors[0]))
     instructions = server.instruct([each.id for each in clients], state)
     server.send(instructions)

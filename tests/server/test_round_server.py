@@ -32,7 +32,7 @@ def test_an_aggregate_that_is_a_clients_model_leaves_that_model_alone() -> None:
     before = models.clone()
     start = torch.full((space.size,), 10.0)
     aggregator = First(server_lr=0.5)
-    server = RoundServer(ContributionMetrics({}), aggregator, None, [aggregator], space, Channel())
+    server = RoundServer(ContributionMetrics({}), {"aggregator": aggregator}, space, Channel())
     round = Round(0, torch.arange(2), torch.tensor([1, 1]), start, models, space)
     done = server.finish(round, FederationState(2, global_vector=start))
     cut = space.num_parameters

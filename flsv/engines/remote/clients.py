@@ -14,10 +14,12 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 
 from flsv.engines.remote.messages import (
+    GARBLED,
     BadReply,
     OtherData,
     Packet,
     check_done,
+    fault_of,
     instruction_packet,
     pack,
     read_update,
@@ -32,7 +34,6 @@ from flsv.round import ClientUpdate, FederationState, Instruction
 
 T = TypeVar("T")
 P = ParamSpec("P")
-_GARBLED = KeyError, TypeError, ValueError, OverflowError, RuntimeError
 
 
 class Remote:
@@ -163,13 +164,10 @@ class Remote:
         try:
             reply = check_done(reply)
             answer = unpack(reply.plain["answer"], reply.tensors)
-        except BadReply as why:
-            raise NoAnswer(self._note(site, f"did not answer {name}", why)) from why
-        except _GARBLED as error:
-            what = f"answered {name} with a reply that lacks or garbles {error!s:.200}"
-            raise NoAnswer(self._note(site, what)) from error
-        if not all(tensor.isfinite().all() for tensor in reply.tensors.values()):
-            raise NoAnswer(self._note(site, f"answered {name} with numbers that are not finite"))
+            if not all(tensor.isfinite().all() for tensor in reply.tensors.values()):
+                raise BadReply("its answer holds numbers that are not finite")
+        except GARBLED as error:
+            raise NoAnswer(self._note(site, f"did not answer {name}", fault_of(error))) from error
         stands[site] = visit
         self._answered[site] = stands, before
         return answer
@@ -192,10 +190,8 @@ class Remote:
                 if any(value < 0 or value > 1 for value in own.values()):  # NaN: there is nothing to tell it by
                     raise BadReply(f"its scores are {own}")
                 scores[site] = own
-            except BadReply as why:
-                self._warn(site, "has not tested its model", why)
-            except _GARBLED as error:
-                self._warn(site, "has not tested its model", f"its reply lacks or garbles {error!s:.200}")
+            except GARBLED as error:
+                self._warn(site, "has not tested its model", fault_of(error))
         return scores
 
     def _facts(self, site: int) -> dict[str, Any]:

@@ -77,6 +77,15 @@ class OutOfTime(RuntimeError):
     """The time of a round is over: the site stops its work. Its text reaches the server, too."""
 
 
+#: What a reply of other content than expected leads to, a :class:`BadReply` among it.
+GARBLED = KeyError, TypeError, ValueError, OverflowError, RuntimeError
+
+
+def fault_of(error: Exception) -> str:
+    """One of the :data:`GARBLED`, in words."""
+    return str(error) if isinstance(error, BadReply) else f"its reply lacks or garbles {error!s:.200}"
+
+
 def instruction_packet(instruction: Instruction, facts: Mapping[str, Any], kind: str = "train") -> Packet:
     """The packet that the server sends to a site.
 
@@ -169,8 +178,8 @@ def read_update(
         loss, norm = float(plain["loss"]), float(plain["norm"])
         numbers, size = plain["traffic"]
         traffic = Traffic(whole({"traffic": numbers}, "traffic", most_numbers), float(size))
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise BadReply(f"its {packet.kind!r:.40} reply lacks or garbles {error!s:.200}") from error
+    except GARBLED as error:
+        raise BadReply(fault_of(error)) from error
     if sent != samples:
         raise OtherData(f"it has trained on {sent} samples and had announced {samples}")
     if math.isinf(loss) or not 0 <= norm < math.inf or not 0 <= traffic.bytes <= 16 * most_numbers:

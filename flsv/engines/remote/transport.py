@@ -16,7 +16,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from flsv._lightning.durable import replacing
 from flsv.engines.one_process import shared_space
-from flsv.engines.remote.messages import BadReply, Packet, Refused, Reply, Unwilling, check_done, whole
+from flsv.engines.remote.messages import GARBLED, Packet, Refused, Reply, Unwilling, check_done, fault_of, whole
 from flsv.errors import ConfigurationError
 
 Address = int
@@ -152,13 +152,12 @@ class Directory:
         name = self.names[site]
         try:
             sizes = _sizes(check_done(reply).plain["sizes"])
-        except (BadReply, KeyError, TypeError, ValueError) as why:  # perhaps it will: it is greeted again
+        except GARBLED as why:  # perhaps it will: it is greeted again
             if strict and isinstance(why, Unwilling):
                 raise ConfigurationError(
                     f"site {name!r} cannot take part: {why}. Mend it there, and start this server again."
                 ) from why
-            words = str(why) if isinstance(why, BadReply) else f"its reply lacks or garbles {why!s:.200}"
-            self._warn(name, f"site {name!r} has not said what it has: {words}.")
+            self._warn(name, f"site {name!r} has not said what it has: {fault_of(why)}.")
         else:
             self._greeted.add(site)
             self._wrong.pop(name, None)

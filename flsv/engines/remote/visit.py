@@ -15,12 +15,11 @@ from typing import Any
 
 import lightning as L
 import torch
-from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from flsv._lightning.durable import replacing
 from flsv._lightning.patches import PatchedAttributes, stepping
-from flsv._lightning.per_client import CallbackHooks, ClientHooks
+from flsv._lightning.per_client import CallbackHooks, ClientHooks, step_loss
 from flsv.clients.client_manager import ClientManager
 from flsv.clients.cohort import CohortLoader
 from flsv.clients.local_steps import LocalSteps
@@ -231,12 +230,7 @@ class SiteVisit(L.Callback):
         if time.monotonic() - self._began > self._seconds:
             raise OutOfTime(f"it has stopped, not ready after {self._seconds} s")
         self._hooks.end_batch(outputs, batch)
-        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-        if not isinstance(loss, Tensor):
-            loss = None
-        elif trainer.lightning_module.automatic_optimization and trainer.accumulate_grad_batches != 1:
-            loss = loss * trainer.accumulate_grad_batches  # Lightning has divided it by that
-        if self._local.end_batch(loss):
+        if self._local.end_batch(step_loss(trainer, outputs)):
             self._leave()
             trainer.should_stop = True  # the other rounds are other visits
 

@@ -31,7 +31,7 @@ _plain, _tensors = pack(torch.zeros(7))
 wrong_shape = Packet("answer", {"answer": _plain}, _tensors)
 ANSWERS: dict[str, tuple[Any, str]] = {
     "late": (lambda reply: None, "did not answer .*no reply within 1 s"),
-    "garbage": (lambda reply: Packet("hm", {"a": "b"}), "answered .* lacks or garbles 'answer'"),
+    "garbage": (lambda reply: Packet("hm", {"a": "b"}), "did not answer .* lacks or garbles 'answer'"),
     "another shape": (lambda reply: wrong_shape, "judged 3 models by Tensor"),
 }
 
