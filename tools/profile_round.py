@@ -3,7 +3,7 @@
 Five clients, a metric that plays coalition games, contributions.csv and TensorBoard; the second round of three is
 looked at. What a newcomer has to open to follow a round is this list.
 
-    python tools/profile_round.py [--calls]
+    python tools/profile_round.py [--changes]
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ class RunReports:
                 sinks.append(board)
             else:
                 others.append(logger)
-        return [*sinks, Trackers(others, curves_of(metrics, reporting.per_class), *names)]
+        return [*sinks, Trackers(others, curves_of(metrics, reporting.per_class), *names)] if others else sinks
 
     def write(self, round: Round) -> None:
         """A round is over."""
