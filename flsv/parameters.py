@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import reduce
 from typing import Any
 
 import lightning as L
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torchmetrics import Metric
 
-from flsv.errors import ConfigurationError
+from flsv.errors import ConfigurationError, listed
 
 #: Attributes of every LightningModule, which are no state.
 _LIGHTNINGS = frozenset(vars(L.LightningModule()))
@@ -106,11 +107,8 @@ class ParameterSpace:
         tensors = {name: tensor for name, tensor in everything.items() if name not in self._apart}
         if self._apart and not tensors:
             raise ConfigurationError(f"private={list(private)} leaves nothing of the module to share.")
-        for name, tensor in tensors.items():
-            if tensor.is_complex():
-                raise ConfigurationError(
-                    f"{name!r} is complex ({tensor.dtype}): only real-valued state can be averaged."
-                )
+        if complexes := [name for name, tensor in tensors.items() if tensor.is_complex()]:
+            raise ConfigurationError(f"{listed(complexes, show=repr)} is complex: only real-valued state can be averaged.")
         self.names = tuple(tensors)
         self.shapes = tuple(tensor.shape for tensor in tensors.values())
         self._sizes = [tensor.numel() for tensor in tensors.values()]
@@ -118,9 +116,7 @@ class ParameterSpace:
         self._num_parameter_tensors = sum(name in tensors for name, _ in module.named_parameters())
         self.num_parameters = sum(self._sizes[: self._num_parameter_tensors])
         # Averages of half-precision models are taken in float32.
-        self.dtype = torch.float32
-        for tensor in tensors.values():
-            self.dtype = torch.promote_types(self.dtype, tensor.dtype)
+        self.dtype = reduce(torch.promote_types, (tensor.dtype for tensor in tensors.values()), torch.float32)
         self.apart_head: str | None = None
         self.head = self._locate_head(module, head)
 

@@ -149,16 +149,19 @@ def _named(word: str, module: nn.Module, state: dict[str, Tensor], frozen: set[s
             yield from state.keys() - frozen
     elif word in ("norm", "head"):
         layers = dict(module.named_modules())
-        found = head_name(module, head) if word == "head" else None
-        chosen = [
-            layer
-            for name, layer in layers.items()
-            if name == found or (word == "norm" and any(_NORMALISES.search(c.__name__) for c in type(layer).__mro__))
-        ]
+        if word == "norm":
+            chosen = [layer for layer in layers.values() if _normalizes(layer)]
+        else:
+            found = head_name(module, head)
+            chosen = [] if found is None else [layers[found]]
         own = {id(t) for layer in chosen for part in (layer._parameters, layer._buffers) for t in part.values()}
         yield from (name for name, tensor in state.items() if id(tensor) in own)
     else:
         yield from (name for name in state if fnmatchcase(name, word))
+
+
+def _normalizes(layer: nn.Module) -> bool:
+    return any(_NORMALISES.search(kind.__name__) for kind in type(layer).__mro__)
 
 
 def _nothing(share: Any, word: str, state: dict[str, Tensor]) -> str:

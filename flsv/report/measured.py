@@ -56,15 +56,21 @@ def numbers_of(
             continue
         ends = metric.intervals(value=whole) if isinstance(metric, ContributionMetric) else None
         yield Numbers(name, _plain(whole), ends=None if ends is None else [_plain(end) for end in ends])
-        own = columns_of(metric)
-        # Of one class there is no more to say than over all.
-        if value.ndim == 2 and (own or value.shape[1] > 1):
-            keys = own or [str(j) for j in range(value.shape[1])]
-            names = own or class_names or getattr(metric, "class_names", None) or keys
-            yield Numbers(name, _plain(value), dict(zip(keys, map(str, names))))
+        if columns := _named_columns(metric, value, class_names):
+            yield Numbers(name, _plain(value), columns)
     for name, value in _diagnostics(metrics):
         if value.ndim:
             yield Numbers(name, _plain(value))
+
+
+def _named_columns(metric: Metric, value: Tensor, class_names: Sequence[str] | None) -> dict[str, str]:
+    """Key to name of the columns of a value; nothing where there are none, or of one class, which is all."""
+    own = columns_of(metric)
+    if value.ndim < 2 or not (own or value.shape[1] > 1):
+        return {}
+    keys = own or [str(j) for j in range(value.shape[1])]
+    names = own or class_names or getattr(metric, "class_names", None) or keys
+    return dict(zip(keys, map(str, names)))
 
 
 def shared_numbers(metrics: Mapping[str, Metric], values: Mapping[str, Tensor]) -> dict[str, float]:

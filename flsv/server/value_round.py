@@ -146,6 +146,11 @@ def value_round(
     own = [metric for metric in board.metrics.values() if isinstance(metric, ContributionMetric)]
     if num_clients is None:
         num_clients = next((metric.num_clients for metric in own if metric.num_clients is not None), None)
+    if isinstance(updates, Tensor) or not isinstance(updates, Mapping | Sequence) or not len(updates):
+        raise ConfigurationError(
+            f"value_round(updates={type(updates).__name__}): expected the models of at least one client, in a list or "
+            "by client."
+        )
     cohort = _Cohort.of(updates, client_names, num_clients)
     classes = num_classes if num_classes is not None or space.head is None else space.head.num_classes
     _check(board, space, head, num_classes, classes)
@@ -184,11 +189,6 @@ class _Cohort:
 
     @classmethod
     def of(cls, updates: Any, named: Sequence[Any] | None, count: int | None) -> _Cohort:
-        if isinstance(updates, Tensor) or not isinstance(updates, Mapping | Sequence) or not len(updates):
-            raise ConfigurationError(
-                f"value_round(updates={type(updates).__name__}): expected the models of at least one client, in a list "
-                "or by client."
-            )
         names = list(named) if named is not None else [*range(len(updates) if count is None else count)]
         keys = list(updates) if isinstance(updates, Mapping) else None
         places = {name: place for place, name in enumerate(names)}
