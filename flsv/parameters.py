@@ -108,7 +108,7 @@ class ParameterSpace:
         if self._apart and not tensors:
             raise ConfigurationError(f"private={list(private)} leaves nothing of the module to share.")
         if complexes := [name for name, tensor in tensors.items() if tensor.is_complex()]:
-            raise ConfigurationError(f"{listed(complexes, show=repr)} is complex: only real-valued state can be averaged.")
+            raise ConfigurationError(f"{listed(complexes, show=repr)} is complex: only real numbers can be averaged.")
         self.names = tuple(tensors)
         self.shapes = tuple(tensor.shape for tensor in tensors.values())
         self._sizes = [tensor.numel() for tensor in tensors.values()]

@@ -104,23 +104,11 @@ def verdicts(trainer: L.Trainer, fit: FederationRun) -> tuple[dict[str, Verdict]
     Returns:
         The verdicts; and why it is not known whether the model has learned anything, None where it is.
     """
-    model = fit.state.model()
-    found: dict[str, Verdict] = {}
-    scores: dict[Any, Any] = {}
-    ranked = []
-    for name, measure in fit.board.performances.items():
-        other = measure if isinstance(measure, ModelScore) else None
-        key = None if other is None else other.evaluator
-        if key not in scores:
-            assert fit.server.games is not None
-            scores[key] = fit.server.games.evaluator_of(measure)(model[None])
-        value = scores[key].value(measure if other is None else other.name)
-        apart = told_apart(scores[key], measure) if measure in TESTED else None
-        found[name] = Verdict(measure if other is None else other.title, _finite(value), apart)
-        if other is not None and _ranks(other):
-            ranked.append(name)
+    model, measures = fit.state.model(), fit.board.performances
+    found = _of_games(fit, model)
     if any(verdict.apart is not None for verdict in found.values()):
         return found, None
+    ranked = [name for name, measure in measures.items() if isinstance(measure, ModelScore) and _ranks(measure)]
     answers = _answers(trainer, fit, model)
     if isinstance(answers, str):
         return found, answers
@@ -136,6 +124,22 @@ def verdicts(trainer: L.Trainer, fit: FederationRun) -> tuple[dict[str, Verdict]
     own = Scores({"correct": correct, "loss": loss / len(labels)}, support)
     by = "balanced_accuracy"
     return {**found, NO_METRIC: Verdict(by, _finite(own.value(by)), told_apart(own, by))}, None
+
+
+def _of_games(fit: FederationRun, model: Tensor) -> dict[str, Verdict]:
+    """Of each metric's game, told apart where a constant answer's performance is known."""
+    found: dict[str, Verdict] = {}
+    scores: dict[Any, Any] = {}
+    for name, measure in fit.board.performances.items():
+        other = measure if isinstance(measure, ModelScore) else None
+        key = None if other is None else other.evaluator
+        if key not in scores:
+            assert fit.server.games is not None
+            scores[key] = fit.server.games.evaluator_of(measure)(model[None])
+        value = scores[key].value(measure if other is None else other.name)
+        apart = told_apart(scores[key], measure) if measure in TESTED else None
+        found[name] = Verdict(measure if other is None else other.title, _finite(value), apart)
+    return found
 
 
 def _answers(trainer: L.Trainer, fit: FederationRun, model: Tensor) -> tuple[Tensor, Tensor] | str:
