@@ -61,7 +61,7 @@ def as_text(cell: str) -> str:
 
 
 def read_csv(
-    path: Path, needed: Mapping[str, Cell], others: Mapping[str, Cell] | Cell = str
+    path: Path, needed: Mapping[str, Cell], others: Mapping[str, Cell] | Cell = str, skip: int = 0
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """The lines of a file that was written by :func:`csv_text`, from 2 on, and what stands in them by column; a last
     line that a kill cut short is left out.
@@ -70,6 +70,7 @@ def read_csv(
         path: the file.
         needed: columns that it has to have, and how they are read.
         others: how columns are read that it may have beside them; those that are not named are texts.
+        skip: lines before that of the columns' names.
 
     Raises:
         ConfigurationError: naming the file, and the line and what was expected in it.
@@ -86,15 +87,15 @@ def read_csv(
         ...
         flsv.errors.ConfigurationError: .../values.csv, line 3: value is 'much', expected a number.
     """
-    lines = whole_lines(path)
-    head = _cells(path, 1, lines[0]) if lines else []
+    lines = whole_lines(path)[skip:]
+    head = _cells(path, skip + 1, lines[0]) if lines else []
     missing = [name for name in needed if name not in head]
     if missing or len(set(head)) < len(head):
         raise ConfigurationError(
             f"{path} has the columns {', '.join(map(repr, head)) or 'none'}: expected {', '.join(needed)}, each once."
         )
     kinds = [needed.get(name) or (others.get(name, str) if isinstance(others, Mapping) else others) for name in head]
-    for place, line in enumerate(lines[1:], 2):
+    for place, line in enumerate(lines[1:], skip + 2):
         cells = _cells(path, place, line)
         if len(cells) != len(head):
             raise ConfigurationError(f"{path}, line {place}: {len(cells)} cells, expected {len(head)}.")

@@ -23,7 +23,7 @@ from common import grid
 from torch import Generator, Tensor
 
 from flsv.benchmark import federation, names, truth_table
-from flsv.benchmark.truth import ExactTruth
+from flsv.benchmark.truth import Truth
 from flsv.functional.shapley import (
     ShapleyEstimate,
     permutation_shapley,
@@ -82,7 +82,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     found = {name: truth_table(federation(name)) for name in names()}
-    truths = {name: truth for name, truth in found.items() if isinstance(truth, ExactTruth)}
+    truths = {name: truth for name, truth in found.items() if truth.utilities is not None}
     games = {"the benchmark's": [truth.utilities[0].double() for truth in truths.values() if truth.num_clients > 5]}
     games["smooth, ten players"] = [smooth(seed) for seed in range(10)]
     columns = [(title, each) for title, budgets in BUDGETS.items() for each in budgets]

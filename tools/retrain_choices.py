@@ -27,7 +27,7 @@ from torch import Tensor
 from flsv.benchmark import federation, names, truth_table
 from flsv.benchmark.federation import SETS
 from flsv.benchmark.scores import share_error
-from flsv.benchmark.truth import ExactTruth
+from flsv.benchmark.truth import Truth
 from flsv.errors import ConfigurationError
 from flsv.functional import few_coalitions, few_coalitions_shapley, kernel_shap
 
@@ -35,7 +35,7 @@ Fit = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # masks, utilities and 
 #: Of a federation: by design, fit and hint's weight (0: none) the rank correlation and the share error.
 Scores = dict[tuple[str, str, float], tuple[float, float]]
 #: By federation: truth, clients' samples, scores.
-Known = Mapping[str, tuple[ExactTruth, Tensor, Scores]]
+Known = Mapping[str, tuple[Truth, Tensor, Scores]]
 #: Prior variances of the hint over the coalitions, in units of each other part's.
 WEIGHTS = (0.0, 0.1, 1.0, 10.0, 100.0)
 
@@ -92,7 +92,7 @@ def visits(masks: Tensor, samples: Tensor) -> float:
     return float((masks.double() @ samples.double()).sum() / samples.sum())
 
 
-def scores(truth: ExactTruth, hints: list[Tensor]) -> Scores:
+def scores(truth: Truth, hints: list[Tensor]) -> Scores:
     """Means over the seeds, each of which is shown once."""
     found: dict[tuple[str, str, float], list[tuple[float, float]]] = {}
     for first, given, others in splits(len(truth.seeds), 1):
@@ -199,7 +199,7 @@ def main() -> None:
     parser.add_argument("--each", action="store_true", help="a line a federation, too")
     options = parser.parse_args()
     hints = read_hints(options.values, options.hint)
-    found: dict[str, tuple[ExactTruth, Tensor, Scores]] = {}
+    found: dict[str, tuple[Truth, Tensor, Scores]] = {}
     for name in options.federations or names(options.set):
         each = federation(name)
         try:
@@ -207,7 +207,7 @@ def main() -> None:
         except ConfigurationError as why:
             print(f"{name} is left out: {why}")
             continue
-        if isinstance(truth, ExactTruth) and each.available:
+        if truth.utilities is not None and each.available:
             found[name] = truth, each.num_samples, scores(truth, hints_of(hints, name, truth.num_clients))
             each.release()
     print(f"{len(found)} federations: {', '.join(found)}\n")

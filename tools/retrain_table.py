@@ -28,7 +28,7 @@ from torch import Tensor
 from flsv.benchmark import federation, names, truth_table
 from flsv.benchmark.federation import SETS
 from flsv.benchmark.scores import share_error
-from flsv.benchmark.truth import ExactTruth
+from flsv.benchmark.truth import Truth
 from flsv.errors import ConfigurationError
 from flsv.functional import ShapleyEstimate, few_coalitions, few_coalitions_shapley, kernel_shap
 from flsv.functional.shapley.few_coalitions import Which, retrained_shapley
@@ -101,7 +101,7 @@ def holds(values: Tensor, half: Tensor, right: Tensor) -> float:
 
 
 def trials(
-    truth: ExactTruth, which: Which, count: int, hints: Sequence[Tensor] | None
+    truth: Truth, which: Which, count: int, hints: Sequence[Tensor] | None
 ) -> Iterator[tuple[float, float, float]]:
     """Rank and linear correlation with the other seeds, and the share of clients whose interval holds their value."""
     masks = few_coalitions(truth.num_clients, which)
@@ -179,7 +179,7 @@ def main() -> None:
             except ConfigurationError as why:
                 print(f"{name} is left out: {why}")
                 continue
-            if not isinstance(truth, ExactTruth):
+            if truth.utilities is None:
                 print(f"{name} is left out: not all of its coalitions are trained")
                 continue
             tables[name] = truth.utilities

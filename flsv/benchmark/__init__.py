@@ -4,13 +4,11 @@ from flsv.benchmark.built_in import Duplicates
 from flsv.benchmark.federation import Federation, federation, names
 from flsv.benchmark.lattice import train_coalitions
 from flsv.benchmark.scores import share_error
-from flsv.benchmark.truth import ExactTruth, SampledTruth, Truth, make_truth, truth_table
+from flsv.benchmark.truth import Truth, make_truth, truth_table
 
 __all__ = [
     "Duplicates",
-    "ExactTruth",
     "Federation",
-    "SampledTruth",
     "Truth",
     "federation",
     "make_truth",

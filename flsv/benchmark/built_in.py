@@ -7,17 +7,19 @@ predict. So classes may be merged here and thinned out, in the server's validati
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated, Literal
 
 import lightning as L
 import numpy as np
 import torch
+from annotated_types import Gt, Le, Lt
 from sklearn.datasets import load_diabetes, load_digits
 from sklearn.model_selection import train_test_split
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from flsv.arguments import check_number
 from flsv.data import Corruption
+from flsv.declared import Count, checked
 from flsv.errors import ConfigurationError
 
 LOADERS = {"diabetes": load_diabetes, "digits": load_digits}
@@ -25,6 +27,7 @@ LOADERS = {"diabetes": load_diabetes, "digits": load_digits}
 REGRESSIONS = ("diabetes",)
 
 
+@checked
 class BuiltInData(L.LightningDataModule):
     """One of scikit-learn's built-in data sets, with a fixed split into training and validation data.
 
@@ -50,13 +53,13 @@ class BuiltInData(L.LightningDataModule):
     """
 
     def __init__(
-        self, name: str = "digits", merge: int = 1, keep: list[float] | None = None, val_fraction: float = 0.3
+        self,
+        name: Literal["digits", "diabetes"] = "digits",
+        merge: Count = 1,
+        keep: list[Annotated[float, Gt(0), Le(1)]] | None = None,
+        val_fraction: Annotated[float, Gt(0), Lt(1)] = 0.3,
     ) -> None:
         super().__init__()
-        check_number(self, "val_fraction", val_fraction, above=0, below=1)
-        check_number(self, "merge", merge, least=1, whole=True)
-        if name not in LOADERS:
-            raise ConfigurationError(f"BuiltInData(name={name!r}): expected one of {', '.join(LOADERS)}.")
         numbers = name in REGRESSIONS
         if numbers and (merge > 1 or keep is not None):
             raise ConfigurationError(f"BuiltInData({name!r}): merge and keep are of classes, and it has none.")
@@ -91,7 +94,7 @@ def _kept(targets: np.ndarray, keep: Sequence[float] | None) -> np.ndarray:
     if keep is None:
         return np.arange(len(targets))
     classes = int(targets.max()) + 1
-    if len(keep) != classes or not all(0 < share <= 1 for share in keep):
+    if len(keep) != classes:
         raise ConfigurationError(f"BuiltInData(keep={keep}): expected a share in (0, 1] for each of {classes} classes.")
     rows = [np.flatnonzero(targets == c) for c in range(classes)]
     return np.sort(np.concatenate([of[: max(2, round(share * len(of)))] for of, share in zip(rows, keep)]))
@@ -123,15 +126,13 @@ class Duplicates(Corruption):
 
     def __init__(
         self,
-        unique: float = 0.2,
+        unique: Annotated[float, Gt(0), Le(1)] = 0.2,
         clients: list[int] | None = None,
         fraction: float | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__(clients, fraction, seed)
         self.unique = unique
-        if not 0 < unique <= 1:
-            raise ConfigurationError(f"{self!r}: unique is a share above 0 and at most 1; 0.1 is 10 %.")
 
     def corrupt(self, x: Tensor, y: Tensor, num_classes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         own = max(1, -int(-self.unique * len(x) // 1))

@@ -9,7 +9,6 @@ A file of one's own will do as well, wherever it lies.
 from __future__ import annotations
 
 import copy
-import difflib
 import json
 import logging
 import os
@@ -19,16 +18,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import lightning as L
 import torch
 import yaml
+from annotated_types import Ge
 from jsonargparse import ArgumentError, ArgumentParser
 
-from flsv.arguments import check_number
 from flsv.attacks import Attack, Collusion
 from flsv.data import FederatedDataModule
+from flsv.declared import Count, checked
 from flsv.errors import ConfigurationError
 from flsv.games.performance import Mode, performance_of
 from flsv.server.identity import Identity, dealt, versions
@@ -44,6 +44,7 @@ CLIENT_VAL_FRACTION = 0.2
 ELSEWHERE = ("name", "title", "set", "bad", "circles", "needs", "root")
 
 
+@checked
 @dataclass(frozen=True)
 class Federation:
     """One of the benchmark's federations.
@@ -78,37 +79,17 @@ class Federation:
     name: str
     title: str
     set: Literal["tuning", "held_out", "fresh"]
-    rounds: int
+    rounds: Count
     data: Mapping[str, Any]
     model: Mapping[str, Any]
     performance: str = "accuracy"
     mode: Mode | None = None
-    bad: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    attacks: Sequence[Mapping[str, Any]] = ()
-    local_epochs: int = 1
-    circles: int = 0
+    bad: Mapping[str, list[Annotated[int, Ge(0)]]] = field(default_factory=dict)
+    attacks: list[dict[str, Any]] = field(default_factory=list)
+    local_epochs: Count = 1
+    circles: Annotated[int, Ge(0)] = 0
     needs: Sequence[str] = ()
     root: str | None = None
-
-    def __post_init__(self) -> None:
-        check_number(self.name, "rounds", self.rounds, least=1, whole=True)
-        check_number(self.name, "circles", self.circles, least=0, whole=True, hint="0: all coalitions are trained.")
-        if self.set not in SETS:
-            raise ConfigurationError(f"{self.name}: set={self.set!r}, expected one of {SETS}.")
-        for name, types, expected in (
-            ("data", Mapping, "a mapping"),
-            ("model", Mapping, "a mapping"),
-            ("bad", Mapping, "a mapping"),
-            ("attacks", list | tuple, "a list"),
-        ):
-            if not isinstance(getattr(self, name), types):  # type: ignore[arg-type]
-                raise ConfigurationError(f"{self.name}: {name}={getattr(self, name)!r}, expected {expected}.")
-        for kind, clients in self.bad.items():
-            numbers = isinstance(clients, list | tuple) and all(type(each) is int and each >= 0 for each in clients)
-            if not numbers:
-                raise ConfigurationError(
-                    f"{self.name}: bad={{{kind}: {clients!r}}}, expected clients' numbers from 0, such as [0, 2]."
-                )
 
     def check(self) -> None:
         """Read its data and make its module, its attacks and the performance, before anything is trained.
@@ -177,9 +158,7 @@ class Federation:
             section["files"] = {**section.get("files", {}), "root": self._root}
             if isinstance(section.get("source"), dict):
                 section["source"].setdefault("init_args", {})["root"] = self._root
-        parser = ArgumentParser(exit_on_error=False)
-        parser.add_class_arguments(FederatedDataModule, "data")
-        data = self._built(parser, {"data": section}).data
+        data = self._built(FederatedDataModule, section)
         data.prepare_data()
         data.setup("fit")
         return data
@@ -195,15 +174,11 @@ class Federation:
 
     def module(self) -> L.LightningModule:
         """A new module; its network is built when training starts."""
-        parser = ArgumentParser(exit_on_error=False)
-        parser.add_subclass_arguments(L.LightningModule, "model")
-        return self._built(parser, {"model": dict(self.model)}).model
+        return self._built(L.LightningModule, dict(self.model))
 
     def attackers(self) -> list[Attack | Collusion]:
         """New objects of its attacks."""
-        parser = ArgumentParser(exit_on_error=False)
-        parser.add_argument("--attacks", type=list[Attack | Collusion])
-        return self._built(parser, {"attacks": copy.deepcopy(list(self.attacks))}).attacks
+        return self._built(list[Attack | Collusion], copy.deepcopy(list(self.attacks)))
 
     def trainer(self, *callbacks: L.Callback) -> L.Trainer:
         """A new trainer of so many rounds on the CPU, which writes nothing."""
@@ -229,11 +204,17 @@ class Federation:
     def _root(self) -> str | None:
         return self.root or os.environ.get("FLSV_DATA_ROOT")
 
-    def _built(self, parser: ArgumentParser, sections: dict[str, Any]) -> Any:
+    def _built(self, kind: Any, section: Any) -> Any:
+        """What a section of the file names."""
+        parser = ArgumentParser(exit_on_error=False)
+        if kind is FederatedDataModule:
+            parser.add_class_arguments(kind, "part")
+        else:
+            parser.add_argument("--part", type=kind)
         # The second name before jsonargparse 4.49.
         instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes
         try:
-            return instantiate(parser.parse_object(sections))
+            return instantiate(parser.parse_object({"part": section})).part
         except ArgumentError as error:
             raise ConfigurationError(f"the federation {self.name}: {error}") from error
 
@@ -247,30 +228,19 @@ def federation(name: str, root: str | None = None) -> Federation:
     path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
     if not path.is_file():
         raise ConfigurationError(f"there is no federation {name!r}: expected a YAML file or one of {names()}.")
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(Federation)
     try:
         said = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path} is no YAML: {' '.join(str(error).split())}.") from error
-    if not isinstance(said, dict):
-        raise ConfigurationError(f"{path}: expected a mapping with rounds, data and model.")
-    known = set(Federation.__dataclass_fields__) - {"name", "root"}
-    for key in said.keys() - known:
-        close = difflib.get_close_matches(str(key), known)
-        hint = f"Did you mean {close[0]!r}?" if close else f"It has {', '.join(sorted(known))}."
-        raise ConfigurationError(f"{path}: a federation has no {key!r}. {hint}")
-    if missing := [key for key in ("rounds", "data", "model") if key not in said]:
-        raise ConfigurationError(f"{path}: it does not say {', '.join(missing)}.")
-    return Federation(**{"title": path.stem, "set": "held_out", **said, "name": path.stem, "root": root})
+        whole = {"title": path.stem, "set": "held_out", **said, "name": path.stem, "root": root}
+        parser.parse_object(copy.deepcopy(whole))
+    except (yaml.YAMLError, UnicodeDecodeError, TypeError, ArgumentError) as error:
+        raise ConfigurationError(f"{path} is no federation: {' '.join(str(error).split())}") from error
+    return Federation(**whole)
 
 
 def names(which: str | None = None) -> list[str]:
-    """Names of the package's federations, or of those of a set.
-
-    Raises:
-        ConfigurationError: there is no such set.
-    """
-    if which is not None and which not in SETS:
-        raise ConfigurationError(f"there is no set {which!r}: expected one of {SETS}.")
+    """Names of the package's federations, or of those of a set."""
     found = [path.stem for path in sorted(FOLDER.glob("*.yaml"))]
     return found if which is None else [name for name in found if federation(name).set == which]
 

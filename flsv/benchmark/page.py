@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from math import isnan
 
 from matplotlib.figure import Figure
+from pandas import DataFrame, Series
 
 from flsv.benchmark.federation import SETS
 from flsv.benchmark.registry import Entry
-from flsv.benchmark.scores import mean, spearman
-from flsv.benchmark.summary import GOAL, Cost, Known, Summary
+from flsv.benchmark.scores import NAN, Results, mean, spearman
+from flsv.benchmark.summary import GOAL, Cost, Known, by_federation, coverage, scores_of
 from flsv.charts import label_text
 from flsv.report.text import markdown_table
 
@@ -19,103 +21,94 @@ CEILING = "*the truth, one other seed*"
 
 
 def markdown(
-    summaries: Mapping[str, Summary], entries: Mapping[str, Entry], federations: Known, costs: Mapping[str, Cost]
+    summary: DataFrame, results: Results, entries: Mapping[str, Entry], federations: Known, costs: Mapping[str, Cost]
 ) -> str:
     """All tables, best first.
 
     Args:
-        summaries: by metric.
-        entries: likewise.
+        summary: see :func:`flsv.benchmark.summary.summarize`.
+        results: values.
+        entries: by metric.
         federations: by name, each with its truth.
         costs: by metric, where they are known.
     """
-    order = best_first(summaries)
-    parts = [
-        "## Near the truth, and at what cost",
-        _main(order, summaries, entries, federations, costs),
-        "## Who is bad, and what disturbs",
-        _disturbed(order, summaries),
-        "## What a metric's own 90 % intervals hold",
-        _intervals(order, summaries),
-        "## Federation by federation",
-        _by_federation(order, summaries, federations),
-        "## What is measured on what",
-        _federations(federations),
-    ]
+    ranks = by_federation(scores_of(results, federations)).reindex(summary.index)
+    parts = {
+        "Near the truth, and at what cost": _main(summary, results, entries, federations, costs),
+        "Who is bad, and what disturbs": _disturbed(summary),
+        "What a metric's own 90 % intervals hold": _intervals(summary, results, federations),
+        "Federation by federation": _by_federation(ranks, federations),
+        "What is measured on what": _federations(federations),
+    }
     refused = [
-        f"- {name}, {federation}: {why}" for name in order for federation, why in summaries[name].refused.items()
+        f"- {name}, {key[0]}: {why}"
+        for name in summary.index
+        for key, why in results.refused.items()
+        if key[1] == "base" and key[3] == name and key[0] in federations
     ]
     if refused:
-        parts += ["## Left out", "\n".join(refused)]
-    return "\n\n".join(parts) + "\n"
+        parts["Left out"] = "\n".join(dict.fromkeys(refused))
+    return "\n\n".join(f"## {title}\n\n{part}" for title, part in parts.items()) + "\n"
 
 
 def _main(
-    order: Sequence[str],
-    summaries: Mapping[str, Summary],
+    summary: DataFrame,
+    results: Results,
     entries: Mapping[str, Entry],
     federations: Known,
     costs: Mapping[str, Cost],
 ) -> str:
-    sets = {name: each.set for name, (each, _) in federations.items()}
-    shown = [each for each in SETS if each in sets.values()]
-    head = ["metric", *(each.replace("_", " ") for each in shown), "all", "worst", "Pearson", "share error", "seeds"]
+    ceilings = Series({name: truth.ceiling for name, (_, truth) in federations.items()})
+    sets = Series({name: each.set for name, (each, _) in federations.items()})
+    shown = [each for each in SETS if each in set(sets)]
+    top = [two(ceilings[sets == which].mean()) for which in shown]
+    least = ceilings.fillna(1.0).idxmin()
+    rows = [[CEILING, *top, two(ceilings.mean()), f"{two(ceilings[least])} {least}", *[""] * 9]]
+    for name, row in summary.iterrows():
+        near = f"{two(row['all'])} ± {two(row['interval'])}" if row["interval"] == row["interval"] else two(row["all"])
+        held, cost = coverage(results, federations, str(name)), costs.get(str(name))
+        cells = [*(two(row[which]) for which in shown), near, f"{two(row['worst'])} {row['where']}"]
+        cells += [two(row[column]) for column in ("pearson", "error", "seeds", "aggregators")]
+        cells.append("" if held is None else two(held.truth))
+        cells += ["", ""] if cost is None else [f"{1000 * cost.seconds:.1f}", f"{cost.evaluations:.0f}"]
+        cells += [f"{row['federations']:.0f}", ", ".join(entries[str(name)].needed) or "nothing"]
+        rows.append([f"`{name}`", *cells])
+    head = [*(each.replace("_", " ") for each in shown), "all", "worst", "Pearson", "share error", "seeds"]
     head += ["aggregators", "interval covers", "CPU ms a round", "evaluations a round", "federations", "needs"]
-    ceilings = {name: truth.ceiling for name, (_, truth) in federations.items()}
-    top = [mean([c for n, c in ceilings.items() if sets[n] == which]) for which in shown]
-    least = min(ceilings, key=lambda name: ceilings[name], default="")
-    everywhere = mean(list(ceilings.values()))
-    rows = [[CEILING, *map(two, [*top, everywhere]), f"{two(ceilings.get(least))} {least}", *[""] * 9]]
-    for name in order:
-        each, cost = summaries[name], costs.get(name)
-        where, worst = each.worst
-        both = f"{two(each.mean)} ± {two(each.interval)}" if each.interval == each.interval else two(each.mean)
-        row = [f"`{name}`", *(two(each.sets[which]) for which in shown), both, f"{two(worst)} {where}"]
-        row += [two(each.pearson), two(each.error), two(each.seeds), two(each.aggregators)]
-        row.append("" if each.intervals is None else two(each.intervals.truth))
-        row += ["", ""] if cost is None else [f"{1000 * cost.seconds:.1f}", f"{cost.evaluations:.0f}"]
-        needs = ", ".join(entries[name].needed) or "nothing"
-        rows.append([*row, str(len(each.spearman)), needs])
-    return markdown_table(head, rows)
+    return markdown_table(["metric", *head], rows)
 
 
-def _disturbed(order: Sequence[str], summaries: Mapping[str, Summary]) -> str:
-    kinds = sorted({kind for each in summaries.values() for kind in each.auroc})
-    head = ["metric", *(f"AUROC {kind.replace('_', ' ')}" for kind in kinds), "partial", "dropout", "noise"]
-    rows = []
-    for name in order:
-        each = summaries[name]
-        changes = [
-            f"{change:+.2f}" if change == change else "" for change in (each.partial, each.dropout, each.private)
-        ]
-        rows.append([f"`{name}`", *(two(each.auroc.get(kind)) for kind in kinds), *changes])
-    return markdown_table(head, rows)
+def _disturbed(summary: DataFrame) -> str:
+    kinds = [name for name in summary if name.startswith("auroc ")]
+    changes = summary[["partial", "dropout", "private"]].map(lambda x: "" if isnan(x) else f"{x:+.2f}")
+    table = summary[kinds].map(two).join(changes)
+    head = [*(kind.replace("auroc", "AUROC").replace("_", " ") for kind in kinds), "partial", "dropout", "noise"]
+    return markdown_table(["metric", *head], [[f"`{name}`", *row] for name, *row in table.itertuples(name=None)])
 
 
-def _intervals(order: Sequence[str], summaries: Mapping[str, Summary]) -> str:
+def _intervals(summary: DataFrame, results: Results, federations: Known) -> str:
     head = ["metric", "truth's share", f"federations with {GOAL} or more", "least", "other seeds' mean"]
     head += ["half width, as a share", "error of the seeds' mean by a single run's", "cases"]
     rows = []
-    for name in order:
-        found = summaries[name].intervals
-        if found is None:
+    for name in summary.index:
+        held = coverage(results, federations, name)
+        if held is None:
             continue
-        where, least = min(found.by_federation.items(), key=lambda item: item[1], default=("", float("nan")))
-        enough = sum(each >= GOAL for each in found.by_federation.values())
-        row = [f"`{name}`", two(found.truth), f"{enough} of {len(found.by_federation)}", f"{two(least)} {where}"]
-        row += [two(found.seeds), f"{found.width:.3f}" if found.width == found.width else "", two(found.repeated)]
-        rows.append([*row, str(found.cases)])
+        where, least = min(held.by_federation.items(), key=lambda item: item[1], default=("", NAN))
+        enough = sum(each >= GOAL for each in held.by_federation.values())
+        cells = [two(held.truth), f"{enough} of {len(held.by_federation)}", f"{two(least)} {where}", two(held.seeds)]
+        width = "" if isnan(held.width) else f"{held.width:.3f}"
+        rows.append([f"`{name}`", *cells, width, two(held.repeated), str(held.cases)])
     return markdown_table(head, rows)
 
 
-def _by_federation(order: Sequence[str], summaries: Mapping[str, Summary], federations: Known) -> str:
-    head = ["federation", "set", "ceiling", "size", *(f"`{name}`" for name in order)]
+def _by_federation(ranks: DataFrame, federations: Known) -> str:
     rows = []
     for name, (each, truth) in federations.items():
         size = spearman(each.num_samples.double(), truth.mean)
-        row = [name, each.set.replace("_", " "), two(truth.ceiling), two(size)]
-        rows.append([*row, *(two(summaries[metric].spearman.get(name)) for metric in order)])
-    return markdown_table(head, rows)
+        known = ranks[name] if name in ranks else Series(NAN, ranks.index)
+        rows.append([name, each.set.replace("_", " "), two(truth.ceiling), two(size), *known.map(two)])
+    return markdown_table(["federation", "set", "ceiling", "size", *(f"`{name}`" for name in ranks.index)], rows)
 
 
 def _federations(federations: Known) -> str:
@@ -132,14 +125,14 @@ def _federations(federations: Known) -> str:
     return markdown_table(head, rows)
 
 
-def draw(summaries: Mapping[str, Summary], costs: Mapping[str, Cost], federations: Known) -> Figure:
+def draw(summary: DataFrame, costs: Mapping[str, Cost], federations: Known) -> Figure:
     """Cost against rank correlation, and the ceiling."""
     figure = Figure(figsize=(10, 8), layout="constrained")
     axes = figure.add_subplot()
     points = {
-        name: (max(1000 * costs[name].seconds, 0.01), each.mean)
-        for name, each in summaries.items()
-        if name in costs and each.mean == each.mean
+        name: (max(1000 * costs[name].seconds, 0.01), near)
+        for name, near in summary["all"].dropna().items()
+        if name in costs
     }
     written: list[tuple[float, float]] = []
     for name, (x, y) in sorted(points.items(), key=lambda item: -item[1][1]):
@@ -165,12 +158,6 @@ def draw(summaries: Mapping[str, Summary], costs: Mapping[str, Cost], federation
     return figure
 
 
-def best_first(summaries: Mapping[str, Summary]) -> list[str]:
-    """Metrics by mean rank correlation; those without one last."""
-    means = {name: each.mean for name, each in summaries.items()}
-    return sorted(means, key=lambda name: 2.0 if means[name] != means[name] else -means[name])
-
-
-def two(value: float | None) -> str:
+def two(value: float) -> str:
     """With two digits; nothing for what is not known."""
-    return "" if value is None or value != value else f"{value:.2f}"
+    return "" if isnan(value) else f"{value:.2f}"

@@ -171,10 +171,14 @@ class Entry:
     client_algorithm: str | None = None
     per_client: int | None = None
 
+    @property
+    def _made_by(self) -> Any:
+        return _located(self.made_by) if isinstance(self.made_by, str) else self.made_by
+
     @cached_property
     def needed(self) -> tuple[str, ...]:
         """All that it needs, by the names in :data:`flsv.metrics.needs.NEEDS`."""
-        made_by = _located(self.made_by) if isinstance(self.made_by, str) else self.made_by
+        made_by = self._made_by
         own: tuple[str, ...] = ()
         if isinstance(made_by, type):
             rounds = {"rounds": 1} if "rounds" in inspect.signature(made_by).parameters else {}
@@ -189,9 +193,8 @@ class Entry:
 
     def identity(self) -> str:
         """A hash of what it is made of: class, arguments, and the code of what is not flsv's."""
-        made_by = _located(self.made_by) if isinstance(self.made_by, str) else self.made_by
         said = (self.made_by, dict(self.arguments), self.client_algorithm, self.per_client)
-        return hashlib.sha256(f"{described(said)} {source_of(made_by)}".encode()).hexdigest()[:12]
+        return hashlib.sha256(f"{described(said)} {source_of(self._made_by)}".encode()).hexdigest()[:12]
 
     def options(self) -> dict[str, Any]:
         """New arguments of :class:`flsv.FederatedLoop` without which the metric gives nothing."""
@@ -206,20 +209,15 @@ class Entry:
         """
         if "classes" in self.needed and not federation.classifies:
             raise ConfigurationError(f"{self.title}: the samples of {federation.name} have no classes.")
-        made_by = _located(self.made_by) if isinstance(self.made_by, str) else self.made_by
+        made_by = self._made_by
         if not isinstance(made_by, type):
             return made_by
         given = dict(self.arguments)
         if self.per_client is not None and (clients := len(federation.num_samples)) >= MANY:
             given["estimator_args"] = {**given.get("estimator_args", {}), "budget": self.per_client * clients}
         takes = inspect.signature(made_by).parameters
-        logged = None if federation.classifies else federation.performance
-        known = {
-            "performance": federation.performance,
-            "mode": federation.mode,
-            "rounds": federation.rounds,
-            "loss": logged,
-        }
+        known = {name: getattr(federation, name) for name in ("performance", "mode", "rounds")}
+        known["loss"] = None if federation.classifies else federation.performance
         given |= {name: value for name, value in known.items() if name in takes and name not in given}
         try:
             made = made_by(**given)
@@ -235,22 +233,14 @@ class Entry:
         return made
 
 
-def identity_of(
-    federations: Mapping[str, Federation], entries: Mapping[str, Entry]
-) -> Callable[[str, str], str | None]:
-    """What the values of a federation and a metric, by their names, are of; None for others."""
+def identity_of(federations: Mapping[str, Federation], entries: Mapping[str, Entry]) -> Callable[[str, str], str]:
+    """What the values of a federation and a metric, by their names, are of; nothing of others."""
     where = {}
     for name, each in federations.items():
         where[name] = each.identity.key
         each.release()
     what = {name: each.identity() for name, each in entries.items()}
-
-    def of(federation: str, metric: str) -> str | None:
-        if federation not in where or metric not in what:
-            return None
-        return f"{where[federation]}-{what[metric]}"
-
-    return of
+    return lambda federation, metric: f"{where.get(federation)}-{what.get(metric)}"
 
 
 def _located(path: str) -> Any:
@@ -281,32 +271,26 @@ def entry(name: str) -> tuple[str, Entry]:
     """
     if name in METRICS:
         return name, METRICS[name]
-    path, bracket, rest = name.partition("(")
-    arguments: dict[str, Any] = {}
-    if bracket:
-        try:
-            call = ast.parse(f"f({rest}", mode="eval").body
-            assert isinstance(call, ast.Call)
-            if call.args or any(keyword.arg is None for keyword in call.keywords):
-                raise ValueError("arguments are given by name")
-            arguments = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
-        except (SyntaxError, ValueError) as error:
-            raise ConfigurationError(f"--metric {name}: {error}. Write my_package.MyMetric(momentum=0.5).") from error
+    try:
+        call = ast.parse(name, mode="eval").body
+        keywords = call.keywords if isinstance(call, ast.Call) else []
+        if isinstance(call, ast.Call) and (call.args or None in [keyword.arg for keyword in keywords]):
+            raise ValueError("arguments are given by name")
+        arguments = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in keywords}
+    except (SyntaxError, ValueError) as error:
+        raise ConfigurationError(f"--metric {name}: {error}. Write my_package.MyMetric(momentum=0.5).") from error
+    path = name.partition("(")[0]
     _located(path)
     like = next((each for each in METRICS.values() if each.made_by == path), Entry("", path))
-    short = path.rpartition(".")[2] + (f"({', '.join(f'{k}={v}' for k, v in arguments.items())})" if arguments else "")
+    short = name[path.rfind(".") + 1 :]
     return short, Entry(short, path, arguments, like.needs, like.client_algorithm)
-
-
-def _known() -> dict[str, Entry]:
-    text = Path(__file__).with_name("metrics.yaml").read_text(encoding="utf-8")
-    return {
-        name: Entry(**{**said, "needs": tuple(said.get("needs", ()))}) for name, said in yaml.safe_load(text).items()
-    }
 
 
 #: Beside a metric of one's own: who has more samples, who fits better, and what is measured with and without
 #: validation data.
 BASELINES = ("size", "training_loss", "cgsv", "fedsv_samples")
-METRICS = _known()
+METRICS = {
+    name: Entry(**{**said, "needs": tuple(said.get("needs", ()))})
+    for name, said in yaml.safe_load(Path(__file__).with_name("metrics.yaml").read_text(encoding="utf-8")).items()
+}
 """By the name that ``--metric`` takes; see ``metrics.yaml``."""

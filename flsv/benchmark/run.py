@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import gc
 import time
-import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from itertools import groupby
-from operator import itemgetter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +19,8 @@ from torchmetrics import Metric
 from flsv.aggregation import FedAvg, GeometricMedian
 from flsv.benchmark.federation import Federation, quiet
 from flsv.benchmark.registry import Entry, WrongArguments, identity_of
-from flsv.benchmark.scores import Results, Values
+from flsv.benchmark.scores import Results, Values, why
 from flsv.benchmark.truth import Truth
-from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.metrics import ContributionMetric, ShadowShapley
 from flsv.privacy import GaussianPrivacy
@@ -46,11 +42,6 @@ CONDITIONS = {
 AGGREGATORS = ("uniform", "median")
 #: In the place of a metric's name: what fails is the fit itself.
 FIT = ""
-
-
-def why(error: Exception) -> str:
-    """What a user is told of an error: its text, where the configuration is to blame, else where it happened, too."""
-    return str(error) if isinstance(error, ConfigurationError) else "".join(traceback.format_exception(error))
 
 
 class Dropout(ClientSampler):
@@ -79,36 +70,19 @@ class Dropout(ClientSampler):
             chances[self.client] = 0
         return chances
 
-    def check(self, num_clients: int) -> None:
-        if not 0 <= self.client < num_clients or num_clients < 2:
-            raise ConfigurationError(f"Dropout(client={self.client}): there are {num_clients} clients.")
-
 
 def arguments(condition: str, federation: Federation, best: int) -> dict[str, Any]:
-    """Arguments of :class:`flsv.FederatedLoop`.
-
-    Args:
-        condition: a name in :data:`CONDITIONS`.
-        federation: where.
-        best: the client of the largest true value.
-
-    Raises:
-        ConfigurationError: there is no such condition.
-    """
-    clients = len(federation.num_samples)
-    if condition == "partial":
-        return {"sampler": UniformSampler(cohort_size=max(2, clients - 2))}
-    if condition == "dropout":
-        return {"sampler": Dropout(best, federation.rounds // 2)}
-    if condition == "private":
-        return {"uploads": [GaussianPrivacy(clip=1.0, noise_multiplier=0.01)]}
-    if condition == "uniform":
-        return {"aggregator": FedAvg(weighting="uniform")}
-    if condition == "median":
-        return {"aggregator": GeometricMedian()}
-    if condition != "base":
-        raise ConfigurationError(f"there is no condition {condition!r}: expected one of {list(CONDITIONS)}.")
-    return {}
+    """Arguments of :class:`flsv.FederatedLoop` under a condition, where ``best`` is the client of the largest true
+    value."""
+    made: dict[str, dict[str, Any]] = {
+        "base": {},
+        "partial": {"sampler": UniformSampler(cohort_size=max(2, len(federation.num_samples) - 2))},
+        "dropout": {"sampler": Dropout(best, federation.rounds // 2)},
+        "private": {"uploads": [GaussianPrivacy(clip=1.0, noise_multiplier=0.01)]},
+        "uniform": {"aggregator": FedAvg(weighting="uniform")},
+        "median": {"aggregator": GeometricMedian()},
+    }
+    return made[condition]
 
 
 def run(
@@ -130,93 +104,61 @@ def run(
     Raises:
         ConfigurationError: the fit fails without any metric, too; a metric takes no such arguments.
     """
-    metrics, result = _made(federation, entries)
-    if entries and not metrics:
-        return result
-
-    def apart(companies: Sequence[Sequence[str]]) -> Values:
-        each = ({name: entries[name] for name in names} for names in companies)
-        return _joined(result, [run(federation, some, seed, condition, best) for some in each])
-
-    companies = _companies(entries, metrics)
-    if len(companies) > 1:
-        return apart(companies)
-    asked = [metric for metric in metrics.values() if isinstance(metric, ContributionMetric) and metric.evaluates]
-    where = federation.with_client_validation if asked else federation
-    theirs = next((entries[name].options() for name in metrics), {})
-    fault: Exception | None = None
-    try:
-        result = _joined(result, [_fit(where, metrics, seed, condition, best, theirs)])
-    except Exception as error:
-        if not metrics:
-            raise
-        fault = error
-    if fault is not None and len(metrics) > 1:
-        return apart([[name] for name in metrics])
-    if fault is not None:
-        (name,) = metrics
-        _fit(federation, {}, seed, condition, best, {})  # whose fault is it?
-        told = result.refused if isinstance(fault, ConfigurationError) else result.failed
-        told[name] = why(fault)
-    return result
-
-
-def _made(federation: Federation, entries: Mapping[str, Entry]) -> tuple[dict[str, Metric], Values]:
-    """New metrics, and what is known of the others: values of the data alone, or why there are none."""
-    metrics: dict[str, Metric] = {}
-    result = Values({}, {}, {}, {}, 0.0)
+    fit = partial(_fit, seed=seed, options=arguments(condition, federation, best))
+    if not entries:
+        return fit(federation, {})
+    result = Values()
+    companies: dict[tuple[str, bool], dict[str, Entry]] = {}
     for name, each in entries.items():
         try:
             made = each.build(federation)
+            if isinstance(made, ContributionMetric):
+                made.check(federation.num_samples)
             if isinstance(made, Metric):
-                if isinstance(made, ContributionMetric):
-                    made.check(federation.num_samples)
-                metrics[name] = made
+                companies.setdefault((each.client_algorithm or _trains(made), _asks(made)), {})[name] = each
             else:
-                data = federation.datamodule()
-                start = time.process_time()
+                data, start = federation.datamodule(), time.process_time()
                 result.values[name] = made(data)
                 result.seconds[name] = time.process_time() - start
         except WrongArguments:
             raise
-        except ConfigurationError as error:
-            result.refused[name] = str(error)
-        except Exception:
-            result.failed[name] = traceback.format_exc()
-    return metrics, result
+        except Exception as error:
+            result.blame(name, error)
+    for key in sorted(companies):
+        company = companies[key]
+        where = federation.with_client_validation if key[1] else federation
+        try:
+            result.add(fit(where, company))
+            continue
+        except Exception as error:
+            fault = error
+        if len(company) > 1:
+            for name, each in company.items():
+                result.add(run(federation, {name: each}, seed, condition, best))
+        else:
+            fit(federation, {})  # whose fault is it?
+            result.blame(*company, fault)
+    return result
 
 
-def _companies(entries: Mapping[str, Entry], metrics: Mapping[str, Metric]) -> list[list[str]]:
-    """Who may ride in one fit; those of the run as it is come first."""
-    found: dict[tuple[str, bool], list[str]] = {}
-    for name, metric in metrics.items():
-        asks = isinstance(metric, ContributionMetric) and metric.evaluates
-        trains = f"{metric.coalitions} {metric.part}" if isinstance(metric, ShadowShapley) else ""
-        found.setdefault((entries[name].client_algorithm or trains, asks), []).append(name)
-    return [found[key] for key in sorted(found)]
+def _trains(metric: Metric) -> str:
+    """The coalitions that clients train for it."""
+    return str(metric.coalitions) if isinstance(metric, ShadowShapley) else ""
 
 
-def _joined(result: Values, parts: Sequence[Values]) -> Values:
-    for part in parts:
-        for name in ("values", "refused", "failed", "seconds", "evaluations", "intervals"):
-            getattr(result, name).update(getattr(part, name))
-    return replace(result, fit=sum(part.fit for part in parts))
+def _asks(metric: Metric) -> bool:
+    """Whether clients evaluate models for it, on samples that they keep back."""
+    return isinstance(metric, ContributionMetric) and metric.evaluates
 
 
-def _fit(
-    federation: Federation,
-    metrics: Mapping[str, Metric],
-    seed: int,
-    condition: str,
-    best: int,
-    options: Mapping[str, Any],
-) -> Values:
+def _fit(federation: Federation, entries: Mapping[str, Entry], seed: int, options: Mapping[str, Any]) -> Values:
     gc.collect()  # the trainer, module and data of the run before refer to each other, and are large
+    metrics: dict[str, Any] = {name: each.build(federation) for name, each in entries.items()}
     # Names of columns are the user's; those of a loop's metrics have no brackets.
-    inside = {f"metric_{place}": metric for place, metric in enumerate(metrics.values())}
-    given = {**arguments(condition, federation, best), **options}
+    keys = {name: f"metric_{place}" for place, name in enumerate(metrics)}
+    given = {**options, **next((each.options() for each in entries.values()), {})}
     loop = FederatedLoop(
-        metrics=inside,  # type: ignore[arg-type]
+        metrics={keys[name]: metric for name, metric in metrics.items()},
         filters=[],
         uploads=[*federation.attackers(), *given.pop("uploads", [])],
         local_epochs=federation.local_epochs,
@@ -229,16 +171,16 @@ def _fit(
         trainer = federation.trainer(loop)
         start = time.process_time()
         trainer.fit(federation.module(), federation.datamodule())
-        seconds = time.process_time() - start
-    values, evaluations, intervals = {}, {}, {}
-    for (name, metric), key in zip(metrics.items(), inside):
-        values[name] = overall(metric, loop.contributions[key].detach().cpu())
-        evaluations[name] = int(getattr(metric, "evaluations", 0))
-        ends = metric.intervals(value=values[name]) if isinstance(metric, ContributionMetric) else None
-        if ends is not None:
-            intervals[name] = ends
-    alone = dict.fromkeys(metrics, clock.seconds) if len(metrics) == 1 else {}
-    return Values(values, {}, alone, evaluations, seconds, intervals)
+        found = Values(fit=time.process_time() - start)
+    for name, metric in metrics.items():
+        found.values[name] = overall(metric, loop.contributions[keys[name]].detach().cpu())
+        found.evaluations[name] = int(getattr(metric, "evaluations", 0))
+        if isinstance(metric, ContributionMetric):
+            ends = metric.intervals(value=found.values[name])
+            found.intervals |= {} if ends is None else {name: ends}
+        if len(metrics) == 1:
+            found.seconds[name] = clock.seconds
+    return found
 
 
 class _Clock:
@@ -277,20 +219,12 @@ def bench(
     Returns:
         What is known. A fit that fails whatever metrics are in it is among ``failed``, under :data:`FIT` in the place
         of a metric, and the others go on.
-
-    Raises:
-        ConfigurationError: an unknown condition.
     """
-    for condition in conditions:
-        if condition not in CONDITIONS:
-            raise ConfigurationError(f"there is no condition {condition!r}: expected one of {list(CONDITIONS)}.")
     results = Results(folder, identity_of({name: each for name, (each, _) in federations.items()}, entries))
     runs = [("base", seed) for seed in range(seeds)] + [(other, 0) for other in conditions if other != "base"]
-    tasks = [(name, condition, seed) for name in federations for condition, seed in runs]
     # One federation after the other: the data of all of them at once are some gigabytes.
-    for name, theirs in groupby(tasks, key=itemgetter(0)):
-        federation, truth = federations[name]
-        for _, condition, seed in theirs:
+    for name, (federation, truth) in federations.items():
+        for condition, seed in runs:
             todo = {m: each for m, each in entries.items() if not results.known(name, condition, seed, m)}
             if not todo:
                 continue

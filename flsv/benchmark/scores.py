@@ -1,12 +1,12 @@
-"""Clients' values: kept as a file, how near they are to the truth, and how certain a mean is."""
+"""Clients' values: kept as a file, and how near they are to the truth."""
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,11 +14,11 @@ from scipy import stats
 from torch import Tensor
 from torchmetrics.functional.classification import binary_auroc
 
-from flsv._lightning.durable import append, replacing, whole_lines
-from flsv.csv_files import Cell, csv_text, number_or_nan, read_csv, whole
+from flsv.csv_files import Cell, number_or_nan, whole
+from flsv.errors import ConfigurationError
+from flsv.kept import Kept
 
 NAN = float("nan")
-_Number = TypeVar("_Number", float, Tensor)
 
 
 def mean(values: Iterable[float]) -> float:
@@ -30,21 +30,6 @@ def mean(values: Iterable[float]) -> float:
     """
     known = [value for value in values if value == value]
     return float(np.mean(known)) if known else NAN
-
-
-def half_width(spread: _Number, count: int, level: float = 0.9) -> _Number:
-    """Half the width of a mean's interval, by Student's t over so many values; NaN of one.
-
-    Args:
-        spread: their standard deviation.
-        count: how many there are.
-        level: of the interval.
-
-    Example:
-        >>> round(half_width(1.0, 4), 3)
-        1.177
-    """
-    return (float(stats.t.ppf((1 + level) / 2, count - 1)) if count > 1 else NAN) * spread / count**0.5
 
 
 def spearman(values: Tensor, truth: Tensor) -> float:
@@ -136,69 +121,79 @@ Key = tuple[str, str, int, str]
 """Federation, condition, seed, metric."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Values:
     """The result of a run.
 
     Args:
         values: metric to values ``[n]``.
         refused: metric to why it has none here.
-        failed: metric to the traceback of its error, which no configuration is to blame for.
         seconds: of the processor, for each metric's own updates, what it asked for included; only where it rode alone.
         evaluations: coalitions that each metric asked for.
         fit: the same for the whole fit.
         intervals: metric to the ends ``[n]`` of its own 90 % intervals, where it has any.
+        failed: metric to the traceback of its error, which no configuration is to blame for.
     """
 
-    values: dict[str, Tensor]
-    refused: dict[str, str]
-    seconds: dict[str, float]
-    evaluations: dict[str, int]
-    fit: float
+    values: dict[str, Tensor] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    evaluations: dict[str, int] = field(default_factory=dict)
+    fit: float = 0.0
     intervals: dict[str, Interval] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
 
+    def blame(self, metric: str, error: Exception) -> None:
+        """A metric has no value because of an error."""
+        told = self.refused if isinstance(error, ConfigurationError) else self.failed
+        told[metric] = why(error)
+
+    def add(self, other: Values) -> None:
+        """What another fit came to."""
+        for name, found in vars(other).items():
+            if name != "fit":
+                getattr(self, name).update(found)
+        self.fit += other.fit
+
+
+def why(error: Exception) -> str:
+    """What a user is told of an error: its text, where the configuration is to blame, else where it happened, too."""
+    return str(error) if isinstance(error, ConfigurationError) else "".join(traceback.format_exception(error))
+
 
 class Results:
-    """Values of clients by federation, condition, seed and metric, appended to ``values.csv`` of a folder.
+    """Values of clients by federation, condition, seed and metric, kept in ``values.csv`` of a folder.
 
     What is there already is not run again. An error is not kept.
 
     Args:
-        folder: of the files; None: nothing is kept.
+        folder: of the file; None: nothing is kept.
         identity: of a federation's and a metric's name: what their values are of, see
-            :func:`flsv.benchmark.registry.identity_of`. Others are left where they lie. None: the last of each is
-            taken, whatever made it.
+            :func:`flsv.benchmark.registry.identity_of`. Others are left where they lie.
 
     Attributes:
         failed: the errors of this call, as ``values`` and ``refused``.
     """
 
-    def __init__(self, folder: Path | None, identity: Callable[[str, str], str | None] | None = None) -> None:
+    def __init__(
+        self, folder: Path | None, identity: Callable[[str, str], str] = lambda federation, metric: ""
+    ) -> None:
         self._identity = identity
         self.failed: dict[Key, str] = {}
-        self._path = None if folder is None else folder / "values.csv"
         self.values: dict[Key, Tensor] = {}
         self.intervals: dict[Key, Interval] = {}
         self.refused: dict[Key, str] = {}
-        if self._path is not None:
-            cut_half_line(self._path, 4)
-        self.read()
-
-    def read(self) -> None:
-        """Take in what lies in the file."""
-        rows: dict[Key, dict[str, list[tuple[float, ...]]]] = {}
-        for row in read_rows(self._path, COLUMNS) if self._path is not None else ():
+        self._kept = None if folder is None else Kept(folder / "values.csv", COLUMNS, key=4)
+        rows: dict[Key, list[tuple[float, ...]]] = {}
+        for row in self._kept.rows if self._kept is not None else ():
             key = (row["federation"], row["condition"], row["seed"], row["metric"])
-            if self._identity is not None and row["identity"] != self._identity(key[0], key[3]):
+            if row["identity"] != identity(key[0], key[3]):
                 continue
-            if not row["client"]:
-                self.refused[key] = row["value"]
+            if row["client"]:
+                rows.setdefault(key, []).append((number_or_nan(row["value"]), row["low"], row["high"]))
             else:
-                numbers = (number_or_nan(row["value"]), row["low"], row["high"])
-                rows.setdefault(key, {}).setdefault(row["identity"], []).append(numbers)
-        for key, by_identity in rows.items():
-            found = list(by_identity.values())[-1]
+                self.refused[key] = row["value"]
+        for key, found in rows.items():
             self.values[key], low, high = torch.tensor(found, dtype=torch.float64).T.contiguous()
             if (low == low).any():
                 self.intervals[key] = low, high
@@ -216,57 +211,20 @@ class Results:
     def add(self, federation: str, condition: str, seed: int, run: Values, passing: Collection[str] = ()) -> None:
         """What one fit came to; why one of the metrics ``passing`` was refused, is not kept."""
         rows: list[list[Any]] = []
-
-        def told(metric: str) -> str:
-            return ("" if self._identity is None else self._identity(federation, metric)) or ""
-
         self.failed |= {(federation, condition, seed, name): why for name, why in run.failed.items()}
         for name, values in run.values.items():
             key = (federation, condition, seed, name)
             self.values[key] = values.double()
-            numbers = [values]
+            none = torch.full_like(values, NAN)
+            low, high = run.intervals.get(name, (none, none))
             if name in run.intervals:
-                low, high = run.intervals[name]
                 self.intervals[key] = low.double(), high.double()
-                numbers += [low, high]
-            for client, cells in enumerate(zip(*(each.tolist() for each in numbers))):
-                said = ["" if cell != cell else f"{cell:.8g}" for cell in cells]
-                rows.append([*key, client, *said, *[""] * (3 - len(said)), told(name)])
+            for client, cells in enumerate(torch.stack([values, low, high], 1).tolist()):
+                texts = ["" if cell != cell else f"{cell:.8g}" for cell in cells]
+                rows.append([*key, client, *texts, self._identity(federation, name)])
         for name, why in run.refused.items():
             self.refused[federation, condition, seed, name] = why
-            if name in passing:
-                continue
-            rows.append([federation, condition, seed, name, "", why, "", "", told(name)])
-        if self._path is not None:
-            add_rows(self._path, COLUMNS, rows)
-
-
-def add_rows(path: Path, columns: Mapping[str, Cell], rows: Sequence[Sequence[object]]) -> None:
-    """Append to a CSV file, all of them or none, with a header where it is new."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = not path.is_file() or not path.stat().st_size
-    append(path, csv_text([list(columns), *rows] if new else rows))
-
-
-def read_rows(path: Path, columns: Mapping[str, Cell]) -> Iterator[dict[str, Any]]:
-    """The whole lines of a file that :func:`add_rows` has added to; none of one that is not there."""
-    if path.is_file() and whole_lines(path):
-        for _, row in read_csv(path, columns):
-            yield row
-
-
-def cut_half_line(path: Path, same: int) -> None:
-    """Who was killed while writing left half a line: it goes, with the lines before it whose first cells, ``same`` of
-    them, are the same."""
-    text = path.read_bytes() if path.is_file() else b""
-    lines, half = (
-        text[: text.rfind(b"\n") + 1].decode().splitlines(),
-        text[text.rfind(b"\n") + 1 :].decode(errors="replace"),
-    )
-    if not half:
-        return
-    last = csv_text([next(csv.reader(lines[-1:]), [])[:same]]).decode().rstrip("\n") + ","
-    if half.startswith(last) or last.startswith(half):
-        lines = [line for line in lines if not line.startswith(last)]
-    with replacing(path) as file:
-        file.write("".join(f"{line}\n" for line in lines).encode())
+            if name not in passing:
+                rows.append([federation, condition, seed, name, "", why, "", "", self._identity(federation, name)])
+        if self._kept is not None:
+            self._kept.add(rows)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass
 from itertools import combinations
 from pathlib import Path
 
-import numpy as np
 import torch
+from pandas import DataFrame, Series
 from scipy import stats
 from torch import Tensor
 
@@ -19,17 +19,16 @@ from flsv.benchmark.scores import (
     NAN,
     Interval,
     Results,
-    add_rows,
     auroc,
     mean,
     pearson,
-    read_rows,
     share_error,
     shares,
     spearman,
 )
 from flsv.benchmark.truth import Truth
 from flsv.csv_files import Cell, number_or_nan
+from flsv.kept import Kept
 
 Known = Mapping[str, tuple[Federation, Truth]]
 #: Of costs.csv, and how they are read.
@@ -135,87 +134,64 @@ def _held(interval: Interval, value: Tensor) -> list[bool]:
     return ((low - slack <= value) & (value <= high + slack))[known].tolist()
 
 
-@dataclass(frozen=True)
-class Summary:
-    """Scores of a metric over federations and seeds; NaN where nothing was measured.
+def summarize(results: Results, federations: Known, metrics: Iterable[str]) -> DataFrame:
+    """What is known of the metrics: a row each, the best first; NaN where nothing was measured.
 
-    Args:
-        spearman: federation to mean rank correlation with the truth, over seeds.
-        sets: set of federations to the mean over them of that; NaN where nothing of a set was measured.
-        interval: half the width of the 90 % interval of the mean over all federations, over the seeds of the runs.
-        pearson: mean correlation.
-        error: mean error of shares, see :func:`flsv.benchmark.scores.share_error`.
-        auroc: kind of badness to the mean chance that a bad client is below another.
-        seeds: mean rank correlation of the values of two seeds.
-        aggregators: mean rank correlation of the values under FedAvg and under another aggregator.
-        partial: what the rank correlation with the truth changes by where clients are absent.
-        dropout: where the best client leaves.
-        private: where updates get noise.
-        refused: federation to why there is no value.
-        intervals: what its own 90 % intervals hold; None where it has none.
-    """
-
-    spearman: dict[str, float]
-    sets: dict[str, float]
-    interval: float
-    pearson: float
-    error: float
-    auroc: dict[str, float]
-    seeds: float
-    aggregators: float
-    partial: float
-    dropout: float
-    private: float
-    refused: dict[str, str]
-    intervals: Coverage | None = None
-
-    @property
-    def worst(self) -> tuple[str, float]:
-        """The federation of the least rank correlation, and it."""
-        return min(self.spearman.items(), key=lambda item: item[1], default=("", NAN))
-
-    @property
-    def mean(self) -> float:
-        """Mean rank correlation over all federations."""
-        return mean(self.spearman.values())
-
-
-def summarize(results: Results, federations: Known, metric: str) -> Summary:
-    """What is known of a metric.
+    Columns: a set's name and ``all``, the mean rank correlation with the truth over the federations of the set and over
+    all; ``interval``, half the width of the 90 % interval of the latter, over the seeds of the runs; ``worst`` and
+    ``where``, the least of a federation; ``pearson``; ``error`` of shares, see :func:`flsv.benchmark.share_error`;
+    ``auroc <kind>``, the chance that a client that is bad in this way is below another; ``seeds`` and ``aggregators``,
+    mean rank correlation of the values of two seeds, and under FedAvg and another aggregator; ``partial``, ``dropout``
+    and ``private``, by what the rank correlation with the truth changes under this condition; ``federations`` with a
+    value.
 
     Args:
         results: values.
         federations: by name, each with its truth.
-        metric: its name.
+        metrics: their names.
     """
-    kinds = {kind for each, _ in federations.values() for kind in each.bad}
-    scores = {name: _over_seeds(results, name, metric, truth, spearman) for name, (_, truth) in federations.items()}
-    scores = {name: each for name, each in scores.items() if each}
-    means = {name: mean(each.values()) for name, each in scores.items()}
+    scores = scores_of(results, federations)
+    base = scores[scores["condition"] == "base"]
+    ranks = by_federation(scores)
+    means = base.groupby(["metric", "federation"])[["spearman", "pearson", "error"]].mean().groupby("metric").mean()
+    sets = Series({name: each.set for name, (each, _) in federations.items()})
+    table = ranks.T.groupby(sets).mean().T.reindex(columns=SETS)
+    table = table.assign(all=means["spearman"], pearson=means["pearson"], error=means["error"])
+    table["worst"], table["where"] = ranks.min(axis=1), ranks.idxmin(axis=1)
+    table["federations"] = ranks.notna().sum(axis=1)
+    kinds = [name for name in scores if name.startswith("auroc ")]
+    table[kinds] = base.groupby("metric")[kinds].mean()
+    first = scores[scores["seed"] == 0].pivot(index=["metric", "federation"], columns="condition", values="spearman")
+    for condition in ("partial", "dropout", "private"):
+        change = first.get(condition, NAN) - first.get("base", NAN)
+        table[condition] = change.groupby("metric").mean()
+    for metric in table.index:
+        table.loc[metric, "interval"] = _interval(base[base["metric"] == metric])
+        table.loc[metric, "seeds"] = mean(_between_seeds(results, name, metric) for name in federations)
+        table.loc[metric, "aggregators"] = mean(_between_aggregators(results, name, metric) for name in federations)
+    table = table.reindex([*metrics]).fillna({"where": "", "federations": 0})
+    return table.sort_values("all", ascending=False, kind="stable")
 
-    def change(condition: str) -> float:
-        changes = []
-        for name, (_, truth) in federations.items():
-            values = results.values.get((name, condition, 0, metric))
-            if values is not None and 0 in scores.get(name, {}):
-                changes.append(spearman(values, truth.mean) - scores[name][0])
-        return mean(changes)
 
-    return Summary(
-        spearman=means,
-        sets={each: mean(v for name, v in means.items() if federations[name][0].set == each) for each in SETS},
-        interval=_interval(scores),
-        pearson=mean(mean(_over_seeds(results, n, metric, t, pearson).values()) for n, (_, t) in federations.items()),
-        error=mean(mean(_over_seeds(results, n, metric, t, share_error).values()) for n, (_, t) in federations.items()),
-        auroc={kind: _auroc(results, federations, metric, kind) for kind in sorted(kinds)},
-        seeds=mean(_between_seeds(results, name, metric) for name in federations),
-        aggregators=mean(_between_aggregators(results, name, metric) for name in federations),
-        partial=change("partial"),
-        dropout=change("dropout"),
-        private=change("private"),
-        refused={key[0]: why for key, why in results.refused.items() if key[3] == metric and key[1] == "base"},
-        intervals=coverage(results, federations, metric),
-    )
+def scores_of(results: Results, federations: Known) -> DataFrame:
+    """A row for each run of a metric: how near its values are to the truth, and ``auroc <kind>`` of who is bad."""
+    kinds = sorted({kind for each, _ in federations.values() for kind in each.bad})
+    rows = []
+    for (name, condition, seed, metric), values in results.values.items():
+        if name not in federations:
+            continue
+        federation, truth = federations[name]
+        row = {"federation": name, "condition": condition, "seed": seed, "metric": metric}
+        row |= {score.__name__: score(values, truth.mean) for score in (spearman, pearson)}
+        row["error"] = share_error(values, truth.mean)
+        rows.append(row | {f"auroc {kind}": auroc(values, bad) for kind, bad in federation.badness().items()})
+    head = ["federation", "condition", "seed", "metric", "spearman", "pearson", "error"]
+    return DataFrame(rows, columns=[*head, *(f"auroc {kind}" for kind in kinds)])
+
+
+def by_federation(scores: DataFrame) -> DataFrame:
+    """Mean rank correlation with the truth over the seeds: a row for each metric, a column for each federation."""
+    return scores[scores["condition"] == "base"].pivot_table("spearman", "metric", "federation")
 
 
 def costs(
@@ -228,7 +204,9 @@ def costs(
     the fit takes longer.
     """
     own = {name: f"{each.identity()} {federation.identity.key}" for name, each in entries.items()}
-    known = {} if path is None else {row: cost for row, (cost, by) in kept_costs(path).items() if by == own.get(row)}
+    kept = None if path is None else Kept(path, COST_COLUMNS)
+    rows = [] if kept is None else [row for row in kept.rows if row["identity"] == own.get(row["metric"])]
+    known = {row["metric"]: Cost(row["seconds"], row["evaluations"], row["training"]) for row in rows}
     for name, each in entries.items():
         if name in known:
             continue
@@ -241,24 +219,9 @@ def costs(
         training = max(found.fit - found.seconds.get(name, 0.0), 0.0) if found.fit else 0.0
         known[name] = Cost(seconds / rounds, found.evaluations.get(name, 0) / rounds, training / rounds)
         say(f"{name}: {1000 * known[name].seconds:.1f} ms a round")
-        if path is not None:
-            numbers = (f"{number:.6g}" for number in astuple(known[name]))
-            add_rows(path, COST_COLUMNS, [[name, *numbers, own[name]]])
+        if kept is not None:
+            kept.add([[name, *(f"{number:.6g}" for number in astuple(known[name])), own[name]]])
     return known
-
-
-def kept_costs(path: Path) -> dict[str, tuple[Cost, str]]:
-    """What a file says of each metric's cost, and the identity of that metric."""
-    rows = read_rows(path, COST_COLUMNS)
-    return {
-        row.pop("metric"): (Cost(row["seconds"], row["evaluations"], row["training"]), row["identity"]) for row in rows
-    }
-
-
-def _over_seeds(
-    results: Results, federation: str, metric: str, truth: Truth, score: Callable[..., float]
-) -> dict[int, float]:
-    return {seed: score(values, truth.mean) for seed, values in results.runs(federation, metric).items()}
 
 
 def _between_seeds(results: Results, federation: str, metric: str) -> float:
@@ -271,22 +234,13 @@ def _between_aggregators(results: Results, federation: str, metric: str) -> floa
     return NAN if base is None else mean(spearman(base, each) for each in others if each is not None)
 
 
-def _auroc(results: Results, federations: Known, metric: str, kind: str) -> float:
-    found = []
-    for name, (federation, _) in federations.items():
-        if kind in federation.bad:
-            bad = federation.badness()[kind]
-            found += [auroc(values, bad) for values in results.runs(name, metric).values()]
-    return mean(found)
-
-
-def _interval(scores: Mapping[str, Mapping[int, float]], level: float = 0.9) -> float:
+def _interval(runs: DataFrame, level: float = 0.9) -> float:
     """Of the mean over federations, from the spread over seeds within each: half the width by Student's t. One of a
     single seed is taken to spread as the others do; NaN where all are."""
-    runs = [list(each.values()) for each in scores.values()]
-    spreads = [float(np.var(each, ddof=1)) for each in runs if len(each) > 1]
-    if not spreads:
+    scores = runs.groupby("federation")["spearman"]
+    counts, spreads = scores.count(), scores.var()
+    if spreads.isna().all():
         return NAN
-    usual, freedom = float(np.mean(spreads)), sum(len(each) - 1 for each in runs)
-    variances = [(float(np.var(each, ddof=1)) if len(each) > 1 else usual) / len(each) for each in runs]
-    return float(stats.t.ppf((1 + level) / 2, freedom) * sum(variances) ** 0.5 / len(runs))
+    variances = spreads.fillna(spreads.mean()) / counts
+    freedom = int((counts - 1).sum())
+    return float(stats.t.ppf((1 + level) / 2, freedom) * variances.sum() ** 0.5 / len(counts))

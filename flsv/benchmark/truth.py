@@ -10,55 +10,67 @@ one that is drawn, so the mean is unbiased; a circle is one sample.
 For as many trained coalitions the variance is a small part of that of orders and their reverses that are drawn alone
 (Castro et al. 2009): below a fifth on the shipped tables of six clients, ``tests/benchmark/test_true_values.py``.
 
-The utilities are kept as a small CSV file a federation, a row a coalition and seed. The package holds those of its own
-federations; ``flsv bench --truth`` makes them, goes on where it was stopped, and makes those of federations of one's
-own.
+The utilities are kept as a small CSV file a federation, a row a coalition and seed, see
+:class:`flsv.games.retraining.KeptUtility`. The package holds those of its own federations; ``flsv bench --truth`` makes
+them, goes on where it was stopped, and makes those of federations of one's own.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from flsv._lightning.durable import append, whole_lines
 from flsv.benchmark.federation import Federation
-from flsv.benchmark.lattice import check_lattice, train_coalitions
-from flsv.benchmark.scores import NAN, half_width, mean, spearman
+from flsv.benchmark.lattice import train_coalitions
+from flsv.benchmark.scores import NAN, mean, spearman
 from flsv.errors import ConfigurationError
+from flsv.functional.over_rounds import half_width
 from flsv.functional.shapley.game import MAX_EXACT_PLAYERS, MemoizedGame, all_coalitions, shapley_of_table
 from flsv.functional.shapley.permutation import marginals_along
 from flsv.functional.shapley.sampling import prefixes, random_permutations
+from flsv.games.retraining import COLUMNS, KeptUtility, Members, members_of
+from flsv.kept import Kept
 from flsv.seeding import generator_for
 
-Members = tuple[int, ...]
+FOLDER = Path(__file__).parent / "truths"
+#: Other seeds than any that metrics are run with: no metric sees a run that is part of the truth.
+SEEDS = (100, 101, 102, 103, 104)
+#: Coalitions that are trained side by side, and the most clients for which all of them are.
+CHUNK, MOST_CLIENTS = 192, min(10, MAX_EXACT_PLAYERS)
 
 
-class Truth(ABC):
-    """The Shapley values of each seed, and their mean, ceiling and intervals.
+@dataclass(frozen=True, eq=False)
+class Truth:
+    """The Shapley values of each seed.
 
     Args:
         seeds: of the trainings, s of them.
+        values: float64 ``[s, n]``, every seed's own Shapley values.
+        trained: coalitions that every seed has trained.
+        utilities: float64 ``[s, 2^n]`` of all coalitions, bit i of a coalition's number is client i; None where only
+            some were trained.
+
+    Example:
+        >>> from flsv.benchmark import federation, truth_table
+        >>> truth = truth_table(federation("digits_sizes"))
+        >>> truth.utilities.shape, truth.mean.shape, truth.ceiling > 0.8
+        (torch.Size([5, 64]), torch.Size([6]), True)
+        >>> truth = truth_table(federation("digits_20_clients"))
+        >>> truth.utilities, truth.mean.shape, truth.trained < 2**20
+        (None, torch.Size([20]), True)
     """
 
     seeds: tuple[int, ...]
-
-    @property
-    @abstractmethod
-    def values(self) -> Tensor:
-        """Float64 ``[s, n]``, every seed's own Shapley values."""
-
-    @property
-    @abstractmethod
-    def trained(self) -> int:
-        """Coalitions that every seed has trained."""
+    values: Tensor
+    trained: int
+    utilities: Tensor | None = None
 
     @property
     def num_clients(self) -> int:
@@ -73,7 +85,9 @@ class Truth(ABC):
     def interval(self, level: float = 0.9) -> Tensor:
         """Float64 ``[n]``, half the width of the mean's interval at this level, by Student's t over the seeds; NaN of
         one seed. Seeds that have drawn orders of their own spread by that, too, so it is in the interval."""
-        return half_width(self.values.std(0, correction=min(1, len(self.seeds) - 1)), len(self.seeds), level)
+        count = len(self.seeds)
+        variance = self.values.var(0, correction=min(1, count - 1)) / count
+        return half_width(variance, torch.full_like(variance, count - 1), level)
 
     @property
     def ceiling(self) -> float:
@@ -85,79 +99,23 @@ class Truth(ABC):
         return mean(spearman(mine, rest) for mine, rest in zip(values, others)) if len(values) > 1 else NAN
 
 
-@dataclass(frozen=True, eq=False)
-class ExactTruth(Truth):
-    """The utilities of all coalitions of a federation.
-
-    Args:
-        seeds: of the trainings, s of them.
-        utilities: float64 ``[s, 2^n]``, the federation's performance; bit i of a coalition's number is client i.
-        losses: float64 ``[s, 2^n]``, mean cross-entropy in nats.
-
-    Example:
-        >>> from flsv.benchmark import federation, truth_table
-        >>> truth = truth_table(federation("digits_sizes"))
-        >>> truth.utilities.shape, truth.mean.shape, truth.ceiling > 0.8
-        (torch.Size([5, 64]), torch.Size([6]), True)
-    """
-
-    seeds: tuple[int, ...]
-    utilities: Tensor
-    losses: Tensor
-
-    @property
-    def values(self) -> Tensor:
-        """Float64 ``[s, n]``."""
-        return shapley_of_table(self.utilities.T.contiguous()).T
-
-    @property
-    def trained(self) -> int:
-        """2^n."""
-        return self.utilities.shape[1]
+def exact_truth(seeds: Sequence[int], utilities: Tensor) -> Truth:
+    """From the utilities ``[s, 2^n]`` of all coalitions."""
+    values = shapley_of_table(utilities.T.contiguous()).T
+    return Truth(tuple(seeds), values, utilities.shape[1], utilities)
 
 
-@dataclass(frozen=True, eq=False)
-class SampledTruth(Truth):
-    """Utilities along random circles of the clients; each seed has its own circles and training.
-
-    Args:
-        seeds: of the trainings and of the circles, s of them.
-        circle_values: float64 ``[s, circles, n]``, each circle's estimate.
-        coalitions: trained for each seed, at most.
-
-    Example:
-        >>> from flsv.benchmark import federation, truth_table
-        >>> truth = truth_table(federation("digits_20_clients"))
-        >>> truth.circle_values.shape, truth.mean.shape, truth.trained < 2**20
-        (torch.Size([5, 3, 20]), torch.Size([20]), True)
-    """
-
-    seeds: tuple[int, ...]
-    circle_values: Tensor
-    coalitions: int
-
-    @property
-    def values(self) -> Tensor:
-        """Float64 ``[s, n]``, the means over the circles."""
-        return self.circle_values.mean(1)
-
-    @property
-    def trained(self) -> int:
-        """Some circles x n (n - 1)."""
-        return self.coalitions
-
-
-def sampled_truth(utilities: Mapping[int, Mapping[Members, float]], num_clients: int, circles: int) -> SampledTruth:
-    """From the utilities of the coalitions on the circles, by seed and members."""
+def sampled_truth(utilities: Mapping[int, Mapping[Members, float]], num_clients: int, circles: int) -> Truth:
+    """From the utilities of the coalitions on random circles, by seed and members; each seed has its own circles, some
+    circles x n (n - 1) coalitions."""
     found = []
     for seed, of_seed in utilities.items():
 
         def utility(masks: Tensor, known: Mapping[Members, float] = of_seed) -> Tensor:
-            members = (tuple(mask.nonzero().flatten().tolist()) for mask in masks)
-            return torch.tensor([known[each] for each in members], dtype=torch.float64)
+            return torch.tensor([known[members] for members in members_of(masks)], dtype=torch.float64)
 
-        found.append(values_by_circles(MemoizedGame(utility, num_clients), num_clients, seed, circles))
-    return SampledTruth(tuple(utilities), torch.stack(found), max(map(len, utilities.values())))
+        found.append(values_by_circles(MemoizedGame(utility, num_clients), num_clients, seed, circles).mean(0))
+    return Truth(tuple(utilities), torch.stack(found), max(map(len, utilities.values())))
 
 
 def circular_orders(num_clients: int, seed: int, circle: int) -> Tensor:
@@ -205,48 +163,35 @@ def values_by_circles(game: MemoizedGame, num_clients: int, seed: int, circles: 
     return torch.stack([marginals.mean(0).squeeze(-1).double() for marginals in each])
 
 
-FOLDER = Path(__file__).parent / "truths"
-#: Other seeds than any that metrics are run with: no metric sees a run that is part of the truth.
-SEEDS = (100, 101, 102, 103, 104)
-#: Coalitions that are trained side by side.
-CHUNK = 192
-COLUMNS = ("seed", "coalition", "utility", "loss")
-
-
-def truth_table(federation: Federation, folder: Path | None = None) -> Truth:
-    """A federation's truth, from the tables of the package or of a folder.
-
-    Args:
-        federation: whose.
-        folder: with ``<name>.csv``; None: the package's.
+def truth_table(federation: Federation, folder: Path = FOLDER) -> Truth:
+    """A federation's truth, from the tables of the package or of a folder with ``<name>.csv``.
 
     Raises:
         ConfigurationError: there is no table, it is one of other settings, or coalitions are missing in it.
     """
-    path = (folder or FOLDER) / f"{federation.name}.csv"
+    path = folder / f"{federation.name}.csv"
+    make = "flsv bench --truth --federations ... --out ..."
     if not path.is_file():
-        raise ConfigurationError(
-            f"there is no truth of {federation.name} ({path}): make it, flsv bench --truth --federations ... --out ..."
-        )
-    rows = _read(path, federation)
-    if not rows:
-        raise ConfigurationError(
-            f"{path} holds no coalition yet. Go on with the command that makes it, flsv bench --truth."
-        )
-    clients = max(1 + max(members, default=-1) for _, members in rows)
-    seeds = tuple(sorted({seed for seed, _ in rows}))
-    wanted = {seed: _wanted(federation, clients, seed) for seed in seeds}
-    missing = [(seed, members) for seed in seeds for members in wanted[seed] if (seed, members) not in rows]
+        raise ConfigurationError(f"there is no truth of {federation.name} ({path}): make it, {make}")
+    known: dict[int, dict[Members, float]] = {}
+    for row in Kept(path, COLUMNS, settings(federation, folder)).rows:
+        known.setdefault(row["seed"], {})[row["coalition"]] = row["utility"]
+    if not known:
+        raise ConfigurationError(f"{path} holds no coalition yet. Go on with the command that makes it, {make}.")
+    clients = 1 + max(client for of_seed in known.values() for members in of_seed for client in (0, *members))
+    wanted = {seed: members_of(_wanted(federation, clients, seed)) for seed in sorted(known)}
+    missing = [(seed, members) for seed, all_of in wanted.items() for members in all_of if members not in known[seed]]
     if missing:
+        seed, members = missing[0]
         raise ConfigurationError(
             f"{path}: {len(missing)} of {sum(map(len, wanted.values()))} coalitions are missing, such as "
-            f"{list(missing[0][1])} of seed {missing[0][0]}. Go on with the command that makes it, flsv bench --truth."
+            f"{list(members)} of seed {seed}. Go on with the command that makes it, {make}."
         )
     if federation.circles:
-        by_seed = {seed: {members: rows[seed, members][0] for members in wanted[seed]} for seed in seeds}
+        by_seed = {seed: {members: known[seed][members] for members in all_of} for seed, all_of in wanted.items()}
         return sampled_truth(by_seed, clients, federation.circles)
-    table = torch.tensor([[rows[seed, members] for members in wanted[seed]] for seed in seeds], dtype=torch.float64)
-    return ExactTruth(seeds, table[..., 0].contiguous(), table[..., 1].contiguous())
+    table = [[known[seed][members] for members in all_of] for seed, all_of in wanted.items()]
+    return exact_truth([*wanted], torch.tensor(table, dtype=torch.float64))
 
 
 def make_truth(
@@ -254,7 +199,6 @@ def make_truth(
     folder: Path = FOLDER,
     seeds: Sequence[int] = SEEDS,
     coalitions: Iterable[Sequence[int]] | None = None,
-    max_clients: int = 10,
 ) -> int:
     """Train the coalitions that a federation's table does not have, and add them to it as they are done.
 
@@ -263,91 +207,45 @@ def make_truth(
         folder: of the table.
         seeds: of the trainings.
         coalitions: members of those that are wanted; None: all, or those on the federation's circles.
-        max_clients: the most clients for which all 2^n may be begun.
 
     Returns:
         How many were trained.
 
     Raises:
-        ConfigurationError: more clients than ``max_clients``, and no circles; a table of other settings or data; a
-            module whose coalition of all, trained side by side with others, is not the run itself.
+        ConfigurationError: more than ten clients, and no circles; a table of other settings or data; a module whose
+            coalition of all, trained side by side with others, is not the run itself.
     """
     clients = len(federation.num_samples)
-    if coalitions is None and not federation.circles and clients > min(max_clients, MAX_EXACT_PLAYERS):
+    if coalitions is None and not federation.circles and clients > MOST_CLIENTS:
         raise ConfigurationError(
             f"{federation.name}: {clients} clients make {2**clients:,} coalitions to train for every seed; the limit "
-            f"is max_clients={max_clients}. Say `circles: 3` in its file: some {3 * clients * (clients - 1):,} are "
+            f"is {MOST_CLIENTS} clients. Say `circles: 3` in its file: some {3 * clients * (clients - 1):,} are "
             "trained then, which give each client each place in an order equally often."
         )
-    path = folder / f"{federation.name}.csv"
-    known = _read(path, federation)
-    given = None if coalitions is None else [tuple(sorted(members)) for members in coalitions]
-    folder.mkdir(parents=True, exist_ok=True)
-    if not known:
-        header = f"# {federation.name}: identity {federation.identity.key}, settings {settings(federation)}"
-        path.write_text(f"{header}\n{','.join(COLUMNS)}\n", encoding="utf-8")
-    trained, checked = 0, False
+    trained = 0
     for seed in seeds:
-        wanted = _wanted(federation, clients, seed) if given is None else given
-        todo = [members for members in wanted if (seed, members) not in known]
-        if todo and not checked:
-            check_lattice(federation, seed)
-            checked = True
-        for start in range(0, len(todo), CHUNK):
-            _train(federation, todo[start : start + CHUNK], seed, path)
-        trained += len(todo)
+        game = partial(train_coalitions, federation, seed=seed, compare=trained == 0)
+        path, said = folder / f"{federation.name}.csv", settings(federation, folder)
+        kept = KeptUtility(game, path, said, seed=seed, at_once=CHUNK)
+        before = len(kept.known)
+        if coalitions is None:
+            kept(_wanted(federation, clients, seed))
+        else:
+            kept(torch.tensor([[client in members for client in range(clients)] for members in coalitions]))
+        trained += len(kept.known) - before
     federation.release()
     return trained
 
 
-def _train(federation: Federation, coalitions: Sequence[Members], seed: int, path: Path) -> None:
-    """Train coalitions side by side, and add their utilities to a table."""
-    masks = torch.zeros(len(coalitions), len(federation.num_samples), dtype=torch.bool)
-    for row, members in enumerate(coalitions):
-        masks[row, list(members)] = True
-    scores = train_coalitions(federation, masks, seed)
-    rows = zip(coalitions, scores["utility"].tolist(), scores["loss"].tolist())
-    lines = (f"{seed},{'+'.join(map(str, m)) or '-'},{utility:.6g},{loss:.6g}\n" for m, utility, loss in rows)
-    append(path, "".join(lines).encode())
-
-
-def settings(federation: Federation) -> str:
-    """A short hash of all that a coalition's utility depends on. Where the data lie is no part of it, nor is how many
-    coalitions are trained."""
+def settings(federation: Federation, folder: Path) -> dict[str, str]:
+    """What a coalition's utility depends on. Where the data lie is no part of it, nor is how many coalitions are
+    trained. The package's own tables are of data that do not change."""
     said = {name: getattr(federation, name) for name in ("rounds", "data", "model", "performance", "mode", "attacks")}
     text = json.dumps({**said, "local_epochs": federation.local_epochs}, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    own = {} if folder == FOLDER else {"data and versions": federation.identity.key}
+    return {"settings": hashlib.sha256(text.encode()).hexdigest()[:12], **own}
 
 
-def _wanted(federation: Federation, clients: int, seed: int) -> list[Members]:
+def _wanted(federation: Federation, clients: int, seed: int) -> Tensor:
     """The coalitions of a seed that its truth is worked out from."""
-    return [
-        _members(mask)
-        for mask in (arcs(clients, seed, federation.circles) if federation.circles else all_coalitions(clients))
-    ]
-
-
-def _read(path: Path, federation: Federation) -> dict[tuple[int, Members], tuple[float, float]]:
-    lines = whole_lines(path) if path.is_file() else []
-    if not lines:
-        return {}
-    if not path.read_bytes().endswith(b"\n"):  # a line that a kill cut short is trained again, and not to be continued
-        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    first = lines[0]
-    # The package's own tables are of data that do not change.
-    other = "identity" in first and f"identity {federation.identity.key}," not in first
-    if other or not first.endswith(settings(federation)):
-        raise ConfigurationError(
-            f"{path} is the truth of other settings or data than those of {federation.name} ({settings(federation)}): "
-            f"{first}. Remove it, and make it anew: flsv bench --truth."
-        )
-    rows: dict[tuple[int, Members], tuple[float, float]] = {}
-    for line in lines[2:]:
-        seed, coalition, utility, loss = line.split(",")
-        members = () if coalition == "-" else tuple(map(int, coalition.split("+")))
-        rows[int(seed), members] = (float(utility), float(loss))
-    return rows
-
-
-def _members(mask: Any) -> Members:
-    return tuple(mask.nonzero().flatten().tolist())
+    return arcs(clients, seed, federation.circles) if federation.circles else all_coalitions(clients)

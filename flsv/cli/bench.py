@@ -20,19 +20,21 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+
+from pandas import DataFrame
 
 from flsv.benchmark import Federation, Truth, federation, make_truth, names, truth_table
 from flsv.benchmark.federation import SETS, federations
-from flsv.benchmark.page import best_first, draw, markdown, two
+from flsv.benchmark.page import draw, markdown, two
 from flsv.benchmark.registry import BASELINES, METRICS, Entry, entry
-from flsv.benchmark.run import AGGREGATORS, CONDITIONS, FIT, bench, why
-from flsv.benchmark.scores import Key, Results
-from flsv.benchmark.summary import Known, Summary, costs, summarize
-from flsv.benchmark.truth import SEEDS, settings
+from flsv.benchmark.run import AGGREGATORS, CONDITIONS, FIT, bench
+from flsv.benchmark.scores import Key, Results, why
+from flsv.benchmark.summary import Known, costs, summarize
+from flsv.benchmark.truth import SEEDS
 from flsv.charts import drawing
 from flsv.cli.command import command_parser, positive, printer
-from flsv.engines.ranks import ranks_of_environment
 from flsv.errors import ConfigurationError
 from flsv.report.folder import FolderLock
 from flsv.report.terminal import print_table
@@ -89,8 +91,6 @@ def main(args: Sequence[str], quiet: bool = False) -> int:
     if options.list:
         _list()
         return 0
-    if ranks_of_environment().size > 1:
-        raise ConfigurationError("flsv bench runs in one process. Start it without torchrun.")
     say = printer(quiet)
     with FolderLock(options.out):
         asked = federations(options.federations or SETS, options.root, say)
@@ -113,26 +113,21 @@ def _bench(asked: Sequence[Federation], options: argparse.Namespace, say: Callab
         entries |= {name: METRICS[name] for name in BASELINES}
     known, without = _truths(asked, options, say)
     seeds = options.seeds or (2 if options.quick else 3)
-    results = bench(known, entries, seeds=seeds, conditions=_conditions(options), folder=options.out, say=say)
+    conditions = options.conditions
+    if conditions is None:
+        conditions = [each for each in CONDITIONS if not (options.quick and each in AGGREGATORS)]
+    results = bench(known, entries, seeds=seeds, conditions=conditions, folder=options.out, say=say)
     results.failed |= without
     ran = {key[0] for key in (*results.values, *results.refused)}
-    known = {name: each for name, each in known.items() if name in ran}
     written = []
     for suffix, circles in (("", False), (MANY, True)):
-        some = {name: each for name, each in known.items() if bool(each[0].circles) is circles}
+        some = {name: each for name, each in known.items() if name in ran and bool(each[0].circles) is circles}
         if some:
             written += _report(options.out, suffix, results, some, entries, say, quiet)
     if written:
         minutes = time.process_time() / 60
         say(f"Written to {options.out}: {', '.join(written)}, values.csv. {minutes:.1f} minutes of the processor.")
     return _say_failures(results, entries)
-
-
-def _conditions(options: argparse.Namespace) -> list[str]:
-    chosen = options.conditions
-    if chosen is None:
-        chosen = [each for each in CONDITIONS if not (options.quick and each in AGGREGATORS)]
-    return list(dict.fromkeys(["base", *chosen]))
 
 
 def _truths(
@@ -152,6 +147,18 @@ def _truths(
     return known, without
 
 
+def _truth(each: Federation, out: Path, seeds: int) -> Truth:
+    """The package's, of a federation that is one of the package's, else one's own, which is trained first."""
+    if each.name in names() and replace(each, root=None) == federation(each.name):
+        return truth_table(each)
+    folder = out / "truths"
+    if not (folder / f"{each.name}.csv").is_file():
+        which = f"the coalitions on {each.circles} of its circles" if each.circles else "all of its coalitions"
+        print(f"{each.name}: training {which}, {seeds} times.", flush=True)
+    make_truth(each, folder, range(SEEDS[0], SEEDS[0] + seeds))
+    return truth_table(each, folder)
+
+
 def _say_failures(results: Results, entries: Mapping[str, Entry]) -> int:
     """Each error once for a metric, and for the fits of a federation; why a metric has no value anywhere; the exit
     status."""
@@ -159,12 +166,13 @@ def _say_failures(results: Results, entries: Mapping[str, Entry]) -> int:
     wrong: dict[str, str] = {}
     for key, reason in (*results.failed.items(), *results.refused.items()):
         name, condition, seed, metric = key
-        if metric == FIT:
+        if condition == TRUTH:
+            wrong[name] = f"{name}: the training of its coalitions fails: {reason}"
+        elif metric == FIT:
             fit = f"{name}: the fit ({condition}, seed {seed}) fails, whatever is measured"
-            what = f"{name}: the training of its coalitions fails" if condition == TRUTH else fit
-            wrong.setdefault(f"{name}: {condition == TRUTH}", f"{what}: {reason}")
+            wrong.setdefault(name, f"{fit}: {reason}")
         elif metric in entries and (key in results.failed or metric not in valued):
-            wrong.setdefault(metric, f"{metric} has no value in {name}, {condition}, seed {seed}: {reason}")
+            wrong.setdefault(f"metric {metric}", f"{metric} has no value in {name}, {condition}, seed {seed}: {reason}")
     for text in wrong.values():
         print(f"flsv: error: {text}", file=sys.stderr)
     return 1 if wrong else 0
@@ -185,45 +193,31 @@ def _report(
     mine = next((each for name, (each, _) in known.items() if name not in {*names(), *failing}), None)
     cost_in = known[usual][0] if usual in known else mine or federation(usual)
     cost = costs(cost_in, entries, out / kept, say=say)
-    summaries = {name: summarize(results, known, name) for name in entries}
-    (out / page).write_text(markdown(summaries, entries, known, cost), encoding="utf-8")
+    summary = summarize(results, known, entries)
+    (out / page).write_text(markdown(summary, results, entries, known, cost), encoding="utf-8")
     with drawing(picture):
-        draw(summaries, cost, known).savefig(out / picture, dpi=110)
+        draw(summary, cost, known).savefig(out / picture, dpi=110)
     if not quiet:
-        _show(summaries, known)
+        _show(summary, known)
     return [page, picture, kept]
 
 
-def _truth(each: Federation, out: Path, seeds: int) -> Truth:
-    shipped = federation(each.name) if each.name in names() else None
-    if shipped is not None and (settings(shipped), shipped.circles) == (settings(each), each.circles):
-        return truth_table(each)
-    folder = out / "truths"
-    if not (folder / f"{each.name}.csv").is_file():
-        which = f"the coalitions on {each.circles} of its circles" if each.circles else "all of its coalitions"
-        print(f"{each.name}: training {which}, {seeds} times.", flush=True)
-    make_truth(each, folder, range(SEEDS[0], SEEDS[0] + seeds))
-    return truth_table(each, folder)
-
-
 def _list() -> None:
-    needs = {"what it is": [each.title for each in METRICS.values()]}
-    needs["needs"] = [", ".join(each.needed) or "nothing" for each in METRICS.values()]
-    print_table("Metrics", list(METRICS), needs, corner="metric")
     found = [federation(name) for name in names()]
-    columns = {"what it is": [each.title for each in found], "set": [each.set.replace("_", " ") for each in found]}
+    metrics = {"what it is": [each.title for each in METRICS.values()]}
+    metrics["needs"] = [", ".join(each.needed) or "nothing" for each in METRICS.values()]
+    columns = {"what it is": [each.title for each in found], "set": [each.set for each in found]}
     columns["data"] = ["there" if each.available else "not there" for each in found]
+    print_table("Metrics", list(METRICS), metrics, corner="metric")
     print_table("Federations", names(), columns, corner="federation")
 
 
-def _show(summaries: Mapping[str, Summary], known: Known) -> None:
+def _show(summary: DataFrame, known: Known) -> None:
     many = " of many clients" if any(each.circles for each, _ in known.values()) else ""
     title = f"Rank correlation with the retrained Shapley values, {len(known)} federation{'s' * (len(known) > 1)}{many}"
     ceiling = sum(truth.ceiling for _, truth in known.values()) / len(known)
-    shown = [which for which in SETS if any(each.set == which for each, _ in known.values())]
-    order = best_first(summaries)
-    columns = {which.replace("_", " "): ["", *(two(summaries[name].sets[which]) for name in order)] for which in shown}
-    columns["all"] = [f"{ceiling:.2f}", *(two(summaries[name].mean) for name in order)]
-    worst = [summaries[name].worst for name in order]
-    columns["worst"] = ["", *(f"{two(value)} {where}" for where, value in worst)]
-    print_table(title, ["the truth, one other seed", *order], columns, corner="metric")
+    sets = [which for which in SETS if any(each.set == which for each, _ in known.values())]
+    columns = {which: ["", *summary[which].map(two)] for which in sets}
+    columns["all"] = [two(ceiling), *summary["all"].map(two)]
+    columns["worst"] = ["", *(f"{two(row['worst'])} {row['where']}" for _, row in summary.iterrows())]
+    print_table(title, ["the truth, one other seed", *summary.index], columns, corner="metric")

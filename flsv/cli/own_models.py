@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,9 +13,9 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from flsv._lightning.durable import replacing
 from flsv._lightning.evaluation import on_device
 from flsv.clients.client_manager import try_forward
+from flsv.csv_files import Cell, number, number_or_nan, whole
 from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError
 from flsv.functional import collaborative_fairness
@@ -25,9 +23,14 @@ from flsv.games import ModelEvaluator
 from flsv.loop import FederatedLoop
 from flsv.models.imbalance import OWN_SCORES, ClassScores
 from flsv.participants import LocalData
-from flsv.server.identity import Identity
 
 MEASURES = OWN_SCORES
+#: Of what is kept of a run.
+COLUMNS: Mapping[str, Cell] = {
+    **{"models": str, "client": whole},
+    **dict.fromkeys(MEASURES, number_or_nan),
+    **{"seconds": number, "evaluations": whole, "folder": str},
+}
 Tests = Literal["shared", "own"]
 Models = Literal["received", "trained"]
 
@@ -175,22 +178,23 @@ class Outcome:
         """Collaborative fairness; NaN where all clients end up with equally good models."""
         return float(collaborative_fairness(alone.scores[models][measure], self.scores[models][measure]))
 
-    def keep(self, path: Path, identity: Identity) -> None:
-        """Write it into a file, with what it is of."""
-        scores = {models: {name: t.tolist() for name, t in each.items()} for models, each in self.scores.items()}
-        folder = None if self.folder is None else os.path.relpath(self.folder, path.parent)
-        kept = {**vars(self), "scores": scores, "folder": folder}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as file:
-            file.write(json.dumps({**identity.plain(), "outcome": kept}, indent=1).encode())
+    def rows(self) -> list[list[object]]:
+        """By :data:`COLUMNS`: one per kind of model and client; the global model is client 0's."""
+        folder = "" if self.folder is None else str(self.folder.resolve())
+        rows: list[list[object]] = []
+        for models, scores in self.scores.items():
+            for client, values in enumerate(zip(*(scores[measure].tolist() for measure in MEASURES))):
+                rows.append([models, client, *values, self.seconds, self.evaluations, folder])
+        return rows
 
     @classmethod
-    def kept(cls, path: Path, identity: Identity) -> Outcome | None:
-        """What :meth:`keep` wrote; None where there is no such file, or it is of another experiment."""
-        if Identity.read(path) != identity:
-            return None
-        kept = json.loads(path.read_text(encoding="utf-8"))["outcome"]
-        kept["folder"] = None if kept["folder"] is None else path.parent / kept["folder"]
-        kept["client_names"] = None if kept["client_names"] is None else tuple(kept["client_names"])
-        scores = {models: {n: torch.tensor(v).double() for n, v in of.items()} for models, of in kept["scores"].items()}
-        return cls(**{**kept, "scores": scores})
+    def of(cls, rows: Sequence[Mapping[str, Any]], **others: Any) -> Outcome:
+        """What :meth:`rows` gave."""
+        scores = {
+            models: {m: torch.tensor([row[m] for row in rows if row["models"] == models]).double() for m in MEASURES}
+            for models in dict.fromkeys(row["models"] for row in rows)
+        }
+        folder = Path(rows[0]["folder"]) if rows[0]["folder"] else None
+        return cls(
+            scores=scores, seconds=rows[0]["seconds"], evaluations=rows[0]["evaluations"], folder=folder, **others
+        )

@@ -13,22 +13,21 @@ budget out by the means of all. A run that is done is kept: start again what was
 
 from __future__ import annotations
 
-import json
-from argparse import ArgumentParser, ArgumentTypeError
+import os
+from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from flsv._lightning.durable import replacing
 from flsv.cli.command import NO_BARS, command_parser, printer, shown, write_rows
 from flsv.cli.parser import make_cli
 from flsv.errors import ConfigurationError
+from flsv.kept import Kept
 from flsv.metrics.intervals import LEVEL
-from flsv.report import Run
-from flsv.report.folder import FolderLock
-from flsv.report.repeated import ASKED, HEADER, SUMMARY, done_run, summary
+from flsv.report import Run, open_run
+from flsv.report.folder import FolderLock, run_folder
+from flsv.report.repeated import COLUMNS, HEADER, RUNS, SUMMARY, summary
 from flsv.report.terminal import print_table
-from flsv.server.identity import Identity
 
 QUIET = (*NO_BARS, "--federation.reporting.table=false")
 
@@ -64,18 +63,21 @@ def repeat(
     """
     if runs < 2:
         raise ConfigurationError(f"flsv repeat {runs}: expected 2 or more runs, whose spread is the result.")
-    _check_folder(out, _identity(arguments, aggregators, first_seed))
+    kept = Kept(out / RUNS, COLUMNS, _settings(arguments, aggregators, first_seed))
+    done = {row["run"]: out / row["folder"] for row in kept.rows}
     made: list[Run] = []
     for index in range(runs):
         seed = first_seed + index
         aggregator = aggregators[index % len(aggregators)] if aggregators else None
         name = f"seed_{seed}" if aggregator is None else f"seed_{seed}_{index % len(aggregators)}"
-        run = done_run(out / name)
-        if run is None:
+        if name in done:
+            run = open_run(done[name])
+        else:
             say(f"Run {index + 1} of {runs}: seed {seed}" + (f", {aggregator}" if aggregator else ""))
             run = _fit(arguments, seed, aggregator, out / name)
+            kept.add([[name, os.path.relpath(run.folder, out)]])
         made.append(run)
-        if run.record.get("hashes") != made[0].record.get("hashes"):
+        if run.record["hashes"] != made[0].record["hashes"]:
             raise ConfigurationError(
                 "the runs do not deal out the same samples to the clients, so their values are not of the same clients."
                 " Give the data, and the partitioner, seeds of their own: --data.splits.seed 0."
@@ -91,56 +93,26 @@ def repeat(
 def _fit(arguments: Sequence[str], seed: int, aggregator: str | None, folder: Path) -> Run:
     own = [f"--trainer.default_root_dir={folder}", f"--seed_everything={seed}", f"--federation.seed={seed}", *QUIET]
     own += [] if aggregator is None else [f"--federation.aggregator={aggregator}"]
-    make_cli(["fit", *arguments, *own], quiet=True)
-    run = done_run(folder)
-    if run is None:
+    run = open_run(run_folder(make_cli(["fit", *arguments, *own], quiet=True).trainer))
+    if not run.ended:
         raise ConfigurationError(f"the run in {folder} was stopped before its last round. Start the same again.")
     return run
 
 
-def _identity(arguments: Sequence[str], aggregators: Sequence[str], seed: int) -> Identity:
+def _settings(arguments: Sequence[str], aggregators: Sequence[str], seed: int) -> dict[str, str]:
     """What all runs have in common: all but the seed, and whose turn it is of the aggregators."""
     cli = make_cli([*arguments, f"--seed_everything={seed}", *QUIET], run=False, quiet=True)
-    found = cli.identity()
-    return Identity({**found.settings, "--aggregator": ", ".join(aggregators)}, found.samples)
-
-
-def _check_folder(out: Path, identity: Identity) -> None:
-    """Keep the identity of a folder's runs beside them.
-
-    Raises:
-        ConfigurationError: they are of another.
-    """
-    path, before = out / ASKED, identity
-    if path.is_file() or any(out.glob("seed_*")):  # without it, nobody knows what the runs are of
-        before = Identity.read(path)
-    if differ := identity.differences(before):
-        raise ConfigurationError(
-            f"{out} holds runs of another experiment: {'; '.join(differ)}. Name another folder by --out, or move it "
-            "away."
-        )
-    out.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as file:
-        file.write(json.dumps(identity.plain(), indent=1).encode())
+    return {**cli.identity().flat(), "--aggregator": ", ".join(aggregators)}
 
 
 def _parser() -> ArgumentParser:
     further = "Further arguments are those of flsv fit: --config quickstart --trainer.max_epochs 5"
     parser = command_parser("flsv repeat", __doc__, further)
-    parser.add_argument("runs", metavar="N", type=_runs, help="how many runs; before all other arguments")
+    parser.add_argument("runs", metavar="N", type=int, help="how many runs; before all other arguments")
     parser.add_argument("--out", type=Path, default=Path("runs/repeat"), help="folder of the runs and the summary")
     parser.add_argument("--first-seed", type=int, default=0, help="the seeds are this one and those after it")
     parser.add_argument("--aggregator", action="append", default=[], help="give several: they take turns, one a run")
     return parser
-
-
-def _runs(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ArgumentTypeError(
-            f"how many runs? It comes first: flsv repeat 5 --config quickstart; got {text!r}"
-        ) from None
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:

@@ -10,7 +10,6 @@ is a yardstick: n clients make 2^n - 1 federations to train.
 from __future__ import annotations
 
 import copy
-import json
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -22,8 +21,8 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv._lightning.durable import append, replacing, whole_lines
 from flsv._lightning.evaluation import all_on_device
+from flsv.csv_files import Cell, number, whole
 from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError
 from flsv.functional.shapley.game import Utility
@@ -34,12 +33,20 @@ from flsv.games.evaluators import evaluators_of
 from flsv.games.performance import Mode, ModelScore, performance_of
 from flsv.games.replica import VectorEvaluator
 from flsv.games.scores import METRICS, Scores, UtilityMetric
+from flsv.kept import Kept, members_text, read_members
 from flsv.parameters import ParameterSpace
 from flsv.participants import ALONE, Ranks
 from flsv.participants.ranks import longest_first
 from flsv.sampling.base import FixedCohort
 
 Members = tuple[int, ...]
+#: Of the file of a game, and how they are read.
+COLUMNS: Mapping[str, Cell] = {"seed": whole, "coalition": read_members, "utility": number}
+
+
+def members_of(masks: Tensor) -> list[Members]:
+    """Of each coalition of bool ``[K, n]`` its members, ascending."""
+    return [tuple(mask.nonzero().flatten().tolist()) for mask in masks]
 
 
 class KeptUtility:
@@ -51,11 +58,12 @@ class KeptUtility:
 
     Args:
         utility: the game, such as a :class:`flsv.games.RetrainedUtility`.
-        path: of the file, JSON lines, the first of which is ``settings``.
-        settings: what the answers hang on. A file of other settings is refused.
+        path: of the file, see :class:`flsv.kept.Kept`.
+        settings: what the answers hang on, but for the seed. A file of other settings is refused.
         ranks: those of ``utility``: all of them ask alike, the first one writes.
         told: called with how many coalitions are known and how many were asked for, after every answer.
         at_once: coalitions that are asked for at a time. Default: as many as there are ranks.
+        seed: of the trainings; a file may hold those of several.
 
     Attributes:
         known: members to utility.
@@ -65,7 +73,7 @@ class KeptUtility:
 
     Example:
         >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "game.jsonl"
+        >>> path = Path(tempfile.mkdtemp()) / "game.csv"
         >>> masks = torch.tensor([[True, False], [True, True]])
         >>> KeptUtility(lambda masks: masks.sum(1).double(), path, {"metric": "size"})(masks)
         tensor([1., 2.], dtype=torch.float64)
@@ -81,29 +89,31 @@ class KeptUtility:
         ranks: Ranks = ALONE,
         told: Callable[[int, int], None] = lambda done, of: None,
         at_once: int | None = None,
+        seed: int = 0,
     ) -> None:
-        self._at_once = at_once or ranks.size
-        self._utility, self._path, self._ranks, self._told = utility, path, ranks, told
-        head = dict(settings)
-        kept = ranks.from_rank(0, _kept(path) if ranks.rank == 0 else None, "the trainings that are kept")
-        found, self.known = (head, {}) if kept is None else kept
-        if found != head:
-            differ = sorted(name for name in {**head, **found} if found.get(name) != head.get(name))
-            raise ConfigurationError(
-                f"{path} holds trainings of other settings ({', '.join(differ)}). Use those, or move the file away."
-            )
-        if ranks.rank == 0:
-            # Also cuts off a line that a kill has left unfinished.
-            with replacing(path) as file:
-                file.write(_line({"settings": head}) + _trainings(self.known))
+        self._at_once, self._seed = at_once or ranks.size, seed
+        self._utility, self._ranks, self._told = utility, ranks, told
+        self._kept = Kept(path, COLUMNS, settings) if ranks.rank == 0 else None
+        rows = [] if self._kept is None else self._kept.rows
+        mine = {row["coalition"]: row["utility"] for row in rows if row["seed"] == seed}
+        self.known: dict[Members, float] = ranks.from_rank(0, mine, "the trainings that are kept")
 
     def knows(self, masks: Tensor) -> bool:
         """Whether all of these are known."""
-        return all(tuple(mask.nonzero().flatten().tolist()) in self.known for mask in masks)
+        return all(coalition in self.known for coalition in members_of(masks))
 
     def __call__(self, masks: Tensor) -> Tensor:
-        """float64 ``[K]``. What is not finite is told and not kept."""
-        coalitions = [tuple(mask.nonzero().flatten().tolist()) for mask in masks]
+        """float64 ``[K]``. What is not finite is told and not kept.
+
+        Raises:
+            ConfigurationError: the file has trainings of players that there are not.
+        """
+        beyond = [members for members in self.known if members and members[-1] >= masks.shape[1]]
+        if beyond:
+            raise ConfigurationError(
+                f"trained is {list(beyond[0])}, expected players 0 to {masks.shape[1] - 1}. Move the file away."
+            )
+        coalitions = members_of(masks)
         first = {members: i for i, members in reversed(list(enumerate(coalitions)))}
         missing = sorted(i for members, i in first.items() if members not in self.known)
         for start in range(0, len(missing), self._at_once):
@@ -111,35 +121,11 @@ class KeptUtility:
             values = self._utility(masks[rows]).detach().double().tolist()
             new = dict(zip([coalitions[i] for i in rows], values))
             self.known |= new
-            if self._ranks.rank == 0:
-                append(self._path, _trainings(new))
+            if self._kept is not None:
+                finite = {members: value for members, value in new.items() if math.isfinite(value)}
+                self._kept.add([self._seed, members_text(members), value] for members, value in finite.items())
             self._told(len(first) - len(missing) + start + len(rows), len(first))
         return torch.tensor([self.known[members] for members in coalitions], dtype=torch.float64)
-
-
-def _line(value: Mapping[str, Any]) -> bytes:
-    return json.dumps(value).encode() + b"\n"
-
-
-def _trainings(known: Mapping[Members, float]) -> bytes:
-    """Those that are finite."""
-    finite = {members: value for members, value in known.items() if math.isfinite(value)}
-    return b"".join(_line({"members": members, "utility": value}) for members, value in finite.items())
-
-
-def _kept(path: Path) -> tuple[dict[str, Any], dict[Members, float]] | None:
-    """The settings and the trainings in a file; a last line that a kill cut short is left out. None: there is none."""
-    texts = whole_lines(path) if path.is_file() else []
-    if not texts:
-        return None
-    try:
-        head, *lines = map(json.loads, texts)
-        known = {tuple(line["members"]): float(line["utility"]) for line in lines}
-        return dict(head["settings"]), {members: value for members, value in known.items() if math.isfinite(value)}
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ConfigurationError(
-            f"{path} is no file of trainings ({error}). Move the file away: its trainings are then done again."
-        ) from error
 
 
 class RetrainedUtility:
@@ -230,7 +216,7 @@ class RetrainedUtility:
         """
         if masks.dtype != torch.bool or masks.ndim != 2 or masks.shape[1] != self.num_players:
             raise ValueError(f"expected masks bool [K, {self.num_players}], got {masks.dtype} {list(masks.shape)}.")
-        coalitions = [tuple(mask.nonzero().flatten().tolist()) for mask in masks.cpu()]
+        coalitions = members_of(masks.cpu())
         wanted = dict.fromkeys(members for members in coalitions if members and members not in self.scores)
         if () in coalitions and () not in self.scores and not wanted:
             wanted[(0,)] = None  # the empty coalition's model is what any training starts from

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from flsv.csv_files import NAN
+from flsv.csv_files import NAN, Cell, read_csv
 from flsv.errors import ConfigurationError
 from flsv.functional.over_rounds import half_width
 from flsv.metrics.intervals import LEVEL
-from flsv.report.folder import CONTRIBUTIONS
 from flsv.report.reading import Run, open_run
 
 HEADER = ("metric", "client", "client_name", "runs", "mean", "std", "low", "high", "share")
-#: In the folder of the runs: the means, and the identity of what was run.
-SUMMARY, ASKED = "repeat.csv", "repeat.json"
+#: In the folder of the runs: the means, and which runs are done, see :class:`flsv.kept.Kept`.
+SUMMARY, RUNS = "repeat.csv", "runs.csv"
+#: Of the latter: what a run is called, and its folder.
+COLUMNS: Mapping[str, Cell] = {"run": str, "folder": str}
 
 
 def summary(runs: Sequence[Run], level: float = LEVEL) -> list[dict[str, Any]]:
@@ -50,25 +51,17 @@ def mean_half_width(spread: float, count: int, level: float = LEVEL) -> float:
     return float(half_width(torch.tensor(spread**2 / count, dtype=torch.float64), torch.tensor(count - 1.0), level))
 
 
-def done_run(folder: Path) -> Run | None:
-    """The run below a folder that has come to its end."""
-    for path in sorted(folder.rglob(CONTRIBUTIONS)) if folder.is_dir() else []:
-        run = open_run(path)
-        if run.ended:
-            return run
-    return None
-
-
 def repeated_runs(run: Run) -> list[Run]:
-    """The runs of ``flsv repeat`` among which a run is, those that have come to their end; none where it is alone.
+    """The runs of ``flsv repeat`` among which a run is, those that are done; none where it is alone.
 
     Raises:
         ConfigurationError: they do not deal out the same data.
     """
-    place = next((parent for parent in run.folder.resolve().parents if (parent / ASKED).is_file()), None)
-    found = [] if place is None else [each for path in sorted(place.glob("seed_*")) if (each := done_run(path))]
+    place = next((parent for parent in run.folder.resolve().parents if (parent / RUNS).is_file()), None)
+    rows = [] if place is None else read_csv(place / RUNS, COLUMNS, skip=1)
+    found = [open_run(Path(str(place), row["folder"])) for _, row in rows]
     for each in found:
-        if each.record.get("hashes") != run.record.get("hashes"):
+        if each.record["hashes"] != run.record["hashes"]:
             raise ConfigurationError(
                 f"{each.folder} does not deal out the data of {run.folder}, so there is no mean over seeds. Move the "
                 "run out of its folder, or repeat it with a seed of its own for the data: --data.splits.seed 0."

@@ -45,10 +45,10 @@ def test_the_training_rows_tell_the_scale() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"name": "wine"}, "expected one of diabetes, digits"),
+        ({"name": "wine"}, "expected .digits. or .diabetes."),
         ({"name": "diabetes", "merge": 2}, "it has none"),
         ({"name": "digits", "keep": [1.0, 0.5]}, "each of 10 classes"),
-        ({"name": "digits", "merge": 9, "keep": [1.0, 0.0]}, "share in"),
+        ({"name": "digits", "merge": 9, "keep": [1.0, 0.0]}, "a finite number in .0, 1."),
         ({"val_fraction": 1.0}, "val_fraction"),
     ],
 )

@@ -10,7 +10,7 @@ from small_federation import small
 
 from flsv.benchmark.scores import Results, Values
 from flsv.benchmark.summary import Known, as_shares, coverage
-from flsv.benchmark.truth import ExactTruth
+from flsv.benchmark.truth import exact_truth
 
 NAN = float("nan")
 
@@ -19,7 +19,7 @@ def known(*worth: float) -> Known:
     """A federation whose truth is an additive game: clients have 0.5, 0.3 and 0.2 of it."""
     masks = torch.tensor([[bool(mask >> i & 1) for i in range(3)] for mask in range(8)])
     utilities = (masks.double() @ torch.tensor(worth or (0.5, 0.3, 0.2), dtype=torch.float64)).expand(2, 8)
-    return {"small": (small(), ExactTruth((1, 2), utilities.contiguous(), -utilities))}
+    return {"small": (small(), exact_truth((1, 2), utilities.contiguous()))}
 
 
 def told(*runs: tuple[list[float], float]) -> Results:
@@ -28,7 +28,7 @@ def told(*runs: tuple[list[float], float]) -> Results:
     for seed, (values, half) in enumerate(runs):
         value = torch.tensor(values)
         interval = {"m": (value - half, value + half)} if half == half else {}
-        results.add("small", "base", seed, Values({"m": value}, {}, {}, {}, 0.0, intervals=interval))
+        results.add("small", "base", seed, Values({"m": value}, intervals=interval))
     return results
 
 
@@ -62,8 +62,8 @@ def test_cases_without_an_interval_do_not_count() -> None:
     results = Results(None)
     value = torch.tensor([0.5, 0.3, 0.2])
     low, high = torch.tensor([0.4, NAN, 0.3]), torch.tensor([0.6, NAN, 0.4])
-    results.add("small", "base", 0, Values({"m": value}, {}, {}, {}, 0.0, intervals={"m": (low, high)}))
-    results.add("small", "partial", 0, Values({"m": value}, {}, {}, {}, 0.0, intervals={"m": (low, low)}))
+    results.add("small", "base", 0, Values({"m": value}, intervals={"m": (low, high)}))
+    results.add("small", "partial", 0, Values({"m": value}, intervals={"m": (low, low)}))
     found = coverage(results, known(), "m")
     assert found is not None
     assert found.cases == 2

@@ -15,7 +15,7 @@ from flsv.benchmark.page import draw, markdown
 from flsv.benchmark.registry import METRICS, NEEDS, Entry, entry
 from flsv.benchmark.run import CONDITIONS, bench, run
 from flsv.benchmark.scores import Results, spearman
-from flsv.benchmark.summary import costs, summarize
+from flsv.benchmark.summary import costs, coverage, summarize
 from flsv.errors import ConfigurationError
 from flsv.metrics import ContributionMetric
 
@@ -234,27 +234,29 @@ def test_what_is_known_is_not_run_again_and_absence_is_no_corruption(tmp_path: P
     assert cost["fedsv"].evaluations == 8
     assert min(each.seconds for each in cost.values()) > 0
     assert costs(mine, entries, tmp_path / "costs.csv").keys() == cost.keys()
-    summaries = {name: summarize(results, known, name) for name in entries}
+    summary = summarize(results, known, entries)
     values = results.values["small", "base", 0, "fedsv"], results.values["small", "base", 1, "fedsv"]
     truth = known["small"][1].mean
-    assert summaries["fedsv"].mean == pytest.approx(sum(spearman(v, truth) for v in values) / 2)
-    assert summaries["fedsv"].seeds == pytest.approx(spearman(*values))
     scores = [spearman(v, truth) for v in values]
+    assert summary["all"]["fedsv"] == pytest.approx(sum(scores) / 2)
+    assert summary["seeds"]["fedsv"] == pytest.approx(spearman(*values))
     half = 6.3138 * abs(scores[0] - scores[1]) / 2  # Student's t of one degree of freedom, 90 %
-    assert summaries["fedsv"].interval == pytest.approx(half, rel=1e-3, abs=1e-9)
-    assert summaries["size"].seeds == pytest.approx(1)
-    assert summaries["size"].aggregators == pytest.approx(1)
-    assert 0 <= summaries["cgsv"].auroc["free_rider"] <= 1
-    page = markdown(summaries, entries, known, cost)
+    assert summary["interval"]["fedsv"] == pytest.approx(half, rel=1e-3, abs=1e-9)
+    change = spearman(results.values["small", "partial", 0, "fedsv"], truth) - scores[0]
+    assert summary["partial"]["fedsv"] == pytest.approx(change)
+    assert summary["seeds"]["size"] == pytest.approx(1)
+    assert summary["aggregators"]["size"] == pytest.approx(1)
+    assert 0 <= summary["auroc free_rider"]["cgsv"] <= 1
+    page = markdown(summary, results, entries, known, cost)
     assert all(f"`{name}`" in page for name in entries)
-    held = summaries["fedsv"].intervals
+    held = coverage(results, known, "fedsv")
     assert held is not None
     assert held.cases == 2 * 3
-    assert summaries["size"].intervals is None
+    assert coverage(results, known, "size") is None
     section = page.split("own 90 % intervals hold")[1].split("##")[0]
     assert f"| `fedsv` | {held.truth:.2f} |" in section
     assert "`size`" not in section
-    assert len(draw(summaries, cost, known).axes[0].lines) == 1 + len(entries)
+    assert len(draw(summary, cost, known).axes[0].lines) == 1 + len(entries)
 
 
 def test_intervals_are_kept(tmp_path: Path) -> None:
@@ -271,22 +273,12 @@ def test_intervals_are_kept(tmp_path: Path) -> None:
 
 def test_a_metric_of_which_the_last_client_was_being_written_is_run_again(tmp_path: Path) -> None:
     head = "federation,condition,seed,metric,client,value,low,high,identity\n"
-    kept = f"{head}small,base,0,cgsv,0,1,,,\nsmall,base,0,cgsv,1,,,,\n"
-    (tmp_path / "values.csv").write_text(f"{kept}small,base,0,")
-    assert list(Results(tmp_path).values) == []
-    (tmp_path / "values.csv").write_text(f"{kept}small,base,1,c")
+    first = f"{head}small,base,0,size,0,1,,,\n"
+    (tmp_path / "values.csv").write_text(f"{first}small,base,0,cgsv,0,1,,,\nsmall,base,0,")
     results = Results(tmp_path)
+    assert [key[3] for key in results.values] == ["size"]
     results.add("small", "base", 1, run(small(), {"fedsv": METRICS["fedsv"]}, seed=1))
     read = Results(tmp_path)
-    assert read.values["small", "base", 0, "cgsv"].nan_to_num(-1).tolist() == [1, -1]
+    assert read.values["small", "base", 0, "size"].tolist() == [1]
     assert list(read.intervals) == [("small", "base", 1, "fedsv")]
     assert not read.refused
-
-
-def test_half_a_line_is_forgotten(tmp_path: Path) -> None:
-    results = Results(tmp_path)
-    results.add("small", "base", 0, run(small(), {"mine": Entry("mine", Last)}, seed=0))
-    path = tmp_path / "values.csv"
-    path.write_text(path.read_text() + "small,base,1,mi")
-    read = Results(tmp_path)
-    assert list(read.values) == [("small", "base", 0, "mine")]

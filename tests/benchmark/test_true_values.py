@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from flsv.benchmark import federation, truth_table
-from flsv.benchmark.truth import ExactTruth, arcs, circular_orders, values_by_circles
+from flsv.benchmark.truth import arcs, circular_orders, values_by_circles
 from flsv.functional.shapley.game import MemoizedGame, all_coalitions, shapley_of_table
 from flsv.functional.shapley.permutation import marginals_along
 from flsv.functional.shapley.sampling import random_permutations
@@ -18,7 +18,7 @@ SHIPPED = ["digits_label_noise", "digits_sizes", "digits_free_riders", "fashion_
 def shipped(name: str) -> tuple[MemoizedGame, int, Tensor]:
     """The game of a table's first seed, its players and its exact values."""
     truth = truth_table(federation(name))
-    assert isinstance(truth, ExactTruth)
+    assert truth.utilities is not None
     table, players = truth.utilities[0], truth.num_clients
     game = MemoizedGame(lambda masks: table[(masks * 2 ** torch.arange(players)).sum(1)], players)
     return game, players, truth.values[0]

@@ -36,12 +36,12 @@ MASKS = few_coalitions(3, "all")
 
 @pytest.mark.parametrize("ranks", [Ranks(), Two()])
 def test_a_killed_game_goes_on_where_it_was(tmp_path: Path, ranks: Ranks) -> None:
-    path, whole = tmp_path / "game.jsonl", Game()(MASKS).double()
+    path, whole = tmp_path / "game.csv", Game()(MASKS).double()
     first = Game(dies_at=4)
     with pytest.raises(KeyboardInterrupt):
         KeptUtility(first, path, {"a": 1}, ranks)(MASKS)
     with path.open("ab") as file:
-        file.write(b'{"members": [0')  # a line that was being written
+        file.write(b"0,0+")  # a line that was being written
     second, told = Game(), []
     values = KeptUtility(second, path, {"a": 1}, ranks, lambda done, of: told.append((done, of)))(MASKS)
     torch.testing.assert_close(values, whole, rtol=0, atol=0)
@@ -54,25 +54,28 @@ def test_a_killed_game_goes_on_where_it_was(tmp_path: Path, ranks: Ranks) -> Non
 
 def test_a_coalition_that_is_named_twice_is_asked_for_once(tmp_path: Path) -> None:
     game, told = Game(), []
-    twice = KeptUtility(game, tmp_path / "game.jsonl", {}, Two(), lambda done, of: told.append((done, of)))
+    twice = KeptUtility(game, tmp_path / "game.csv", {}, Two(), lambda done, of: told.append((done, of)))
     values = twice(MASKS[[1, 2, 1, 2, 3]])
     torch.testing.assert_close(values, Game()(MASKS[[1, 2, 1, 2, 3]]).double(), rtol=0, atol=0)
     assert game.asked == [int(m) for m in (MASKS[[1, 2, 3]] * 2 ** torch.arange(3)).sum(1)]
     assert told == [(2, 3), (3, 3)]
 
 
+HEAD = b'# {"a": "1"}\nseed,coalition,utility\n'
+
+
 @pytest.mark.parametrize(
     ("before", "words"),
     [
-        (b'{"settings": {"a": 2, "b": 0}}\n{"members": [], "utility": 1}\n', "of other settings .a, b."),
-        (b'{"members": [], "utility": 1}\n', "no file of trainings .'settings'.. Move the file away"),
-        (b"client,value\n", "no file of trainings .Expecting value.* Move the file away"),
-        (b'{"settings": {"a": 1}}\n[]\n', "no file of trainings .list indices"),
-        (b'{"settings": {"a": 1}}\n\xff\n', "line 2: .* expected text in UTF-8"),
+        (b'# {"a": "2", "b": "0"}\nseed,coalition,utility\n0,-,1\n', "of others: a is 1 and was 2; b is None and was 0"),
+        (b"client,value\n", "its first line does not say of which"),
+        (HEAD + b"0,0,much\n", "line 3: utility is 'much', expected a number"),
+        (HEAD + b"0,2+0,0.5\n", "line 3: coalition is '2.0', expected"),
+        (HEAD + b"\xff\n", "line 3: .* expected text in UTF-8"),
     ],
 )
 def test_a_file_of_something_else_is_refused_and_stays(tmp_path: Path, before: bytes, words: str) -> None:
-    path = tmp_path / "game.jsonl"
+    path = tmp_path / "game.csv"
     path.write_bytes(before)
     settings: dict[str, Any] = {"a": 1}
     with pytest.raises(ConfigurationError, match=words):
@@ -80,13 +83,20 @@ def test_a_file_of_something_else_is_refused_and_stays(tmp_path: Path, before: b
     assert path.read_bytes() == before
 
 
+def test_a_training_of_players_that_there_are_not_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "game.csv"
+    path.write_bytes(HEAD + b"0,1+7,0.5\n")
+    with pytest.raises(ConfigurationError, match=r"trained is \[1, 7\], expected players 0 to 2"):
+        KeptUtility(Game(), path, {"a": 1})(MASKS)
+
+
 def test_a_line_that_was_cut_within_a_character_is_dropped(tmp_path: Path) -> None:
-    path = tmp_path / "game.jsonl"
-    path.write_bytes('{"settings": {}}\n{"members": [1], "utility": 0.5}\n{"members": "é'.encode()[:-1])
-    assert KeptUtility(Game(), path, {}).known == {(1,): 0.5}
+    path = tmp_path / "game.csv"
+    path.write_bytes(HEAD + "0,1,0.5\né".encode()[:-1])
+    assert KeptUtility(Game(), path, {"a": 1}).known == {(1,): 0.5}
 
 
 def test_what_is_not_finite_is_not_kept(tmp_path: Path) -> None:
-    path = tmp_path / "game.jsonl"
+    path = tmp_path / "game.csv"
     assert KeptUtility(lambda masks: masks.sum(1) / 0, path, {})(MASKS[1:]).isinf().all()
     assert KeptUtility(Game(), path, {}).known == {}

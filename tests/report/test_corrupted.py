@@ -18,7 +18,8 @@ from made_runs import at_fault, copying, make_run
 
 from flsv.csv_files import as_text
 from flsv.errors import ConfigurationError
-from flsv.games.retraining import KeptUtility
+from flsv.games.retraining import COLUMNS, KeptUtility
+from flsv.kept import Kept
 from flsv.models.imbalance import OWN_SCORES
 from flsv.report import Run, open_run
 from flsv.report.for_all import facts_for_all
@@ -193,15 +194,13 @@ def test_a_run_goes_on_with_a_damaged_file_or_refuses_it_in_one_line(data: st.Da
 def test_damaged_trainings_are_used_as_they_stand_or_refused_in_one_line(data: st.DataObject) -> None:
     masks = torch.tensor([[False, False, True], [True, True, False], [True, True, True]])
     with tempfile.TemporaryDirectory() as place:
-        path = Path(place, "retrained_0.jsonl")
+        path = Path(place, "retrained_0.csv")
         KeptUtility(lambda masks: masks.sum(1) / 8, path, {"seed": 0})(masks)
         path.write_bytes(data.draw(damages(path.read_bytes())))
         values = outcome(lambda: KeptUtility(lambda masks: masks.sum(1) / 8, path, {"seed": 0})(masks))
         if values is not None:
             assert values.isfinite().all()
-            kept = {
-                tuple(line["members"]): line["utility"] for line in map(json.loads, path.read_text().splitlines()[1:])
-            }
+            kept = {row["coalition"]: row["utility"] for row in Kept(path, COLUMNS, {"seed": 0}).rows}
             assert values.tolist() == [kept[tuple(mask.nonzero().flatten().tolist())] for mask in masks]
 
 

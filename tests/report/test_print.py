@@ -77,7 +77,7 @@ def page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     elif request.param == "seeds":
         for seed in range(3):
             make_game(folder / f"seed_{seed}", {"sv": [0.4, 0.1 + 0.1 * seed, 0.05, -0.2]})
-        (folder / "repeat.json").write_text("{}")
+        (folder / "runs.csv").write_text("# {}\nrun,folder\n" + "".join(f"{i},seed_{i}\n" for i in range(3)))
         folder = folder / "seed_0"
     elif request.param == "many":
         make_run(folder, clients=60, classes=30)

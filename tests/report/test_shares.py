@@ -153,7 +153,7 @@ def test_of_a_run_among_repeated_ones_the_means_count(tmp_path: Path) -> None:
     for seed in range(3):
         told = {"settings": {"federation_seed": seed}}
         make_game(tmp_path / f"seed_{seed}", {"sv": [0.4 + 0.1 * seed, 0.1, -0.2 * seed]}, **told)
-    (tmp_path / "repeat.json").write_text("{}")
+    (tmp_path / "runs.csv").write_text("# {}\nrun,folder\n" + "".join(f"{i},seed_{i}\n" for i in range(3)))
     run = open_run(tmp_path / "seed_0")
     found = shares_of(run, Budget(100.0))
     assert found.basis.title == "sv, mean of 3 runs"

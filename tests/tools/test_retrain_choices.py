@@ -7,18 +7,18 @@ import retrain_choices
 import torch
 from retrain_choices import DESIGNS, FITS, WEIGHTS, hints_of, of_sizes, scores, tables, visits
 
-from flsv.benchmark.truth import ExactTruth
+from flsv.benchmark.truth import Truth, exact_truth
 from flsv.functional import few_coalitions
 
 
-def game(clients: int, seed: int, noise: float) -> ExactTruth:
+def game(clients: int, seed: int, noise: float) -> Truth:
     """Three seeds of additive values, of which the last client's is below 0, with noise on every coalition."""
     draw = torch.Generator().manual_seed(seed)
     gains = torch.arange(1.0, clients + 1).double().roll(seed)
     gains[-1] = -1
     masks = (torch.arange(2**clients)[:, None] >> torch.arange(clients) & 1).double()
     table = masks @ gains + noise * torch.randn(3, 2**clients, generator=draw, dtype=torch.float64)
-    return ExactTruth((100, 101, 102), table, -table)
+    return exact_truth((100, 101, 102), table)
 
 
 def test_designs_are_those_of_the_command() -> None:
