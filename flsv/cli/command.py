@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flsv.arguments import client_number
 from flsv.csv_files import save_csv
-from flsv.errors import ConfigurationError
 from flsv.showing import shown as shown
 
 #: Arguments of ``flsv fit`` for fits that nobody watches.
@@ -90,30 +87,6 @@ def existing(text: str) -> Path:
             f"there is no folder {text}. Name a run's, such as runs/lightning_logs/version_0"
         )
     return Path(text)
-
-
-def check_there(path: str) -> None:
-    """Check that a named checkpoint is there; Lightning's own words and remote paths are left to it.
-
-    Raises:
-        ConfigurationError: it is not.
-    """
-    if path not in ("last", "best", "hpc", "null") and ":" not in path and not Path(path).exists():
-        raise ConfigurationError(f"there is no checkpoint {path}. Name one that is there, or leave ckpt_path out.")
-
-
-def check_clients(run: Path, clients: Iterable[str], option: str) -> None:
-    """Check that a run has these clients, where its record says which it has.
-
-    Raises:
-        ConfigurationError: it has not.
-    """
-    try:
-        names = json.loads((run / "run.json").read_bytes())["clients"]
-    except (OSError, ValueError, LookupError, TypeError):
-        return  # whoever reads the run says what is wrong with it
-    for client in clients if isinstance(names, list) else ():
-        client_number(client, [str(name) for name in names], option)
 
 
 def printer(quiet: bool) -> Callable[[str], None]:

@@ -19,7 +19,7 @@ import pandas as pd
 
 from flsv._lightning.durable import check_writable
 from flsv.cli.command import shown
-from flsv.cli.options import option_parser
+from flsv.cli.options import instantiated, option_parser
 from flsv.data import FederatedDataModule
 from flsv.errors import listed
 
@@ -118,8 +118,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     args = [*(f"--config={file}" for file in files), *args[len(files) :]]
     parser = option_parser("flsv data", __doc__, {"data": FederatedDataModule})
     parser.add_argument("--out", type=str | None, help="folder of samples.csv, columns.csv and summary.csv")
-    instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes  # before jsonargparse 4.49
-    objects = instantiate(parser.parse_args(args))
+    objects = instantiated(parser, args)
     if objects.out is not None:
         check_writable(Path(objects.out))
     data = objects.data

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ from flsv.cli.configs import check_file, find_config
 #: Dictionaries by name: a file adds to those of the files before it, name by name, and ``{}`` drops them.
 BY_NAME = ("federation.metrics",)
 CONFIG_HELP = (
-    "A YAML file, or the name of one that comes with flsv (quickstart); give several: a later one overrides, which is "
-    "said, and adds to federation.metrics by name."
+    "A YAML file, or the name of one that comes with flsv (quickstart); give several: a later one overrides, and adds "
+    "to federation.metrics by name. --print_config shows what comes of them."
 )
 
 
@@ -100,6 +100,13 @@ def option_parser(prog: str, description: str | None, sections: Mapping[str, typ
     for name in ("model", "optimizer", "lr_scheduler", "seed_everything", "ckpt_path"):
         parser.add_argument(f"--{name}", type=dict | int | str | None, help=SUPPRESS)
     return parser
+
+
+def instantiated(parser: ArgumentParser, args: Sequence[str]) -> Any:
+    """The objects that a command line names."""
+    # The second name before jsonargparse 4.49.
+    instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes
+    return instantiate(parser.parse_args(list(args)))
 
 
 def _of_a_file(given: Any) -> Any:

@@ -9,36 +9,29 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import lightning as L
-import torch
 import yaml
-from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
-from torch import Tensor
 from torch.distributed import is_torchelastic_launched
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, __version__
-from flsv._lightning.durable import check_writable, replacing
+from flsv._lightning.durable import check_writable
 from flsv.aggregation import Aggregator
 from flsv.cli.checkpoints import default_checkpoints, find_checkpoint
-from flsv.cli.command import check_there, shown
-from flsv.cli.configs import config_name, overridden
 from flsv.cli.options import CONFIG_HELP, OWN_NAMES, PARSER, ConfigFile, with_own_names
+from flsv.cli.predictions import WritePredictions
 from flsv.clients.algorithms import ClientAlgorithm
-from flsv.csv_files import save_csv
 from flsv.engines.ranks import FederatedStrategy
 from flsv.errors import ConfigurationError
 from flsv.filters import UpdateFilter
 from flsv.metrics import ContributionMetric
 from flsv.personalization import Personalizer
 from flsv.plugins import installed, own_before_others
-from flsv.report.folder import leaves_files, run_folder, runs_folder, where_results_are
+from flsv.report.folder import leaves_files, runs_folder, where_results_are
 from flsv.sampling import ClientSampler
 from flsv.server.identity import Identity, configured, dealt
 from flsv.uploads import Upload
@@ -53,111 +46,6 @@ PARTS: dict[str, type] = {
     "flsv.sampling": ClientSampler,
     "flsv.uploads": Upload,
 }
-
-
-class WritePredictions(BasePredictionWriter):
-    """``predictions.csv`` in the folder of the run whose checkpoint predicts: a row per sample, in the data's order.
-
-    Of classes: ``index``, ``prediction`` (the likeliest class) and a column per class, what ``predict_step`` gave for
-    it; the names are the data module's. Of numbers: ``index`` and ``prediction``, or ``output_0`` and so on. Rows of a
-    table have their ``line``, whose they are (``client``) and the columns that were excluded, such as ids. Anything
-    else, such as texts or images, goes to ``predictions.pt`` as ``predict_step`` gave it, batch by batch
-    (``torch.load``). Of several processes each writes a file of its own, with its rank in the name.
-
-    Attributes:
-        said: where the file is, and what is in it; after the prediction.
-        folder: where it is to be; None: the trainer's.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(write_interval="epoch")
-        self.said = "nothing was predicted"
-        self.folder: Path | None = None
-
-    def write_on_epoch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        predictions: Sequence[Any],
-        batch_indices: Sequence[Any],
-    ) -> None:
-        loaders = [list(predictions)] if _one_loader(trainer) else [list(part) for part in predictions]
-        batches = [batch for part in loaders for batch in part]
-        if not batches:
-            return
-        several = trainer.world_size > 1
-        if not several and not trainer.is_global_zero:
-            return
-        suffix = f"_{trainer.global_rank}" if several else ""
-        folder = self.folder or run_folder(trainer)
-        folder.mkdir(parents=True, exist_ok=True)
-        table = _table(batches)
-        if table is None:
-            path = folder / f"predictions{suffix}.pt"
-            with replacing(path) as file:
-                torch.save(list(predictions), file)
-            self.said = f"{shown(path)} ({len(batches)} batches, for torch.load)"
-            return
-        path = folder / f"predictions{suffix}.csv"
-        columns = _columns(trainer, table, batch_indices if several and _one_loader(trainer) else [])
-        save_csv(path, [list(columns), *zip(*columns.values())])
-        self.said = f"{shown(path)} ({len(table)} samples)"
-
-
-def _columns(trainer: L.Trainer, table: Tensor, batch_indices: Sequence[Any]) -> dict[str, Sequence[Any]]:
-    given = [index for part in batch_indices for batch in part for index in batch]
-    indices = given if len(given) == len(table) else range(len(table))
-    data: Any = trainer.datamodule  # type: ignore[attr-defined]
-    told = _row_names(trainer.predict_dataloaders, data, len(table))
-    columns: dict[str, Sequence[Any]] = {"index": indices}
-    columns |= {name: [values[index] for index in indices] for name, values in told.items()}
-    return columns | _predictions(table, _class_names(data, table))
-
-
-def _one_loader(trainer: L.Trainer) -> bool:
-    return not isinstance(trainer.predict_dataloaders, list | tuple) or len(trainer.predict_dataloaders) == 1
-
-
-def _table(batches: Sequence[Any]) -> Tensor | None:
-    """``[N]`` or ``[N, M]`` of batches that are such tensors; else None."""
-    if not all(isinstance(batch, Tensor) and batch.ndim in (1, 2) for batch in batches):
-        return None
-    if len({batch.shape[1:] for batch in batches}) != 1:
-        return None
-    table = torch.cat([batch.detach().cpu() for batch in batches])
-    return table[:, 0] if table.ndim == 2 and table.shape[1] == 1 else table
-
-
-def _class_names(data: Any, table: Tensor) -> list[str] | None:
-    """Names of the columns where they are classes."""
-    if table.ndim != 2 or not table.is_floating_point() or getattr(data, "no_classes", None) is not None:
-        return None
-    if table.shape[1] != getattr(data, "num_classes", None):
-        return None
-    names = [str(name) for name in data.class_names or range(table.shape[1])]
-    return names if len(set(names)) == len(names) else [f"{name} ({j})" for j, name in enumerate(names)]
-
-
-def _row_names(loaders: Any, data: Any, rows: int) -> dict[str, Sequence[str]]:
-    """What tells each row, by column, where the data set knows."""
-    loader = loaders[0] if isinstance(loaders, list | tuple) else loaders
-    sets: list[Any] = [getattr(loader, "dataset", None), getattr(data, "test_set", None)]
-    found: dict[str, Sequence[str]] = next((each.row_names for each in sets if hasattr(each, "row_names")), {})
-    return {name: values for name, values in found.items() if len(values) == rows}
-
-
-def _predictions(table: Tensor, names: list[str] | None) -> dict[str, Sequence[Any]]:
-    """The likeliest class and a column per class, or a column per output."""
-
-    def cells(column: Tensor) -> list[Any]:
-        return [f"{value:.6g}" if isinstance(value, float) else value for value in column.tolist()]
-
-    if table.ndim == 1:
-        return {"prediction": cells(table)}
-    if not names:
-        return {f"output_{j}": cells(column) for j, column in enumerate(table.T)}
-    likeliest = [names[int(row.argmax())] if row.isfinite().all() else "" for row in table]
-    return {"prediction": likeliest, **dict(zip(names, map(cells, table.T)))}
 
 
 class FederatedCLI(LightningCLI):
@@ -203,20 +91,10 @@ class FederatedCLI(LightningCLI):
         super().parse_arguments(parser, with_own_names(given))
 
     def before_instantiate_classes(self) -> None:
-        """A line for every part of a configuration file that a later one takes the place of.
-
-        Raises:
-            ConfigurationError: a group of options is there without any.
-        """
+        """Raise where a group of options is there without any."""
         for name in ("federation.evaluation", "federation.reporting", "data.splits", "data.files", "data.loader"):
             if self._get(self.config, name, {}) is None:
                 raise ConfigurationError(f"{name}: null: expected its options; leave it out for the defaults.")
-        if self.subcommand is not None and not self.quiet:
-            config = self.config[self.subcommand]
-            paths = [path for path in config.config or () if path is not None]  # None: YAML itself was given
-            files = [(config_name(path), yaml.safe_load(Path(path).read_text(encoding="utf-8"))) for path in paths]
-            for line in overridden(files):
-                rank_zero_only(print)(f"flsv: {line}", file=sys.stderr)
 
     def _set_seed(self) -> None:
         seed = self._get(self.config, "seed_everything")
@@ -283,8 +161,10 @@ class FederatedCLI(LightningCLI):
                 print(f"{'Resuming' if self.subcommand == 'fit' else 'Weights'} from {found}")
         elif config.ckpt_path is None and self.subcommand != "fit":
             warnings.warn(f"flsv {self.subcommand} without --ckpt_path: the network is as it was built.", stacklevel=2)
-        elif config.ckpt_path is not None:
-            check_there(config.ckpt_path)
+        elif config.ckpt_path is not None and ":" not in config.ckpt_path and not Path(config.ckpt_path).exists():
+            raise ConfigurationError(
+                f"there is no checkpoint {config.ckpt_path}. Name one that is there, or leave ckpt_path out."
+            )
         if self.subcommand != "fit":
             self._leave_no_run(config)
 
@@ -308,7 +188,7 @@ class FederatedCLI(LightningCLI):
 
     def after_predict(self) -> None:
         if not self.quiet and self.trainer.is_global_zero and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
-            print(f"Predictions: {self.written.said}")
+            print(f"Predictions: {self.written.where}")
 
 
 def make_cli(args: list[str] | None = None, run: bool = True, quiet: bool = False) -> FederatedCLI:

@@ -27,19 +27,20 @@ from typing import Any, get_args
 
 import lightning as L
 import torch
+from pandas import DataFrame
 from torch import Tensor
 
 from flsv._lightning.evaluation import all_on_device
-from flsv.cli.command import command_parser, existing, positive, printer, shown, write_rows
+from flsv.cli.command import command_parser, existing, printer, shown, write_rows
 from flsv.cli.parser import FederatedCLI, loop_of
 from flsv.cli.saved_run import OF_THE_RUN, check_data, performance_by, saved_run
+from flsv.declared import Count, checked
 from flsv.engines.ranks import ranks_of_environment
 from flsv.errors import ConfigurationError
 from flsv.functional.shapley.few_coalitions import Which, few_coalitions, retrained_shapley
 from flsv.functional.shapley.regression import kernel_shap
 from flsv.games.retraining import KeptUtility, RetrainedUtility
 from flsv.loop.side_by_side import NotSideBySide, SideBySideUtility
-from flsv.participants import Ranks
 from flsv.report.facts import retrained_caveats
 from flsv.report.folder import RECORD, RETRAINED, FolderLock
 from flsv.report.record import read_record
@@ -54,14 +55,15 @@ MOST, MOST_FITS = 10, 8.0
 HEADER = ("client", "client_name", "by", "value", "low", "high", "share", "kernel_shap", "majority", "seeds", "rounds")
 
 
+@checked
 def retrain(
     run: Path,
     which: Which | None = None,
     *,
     metric: str | None = None,
     mode: str | None = None,
-    rounds: int | None = None,
-    seeds: int = 1,
+    rounds: Count | None = None,
+    seeds: Count = 1,
     level: float = 0.9,
     overrides: Sequence[str] = (),
     told: Any = lambda done, of: None,
@@ -93,8 +95,6 @@ def retrain(
         ConfigurationError: the folder holds no configuration, the data are not those of the run, the federation has
             parts that stay at the clients, or the folder holds trainings of other settings or data.
     """
-    if seeds < 1:
-        raise ConfigurationError(f"seeds={seeds}: expected 1 or more.")
     if mode is not None and metric is None:
         raise ConfigurationError(f"mode={mode!r}: say by metric, too, which logged value it is of.")
     if metric == "per_class_accuracy":
@@ -102,10 +102,11 @@ def retrain(
             f"metric={metric!r} is a number per class: say balanced_accuracy, which is their mean."
         )
     ranks = ranks_of_environment()
-    told_rounds = [] if rounds is None else [f"--trainer.max_epochs={rounds}"]
-    with saved_run(run, [*overrides, *told_rounds]) as (make, first):
+    own_rounds = [] if rounds is None else [f"--trainer.max_epochs={rounds}"]
+    utilities: list[Tensor] = []
+    with saved_run(run, [*overrides, *own_rounds]) as (make, first):
         record = read_record(run / RECORD)
-        utilities, play = [], _Plays(which, ranks, told, say)
+        together = True
         for seed in range(first, first + seeds):
             cli = make(seed)
             if metric is None:
@@ -121,62 +122,51 @@ def retrain(
             )
             identity = cli.identity()
             check_data(run, record, identity, cli.datamodule.client_names)
-            settings = {**identity.flat(), "metric": metric, "mode": mode, "seed": seed}
-            masks, found = play(utility, run / f"retrained_{metric.replace('/', '-')}_{seed}.jsonl", settings, seed)
-            utilities.append(found)
+            settings = {**identity.flat(), "metric": metric, "mode": mode}
+            path = run / f"retrained_{metric.replace('/', '-')}.csv"
+            keep = partial(KeptUtility, path=path, settings=settings, ranks=ranks, told=told, seed=seed)
+            if together:
+                beside = SideBySideUtility(utility, seed, compare=seed == first)
+                kept = keep(beside, at_once=2**MOST)
+                try:
+                    which = which or cheap(beside, kept, say)
+                    utilities.append(kept(few_coalitions(utility.num_players, which)))
+                    continue
+                except NotSideBySide as error:
+                    if seed > first:
+                        raise
+                    say(f"The coalitions are trained one after the other: {error}")
+                    together, which = False, which or "both"
+            utilities.append(keep(utility)(few_coalitions(utility.num_players, which or "both")))
         names = cli.datamodule.client_names
         majority = _majority(cli) if metric == "accuracy" else float("nan")
+    masks = few_coalitions(len(names), which or "both")
     table = torch.stack(utilities)
     values, half = retrained_shapley(masks, table, level=level)
-    rows = _rows(names, values, half, kernel_shap(masks, table.mean(0)))
-    by = metric if mode is None else f"{metric} ({mode})"
-    trained = {"seeds": " ".join(map(str, range(first, first + seeds))), "rounds": cli.trainer.max_epochs}
-    rows = [{**row, "by": by, "majority": majority, **trained} for row in rows]
+    total = float(values.clamp_min(0).nansum())
+    frame = DataFrame({"client": range(len(names)), "client_name": names, "value": values, "low": values - half})
+    frame = frame.assign(high=values + half, kernel_shap=kernel_shap(masks, table.mean(0)), majority=majority)
+    frame["share"] = values.nan_to_num(0).clamp_min(0) / total if total > 0 else float("nan")
+    frame = frame.assign(by=metric if mode is None else f"{metric} ({mode})", rounds=cli.trainer.max_epochs)
+    frame["seeds"] = " ".join(map(str, range(first, first + seeds)))
+    rows = frame.to_dict("records")
     path = run / RETRAINED
     if ranks.rank == 0:
         write_rows(path, HEADER, rows)
     return rows, path
 
 
-class _Plays:
-    """The coalitions' trainings of one seed after the other: side by side, until that turns out to be impossible."""
-
-    def __init__(self, which: Which | None, ranks: Ranks, told: Any, say: Callable[[str], None]) -> None:
-        self._which, self._ranks, self._told, self._say = which, ranks, told, say
-        self._side_by_side, self._first = True, True
-
-    def __call__(
-        self, utility: RetrainedUtility, path: Path, settings: Mapping[str, Any], seed: int
-    ) -> tuple[Tensor, Tensor]:
-        """Masks ``[K, n]`` and utilities ``[K]``, which are kept in a file."""
-        keep = partial(KeptUtility, path=path, settings=settings, ranks=self._ranks, told=self._told)
-        first, self._first = self._first, False
-        if self._side_by_side:
-            together = SideBySideUtility(utility, seed, compare=first)
-            kept = keep(together, at_once=2**MOST)
-            try:
-                self._which = self._which or self._best(together, kept)
-                masks = few_coalitions(utility.num_players, self._which)
-                return masks, kept(masks)
-            except NotSideBySide as error:
-                if not first:
-                    raise
-                self._side_by_side, self._which = False, self._which or "both"
-                self._say(f"The coalitions are trained one after the other: {error}")
-        masks = few_coalitions(utility.num_players, self._which or "both")
-        return masks, keep(utility)(masks)
-
-    def _best(self, together: SideBySideUtility, kept: KeptUtility) -> Which:
-        """All coalitions, where they are known or cost few fits."""
-        if together.num_players > MOST:
-            return "both"
-        everything, some = few_coalitions(together.num_players, "all"), few_coalitions(together.num_players, "both")
-        if kept.knows(some):
-            return "all" if kept.knows(everything) else "both"
-        fits = together.fits(everything)
-        if fits > MOST_FITS:
-            self._say(f"All {len(everything)} coalitions would take about {fits:.0f} fits: {len(some)} are trained.")
-        return "all" if fits <= MOST_FITS else "both"
+def cheap(together: SideBySideUtility, kept: KeptUtility, say: Callable[[str], None]) -> Which:
+    """All coalitions, where they are known or cost few fits."""
+    if together.num_players > MOST:
+        return "both"
+    everything, some = few_coalitions(together.num_players, "all"), few_coalitions(together.num_players, "both")
+    if kept.knows(some):
+        return "all" if kept.knows(everything) else "both"
+    fits = together.fits(everything)
+    if fits > MOST_FITS:
+        say(f"All {len(everything)} coalitions would take about {fits:.0f} fits: {len(some)} are trained.")
+    return "all" if fits <= MOST_FITS else "both"
 
 
 def _trainer(cli: FederatedCLI, cohort: FixedCohort, seed: int) -> L.Trainer:
@@ -201,22 +191,6 @@ def _majority(cli: FederatedCLI) -> float:
     return float(labels.bincount().max()) / len(labels)
 
 
-def _rows(names: Sequence[str], values: Tensor, half: Tensor, additive: Tensor) -> list[dict[str, Any]]:
-    total = float(values.clamp_min(0).nansum())
-    return [
-        {
-            "client": i,
-            "client_name": name,
-            "value": float(value),
-            "low": float(value - width),
-            "high": float(value + width),
-            "share": max(float(value.nan_to_num(0)), 0.0) / total if total > 0 else float("nan"),
-            "kernel_shap": float(other),
-        }
-        for i, (name, value, width, other) in enumerate(zip(names, values, half, additive))
-    ]
-
-
 def _parser() -> ArgumentParser:
     further = "Further arguments are those of flsv fit and override the run's configuration."
     parser = command_parser("flsv retrain", __doc__, further)
@@ -234,26 +208,23 @@ def _parser() -> ArgumentParser:
         "the module logs; default: what the run's metrics valued by",
     )
     parser.add_argument("--mode", choices=("min", "max"), help="whether less or more of a logged value is better")
-    parser.add_argument("--rounds", type=positive, help="of each training; default: the run's")
-    parser.add_argument(
-        "--seeds", type=positive, default=1, help="trainings of each coalition; their spread is the noise"
-    )
+    parser.add_argument("--rounds", type=int, help="of each training; default: the run's")
+    parser.add_argument("--seeds", type=int, default=1, help="trainings of each coalition; their spread is the noise")
     return parser
 
 
 def _show(rows: Sequence[Mapping[str, Any]], trainings: str | None, path: Path) -> None:
-    known = [row["value"] == row["value"] for row in rows]
-    bounded = [row["low"] == row["low"] for row in rows]
-    columns = {
-        "value": [f"{row['value']:.4f}" if has else NONE for row, has in zip(rows, known)],
-        "90 % interval": [f"{row['low']:.4f} to {row['high']:.4f}" if has else NONE for row, has in zip(rows, bounded)],
-        "KernelSHAP": [f"{row['kernel_shap']:.4f}" if has else NONE for row, has in zip(rows, known)],
-        "share": [f"{100 * row['share']:.1f} %" for row in rows],
-    }
+    def cells(name: str) -> list[str]:
+        return [f"{row[name]:.4f}" if row[name] == row[name] else NONE for row in rows]
+
+    bounded = any(row["low"] == row["low"] for row in rows)
+    intervals = [NONE if low == NONE else f"{low} to {high}" for low, high in zip(cells("low"), cells("high"))]
+    columns = {"value": cells("value"), "90 % interval": intervals, "KernelSHAP": cells("kernel_shap")}
+    columns["share"] = [f"{100 * row['share']:.1f} %" for row in rows]
     names = [row["client_name"] for row in rows]
     chosen = f" ({trainings})" if trainings else ""
     print_table(f"{rows[0]['by']}, by retraining{chosen}", names, columns)
-    if any(known) and not any(bounded):
+    if not bounded and any(row["value"] == row["value"] for row in rows):
         print("All coalitions were trained once, and nothing tells the error of their values: use --seeds 2.")
     for text in retrained_caveats(rows, names):
         print(text)

@@ -88,16 +88,15 @@ def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:
     Raises:
         ConfigurationError: they valued by several, or by an object that the command line cannot name.
     """
-    found: dict[str, Any] = {
-        name: metric.performance for name, metric in loop.metrics.items() if hasattr(metric, "performance")
-    }
-    found |= loop.board.performances
-    told = ["balanced_accuracy" if by == "per_class_accuracy" else by for by in found.values()]
-    named = list(
-        dict.fromkeys(
-            (by, None) if isinstance(by, str) else (by.called, None) if by.called else (by.of, by.mode) for by in told
-        )
-    )
+    found = {name: metric.performance for name, metric in loop.metrics.items() if hasattr(metric, "performance")}
+    named: dict[tuple[Any, str | None], None] = {}
+    for by in (found | loop.board.performances).values():
+        if by == "per_class_accuracy":
+            named["balanced_accuracy", None] = None
+        elif isinstance(by, str) or by.called:
+            named[by if isinstance(by, str) else by.called, None] = None
+        else:
+            named[by.of, by.mode] = None
     if len(named) > 1 or not all(isinstance(of, str) for of, _ in named):
         raise ConfigurationError(
             f"the run's metrics value by {', '.join(str(of) for of, _ in named)}: say which one by --metric."

@@ -11,20 +11,15 @@ Federated Learning" (FedBary), CVPR 2024.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from rich.console import Console
-from rich.progress import Progress
 from torch import Tensor
 
-from flsv import counting
 from flsv._lightning.durable import check_writable
 from flsv.charts import drawing
 from flsv.cli.command import shown
-from flsv.cli.options import option_parser
+from flsv.cli.options import instantiated, option_parser
 from flsv.csv_files import save_csv
 from flsv.data import FederatedDataModule
 from flsv.participants.artifacts import client_folders, write_artifacts
@@ -33,46 +28,6 @@ from flsv.report.text import numbers
 from flsv.seeding import generator_for
 from flsv.valuation import FedBary, Valuation, keep_pictures, participants_of, write_flagged
 from flsv.valuation.showing import draw_contributions, histograms_of
-
-
-class CountedBar:
-    """A progress bar of what is counted."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._task: Any = None
-        self._what = ""
-
-    def show(self, what: str, done: int, total: int) -> None:
-        if self._task is None or what != self._what:
-            self.hide()
-            self._what, self._task = what, self._progress.add_task(what.capitalize(), total=total)
-        self._progress.update(self._task, completed=done, total=total)
-
-    def hide(self) -> None:
-        if self._task is not None:
-            self._progress.remove_task(self._task)
-            self._task = None
-
-
-@contextmanager
-def counted_bar(enabled: bool = True) -> Iterator[None]:
-    """Show on the terminal (standard error) what is counted inside; nothing where there is no terminal.
-
-    Args:
-        enabled: False: show nothing.
-    """
-    console = Console(stderr=True)
-    if not enabled or not console.is_terminal:
-        yield
-        return
-    with Progress(console=console, transient=True) as progress:
-        listener = CountedBar(progress)
-        counting.attach(listener)
-        try:
-            yield
-        finally:
-            counting.detach(listener)
 
 
 def value(
@@ -99,14 +54,13 @@ def value(
         pictures: images in each client's grid; 0 for none.
         validation: False: against the clients' barycenter although there is a validation set.
         device: where features are worked out, such as ``"cuda"`` for a backbone's.
-        table: print the table, and progress while the clients are valued.
+        table: print the table.
     """
     data.prepare_data()
     data.setup("fit")
     clients, server = participants_of(data, device)
     start = time.perf_counter()
-    with counted_bar(table):
-        found = valuer.value(clients, server if validation else None, generator_for(seed, "value"))
+    found = valuer.value(clients, server if validation else None, generator_for(seed, "value"))
     seconds = time.perf_counter() - start
     out.mkdir(parents=True, exist_ok=True)
     columns = columns_of(found)
@@ -153,9 +107,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     parser.add_argument("--out", type=str, default="runs/value", help="folder of valuation.csv and the figures")
     parser.add_argument("--device", type=str, default="cpu", help='where features are worked out, such as "cuda"')
     parser.add_argument("--seed", type=int, default=0, help="of the protocol's first points")
-    # The second name before jsonargparse 4.49.
-    instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes
-    objects = instantiate(parser.parse_args(list(args)))
+    objects = instantiated(parser, args)
     check_writable(Path(objects.out))
     options = {name: objects[name] for name in ("seed", "pictures", "validation", "device")}
     value(objects.data, objects.value, Path(objects.out), table=not quiet, **options)

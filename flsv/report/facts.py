@@ -11,11 +11,14 @@ from markupsafe import Markup
 
 from flsv.csv_files import NAN
 from flsv.report import drawing
-from flsv.report.html import heat, table
+from flsv.report.html import heat, section, table, warning
 from flsv.report.reading import Run
+from flsv.report.shares import Shares
 from flsv.report.terminal import undecided
 from flsv.report.text import WORDS, by_value, number, numbers, percent, with_intervals
 
+#: The pages' sentences.
+SAY: Mapping[str, str] = WORDS["page"]
 #: Of the validation set in one class, from which on accuracy says little of who taught the model what.
 _MOSTLY = 0.7
 RETRAINED_HEAD = ("client", "value", "90 % interval", "share")
@@ -159,6 +162,43 @@ def guides(run: Run) -> Markup:
 def logged(run: Run) -> list[tuple[str, str]]:
     """What the model has logged last, such as its validation accuracy."""
     return [(name, number(NAN if value is None else value)) for name, value in run.record.get("logged", {}).items()]
+
+
+def budget(shares: Shares) -> list[Markup | str]:
+    """By what a budget is shared out, and what its intervals are."""
+    basis = shares.basis
+    intervals = SAY["budget_intervals" if shares.has_intervals else "budget_without_intervals"]
+    found: list[Markup | str] = [SAY["budget"].format(basis.title, basis.of, shares.rule), intervals]
+    return found if basis.to_pay_by else [*found, warning(SAY["not_to_pay_by"].format(basis.key))]
+
+
+def over_time(run: Run, clients: Sequence[int], names: Sequence[str], titles: Mapping[str, str]) -> Markup:
+    """See :func:`over_rounds`."""
+    return section("Over the rounds", *over_rounds(run, clients, names, titles))
+
+
+def classes(
+    run: Run, metrics: Iterable[str], clients: Sequence[int], names: Sequence[str], corner: str = "client"
+) -> Markup:
+    """See :func:`by_column`."""
+    charts = [chart for metric in metrics for chart in by_column(run, metric, clients, names, corner)]
+    return section("Class by class", *charts)
+
+
+def retrained(by: str, *parts: Markup | Sequence[str]) -> Markup:
+    """What the clients are worth by retraining."""
+    return section("Retrained with some clients only", SAY["retrained"].format(by), *parts)
+
+
+def reading(run: Run, *more: str) -> Markup:
+    """How to read the metrics, and what they do not say."""
+    return section("How to read this", guides(run), [*caveats_of(run), *more])
+
+
+def class_counts(run: Run, least: int, most: float) -> tuple[list[str], list[list[int]]] | None:
+    """Names of the classes and how many samples of each a client has ``[n][M]``, of so many classes."""
+    counts, names = run.record["class_counts"], run.record["classes"]
+    return (names, counts) if counts and names and least <= len(names) <= most else None
 
 
 def retrained_cells(row: Mapping[str, float]) -> list[str]:

@@ -30,9 +30,30 @@ _templates = Environment(
 _parts: Any = _templates.get_template("parts.html").module
 
 
-def to_html(template: str, facts: Mapping[str, Any]) -> str:
-    """The whole file."""
-    return _templates.get_template(template).render(facts)
+def to_html(page: Mapping[str, Any]) -> str:
+    """The whole file: a title, a subtitle, the sections of its front and of its appendix."""
+    return _templates.get_template("report.html").render(page)
+
+
+def section(title: str, *parts: Markup | str | Sequence[str] | None) -> Markup:
+    """A heading and what stands below it: a text is a paragraph, a list has a line each. Without any of it, nothing."""
+    return _parts.section(title, [_block(part) for part in parts if part]) if any(parts) else Markup("")
+
+
+def _block(part: Markup | str | Sequence[str]) -> Markup:
+    if isinstance(part, Markup):
+        return part
+    return _parts.paragraph(part) if isinstance(part, str) else _parts.bullets(part)
+
+
+def warning(text: str) -> Markup:
+    """A paragraph that is seen first."""
+    return _parts.paragraph(text, "warning")
+
+
+def command(text: str) -> Markup:
+    """What can be pasted into a shell."""
+    return _parts.command(text)
 
 
 def figure(caption: str, content: Markup | str, css: str = "") -> Markup:

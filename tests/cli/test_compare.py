@@ -183,9 +183,7 @@ def test_tables(tmp_path: Path) -> None:
     assert cells.loc["global"].tolist() == ["-", "62.5", "75.0"]
     assert cells.loc["coalitions"].tolist() == ["0", "0", "4"]
     write_csv(tmp_path / "table.csv", outcomes)
-    assert (tmp_path / "table.csv").read_text().splitlines()[1] == (
-        "standalone,received,0,0.75,0.75,0.75,1.5,0"
-    )
+    assert (tmp_path / "table.csv").read_text().splitlines()[1] == ("standalone,received,0,0.75,0.75,0.75,1.5,0")
 
 
 def test_one_clients_gains_go_to_its_runs_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

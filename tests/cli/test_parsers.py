@@ -16,7 +16,7 @@ import yaml
 
 from flsv import ClassifierClient
 from flsv.cli import main
-from flsv.cli.parser import WritePredictions
+from flsv.cli.predictions import WritePredictions
 from flsv.data import FederatedDataModule, Loader, SizePartitioner
 
 #: What plain parsers say.
@@ -70,7 +70,7 @@ def test_what_plain_parsers_say_waits_for_nothing() -> None:
         ("data --ot 3", "--ot"),
         ("retrain . --trainings som", "invalid choice: 'som'"),
         ("retrain nowhere", "there is no folder nowhere"),
-        ("repeat many --config a", "how many runs?"),
+        ("repeat many --config a", "invalid int value: 'many'"),
         ("bench --conditions zzz", "invalid choice: 'zzz'"),
         ("compare --models none", "invalid choice: 'none'"),
         ("bench --metric cgvs", "there is no metric 'cgvs'"),

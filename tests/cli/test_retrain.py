@@ -13,7 +13,7 @@ import yaml
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
 from flsv.cli import main
-from flsv.cli.retrain import _Plays, retrain
+from flsv.cli.retrain import cheap, retrain
 from flsv.cli.saved_run import performance_by
 from flsv.data import SizePartitioner, Splits
 from flsv.errors import ConfigurationError
@@ -27,7 +27,6 @@ from flsv.metrics import (
     LeaveOneOut,
     PartialFederatedShapley,
 )
-from flsv.participants import ALONE
 
 CONFIG = {
     "seed_everything": 3,
@@ -110,14 +109,14 @@ def test_the_command_goes_on_and_its_shares_sum_to_one(run: Path, capsys: pytest
     said = capsys.readouterr().out
     assert "accuracy, by retraining (singles)" in said
     assert "Retrained:" in said
-    kept = run / "retrained_accuracy_3.jsonl"
+    kept = run / "retrained_accuracy.csv"
     lines = kept.read_bytes().splitlines(keepends=True)
-    assert len(lines) == 1 + 5
+    assert len(lines) == 2 + 5
     before = rows(run / "retrained.csv")
     assert sum(float(row["share"]) for row in before) == pytest.approx(1)
     assert {(row["seeds"], row["rounds"]) for row in before} == {("3", "1")}
     assert all(float(row["low"]) <= float(row["value"]) <= float(row["high"]) for row in before)
-    kept.write_bytes(b"".join(lines[:3]) + lines[3][:9])
+    kept.write_bytes(b"".join(lines[:4]) + lines[4][:5])
     assert main(command) == 0
     assert kept.read_bytes() == b"".join(lines)
     assert rows(run / "retrained.csv") == before
@@ -139,13 +138,12 @@ def test_the_command_goes_on_and_its_shares_sum_to_one(run: Path, capsys: pytest
 def test_seeds_tell_the_noise(run: Path) -> None:
     retrain(run, "singles", rounds=1, seeds=2, metric="negative_loss")
     assert {file.name for file in run.glob("retrained*")} == {
-        "retrained_negative_loss_3.jsonl",
-        "retrained_negative_loss_4.jsonl",
+        "retrained_negative_loss.csv",
         "retrained.csv",
     }
     assert all(float(row["high"]) > float(row["low"]) for row in rows(run / "retrained.csv"))
     retrain(run, "singles", rounds=1)  # another performance has trainings of its own
-    assert (run / "retrained_accuracy_3.jsonl").is_file()
+    assert (run / "retrained_accuracy.csv").is_file()
     for file in run.glob("retrained*"):
         file.unlink()
 
@@ -248,18 +246,18 @@ def test_other_data_than_the_runs_are_refused_by_name(tmp_path: Path, capsys: py
         assert (run / "retrained.csv").read_bytes() == before
     # The same data in another folder are the same, and none of the trainings is done again.
     write(rows)
-    kept = (run / "retrained_accuracy_3.jsonl").read_bytes()
+    kept = (run / "retrained_accuracy.csv").read_bytes()
     (tmp_path / "moved").mkdir()
     moved = file.rename(tmp_path / "moved" / file.name)
     assert main([*again, f"--data.source={moved}"]) == 0
-    assert (run / "retrained_accuracy_3.jsonl").read_bytes() == kept
+    assert (run / "retrained_accuracy.csv").read_bytes() == kept
 
 
 def test_what_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["retrain", str(tmp_path)]) == 2
     assert "holds no config.yaml: name the folder of a run of flsv fit" in capsys.readouterr().err
     (tmp_path / "config.yaml").write_text("seed_everything: 0\n")
-    with pytest.raises(ConfigurationError, match="seeds=0: expected 1 or more"):
+    with pytest.raises(ConfigurationError, match="seeds=0.: expected a whole number of at least 1"):
         retrain(tmp_path, seeds=0)
     with pytest.raises(ConfigurationError, match="say balanced_accuracy, which is their mean"):
         retrain(tmp_path, metric="per_class_accuracy")
@@ -279,8 +277,7 @@ def test_what_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 )
 def test_all_coalitions_are_trained_where_that_is_cheap(players: int, fits: float, known: int, chosen: str) -> None:
     said: list[str] = []
-    play = _Plays(None, ALONE, None, said.append)
     together = SimpleNamespace(num_players=players, fits=lambda masks: fits)
     kept = SimpleNamespace(knows=lambda masks: len(masks) <= known)
-    assert play._best(together, kept) == chosen  # type: ignore[arg-type]
+    assert cheap(together, kept, said.append) == chosen  # type: ignore[arg-type]
     assert bool(said) is (fits == 8.1)

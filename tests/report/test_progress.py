@@ -12,7 +12,6 @@ from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
 from toys import Plain, fit, network, toy_data
 
 from flsv import Reporting, counting
-from flsv.cli.value import CountedBar
 from flsv.loop import FederatedLoop
 from flsv.metrics import CumulativeShapley, PartialFederatedShapley
 from flsv.report import progress
@@ -114,18 +113,3 @@ def test_several_threads_count_right(told: Told) -> None:
     for thread in threads:
         thread.join()
     assert told.counts[-1] == ("things", 400, 400)
-
-
-def test_our_own_bar() -> None:
-    from rich.progress import Progress
-
-    with Progress(disable=True) as rich:
-        bar = CountedBar(rich)
-        bar.show("clients", 1, 3)
-        bar.show("clients", 2, 3)
-        (task,) = rich.tasks
-        assert (task.description, task.completed, task.total) == ("Clients", 2, 3)
-        bar.show("coalitions", 0, 8)
-        assert [task.description for task in rich.tasks] == ["Coalitions"]
-        bar.hide()
-        assert not rich.tasks
