@@ -14,6 +14,8 @@ outliers that the run has found stand beside the amounts: nothing is held back.
 
 from __future__ import annotations
 
+import argparse
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,6 +23,25 @@ from flsv._lightning.durable import check_writable
 from flsv.cli.command import command_parser, existing, shown
 
 RULES = ("zero", "shift", "softmax", "refuse")
+
+
+def amount(text: str) -> float:
+    """A number above 0, for ``add_argument(type=...)``; ``10,000`` is ten thousand, and ``10,00`` is refused.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+
+    Example:
+        >>> amount("10,000.50")
+        10000.5
+    """
+    plain = re.fullmatch(r"(\d+|\d{1,3}(,\d{3})+)(\.\d{1,2})?", text)
+    number = float(text.replace(",", "")) if plain else 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: expected a number above 0, such as 10000, 10,000 or 10000.50 (a comma groups thousands)"
+        )
+    return number
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
@@ -31,7 +52,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     parser.add_argument("--out", type=Path, help="the file, .html; by default report.html in the run's folder")
     parser.add_argument("--valuation", type=existing, metavar="DIR", help="a folder of flsv value, to be added")
     terms = parser.add_argument_group("shares of a budget")
-    terms.add_argument("--budget", type=float, help="what there is to share out, such as 10000")
+    terms.add_argument("--budget", type=amount, help="what there is to share out, such as 10000")
     terms.add_argument(
         "--by",
         metavar="METRIC",

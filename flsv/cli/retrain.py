@@ -143,11 +143,17 @@ def retrain(
     masks = few_coalitions(len(names), which or "both")
     table = torch.stack(utilities)
     values, half = retrained_shapley(masks, table, level=level)
-    total = float(values.clamp_min(0).nansum())
-    frame = DataFrame({"client": range(len(names)), "client_name": names, "value": values, "low": values - half})
-    frame = frame.assign(high=values + half, kernel_shap=kernel_shap(masks, table.mean(0)), majority=majority)
-    frame["share"] = values.nan_to_num(0).clamp_min(0) / total if total > 0 else float("nan")
-    frame = frame.assign(by=metric if mode is None else f"{metric} ({mode})", rounds=cli.trainer.max_epochs)
+    total = float(values.clamp_min(0).nansum()) or float("nan")
+    columns = {"value": values, "low": values - half, "high": values + half}
+    columns |= {"kernel_shap": kernel_shap(masks, table.mean(0)), "share": values.nan_to_num(0).clamp_min(0) / total}
+    frame = DataFrame({name: column.tolist() for name, column in columns.items()})
+    frame = frame.assign(
+        client=range(len(names)),
+        client_name=names,
+        majority=majority,
+        by=metric if mode is None else f"{metric} ({mode})",
+        rounds=cli.trainer.max_epochs,
+    )
     frame["seeds"] = " ".join(map(str, range(first, first + seeds)))
     rows = frame.to_dict("records")
     path = run / RETRAINED

@@ -14,8 +14,9 @@ from markupsafe import Markup
 from flsv.csv_files import NAN
 from flsv.models.imbalance import OWN_SCORES
 from flsv.report import drawing, facts
+from flsv.report.facts import SAY
 from flsv.report.folder import CONTRIBUTIONS
-from flsv.report.html import table
+from flsv.report.html import command, section, table, warning
 from flsv.report.measured import own_title
 from flsv.report.reading import Run
 from flsv.report.shares import SHARE_HEAD, Shares
@@ -31,54 +32,36 @@ MOST_STEPS = 12
 TOLERANCE = 0.01
 
 
-def facts_for_all(run: Run, shares: Shares | None = None) -> dict[str, Any]:
-    """What the report of all clients holds.
-
-    Args:
-        run: of which.
-        shares: of a budget, where there is one.
-    """
+def page_for_all(run: Run, shares: Shares | None = None) -> dict[str, Any]:
+    """The report of all clients: its title, its sections and those of its appendix."""
     order = ends_of(facts.order_of(run), MOST)
     names = [run.label(client) for client in order]
-    config = run.folder / "config.yaml"
-    never = [run.label(client) for client, count in enumerate(run.taken_part()) if not count] if run.rounds else []
-    return {
-        "title": "Who contributed what",
-        "subtitle": facts.subtitle(run, f"{run.num_clients} partners"),
-        "run": run,
-        "state": facts.state_of(run),
-        "partners": _partners(run),
-        "red_lines": red_lines(run),
-        "shares": shares,
-        "share_table": None if shares is None else _shares(run, shares),
-        "shown": len(order),
-        "contributions": _contributions(run, order, names) if run.metrics else None,
-        "intervals": _intervals(run),
-        "without": sum(all(value != value for value in values) for values in zip(*map(run.final, run.metrics))),
-        "learned": _learned(run),
-        "logged": _logged(run),
-        "clients": _clients(run, order, names),
-        "class_counts": _class_counts(run, order, names),
-        "algorithm": facts.algorithm(run),
-        "unmeasured": [name for name in run.record["metrics"] if name not in run.metrics],
-        "last_logged": ", ".join(f"{name} {value}" for name, value in facts.logged(run)),
-        "games": _games(run),
-        "bars": [_bars(run, metric, order, names) for metric in run.metrics],
-        "histories": facts.over_rounds(
-            run, order, names, {**{name: name for name in run.metrics}, **WORDS["histories"]}
-        ),
-        "by_class": [chart for metric in run.metrics for chart in facts.by_column(run, metric, order, names)],
-        "retrained": _retrained(run, order),
-        "gains": _gains(run, order, names),
-        "flagged": _flagged(run),
-        "never": ", ".join(never[:20]) + (", ..." if len(never) > 20 else ""),
-        "valued": _valued(run, order, names),
-        "guides": facts.guides(run),
-        "caveats": facts.caveats_of(run),
-        "settings": _settings(run),
-        "command": f"flsv fit --config {shlex.quote(str(config))}" if config.is_file() else "",
-        "hashes": _hashes(run),
-    }
+    partners, state = _partners(run), facts.state_of(run)
+    begun = SAY["together"].format(partners, state) if run.num_clients else SAY["nobody"].format(state)
+    front = [
+        section("", begun, *map(warning, red_lines(run))),
+        _shares(run, shares, len(order)) if shares is not None else "",
+        _contributions(run, order, names),
+        section("What the model has learned", *_learned(run)),
+        _rests_on(run),
+    ]
+    histories = {**{name: name for name in run.metrics}, **WORDS["histories"]}
+    appendix = [
+        _clients(run, order, names),
+        _measured(run),
+        section("Value by value", *(_bars(run, metric, order, names) for metric in run.metrics)),
+        facts.over_time(run, order, names, histories),
+        facts.classes(run, run.metrics, order, names),
+        _retrained(run, order),
+        section("Compared with training alone", *_gains(run, order, names)),
+        _flagged(run),
+        _valued(run, order, names),
+        facts.reading(run, SAY["one_seed"]),
+        _settings(run),
+        _replay(run),
+    ]
+    subtitle = facts.subtitle(run, f"{run.num_clients} partners")
+    return {"title": "Who contributed what", "subtitle": subtitle, "front": front, "appendix": appendix}
 
 
 def _partners(run: Run) -> str:
@@ -101,33 +84,45 @@ def red_lines(run: Run) -> list[str]:
     return lines
 
 
-def _shares(run: Run, shares: Shares) -> Markup:
+def _shares(run: Run, shares: Shares, shown: int) -> Markup:
     known = [client for client in by_value(shares.basis.values) if client not in shares.missing]
     found = any(shares.found)
     rows = [
         [run.label(client), *shares.cells(client), *([shares.found[client] or NONE] if found else [])]
         for client in ends_of([*known, *shares.missing], MOST)
     ]
-    return table(["partner", *SHARE_HEAD, *(["found"] if found else [])], rows)
+    return section(
+        f"Shares of {shares.title}",
+        table(["partner", *SHARE_HEAD, *(["found"] if found else [])], rows),
+        *facts.budget(shares),
+        SAY["no_share"].format(run.labels(shares.missing)) if shares.missing else None,
+        SAY["held_back"] if found else None,
+        SAY["shares_shown"].format(shown, run.num_clients) if shown < run.num_clients else None,
+    )
 
 
 def _contributions(run: Run, order: Sequence[int], names: Sequence[str]) -> Markup:
     """Every metric's values with their intervals, the last weights, and the scores of the clients' own models."""
+    title = "What each contributed"
+    if not run.metrics:
+        return section(title, SAY["no_metric"])
     columns = {metric: facts.shown(run, metric, order) for metric in run.metrics}
-    for title, key in (("last weight", "weight"), *((own_title(name), name) for name in OWN_SCORES)):
+    for head, key in (("last weight", "weight"), *((own_title(name), name) for name in OWN_SCORES)):
         if key in run.measured:
             final = run.final(key)
-            columns[title] = numbers([final[client] for client in order])
-    return table(["partner", *columns], [list(row) for row in zip(names, *columns.values())])
-
-
-def _intervals(run: Run) -> dict[str, str]:
-    """What the intervals are, and of which metrics."""
+            columns[head] = numbers([final[client] for client in order])
     kinds = {metric: run.kind(metric) for metric in run.metrics}
-    return {kind: ", ".join(m for m in kinds if kinds[m] == kind) for kind in dict.fromkeys(kinds.values()) if kind}
+    by_kind = {kind: ", ".join(m for m in kinds if kinds[m] == kind) for kind in kinds.values() if kind}
+    without = sum(all(value != value for value in values) for values in zip(*map(run.final, run.metrics)))
+    return section(
+        title,
+        table(["partner", *columns], [list(row) for row in zip(names, *columns.values())]),
+        *(SAY["intervals"].format(metrics, kind) for kind, metrics in by_kind.items()),
+        SAY["without"].format(without) if without else None,
+    )
 
 
-def _learned(run: Run) -> list[Markup]:
+def _learned(run: Run) -> list[Markup | str]:
     """From the model's performance at the start to that at the end, by the first metric whose values add up to it."""
     known = {name: each for name, each in run.record.get("paid_in", {}).items() if each["start"] is not None}
     games = {name: each for name, each in known.items() if name in run.metrics and None not in each.values()}
@@ -136,11 +131,9 @@ def _learned(run: Run) -> list[Markup]:
         values = [value for value in run.final(name) if value == value]
         if whole and abs(math.fsum(values) - whole) <= TOLERANCE * abs(whole):
             return [_waterfall(run, name, each)]
-    text = Markup("<p>The model's {}: {} when training began, {} at its end.</p>\n")
     if not games:
-        performances = (each["by"] for each in known.values())
-        ends = [(_shown(each["by"], each["start"]), _shown(each["by"], each["end"])) for each in known.values()]
-        return [text.format(_plain(by), *each) for by, each in zip(performances, ends)]
+        ends = [[each["by"], *(_shown(each["by"], each[when]) for when in ("start", "end"))] for each in known.values()]
+        return [SAY["learned"].format(_plain(by), start, end) for by, start, end in ends]
     name, each = next(iter(games.items()))
     start, end = (_shown(each["by"], each[when]) for when in ("start", "end"))
     caption = (
@@ -188,36 +181,53 @@ def _shown(by: str, value: float) -> str:
     return percent(value) if by.endswith("accuracy") else number(abs(value) if by == "negative_loss" else value)
 
 
-def _logged(run: Run) -> str:
-    """What the module says of the validation set at the end."""
-    values = {name: value for name in WORDS["logged"] if (value := run.record.get("logged", {}).get(name)) is not None}
-    shown = {name: percent(value) if "accuracy" in name else number(value) for name, value in values.items()}
-    return ", ".join(WORDS["logged"][name].format(value) for name, value in shown.items())
+def _rests_on(run: Run) -> Markup:
+    judged, logged = run.record["validation"], run.record.get("logged", {})
+    known = {name: value for name in WORDS["logged"] if (value := logged.get(name)) is not None}
+    shown = {name: percent(value) if "accuracy" in name else number(value) for name, value in known.items()}
+    said = ", ".join(WORDS["logged"][name].format(value) for name, value in shown.items())
+    lines = []
+    if judged:
+        cases = "" if judged["rows"] is None else f"{judged['rows']:,} cases of "
+        lines.append(SAY["judged"].format(cases, judged["of"]))
+    lines += [SAY["logged"].format(said)] if said else []
+    lines += [SAY["cases"].format(sum(run.record["samples"])), SAY["one_run_only"], SAY["appendix"]]
+    return section("What this rests on", lines)
 
 
 def _clients(run: Run, order: Sequence[int], names: Sequence[str]) -> Markup:
-    samples, taken = run.record["samples"], run.taken_part()
+    samples, taken, shown = run.record["samples"], run.taken_part(), len(order)
     shares = {client: percent(facts.share(samples[client], sum(samples))) for client in order}
     parts = {client: percent(facts.share(taken[client], run.rounds)) for client in order}
     rows = [[name, str(samples[c]), shares[c], str(taken[c]), parts[c]] for c, name in zip(order, names)]
-    return table(["client", "samples", "of all", "rounds", "of all"], rows)
+    by = run.metrics[0] if run.metrics else "number"
+    counted = facts.class_counts(run, 1, COUNTED)
+    counts = []
+    if counted is not None:
+        cells = [[name, *map(str, counted[1][client])] for client, name in zip(order, names)]
+        counts.append(table(["client", *counted[0]], cells, caption="Training samples of each class"))
+    some = SAY["clients_shown"].format(shown // 2, shown // 2, run.num_clients, by) if shown < run.num_clients else None
+    return section("Who took part", some, table(["client", "samples", "of all", "rounds", "of all"], rows), *counts)
 
 
-def _class_counts(run: Run, order: Sequence[int], names: Sequence[str]) -> Markup | None:
-    counts, classes = run.record["class_counts"], run.record["classes"]
-    if not counts or not classes or len(classes) > COUNTED:
-        return None
-    rows = [[name, *map(str, counts[client])] for client, name in zip(order, names)]
-    return table(["client", *classes], rows, caption="Training samples of each class")
-
-
-def _games(run: Run) -> Markup | None:
+def _measured(run: Run) -> Markup:
+    """The algorithm, what was not measured, and what the metrics share out."""
+    unmeasured = [name for name in run.record["metrics"] if name not in run.metrics]
+    last = ", ".join(f"{name} {value}" for name, value in facts.logged(run))
+    lines = {
+        "algorithm": facts.algorithm(run),
+        "unmeasured": ", ".join(unmeasured),
+        "not_known": run.record.get("not_known"),
+        "at_fault": run.named,
+        "logged_last": last,
+    }
     head = ["metric", "shares out the model's", "at the start", "at the end", "sum of the values"]
     rows = [
         [metric or NONE, game["by"], *(NONE if game[x] is None else number(game[x]) for x in ("start", "end", "sum"))]
         for metric, game in run.record.get("paid_in", {}).items()
     ]
-    return table(head, rows) if rows else None
+    said = [SAY[name].format(told) for name, told in lines.items() if told or name == "algorithm"]
+    return section("What was measured", said, table(head, rows) if rows else None)
 
 
 def _bars(run: Run, metric: str, order: Sequence[int], names: Sequence[str]) -> Markup:
@@ -228,59 +238,65 @@ def _bars(run: Run, metric: str, order: Sequence[int], names: Sequence[str]) -> 
     return drawing.bars(names, [values[client] for client in order], ends, caption)
 
 
-def _retrained(run: Run, order: Sequence[int]) -> dict[str, Any] | None:
+def _retrained(run: Run, order: Sequence[int]) -> Markup:
     found = run.retrained()
     known = [client for client in order if found and found[client]]
     if not known:
-        return None
+        return Markup("")
     rows, names = [found[client] for client in known], [run.label(client) for client in known]
     cells = [[name, *facts.retrained_cells(row), number(row["kernel_shap"])] for name, row in zip(names, rows)]
     value, low, high = ([row[column] for row in rows] for column in ("value", "low", "high"))
-    return {
-        "by": rows[0]["by"],
-        "bars": drawing.bars(names, value, (low, high)),
-        "table": table([*facts.RETRAINED_HEAD, "KernelSHAP"], cells),
-        "notes": facts.retrained_caveats(rows, names),
-    }
+    bars, shown = drawing.bars(names, value, (low, high)), table([*facts.RETRAINED_HEAD, "KernelSHAP"], cells)
+    return facts.retrained(rows[0]["by"], bars, shown, facts.retrained_caveats(rows, names))
 
 
-def _gains(run: Run, order: Sequence[int], names: Sequence[str]) -> dict[str, Any] | None:
+def _gains(run: Run, order: Sequence[int], names: Sequence[str]) -> list[Markup | str]:
     rows = run.gains()
     if not any(rows):
-        return None
+        return [SAY["no_gains"]]
     gains = [rows[c]["accuracy_received"] - rows[c]["accuracy_alone"] if rows[c] else NAN for c in order]
     cells = [[name, *facts.gain_cells(rows[client])] for client, name in zip(order, names)]
-    return {
-        "shared": next(row for row in rows if row)["tests"] == "shared",
-        "bars": drawing.bars(names, gains),
-        "table": table(["client", *facts.GAIN_HEAD], cells),
-    }
+    shared = next(row for row in rows if row)["tests"] == "shared"
+    where = "on the test set" if shared else "on each client's own test samples"
+    return [SAY["gains"].format(where), drawing.bars(names, gains), table(["client", *facts.GAIN_HEAD], cells)]
 
 
-def _flagged(run: Run) -> Markup | None:
+def _flagged(run: Run) -> Markup:
     samples = run.record["samples"]
     rows = [
         [run.label(client), str(len(flagged)), percent(facts.share(len(flagged), samples[client]))]
         for client, flagged in sorted(run.flagged().items())
     ]
-    return table(["client", "flagged", "of its samples"], rows) if rows else None
+    never = [run.label(client) for client, count in enumerate(run.taken_part()) if not count] if run.rounds else []
+    names = ", ".join(never[:20]) + (", ..." if len(never) > 20 else "")
+    return section(
+        "Suspicious samples",
+        SAY["flagged" if rows else "not_flagged"],
+        table(["client", "flagged", "of its samples"], rows) if rows else None,
+        SAY["never"].format(names) if never else None,
+    )
 
 
-def _valued(run: Run, order: Sequence[int], names: Sequence[str]) -> Markup | None:
+def _valued(run: Run, order: Sequence[int], names: Sequence[str]) -> Markup:
     rows = run.valued()
-    cells = [[name, *map(number, rows[client].values())] for client, name in zip(order, names)] if rows else []
-    return table(["client", *rows[0]], cells) if rows else None
+    if not rows:
+        return Markup("")
+    cells = [[name, *map(number, rows[client].values())] for client, name in zip(order, names)]
+    return section("Value of the data before training", SAY["valued"], table(["client", *rows[0]], cells))
 
 
 def _settings(run: Run) -> Markup:
     settings = run.record["settings"] | {f"package {name}": of for name, of in run.record["packages"].items()}
-    return table(["setting", "value"], [[name, str(value)] for name, value in settings.items()], texts=True)
+    rows = [[name, str(value)] for name, value in settings.items()]
+    return section("Settings", table(["setting", "value"], rows, texts=True))
 
 
-def _hashes(run: Run) -> Markup:
-    files = [path for path in (run.folder / CONTRIBUTIONS, run.folder / "config.yaml") if path.is_file()]
+def _replay(run: Run) -> Markup:
+    config = run.folder / "config.yaml"
+    files = [path for path in (run.folder / CONTRIBUTIONS, config) if path.is_file()]
     rows = [[f"{file.name} (SHA-256)", hashlib.sha256(file.read_bytes()).hexdigest()] for file in files]
     for holder, digest in run.record["hashes"].items():
         who = "the server's validation set" if holder == "server" else run.label(int(holder))
         rows.append([f"samples and labels: {who}", digest])
-    return table(["of", "hash"], rows, texts=True)
+    again = [SAY["command"], command(f"flsv fit --config {shlex.quote(str(config))}")] if config in files else []
+    return section("To replay the run", *again, SAY["hashes"], table(["of", "hash"], rows, texts=True))

@@ -17,7 +17,8 @@ from markupsafe import Markup
 
 from flsv.csv_files import NAN
 from flsv.report import facts
-from flsv.report.html import table
+from flsv.report.facts import SAY
+from flsv.report.html import section, table
 from flsv.report.reading import Run
 from flsv.report.shares import SHARE_HEAD, Shares
 from flsv.report.text import NONE, WORDS, number, numbers, percent
@@ -28,36 +29,28 @@ FEWEST = 5
 LISTED = 50
 
 
-def facts_for_one(run: Run, client: int, shares: Shares | None = None) -> dict[str, Any]:
-    """What the report for one client holds, with its share of a budget where there is one."""
+def page_for_one(run: Run, client: int, shares: Shares | None = None) -> dict[str, Any]:
+    """The report for one client: its title and its sections, with its share of a budget where there is one."""
     # Columns that are no classes may be the other clients.
     by_class = [metric for metric in run.metrics if run.columns_are_classes(metric)]
     chance = [WORDS["at_chance"].format(by) for by in facts.at_chance(run.record)]
-    return {
-        "title": f"Contribution of {run.label(client)}",
-        "subtitle": facts.subtitle(run, facts.algorithm(run)),
-        "run": run,
-        "fewest": FEWEST,
-        "part": _part(run, client),
-        "fault": run.named.get(client),
-        "copied": [len(group) > 1 for group in run.copies if client in group],
-        "class_counts": _class_counts(run, client),
-        "shares": shares,
-        "share_table": None if shares is None else _share(client, shares),
-        "no_share": shares is not None and client in shares.missing,
-        "abouts": _abouts(run),
-        "contributions": _contributions(run, client) if run.metrics else None,
-        "dashes": any(run.final(metric)[client] != run.final(metric)[client] for metric in run.metrics),
-        "histories": facts.over_rounds(run, [client], ["you"], dict(zip(run.metrics, run.metrics))),
-        "by_class": [x for metric in by_class for x in facts.by_column(run, metric, [client], ["you"], "")],
-        "retrained": _retrained(run, client),
-        "gains": _gains(run, client),
-        "valued": _valued(run, client),
-        "flagged": _flagged(run, client),
-        "guides": facts.guides(run),
-        "caveats": [*facts.caveats_of(run), *chance],
-        "facts": _facts(run, client),
-    }
+    if run.record.get("not_known"):
+        chance.append(SAY["not_known_to_you"])
+    front = [
+        _part(run, client),
+        _share(client, shares) if shares is not None else "",
+        section("What you contributed", *_contributions(run, client)),
+        facts.over_time(run, [client], ["you"], dict(zip(run.metrics, run.metrics))),
+        facts.classes(run, by_class, [client], ["you"], ""),
+        _retrained(run, client),
+        _gains(run, client),
+        _valued(run, client),
+        _flagged(run, client),
+        facts.reading(run, *chance, SAY["one_seed"], *_of_others(run, shares is not None)),
+        section("The run", _facts(run, client)),
+    ]
+    subtitle = facts.subtitle(run, facts.algorithm(run))
+    return {"title": f"Contribution of {run.label(client)}", "subtitle": subtitle, "front": front, "appendix": []}
 
 
 def _public(run: Run, values: Sequence[float]) -> bool:
@@ -71,30 +64,37 @@ def _part(run: Run, client: int) -> Markup:
     rows.append(["your training samples", str(samples[client])])
     if _public(run, samples):
         rows.append(["of all training samples", f"{100 * facts.share(samples[client], sum(samples)):.0f} %"])
-    return table(["", ""], rows, texts=True)
+    parts: list[Markup | str] = [table(["", ""], rows, texts=True)]
+    if client in run.named:
+        parts.append(SAY["your_fault"].format(*run.named[client]))
+    for group in run.copies:
+        if client in group:
+            others = "another participant's" if len(group) > 1 else "the model's own last step"
+            parts.append(SAY["your_copies"].format(others))
+    counted = facts.class_counts(run, 2, float("inf"))
+    if counted is not None:
+        counts = [[name, str(n)] for name, n in zip(counted[0], counted[1][client]) if n]
+        parts += ["Your samples by class:", table(["class", "samples"], counts)]
+    return section("Your part", *parts)
 
 
-def _class_counts(run: Run, client: int) -> Markup | None:
-    counts, classes = run.record["class_counts"], run.record["classes"]
-    if not counts or not classes or len(classes) < 2:
-        return None
-    return table(["class", "samples"], [[name, str(n)] for name, n in zip(classes, counts[client]) if n])
-
-
-def _abouts(run: Run) -> list[tuple[str, str, str]]:
-    """Of each metric what it is, and what its intervals are."""
-    known = ((metric, run.about(metric)["about"], run.kind(metric)) for metric in run.metrics)
-    return [each for each in known if any(each[1:])]
-
-
-def _contributions(run: Run, client: int) -> Markup:
+def _contributions(run: Run, client: int) -> list[Markup | str]:
+    if not run.metrics:
+        return [SAY["no_metric"]]
+    parts: list[Markup | str] = []
     rows = []
     for metric in run.metrics:
+        about, kind = run.about(metric)["about"], run.kind(metric)
+        if about or kind:
+            parts.append(f"{metric}: {about}{f' In brackets: {kind}.' if kind else ''}")
         values = run.final(metric)
-        # Over all clients, in two digits.
+        # Two digits: with more, or from several pages, the others' values would follow.
         mean = number(float(f"{facts.mean(values):.1e}")) if _public(run, values) else NONE
         rows.append([metric, facts.shown(run, metric, [client])[0], mean])
-    return table(["", "your value", "mean of all"], rows)
+    parts.append(table(["", "your value", "mean of all"], rows))
+    if any(run.final(metric)[client] != run.final(metric)[client] for metric in run.metrics):
+        parts.append(SAY["dash"])
+    return parts
 
 
 def _share(client: int, shares: Shares) -> Markup:
@@ -102,48 +102,62 @@ def _share(client: int, shares: Shares) -> Markup:
     basis = shares.basis
     value, low, high = numbers([basis.values[client], basis.low[client], basis.high[client]])
     known = shares.low[client] == shares.low[client]
-    return table(
-        ["", "your value", *SHARE_HEAD], [["", f"{value} [{low} to {high}]" if known else value, *shares.cells(client)]]
+    cells = ["", f"{value} [{low} to {high}]" if known else value, *shares.cells(client)]
+    return section(
+        f"Your share of {shares.title}",
+        table(["", "your value", *SHARE_HEAD], [cells]),
+        *facts.budget(shares),
+        SAY["no_share_of_yours"] if client in shares.missing else None,
     )
 
 
-def _retrained(run: Run, client: int) -> dict[str, Any] | None:
+def _retrained(run: Run, client: int) -> Markup:
     rows = run.retrained()
     if not rows or not rows[client]:
-        return None
+        return Markup("")
     # Of how many that is the share, is not told either.
     shown = slice(None if _public(run, [row.get("value", NAN) for row in rows]) else -1)
     cells = facts.retrained_cells(rows[client])[shown]
-    return {"by": rows[client]["by"], "table": table(facts.RETRAINED_HEAD[1:][shown], [cells])}
+    return facts.retrained(rows[client]["by"], table(facts.RETRAINED_HEAD[1:][shown], [cells]))
 
 
-def _gains(run: Run, client: int) -> dict[str, Any] | None:
+def _gains(run: Run, client: int) -> Markup:
     rows = run.gains()
     if not rows or not rows[client]:
-        return None
-    return {
-        "shared": rows[client]["tests"] == "shared",
-        "table": table(facts.GAIN_HEAD, [facts.gain_cells(rows[client])]),
-    }
+        return Markup("")
+    where = "on the test set" if rows[client]["tests"] == "shared" else "on your own test samples"
+    cells = table(facts.GAIN_HEAD, [facts.gain_cells(rows[client])])
+    return section("Compared with training alone", SAY["your_gains"].format(where), cells)
 
 
-def _valued(run: Run, client: int) -> Markup | None:
+def _valued(run: Run, client: int) -> Markup:
     rows = run.valued()
     if not rows:
-        return None
+        return Markup("")
     # From a distance and its share the others' distances follow.
     public = _public(run, [row.get("share", NAN) for row in rows])
-    shown = {name: cell for name, cell in rows[client].items() if public or name != "share"}
-    return table(["", "yours"], [[name.replace("_", " "), number(cell)] for name, cell in shown.items()])
+    shown = [[name.replace("_", " "), number(x)] for name, x in rows[client].items() if public or name != "share"]
+    return section("Value of your data before training", SAY["your_value"], table(["", "yours"], shown))
 
 
-def _flagged(run: Run, client: int) -> dict[str, Any] | None:
+def _flagged(run: Run, client: int) -> Markup:
     flagged = run.flagged().get(client)
-    if flagged is None:
-        return None
-    head = [name for name in ("index", "label", "score", "why") if flagged and name in flagged[0]]
+    title = "Suspicious samples"
+    if not flagged:
+        return Markup("") if flagged is None else section(title, SAY["none_flagged"])
+    head = [name for name in ("index", "label", "score", "why") if name in flagged[0]]
     rows = [[row.get(name) or NONE for name in head] for row in flagged[:LISTED]]
-    return {"count": len(flagged), "listed": LISTED, "table": table(head, rows, texts=True) if flagged else ""}
+    most = f" {SAY['your_most_flagged'].format(LISTED)}" if len(flagged) > LISTED else ""
+    return section(title, SAY["your_flagged"].format(len(flagged)) + most, table(head, rows, texts=True))
+
+
+def _of_others(run: Run, shares: bool) -> list[str]:
+    """What the page tells of the others."""
+    if run.num_clients >= FEWEST and run.ended:
+        return [SAY["means_of_others"], SAY["of_two"]]
+    why = SAY["too_few"].format(run.num_clients) if run.ended else SAY["too_early"]
+    nothing = SAY["nothing_of_others"].format(FEWEST, why)
+    return [f"{nothing} {SAY['but_your_share']}" if shares else nothing, SAY["of_two"]]
 
 
 def _facts(run: Run, client: int) -> Markup:

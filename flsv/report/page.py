@@ -1,6 +1,6 @@
 """A run's page as a file: HTML without scripts, legible on paper, phones and dark screens.
 
-Python works out what is on it (:mod:`flsv.report.for_all`, :mod:`flsv.report.for_one`), and templates lay it out.
+Python works out what is on it (:mod:`flsv.report.for_all`, :mod:`flsv.report.for_one`), and one template lays it out.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from pathlib import Path
 from flsv._lightning.durable import replacing
 from flsv.arguments import client_number
 from flsv.errors import ConfigurationError
-from flsv.report.for_all import facts_for_all
-from flsv.report.for_one import facts_for_one
+from flsv.report.for_all import page_for_all
+from flsv.report.for_one import page_for_one
 from flsv.report.html import to_html
 from flsv.report.reading import open_run
 from flsv.report.shares import SHARES, Budget, shares_of
@@ -48,10 +48,7 @@ def write_report(
     file = folder / "report.html" if out is None else Path(out)
     if file.suffix != ".html":
         raise ConfigurationError(f"out={str(out)!r}: expected a file that ends with .html.")
-    if who is None:
-        page = to_html("for_all.html", facts_for_all(run, shares))
-    else:
-        page = to_html("for_one.html", facts_for_one(run, who, shares))
+    page = to_html(page_for_all(run, shares) if who is None else page_for_one(run, who, shares))
     file.parent.mkdir(parents=True, exist_ok=True)
     with replacing(file) as draft:
         draft.write(page.encode())

@@ -233,7 +233,7 @@ def test_a_truth_of_other_data_is_refused(tmp_path: Path, capsys: pytest.Capture
     for bright, status in ((1.0, 0), (0.9, 2)):
         np.savez(data, **labels, train_images=pixels[:90] * bright, test_images=pixels[90:])
         assert main([*asked, "--out", str(tmp_path / "out"), "-q"]) == status
-    assert "is the truth of other settings or data than those of own" in capsys.readouterr().err
+    assert "own.csv holds results of others: data and versions is" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -22,8 +22,8 @@ from flsv.games.retraining import COLUMNS, KeptUtility
 from flsv.kept import Kept
 from flsv.models.imbalance import OWN_SCORES
 from flsv.report import Run, open_run
-from flsv.report.for_all import facts_for_all
-from flsv.report.for_one import facts_for_one
+from flsv.report.for_all import page_for_all
+from flsv.report.for_one import page_for_one
 from flsv.report.html import to_html
 from flsv.report.run_table import CSV, Numbers, csv_lines, rows_of
 from flsv.report.shares import Budget, shares_of
@@ -102,8 +102,8 @@ def reported(run: Run) -> str:
     """Every page, as it is handed out."""
     shared = [shares for by in (None, "cssv") if (shares := outcome(lambda by=by: shares_of(run, Budget(10.0, by))))]
     shares = shared[0] if shared else None
-    own = (to_html("for_one.html", facts_for_one(run, i, shares)) for i in range(min(run.num_clients, 4)))
-    return "".join([to_html("for_all.html", facts_for_all(run, shares)), *own])
+    own = (to_html(page_for_one(run, i, shares)) for i in range(min(run.num_clients, 4)))
+    return "".join([to_html(page_for_all(run, shares)), *own])
 
 
 def outcome(read: Callable[[], Any]) -> Any:
