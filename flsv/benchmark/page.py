@@ -15,8 +15,6 @@ from flsv.benchmark.summary import GOAL, Cost, Known, by_federation, coverage, s
 from flsv.charts import label_text
 from flsv.report.text import markdown_table
 
-#: Points are in a crowd that are nearer than by this factor of time; names in it this far apart.
-CROWD, STEP = 1.35, 0.022
 CEILING = "*the truth, one other seed*"
 
 
@@ -134,20 +132,15 @@ def draw(summary: DataFrame, costs: Mapping[str, Cost], federations: Known) -> F
         for name, near in summary["all"].dropna().items()
         if name in costs
     }
-    written: list[tuple[float, float]] = []
-    for name, (x, y) in sorted(points.items(), key=lambda item: -item[1][1]):
-        axes.plot([x], [y], "o", color="tab:blue" if costs[name].evaluations else "tab:orange")
-        # Where points lie near each other, names stand below one another to the right of all of them, each with a line.
-        crowd = [other for other, _ in points.values() if max(other / x, x / other) < CROWD]
-        column = x * 1.1 if len(crowd) < 4 else max(crowd) * 2.4
-        # A name takes up a factor of three or so in this direction.
-        others = [at for at in written if max(at[0] / column, column / at[0]) < 3]
-        place = y
-        while taken := [other for _, other in others if abs(other - place) < STEP]:
-            place = min(taken) - 1.01 * STEP
-        written.append((column, place))
-        line = {"arrowstyle": "-", "color": "lightgrey", "linewidth": 0.8, "shrinkA": 0, "shrinkB": 4}
-        axes.annotate(label_text(name), (x, y), xytext=(column, place), va="center", fontsize=8, arrowprops=line)
+    order = sorted(points, key=lambda name: -points[name][1])
+    line = {"arrowstyle": "-", "color": "lightgrey", "linewidth": 0.8, "shrinkA": 0, "shrinkB": 4}
+    for place, name in enumerate(order):
+        axes.plot(
+            *([each] for each in points[name]), "o", color="tab:blue" if costs[name].evaluations else "tab:orange"
+        )
+        # The names stand below one another beside the axes, best first, each with a line to its point.
+        beside = {"xytext": (1.02, 1 - (place + 0.5) / len(order)), "textcoords": "axes fraction"}
+        axes.annotate(label_text(name), points[name], **beside, va="center", fontsize=8, arrowprops=line)
     axes.axhline(mean([t.ceiling for _, t in federations.values()]), color="grey", linestyle="--", linewidth=1)
     axes.set(
         xscale="log",

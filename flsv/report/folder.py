@@ -6,16 +6,19 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import lightning as L
+from annotated_types import Ge
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from flsv._lightning.durable import check_writable
-from flsv.arguments import check_number
+from flsv.declared import checked
 from flsv.errors import ConfigurationError
 from flsv.showing import shown
 
 
+@checked
 @dataclass(frozen=True)
 class Reporting:
     """What a run shows and writes; none of it changes a number.
@@ -37,13 +40,9 @@ class Reporting:
     """
 
     per_class: bool = True
-    figures: int | None = None
+    figures: Annotated[int, Ge(0)] | None = None
     table: bool = True
     files: bool = True
-
-    def __post_init__(self) -> None:
-        if self.figures is not None:
-            check_number(self, "figures", self.figures, least=0, whole=True)
 
 
 CONTRIBUTIONS = "contributions.csv"

@@ -86,17 +86,17 @@ def red_lines(run: Run) -> list[str]:
 
 def _shares(run: Run, shares: Shares, shown: int) -> Markup:
     known = [client for client in by_value(shares.basis.values) if client not in shares.missing]
-    found = any(shares.found)
+    found = shares.table["found"]
     rows = [
-        [run.label(client), *shares.cells(client), *([shares.found[client] or NONE] if found else [])]
+        [run.label(client), *shares.cells(client), *([found[client] or NONE] if found.any() else [])]
         for client in ends_of([*known, *shares.missing], MOST)
     ]
     return section(
         f"Shares of {shares.title}",
-        table(["partner", *SHARE_HEAD, *(["found"] if found else [])], rows),
+        table(["partner", *SHARE_HEAD, *(["found"] if found.any() else [])], rows),
         *facts.budget(shares),
         SAY["no_share"].format(run.labels(shares.missing)) if shares.missing else None,
-        SAY["held_back"] if found else None,
+        SAY["held_back"] if found.any() else None,
         SAY["shares_shown"].format(shown, run.num_clients) if shown < run.num_clients else None,
     )
 

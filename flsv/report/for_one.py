@@ -101,7 +101,7 @@ def _share(client: int, shares: Shares) -> Markup:
     """Its part of a budget."""
     basis = shares.basis
     value, low, high = numbers([basis.values[client], basis.low[client], basis.high[client]])
-    known = shares.low[client] == shares.low[client]
+    known = shares.table["share_low"].notna()[client]
     cells = ["", f"{value} [{low} to {high}]" if known else value, *shares.cells(client)]
     return section(
         f"Your share of {shares.title}",

@@ -53,5 +53,5 @@ def write_report(
     with replacing(file) as draft:
         draft.write(page.encode())
     if shares is not None and who is None:
-        shares.save(file.parent / SHARES, run.client_names)
+        shares.save(file.parent / SHARES)
     return file

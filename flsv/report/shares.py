@@ -6,12 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 
+import numpy as np
 import torch
+from pandas import DataFrame
 
-from flsv.arguments import check_number, check_one_of
 from flsv.csv_files import NAN, save_csv
+from flsv.declared import Positive, checked
 from flsv.errors import ConfigurationError
 from flsv.functional.allocation import Negatives, allocate
 from flsv.report.reading import Run
@@ -32,6 +33,7 @@ WHOLE = "BIF CLP DJF GNF ISK JPY KMF KRW PYG RWF UGX VND VUV XAF XOF XPF"
 THREE = "BHD IQD JOD KWD LYD OMR TND"
 
 
+@checked
 @dataclass(frozen=True)
 class Budget:
     """A budget, and how it is shared out.
@@ -51,14 +53,12 @@ class Budget:
         ('33.30 EUR', '123,456 JPY')
     """
 
-    amount: float
+    amount: Positive
     by: str | None = None
     rule: Negatives = "zero"
     currency: str = ""
 
     def __post_init__(self) -> None:
-        check_one_of(self, "rule", self.rule, get_args(Negatives))
-        check_number(self, "amount", self.amount, above=0)
         if round(self.amount, self.decimals) != self.amount:
             raise ConfigurationError(
                 f"a budget of {self.amount} {self.currency}: expected {self.decimals} decimals at most."
@@ -181,28 +181,15 @@ class Shares:
     Args:
         budget: which.
         basis: by which values.
-        shares: ``[n]``, which sum to 1; NaN for whoever has no value.
-        low: ``[n]``, what the share would be were the client's own value at the low end of its interval, and the
-            others' as they are; NaN where nothing is known.
-        high: likewise, at the high end.
-        amounts: ``[n]`` in whole units, which sum to the budget; NaN for whoever has no value.
-        found: ``[n]``, what the run has found of the client's updates, in words, or "".
+        table: a row per client, by the names in :data:`HEADER`: ``share``, of all; ``share_low`` and ``share_high``,
+            what it would be were the client's own value at the end of its interval, and the others' as they are;
+            ``amount`` in whole units, and its ends; ``found``, what the run has found of its updates, in words. NaN
+            where nothing is known.
     """
 
     budget: Budget
     basis: Basis
-    shares: Sequence[float]
-    low: Sequence[float]
-    high: Sequence[float]
-    amounts: Sequence[float]
-    found: Sequence[str]
-
-    def ends(self, client: int) -> tuple[float, float]:
-        """The ends of the amount's interval, in whole units, which the amount is between."""
-        low, high = (
-            round(share * self.budget.amount, self.budget.decimals) for share in (self.low[client], self.high[client])
-        )
-        return min(low, self.amounts[client]), max(high, self.amounts[client])
+    table: DataFrame
 
     @property
     def title(self) -> str:
@@ -217,41 +204,30 @@ class Shares:
     @property
     def has_intervals(self) -> bool:
         """Whether anybody's share has one."""
-        return any(low == low for low in self.low)
-
-    @property
-    def any_found(self) -> bool:
-        """Whether something was found of anybody's updates."""
-        return any(self.found)
+        return bool(self.table["share_low"].notna().any())
 
     def cells(self, client: int) -> list[str]:
         """A client's share and amount with their intervals, in :data:`SHARE_HEAD`'s order."""
         if client in self.missing:
             return [NONE, NONE]
-        cells = [percent(self.shares[client]), self.budget.text(self.amounts[client])]
-        low, high = self.low[client], self.high[client]
+        row = self.table.loc[client]
+        cells = [percent(row["share"]), self.budget.text(row["amount"])]
+        low, high = row["share_low"], row["share_high"]
         if low != low or high != high:
             return cells
-        least, most = (f"{amount:,.{self.budget.decimals}f}" for amount in self.ends(client))
+        least, most = (f"{row[name]:,.{self.budget.decimals}f}" for name in ("amount_low", "amount_high"))
         return [f"{cells[0]} [{100 * low:.1f} to {100 * high:.1f}]", f"{cells[1]} [{least} to {most}]"]
 
     @property
     def missing(self) -> list[int]:
         """Clients without a value."""
-        return [client for client, share in enumerate(self.shares) if share != share]
+        return self.table.index[self.table["share"].isna()].tolist()
 
-    def save(self, path: Path, names: Sequence[str]) -> None:
+    def save(self, path: Path) -> None:
         """A row per client, by the names in :data:`HEADER`."""
-        basis, budget = self.basis, self.budget
-        rows = [
-            (
-                *(client, name, basis.values[client], basis.low[client], basis.high[client]),
-                *(self.shares[client], self.low[client], self.high[client], self.amounts[client], *self.ends(client)),
-                *(budget.currency, self.found[client], basis.title, basis.of, budget.rule),
-            )
-            for client, name in enumerate(names)
-        ]
-        save_csv(path, [HEADER, *(["" if cell != cell else cell for cell in row] for row in rows)])
+        save_csv(
+            path, [HEADER, *(["" if cell != cell else cell for cell in row] for row in self.table.values.tolist())]
+        )
 
 
 def shares_of(run: Run, budget: Budget) -> Shares:
@@ -263,13 +239,16 @@ def shares_of(run: Run, budget: Budget) -> Shares:
     basis = basis_of(run, budget.by)
     values = torch.tensor(basis.values, dtype=torch.float64)
     shares, amounts = allocate(values, 1.0, budget.rule), allocate(values, budget.amount, budget.rule, unit=budget.unit)
-    for part in (shares, amounts):
-        part[values.isnan()] = NAN
-    low, high = (
-        [_share_at(values, client, end, budget.rule) for client, end in enumerate(ends)]
-        for ends in (basis.low, basis.high)
-    )
-    return Shares(budget, basis, shares.tolist(), low, high, amounts.tolist(), found_in(run))
+    table = DataFrame({"client": range(run.num_clients), "client_name": run.client_names, "value": basis.values})
+    table["share"] = shares.where(~values.isnan(), NAN).tolist()
+    table["amount"] = amounts.where(~values.isnan(), NAN).tolist()
+    for end, ends, beyond in (("low", basis.low, np.minimum), ("high", basis.high, np.maximum)):
+        moved = [_share_at(values, client, each, budget.rule) for client, each in enumerate(ends)]
+        rounded = [round(share * budget.amount, budget.decimals) for share in moved]
+        table[end], table[f"share_{end}"] = ends, moved
+        table[f"amount_{end}"] = beyond(rounded, table["amount"])
+    table = table.assign(currency=budget.currency, found=found_in(run), by=basis.title, of=basis.of, rule=budget.rule)
+    return Shares(budget, basis, table[[*HEADER]])
 
 
 def _share_at(values: torch.Tensor, client: int, end: float, rule: Negatives) -> float:

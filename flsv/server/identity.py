@@ -63,15 +63,6 @@ class Identity:
     settings: Mapping[str, str]
     samples: Mapping[str, str]
 
-    @classmethod
-    def read(cls, path: Path) -> Identity:
-        """What :meth:`plain` gave, from a JSON file; of anything else, an experiment without settings and samples."""
-        try:
-            kept = json.loads(path.read_text(encoding="utf-8"))
-            return cls(dict(kept["settings"]), dict(kept["samples"]))
-        except (FileNotFoundError, LookupError, TypeError, ValueError):
-            return cls({}, {})
-
     def plain(self) -> dict[str, dict[str, str]]:
         """As JSON can hold it."""
         return {"settings": dict(self.settings), "samples": dict(self.samples)}

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from flsv.arguments import check_one_of
+from flsv.declared import checked
 from flsv.functional.transport import (
     ClassStatistics,
     TransportClient,
@@ -242,11 +242,14 @@ def leave(local: LocalData, key: Any) -> None:
     local.memory.pop(key, None)
 
 
-RULES = ("outlier", "positive")
+Rule = Literal["outlier", "positive"]
 DEVIATIONS = 4.5
 
 
-def flag_samples(gradients: Tensor, rule: str = "outlier", y: Tensor | None = None) -> Tensor:
+@checked
+def flag_samples(
+    gradients: Tensor, rule: Literal["outlier", "positive"] = "outlier", y: Tensor | None = None
+) -> Tensor:
     """Flag samples by their calibrated gradients.
 
     ``"positive"`` is the rule of Li et al. (FedBary, CVPR 2024, section 4.3): harmful is what is above 0. Calibrated
@@ -271,7 +274,6 @@ def flag_samples(gradients: Tensor, rule: str = "outlier", y: Tensor | None = No
         >>> flag_samples(torch.tensor([-2.0, -1.0, -1.5, 0.5, 9.0, -1.2, -1.7]))
         tensor([False, False, False,  True,  True, False, False])
     """
-    check_one_of("flag_samples", "rule", rule, RULES)
     if rule == "positive" or len(gradients) < 3:
         return gradients > 0 if rule == "positive" else torch.zeros_like(gradients, dtype=torch.bool)
     above, deviation = _above(gradients, y)

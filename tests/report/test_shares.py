@@ -63,11 +63,11 @@ def rows(folder: Path) -> list[dict[str, str]]:
 def test_amounts_sum_to_the_budget_within_their_intervals(fitted: Path, rule: Any) -> None:
     run = open_run(fitted)
     found = shares_of(run, Budget(1000.01, "sv", rule))
-    assert sum(Decimal(str(amount)) for amount in found.amounts) == Decimal("1000.01")
+    assert sum(Decimal(str(amount)) for amount in found.table["amount"]) == Decimal("1000.01")
     values = torch.tensor(run.final("sv"), dtype=torch.float64)
-    assert found.amounts == allocate(values, 1000.01, rule, unit=0.01).tolist()
-    for client, amount in enumerate(found.amounts):
-        low, high = found.ends(client)
+    assert found.table["amount"].tolist() == allocate(values, 1000.01, rule, unit=0.01).tolist()
+    ends = found.table[["amount", "amount_low", "amount_high"]]
+    for amount, low, high in ends.itertuples(index=False):
         assert low <= amount <= high
 
 
@@ -76,10 +76,10 @@ def test_pages_and_file_have_the_same_amounts(fitted: Path, tmp_path: Path) -> N
     command = ["report", str(folder), "--budget", "1,000.01", "--rule", "shift", "--currency", "EUR"]
     assert main(command) == 0  # the only metric to pay by is taken
     found, expected = rows(folder), shares_of(open_run(folder), Budget(1000.01, "sv", "shift", "EUR"))
-    assert [float(row["amount"]) for row in found] == expected.amounts
+    assert [float(row["amount"]) for row in found] == expected.table["amount"].tolist()
     assert [(float(row["amount_low"]), float(row["amount_high"])) for row in found] == [*map(expected.ends, range(3))]
     assert {row["of"] for row in found} == {f"seed 3, 2 of 2 rounds, run of {open_run(folder).record['started'][:10]}"}
-    shown = [f"{amount:,.2f} EUR" for amount in expected.amounts]
+    shown = [f"{amount:,.2f} EUR" for amount in expected.table["amount"]]
     text = text_of(folder / "report.html")
     assert all(said in text for said in ("Shares of 1,000.01 EUR", "By sv: seed 3, 2 of 2 rounds", *shown))
     assert "says not to pay by it" not in text
@@ -193,12 +193,12 @@ def test_an_interval_is_what_the_own_value_alone_would_change(tmp_path: Path) ->
     frame.loc[measured, "low"], frame.loc[measured, "high"] = frame["value"] - 1, frame["value"] + 1
     frame.to_csv(path, index=False)
     found = shares_of(open_run(folder), Budget(100.0))
-    assert found.low == pytest.approx([2 / 3, 0.0])
-    assert found.high == pytest.approx([4 / 5, 2 / 5])
-    assert found.ends(0) == (66.67, 80.0)
+    assert found.table["share_low"].tolist() == pytest.approx([2 / 3, 0.0])
+    assert found.table["share_high"].tolist() == pytest.approx([4 / 5, 2 / 5])
+    assert found.table.loc[0, ["amount_low", "amount_high"]].tolist() == [66.67, 80.0]
     alone = shares_of(open_run(make_game(tmp_path / "alone", {"sv": [3.0, NAN]})), Budget(100.0))
     assert alone.missing == [1]
-    assert all(end != end for end in (*alone.low, *alone.high))  # nothing is known
+    assert all(end != end for end in alone.table[["share_low", "share_high"]].values.flatten())  # nothing is known
     with pytest.raises(ConfigurationError, match="no client has a claim"):
         shares_of(open_run(make_game(tmp_path / "none", {"sv": [-3.0, -1.0]})), Budget(100.0))
 
