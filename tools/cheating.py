@@ -32,11 +32,12 @@ from flsv.attacks import Alignment, FalseReports, FreeRider, HeadAlignment, Inne
 from flsv.benchmark import Federation, federation, truth_table
 from flsv.benchmark.federation import QUIET, quiet
 from flsv.benchmark.registry import Entry, entry
-from flsv.benchmark.scores import half_width, shares, spearman
+from flsv.benchmark.scores import shares, spearman
 from flsv.csv_files import save_csv
 from flsv.data import Partitioner
 from flsv.filters import CopyFilter, NormCap, OutlierFilter, SampleCap
 from flsv.report.measured import overall
+from flsv.report.repeated import mean_half_width
 from flsv.seeding import generator_for, isolated_rngs
 
 
@@ -229,7 +230,7 @@ def gain(trials: Sequence[Trial], metric: str) -> Gain:
     """By Student's t over paired differences."""
     before = np.array([each.share(each.honest, metric) for each in trials])
     points = np.array([each.share(each.cheated, metric) for each in trials]) - before
-    half = half_width(float(points.std(ddof=min(1, len(points) - 1))), len(points))
+    half = mean_half_width(float(points.std(ddof=min(1, len(points) - 1))), len(points))
     return Gain(float(before.mean()), float(points.mean()), half)
 
 

@@ -23,7 +23,6 @@ from common import grid
 from torch import Generator, Tensor
 
 from flsv.benchmark import federation, names, truth_table
-from flsv.benchmark.truth import Truth
 from flsv.functional.shapley import (
     ShapleyEstimate,
     permutation_shapley,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import isnan
+from typing import Any
 
 from matplotlib.figure import Figure
 from pandas import DataFrame, Series
@@ -139,7 +140,7 @@ def draw(summary: DataFrame, costs: Mapping[str, Cost], federations: Known) -> F
             *([each] for each in points[name]), "o", color="tab:blue" if costs[name].evaluations else "tab:orange"
         )
         # The names stand below one another beside the axes, best first, each with a line to its point.
-        beside = {"xytext": (1.02, 1 - (place + 0.5) / len(order)), "textcoords": "axes fraction"}
+        beside: dict[str, Any] = {"xytext": (1.02, 1 - (place + 0.5) / len(order)), "textcoords": "axes fraction"}
         axes.annotate(label_text(name), points[name], **beside, va="center", fontsize=8, arrowprops=line)
     axes.axhline(mean([t.ceiling for _, t in federations.values()]), color="grey", linestyle="--", linewidth=1)
     axes.set(

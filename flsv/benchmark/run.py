@@ -137,7 +137,7 @@ def run(
                 result.add(run(federation, {name: each}, seed, condition, best))
         else:
             fit(federation, {})  # whose fault is it?
-            result.blame(*company, fault)
+            result.blame(next(iter(company)), fault)
     return result
 
 

@@ -173,9 +173,7 @@ def truth_table(federation: Federation, folder: Path = FOLDER) -> Truth:
     make = "flsv bench --truth --federations ... --out ..."
     if not path.is_file():
         raise ConfigurationError(f"there is no truth of {federation.name} ({path}): make it, {make}")
-    known: dict[int, dict[Members, float]] = {}
-    for row in Kept(path, COLUMNS, settings(federation, folder)).rows:
-        known.setdefault(row["seed"], {})[row["coalition"]] = row["utility"]
+    known = _known(path, settings(federation, folder))
     if not known:
         raise ConfigurationError(f"{path} holds no coalition yet. Go on with the command that makes it, {make}.")
     clients = 1 + max(client for of_seed in known.values() for members in of_seed for client in (0, *members))
@@ -244,6 +242,14 @@ def settings(federation: Federation, folder: Path) -> dict[str, str]:
     text = json.dumps({**said, "local_epochs": federation.local_epochs}, sort_keys=True)
     own = {} if folder == FOLDER else {"data and versions": federation.identity.key}
     return {"settings": hashlib.sha256(text.encode()).hexdigest()[:12], **own}
+
+
+def _known(path: Path, said: Mapping[str, str]) -> dict[int, dict[Members, float]]:
+    """The utilities of a table, by seed and members."""
+    found: dict[int, dict[Members, float]] = {}
+    for row in Kept(path, COLUMNS, said).rows:
+        found.setdefault(row["seed"], {})[row["coalition"]] = row["utility"]
+    return found
 
 
 def _wanted(federation: Federation, clients: int, seed: int) -> Tensor:

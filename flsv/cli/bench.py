@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -113,9 +112,8 @@ def _bench(asked: Sequence[Federation], options: argparse.Namespace, say: Callab
         entries |= {name: METRICS[name] for name in BASELINES}
     known, without = _truths(asked, options, say)
     seeds = options.seeds or (2 if options.quick else 3)
-    conditions = options.conditions
-    if conditions is None:
-        conditions = [each for each in CONDITIONS if not (options.quick and each in AGGREGATORS)]
+    usual = [each for each in CONDITIONS if not (options.quick and each in AGGREGATORS)]
+    conditions = usual if options.conditions is None else options.conditions
     results = bench(known, entries, seeds=seeds, conditions=conditions, folder=options.out, say=say)
     results.failed |= without
     ran = {key[0] for key in (*results.values, *results.refused)}
@@ -125,8 +123,7 @@ def _bench(asked: Sequence[Federation], options: argparse.Namespace, say: Callab
         if some:
             written += _report(options.out, suffix, results, some, entries, say, quiet)
     if written:
-        minutes = time.process_time() / 60
-        say(f"Written to {options.out}: {', '.join(written)}, values.csv. {minutes:.1f} minutes of the processor.")
+        say(f"Written to {options.out}: {', '.join(written)}, values.csv.")
     return _say_failures(results, entries)
 
 
@@ -217,7 +214,7 @@ def _show(summary: DataFrame, known: Known) -> None:
     title = f"Rank correlation with the retrained Shapley values, {len(known)} federation{'s' * (len(known) > 1)}{many}"
     ceiling = sum(truth.ceiling for _, truth in known.values()) / len(known)
     sets = [which for which in SETS if any(each.set == which for each, _ in known.values())]
-    columns = {which: ["", *summary[which].map(two)] for which in sets}
+    columns: dict[str, list[str]] = {which: ["", *summary[which].map(two)] for which in sets}
     columns["all"] = [two(ceiling), *summary["all"].map(two)]
     columns["worst"] = ["", *(f"{two(row['worst'])} {row['where']}" for _, row in summary.iterrows())]
     print_table(title, ["the truth, one other seed", *summary.index], columns, corner="metric")

@@ -179,7 +179,7 @@ def write_gains(path: Path, outcome: Outcome, alone: Outcome) -> None:
 
 
 def write_csv(path: Path, outcomes: Sequence[Outcome]) -> None:
-    """One row per algorithm, kind of model and client; the global model is client 0's."""
+    """One row per algorithm, kind of model and client; the global model is nobody's."""
     rows = [[outcome.name, *row[:-1]] for outcome in outcomes for row in outcome.rows()]
     save_csv(path, [["algorithm", *[*COLUMNS][:-1]], *rows])
 

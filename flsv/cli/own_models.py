@@ -27,7 +27,7 @@ from flsv.participants import LocalData
 MEASURES = OWN_SCORES
 #: Of what is kept of a run.
 COLUMNS: Mapping[str, Cell] = {
-    **{"models": str, "client": whole},
+    **{"models": str, "client": str},
     **dict.fromkeys(MEASURES, number_or_nan),
     **{"seconds": number, "evaluations": whole, "folder": str},
 }
@@ -179,21 +179,22 @@ class Outcome:
         return float(collaborative_fairness(alone.scores[models][measure], self.scores[models][measure]))
 
     def rows(self) -> list[list[object]]:
-        """By :data:`COLUMNS`: one per kind of model and client; the global model is client 0's."""
+        """By :data:`COLUMNS`: one per kind of model and client; the global model is nobody's."""
         folder = "" if self.folder is None else str(self.folder.resolve())
         rows: list[list[object]] = []
         for models, scores in self.scores.items():
             for client, values in enumerate(zip(*(scores[measure].tolist() for measure in MEASURES))):
-                rows.append([models, client, *values, self.seconds, self.evaluations, folder])
+                who = "" if models == "global" else client
+                rows.append([models, who, *values, self.seconds, self.evaluations, folder])
         return rows
 
     @classmethod
     def of(cls, rows: Sequence[Mapping[str, Any]], **others: Any) -> Outcome:
         """What :meth:`rows` gave."""
-        scores = {
-            models: {m: torch.tensor([row[m] for row in rows if row["models"] == models]).double() for m in MEASURES}
-            for models in dict.fromkeys(row["models"] for row in rows)
-        }
+        scores: dict[str, dict[str, Tensor]] = {}
+        for models in dict.fromkeys(row["models"] for row in rows):
+            own = [row for row in rows if row["models"] == models]
+            scores[models] = {m: torch.tensor([row[m] for row in own], dtype=torch.float64) for m in MEASURES}
         folder = Path(rows[0]["folder"]) if rows[0]["folder"] else None
         return cls(
             scores=scores, seconds=rows[0]["seconds"], evaluations=rows[0]["evaluations"], folder=folder, **others

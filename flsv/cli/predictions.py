@@ -69,7 +69,7 @@ class WritePredictions(BasePredictionWriter):
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         table = torch.cat([batch.detach().cpu() for batch in batches])
         frame = _predicted(table, data)
-        sets = [getattr(loaders[0] if isinstance(loaders, list | tuple) else loaders, "dataset", None)]
+        sets: list[Any] = [getattr(loaders[0] if isinstance(loaders, list | tuple) else loaders, "dataset", None)]
         sets.append(getattr(data, "test_set", None))
         names: dict[str, Sequence[str]] = next((each.row_names for each in sets if hasattr(each, "row_names")), {})
         known = {name: list(values) for name, values in names.items() if len(values) == len(table)}

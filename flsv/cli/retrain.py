@@ -125,19 +125,11 @@ def retrain(
             settings = {**identity.flat(), "metric": metric, "mode": mode}
             path = run / f"retrained_{metric.replace('/', '-')}.csv"
             keep = partial(KeptUtility, path=path, settings=settings, ranks=ranks, told=told, seed=seed)
+            found = None
             if together:
-                beside = SideBySideUtility(utility, seed, compare=seed == first)
-                kept = keep(beside, at_once=2**MOST)
-                try:
-                    which = which or cheap(beside, kept, say)
-                    utilities.append(kept(few_coalitions(utility.num_players, which)))
-                    continue
-                except NotSideBySide as error:
-                    if seed > first:
-                        raise
-                    say(f"The coalitions are trained one after the other: {error}")
-                    together, which = False, which or "both"
-            utilities.append(keep(utility)(few_coalitions(utility.num_players, which or "both")))
+                found, which = _side_by_side(utility, keep, which, compare=seed == first, say=say)
+                together = found is not None
+            utilities.append(keep(utility)(few_coalitions(utility.num_players, which)) if found is None else found)
         names = cli.datamodule.client_names
         majority = _majority(cli) if metric == "accuracy" else float("nan")
     masks = few_coalitions(len(names), which or "both")
@@ -160,6 +152,26 @@ def retrain(
     if ranks.rank == 0:
         write_rows(path, HEADER, rows)
     return rows, path
+
+
+def _side_by_side(
+    utility: RetrainedUtility,
+    keep: partial[KeptUtility],
+    which: Which | None,
+    compare: bool,
+    say: Callable[[str], None],
+) -> tuple[Tensor | None, Which]:
+    """Utilities of coalitions that were trained side by side, and which coalitions; None where they cannot be."""
+    beside = SideBySideUtility(utility, keep.keywords["seed"], compare=compare)
+    kept = keep(beside, at_once=2**MOST)
+    try:
+        which = which or cheap(beside, kept, say)
+        return kept(few_coalitions(utility.num_players, which)), which
+    except NotSideBySide as error:
+        if not compare:
+            raise
+        say(f"The coalitions are trained one after the other: {error}")
+        return None, which or "both"
 
 
 def cheap(together: SideBySideUtility, kept: KeptUtility, say: Callable[[str], None]) -> Which:

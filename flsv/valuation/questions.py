@@ -31,6 +31,9 @@ Covariance = Literal["diag", "full", "none"]
 Embed = Callable[[LocalData, Tensor], Tensor]
 BINS = 40
 
+#: How samples are flagged, see :func:`flag_samples`.
+Rule = Literal["outlier", "positive"]
+
 
 @dataclass(frozen=True)
 class Labels:
@@ -157,7 +160,7 @@ def judge(
     part: Part,
     chunk: int,
     calibration: str,
-    rule: str,
+    rule: Rule,
     seed: int,
 ) -> Verdict:
     """Value the client's samples against points that the server has sent it.
@@ -242,14 +245,11 @@ def leave(local: LocalData, key: Any) -> None:
     local.memory.pop(key, None)
 
 
-Rule = Literal["outlier", "positive"]
 DEVIATIONS = 4.5
 
 
 @checked
-def flag_samples(
-    gradients: Tensor, rule: Literal["outlier", "positive"] = "outlier", y: Tensor | None = None
-) -> Tensor:
+def flag_samples(gradients: Tensor, rule: Rule = "outlier", y: Tensor | None = None) -> Tensor:
     """Flag samples by their calibrated gradients.
 
     ``"positive"`` is the rule of Li et al. (FedBary, CVPR 2024, section 4.3): harmful is what is above 0. Calibrated

@@ -105,7 +105,7 @@ def test_what_changed_between_two_calls_is_refused(tmp_path: Path, capsys: pytes
     other = [*table[:-1], ["B", "99", table[-1][2]]]
     for rows_, lr, said in (
         (table, 0.2, "optimizer.init_args.lr is 0.2 and was 0.1"),
-        (other, 0.1, "samples of client"),
+        (other, 0.1, "samples of"),
     ):
         write(rows_, lr)
         capsys.readouterr()
