@@ -214,7 +214,7 @@ def _show(summary: DataFrame, known: Known) -> None:
     title = f"Rank correlation with the retrained Shapley values, {len(known)} federation{'s' * (len(known) > 1)}{many}"
     ceiling = sum(truth.ceiling for _, truth in known.values()) / len(known)
     sets = [which for which in SETS if any(each.set == which for each, _ in known.values())]
-    columns: dict[str, list[str]] = {which: ["", *summary[which].map(two)] for which in sets}
+    columns: dict[str, list[str]] = {which.replace("_", " "): ["", *summary[which].map(two)] for which in sets}
     columns["all"] = [two(ceiling), *summary["all"].map(two)]
     columns["worst"] = ["", *(f"{two(row['worst'])} {row['where']}" for _, row in summary.iterrows())]
     print_table(title, ["the truth, one other seed", *summary.index], columns, corner="metric")

@@ -148,15 +148,15 @@ def _names(configs: Sequence[str]) -> list[str]:
 OVERALL = ("mean", "fairness", "global", "seconds", "coalitions")
 
 
-def table(outcomes: Sequence[Outcome], measure: str, models: Models = "received") -> DataFrame:
-    """The table of one measure, in %: a column per algorithm, the first of which is the standalone."""
+def table(outcomes: Sequence[Outcome], measure: str) -> DataFrame:
+    """The table of one measure of the models that the clients received last, in %: a column per algorithm, the first of which is the standalone."""
     alone = outcomes[0]
     columns = {}
     for outcome in outcomes:
-        values = 100 * outcome.scores[models][measure]
-        gains = 100 * outcome.gains(alone, measure, models)
+        values = 100 * outcome.scores["received"][measure]
+        gains = 100 * outcome.gains(alone, measure)
         overall = f"{100 * outcome.scores['global'][measure].item():.1f}"
-        fairness = outcome.fairness(alone, measure, models)
+        fairness = outcome.fairness(alone, measure)
         cells = [f"{value:.1f} ({gain:+.1f})" for value, gain in zip(values.tolist(), gains.tolist())]
         if outcome is alone:
             cells, overall, fairness = [f"{value:.1f}" for value in values.tolist()], "-", NAN
@@ -184,20 +184,20 @@ def write_csv(path: Path, outcomes: Sequence[Outcome]) -> None:
     save_csv(path, [["algorithm", *[*COLUMNS][:-1]], *rows])
 
 
-def _show(outcomes: Sequence[Outcome], models: Models) -> None:
+def _show(outcomes: Sequence[Outcome]) -> None:
     for measure in MEASURES:
-        cells, clients = table(outcomes, measure, models), len(outcomes[0].names)
+        cells, clients = table(outcomes, measure), len(outcomes[0].names)
         # Of many clients those that gain the most and the least by the first algorithm.
-        gains = outcomes[1].gains(outcomes[0], measure, models) if len(outcomes) > 1 else None
+        gains = outcomes[1].gains(outcomes[0], measure) if len(outcomes) > 1 else None
         shown = [*chosen(gains, clients), *range(clients, len(cells))]
         columns = {name: cells[name].tolist() for name in cells}
-        print_table(_title(measure, models, outcomes[0].tests), list(cells.index), columns, shown, corner="")
+        print_table(_title(measure, outcomes[0].tests), list(cells.index), columns, shown, corner="")
 
 
-def _title(measure: str, models: Models, tests: Tests) -> str:
+def _title(measure: str, tests: Tests) -> str:
     name = "AUROC" if measure == "auroc" else measure.replace("_", " ").capitalize()
     where = "on the test set" if tests == "shared" else "on the clients' own test samples"
-    return f"{name} {where}, %, of the models that the clients {models} (gain over standalone)"
+    return f"{name} {where}, %, of the models that the clients received (gain over standalone)"
 
 
 def _parser() -> ArgumentParser:
@@ -207,14 +207,8 @@ def _parser() -> ArgumentParser:
     parser.add_argument("--base", action="append", default=[], help="comes before every algorithm; may be given twice")
     parser.add_argument("--out", type=Path, default=Path("runs/compare"), help="folder of the tables and the runs")
     parser.add_argument(
-        "--models",
-        choices=("received", "trained"),
-        default="received",
-        help="the clients' models that are shown: those received after the last round, or those they trained in it",
-    )
-    parser.add_argument(
         "--tests",
-        choices=("shared", "own"),
+        choices=get_args(Tests),
         default="shared",
         help="what they are tested on: the test set that no client has, or each client's own test split, as suits "
         "personalized models",
@@ -234,7 +228,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
             if outcome.folder is not None and outcome.folder.is_dir():
                 write_gains(outcome.folder / "gains.csv", outcome, outcomes[0])
     if not quiet:
-        _show(outcomes, options.models)
+        _show(outcomes)
         print(f"Table:  {shown(options.out / 'compare.csv')}")
         print(f"Charts: tensorboard --logdir {shown(options.out)}")
         example = next((outcome.folder for outcome in outcomes[1:] if outcome.folder is not None), None)

@@ -170,13 +170,13 @@ class Outcome:
         """Of the clients."""
         return self.client_names or tuple(map(str, range(len(self.scores["received"][MEASURES[0]]))))
 
-    def gains(self, alone: Outcome, measure: str, models: Models = "received") -> Tensor:
-        """``[n]``: each client's score minus what it has alone."""
-        return self.scores[models][measure] - alone.scores[models][measure]
+    def gains(self, alone: Outcome, measure: str) -> Tensor:
+        """``[n]``: the score of what each client received last, minus what it has alone."""
+        return self.scores["received"][measure] - alone.scores["received"][measure]
 
-    def fairness(self, alone: Outcome, measure: str, models: Models = "received") -> float:
+    def fairness(self, alone: Outcome, measure: str) -> float:
         """Collaborative fairness; NaN where all clients end up with equally good models."""
-        return float(collaborative_fairness(alone.scores[models][measure], self.scores[models][measure]))
+        return float(collaborative_fairness(alone.scores["received"][measure], self.scores["received"][measure]))
 
     def rows(self) -> list[list[object]]:
         """By :data:`COLUMNS`: one per kind of model and client; the global model is nobody's."""

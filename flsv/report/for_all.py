@@ -136,19 +136,14 @@ def _learned(run: Run) -> list[Markup | str]:
         return [SAY["learned"].format(_plain(by), start, end) for by, start, end in ends]
     name, each = next(iter(games.items()))
     start, end = (_shown(each["by"], each[when]) for when in ("start", "end"))
-    caption = (
-        f"The values of {name}. They do not add up to the difference of the model's {_plain(each['by'])} between start "
-        f"and end ({start} and {end})"
-    )
-    values, order = run.final(name), ends_of(_known(run, name), MOST)
-    return [
-        drawing.bars([run.label(client) for client in order], [values[client] for client in order], caption=caption)
-    ]
+    return [SAY["not_adding_up"].format(name, _plain(each["by"]), start, end)]
 
 
 def _waterfall(run: Run, name: str, game: Mapping[str, Any]) -> Markup:
     """Of many clients those at both ends, and the others in one step."""
-    values, order = run.final(name), ends_of(_known(run, name), MOST_STEPS, MOST_STEPS // 2)
+    values = run.final(name)
+    known = [client for client in by_value(values) if values[client] == values[client]]
+    order = ends_of(known, MOST_STEPS, MOST_STEPS // 2)
     names, heights = [run.label(client) for client in order], [values[client] for client in order]
     whole = game["end"] - game["start"]
     rest = whole - math.fsum(heights)
@@ -165,12 +160,6 @@ def _waterfall(run: Run, name: str, game: Mapping[str, Any]) -> Markup:
     )
     heights = [sign * height for height in heights]
     return drawing.steps(names, heights, sign * game["start"], sign * game["end"], caption, by, sign < 0)
-
-
-def _known(run: Run, metric: str) -> list[int]:
-    """Clients with a value, the highest first."""
-    values = run.final(metric)
-    return [client for client in by_value(values) if values[client] == values[client]]
 
 
 def _plain(by: str) -> str:

@@ -122,14 +122,13 @@ def parametrize_with_checks(parts: Iterable[Any], **options: Any) -> Any:
 
 
 def _case_of(part: Any, **options: Any) -> Case:
-    kinds: dict[type, type[Case]] = {
-        Metric: MetricCase, Aggregator: AggregatorCase, ClientAlgorithm: ClientAlgorithmCase,
-    }  # fmt: skip
-    for kind, case in kinds.items():
-        if isinstance(part, kind):
+    cases: tuple[Any, ...] = (MetricCase, AggregatorCase, ClientAlgorithmCase)
+    for case in cases:
+        if isinstance(part, case.base):
             return case(part, **options)
-    names = ", ".join(kind.__name__ for kind in kinds)
-    raise ConfigurationError(f"parametrize_with_checks([{part!r}]): expected an object of {names}.")
+    raise ConfigurationError(
+        f"parametrize_with_checks([{part!r}]): expected an object of Metric, Aggregator, ClientAlgorithm."
+    )
 
 
 def _run(case: Case) -> None:

@@ -72,7 +72,7 @@ def test_what_plain_parsers_say_waits_for_nothing() -> None:
         ("retrain nowhere", "there is no folder nowhere"),
         ("repeat many --config a", "invalid int value: 'many'"),
         ("bench --conditions zzz", "invalid choice: 'zzz'"),
-        ("compare --models none", "invalid choice: 'none'"),
+        ("compare --tests none", "invalid choice: 'none'"),
         ("bench --metric cgvs", "there is no metric 'cgvs'"),
         ("bench --federations clinic", "there is no federation 'clinic'"),
         ("report . --client Oslo", "holds no contributions.csv"),
