@@ -62,7 +62,7 @@ def default_checkpoints(given: Sequence[L.Callback]) -> list[L.Callback]:
 
 
 def find_checkpoint(word: Literal["last", "best"], trainer: L.Trainer, weights_only: bool | None = None) -> Path:
-    """The newest checkpoint that can be read, or the best of the run that it is of.
+    """The newest checkpoint, or the best of the run that it is of.
 
     Looked for where this trainer's runs lie: in the folders of its first logger (``checkpoints`` below the root folder
     without a logger), and where a ``ModelCheckpoint`` of its own writes.
@@ -73,43 +73,26 @@ def find_checkpoint(word: Literal["last", "best"], trainer: L.Trainer, weights_o
         weights_only: as of ``torch.load``.
 
     Raises:
-        ConfigurationError: there is none.
+        ConfigurationError: there is none; the newest cannot be read, which says what was the best.
     """
     runs = runs_folder(trainer)
     patterns = [(runs, "*/checkpoints/*.ckpt" if trainer.loggers else "checkpoints/*.ckpt")]
     patterns += [(Path(own.dirpath), "*.ckpt") for own in _model_checkpoints(trainer) if own.dirpath is not None]
-    found = {path for folder, pattern in patterns for path in folder.glob(pattern)}
-    newest: Path | None = None
-    for path in sorted(found, key=lambda path: path.stat().st_mtime_ns, reverse=True):
-        if newest is not None and path.parent != newest.parent:
-            continue  # best is that of the newest run, or nothing
-        checkpoint = _read(path, word, weights_only)
-        if checkpoint is None:
-            continue
-        newest = newest or path
-        if word == "last":
-            return path
-        best = next(_best_paths(checkpoint, path), None)
-        if best is not None:
-            return best
-    where = " or ".join(str(folder.resolve()) for folder, _ in patterns)
-    if newest is not None:
+    found = [path for folder, pattern in patterns for path in folder.glob(pattern)]
+    if not found:
+        where = " or ".join(str(folder.resolve()) for folder, _ in patterns)
+        raise ConfigurationError(f"--ckpt_path {word}: no checkpoint below {where}. Name one, or leave ckpt_path out.")
+    newest = max(found, key=lambda path: path.stat().st_mtime_ns)
+    if word == "last":
+        return newest
+    options = {} if weights_only is None else {"weights_only": weights_only}
+    best = next(_best_paths(DurableCheckpointIO().load_checkpoint(newest, **options), newest), None)
+    if best is None:
         raise ConfigurationError(
             f"--ckpt_path best: the newest run, {newest.parent}, has no best checkpoint, which needs val_accuracy or "
             "val_loss to be logged, or a ModelCheckpoint with a monitor. Say last, or name a checkpoint."
         )
-    what = "no checkpoint that can be read" if found else "no checkpoint"
-    raise ConfigurationError(f"--ckpt_path {word}: {what} below {where}. Name one, or leave ckpt_path out.")
-
-
-def _read(path: Path, word: str, weights_only: bool | None) -> dict[str, Any] | None:
-    """None, with a warning, of what cannot be read."""
-    options = {} if weights_only is None else {"weights_only": weights_only}
-    try:
-        return DurableCheckpointIO().load_checkpoint(path, **options)
-    except ConfigurationError as error:
-        warnings.warn(f"--ckpt_path {word} passes over what cannot be read: {error}", stacklevel=3)
-        return None
+    return best
 
 
 def _model_checkpoints(trainer: L.Trainer) -> list[ModelCheckpoint]:

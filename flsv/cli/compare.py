@@ -149,7 +149,8 @@ OVERALL = ("mean", "fairness", "global", "seconds", "coalitions")
 
 
 def table(outcomes: Sequence[Outcome], measure: str) -> DataFrame:
-    """The table of one measure of the models that the clients received last, in %: a column per algorithm, the first of which is the standalone."""
+    """The table of one measure of the models that the clients received last, in %: a column per algorithm, the
+    standalone first."""
     alone = outcomes[0]
     columns = {}
     for outcome in outcomes:

@@ -101,19 +101,6 @@ def test_other_runs_below_the_root_folder_are_not_looked_at(
     assert f"Weights from {mine}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("damage", [b"", b"junk", None])
-def test_last_passes_over_what_cannot_be_read(trained: Path, tmp_path: Path, damage: bytes | None) -> None:
-    whole = checkpoint_of(trained).read_bytes()
-    good, bad = (tmp_path / f"lightning_logs/version_{i}/checkpoints/last.ckpt" for i in (0, 1))
-    for path, content in ((good, whole), (bad, whole[: len(whole) // 2] if damage is None else damage)):
-        path.parent.mkdir(parents=True)
-        path.write_bytes(content)
-    os.utime(bad, (2e9, 2e9))
-    trainer = trainer_for(None, tmp_path, logger=True)
-    with pytest.warns(UserWarning, match=re.escape(f"passes over what cannot be read: {bad}")):
-        assert find_checkpoint("last", trainer) == good
-
-
 @pytest.mark.parametrize(
     ("content", "said"),
     [
