@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -107,9 +107,7 @@ def main(args: Sequence[str], quiet: bool = False) -> int:
 
 
 def _bench(asked: Sequence[Federation], options: argparse.Namespace, say: Callable[[str], None], quiet: bool) -> int:
-    entries = dict(entry(name) for name in options.metric or METRICS)
-    if any(each.own for each in entries.values()):
-        entries |= {name: METRICS[name] for name in BASELINES}
+    entries = _entries(options.metric or METRICS)
     known, without = _truths(asked, options, say)
     seeds = options.seeds or (2 if options.quick else 3)
     usual = [each for each in CONDITIONS if not (options.quick and each in AGGREGATORS)]
@@ -125,6 +123,13 @@ def _bench(asked: Sequence[Federation], options: argparse.Namespace, say: Callab
     if written:
         say(f"Written to {options.out}: {', '.join(written)}, values.csv.")
     return _say_failures(results, entries)
+
+
+def _entries(names: Iterable[str]) -> dict[str, Entry]:
+    """The metrics, and baselines beside one of one's own."""
+    entries = dict(map(entry, names))
+    own = any(each.own for each in entries.values())
+    return entries | {name: METRICS[name] for name in BASELINES} if own else entries
 
 
 def _truths(

@@ -122,11 +122,15 @@ def _run(given: list[str]) -> int:
 
             make_cli([*given, *(QUIETLY.get(first, ()) if quiet else ())], quiet=quiet)
     else:
-        names = [*OF_LIGHTNING, *OWN]
-        near = difflib.get_close_matches(first, names, 1)
-        hint = f" Did you mean {near[0]}?" if near else ""
-        raise ConfigurationError(f"there is no subcommand {first!r}. There are {', '.join(names)}.{hint}")
+        raise _unknown(first)
     return 0
+
+
+def _unknown(name: str) -> ConfigurationError:
+    names = [*OF_LIGHTNING, *OWN]
+    near = difflib.get_close_matches(name, names, 1)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    return ConfigurationError(f"there is no subcommand {name!r}. There are {', '.join(names)}.{hint}")
 
 
 def _parser() -> argparse.ArgumentParser:
