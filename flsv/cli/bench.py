@@ -208,7 +208,8 @@ def _list() -> None:
     found = [federation(name) for name in names()]
     metrics = {"what it is": [each.title for each in METRICS.values()]}
     metrics["needs"] = [", ".join(each.needed) or "nothing" for each in METRICS.values()]
-    columns = {"what it is": [each.title for each in found], "set": [each.set for each in found]}
+    columns: dict[str, list[str]] = {"what it is": [each.title for each in found]}
+    columns["set"] = [each.set.replace("_", " ") for each in found]
     columns["data"] = ["there" if each.available else "not there" for each in found]
     print_table("Metrics", list(METRICS), metrics, corner="metric")
     print_table("Federations", names(), columns, corner="federation")

@@ -129,7 +129,9 @@ def retrain(
             if together:
                 found, which = _side_by_side(utility, keep, which, compare=seed == first, say=say)
                 together = found is not None
-            utilities.append(keep(utility)(few_coalitions(utility.num_players, which)) if found is None else found)
+            if found is None:
+                found = keep(utility)(few_coalitions(utility.num_players, which or "both"))
+            utilities.append(found)
         names = cli.datamodule.client_names
         majority = _majority(cli) if metric == "accuracy" else float("nan")
     masks = few_coalitions(len(names), which or "both")
