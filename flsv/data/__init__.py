@@ -25,7 +25,7 @@ from flsv.data.partition.skew import (
     ShardPartitioner,
     SizePartitioner,
 )
-from flsv.data.sources.base import Files, ImageData, Reading, SourceData
+from flsv.data.sources.base import Files, Reading, SourceData
 from flsv.data.sources.columns import Columns
 from flsv.data.sources.csv_data import CharacterData, CSVData, TextData
 from flsv.data.sources.named import DATA_SETS, load_image_data
@@ -47,7 +47,6 @@ __all__ = [
     "GaussianNoise",
     "GroupPartitioner",
     "IIDPartitioner",
-    "ImageData",
     "Loader",
     "LongTail",
     "OneClient",

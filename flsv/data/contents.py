@@ -141,30 +141,30 @@ def loader_rows(loaders: Any) -> int | None:
     return rows
 
 
-def not_finite(dataset: Dataset, indices: Tensor | None = None) -> Tensor:
+def not_finite(dataset: Dataset) -> Tensor:
     """Which samples have an input that is not finite, int64 ``[k]``; none of data that are not held as tensors.
 
     Args:
         dataset: the last of several tensors are the labels, or what is to be predicted.
-        indices: the samples to look at, int64 ``[n]``; None for all.
 
     Example:
         >>> not_finite(TensorDataset(torch.tensor([0.0, torch.nan, 1.0]), torch.zeros(3)))
         tensor([1])
     """
-    tensors, rows = tensors_of(dataset, indices)
+    tensors, rows = tensors_of(dataset, None)
     held = tensors or ()
     inputs = [tensor for tensor in held[: max(1, len(held) - 1)] if tensor.is_floating_point() or tensor.is_complex()]
     if not inputs:
         return torch.empty(0, dtype=torch.long)
-    found = torch.ones(len(inputs[0]) if rows is None else len(rows), dtype=torch.bool)
+    finite = torch.ones(len(inputs[0]), dtype=torch.bool)
     # A few rows at a time: isfinite needs several times the memory of what it looks at.
-    for start in range(0, len(found), _ROWS):
-        part = slice(start, start + _ROWS)
+    for part in torch.arange(len(finite)).split(_ROWS):
         for x in inputs:
-            found[part] &= _finite(x[part] if rows is None else x[rows[part].to(x.device)])
-    broken = (~found).nonzero().flatten()
-    return broken if indices is None else indices[broken]
+            some = x[part[0] : part[-1] + 1]
+            # NaN and infinity survive a sum, and one number is looked at faster than all.
+            if not torch.isfinite(some.sum()):
+                finite[part] &= torch.isfinite(some).reshape(len(some), -1).all(1).cpu()
+    return (~(finite if rows is None else finite[rows])).nonzero().flatten()
 
 
 def check_inputs(train: Dataset, splits: FederatedSplits, held_out: dict[str, Dataset | None]) -> None:
@@ -182,31 +182,20 @@ def check_inputs(train: Dataset, splits: FederatedSplits, held_out: dict[str, Da
         ConfigurationError: an evaluation sample that is not finite.
     """
     broken = not_finite(train)
+    sets = {"the server's validation set": splits.server_val}
+    for client, parts in enumerate(splits.clients):
+        sets |= {f"{client_called(client, splits.names)}'s {name} set": parts[name] for name in ("val", "test")}
+    found = {name: rows[torch.isin(rows, broken)] for name, rows in sets.items()}
+    found |= {f"the {name} data": not_finite(data) for name, data in held_out.items() if data is not None}
+    for name, rows in found.items():
+        if len(rows):
+            raise ConfigurationError(_not_finite(name, rows))
     if len(broken):
-        sets = {"the server's validation set": splits.server_val}
-        for client, parts in enumerate(splits.clients):
-            sets |= {f"{client_called(client, splits.names)}'s {name} set": parts[name] for name in ("val", "test")}
-        for name, rows in sets.items():
-            here = rows[torch.isin(rows, broken)]
-            if len(here):
-                raise ConfigurationError(_not_finite(name, here, len(rows), "the training data"))
-        rank_zero_warn(_not_finite("the training data", broken, len(train), "them"))  # type: ignore[arg-type]
-    for name, dataset in held_out.items():
-        found = torch.empty(0) if dataset is None else not_finite(dataset)
-        if dataset is not None and len(found):
-            raise ConfigurationError(_not_finite(f"the {name} data", found, len(dataset), "them"))  # type: ignore[arg-type]
+        rank_zero_warn(_not_finite("the training data", broken))
 
 
-def _finite(x: Tensor) -> Tensor:
-    """Which rows are, bool ``[n]``."""
-    # NaN and infinity survive a sum, and one number is looked at faster than all.
-    if torch.isfinite(x.sum()):
-        return torch.ones(len(x), dtype=torch.bool)
-    return torch.isfinite(x).reshape(len(x), -1).all(1).cpu()
-
-
-def _not_finite(name: str, broken: Tensor, total: int, where: str) -> str:
+def _not_finite(name: str, broken: Tensor) -> str:
     return (
-        f"{len(broken)} of {total} samples of {name} have NaN or infinite inputs: {in_words(broken.tolist())} of "
-        f"{where}. Repair them or leave them out."
+        f"{len(broken)} samples of {name} have NaN or infinite inputs: {in_words(broken.tolist())}. Repair them or "
+        "leave them out."
     )

@@ -99,7 +99,7 @@ class Corruption(ClientChoice, ABC):
         seed: seed of the choice of clients and of all noise.
 
     Raises:
-        ConfigurationError: arguments out of range; at the call, a result that does not fit the samples.
+        ConfigurationError: arguments out of range.
 
     Example:
         >>> class Darker(Corruption):
@@ -128,15 +128,8 @@ class Corruption(ClientChoice, ABC):
         """
 
     def __call__(self, x: Tensor, y: Tensor, num_classes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """:meth:`corrupt`, and a check of what comes out."""
+        """:meth:`corrupt`, in the types that went in."""
         new_x, new_y = self.corrupt(x, y, num_classes, generator)
-        if new_x.shape != x.shape or new_y.shape != y.shape:
-            raise ConfigurationError(
-                f"{self!r} made x {list(new_x.shape)} and y {list(new_y.shape)} out of x {list(x.shape)} and y "
-                f"{list(y.shape)}. A corruption keeps the number and the shape of the samples."
-            )
-        if len(new_y) and not 0 <= int(new_y.min()) <= int(new_y.max()) < num_classes:
-            raise ConfigurationError(f"{self!r} made labels outside 0 .. {num_classes - 1}.")
         return new_x.to(x.dtype), new_y.to(y.dtype)
 
 
@@ -195,10 +188,7 @@ class GaussianNoise(Corruption):
 
     def corrupt(self, x: Tensor, y: Tensor, num_classes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         if not x.is_floating_point():
-            raise ConfigurationError(
-                f"{self!r} adds to floating-point inputs, and these are {x.dtype}. Convert them in the data "
-                f"set, not in train_transform, which comes after the noise."
-            )
+            raise ConfigurationError(f"{self!r} adds to floating-point inputs, and these are {x.dtype}.")
         noisy = some(len(x), self.sample_rate, generator)
         noise = torch.randn(len(noisy), *x.shape[1:], generator=generator) * self.std + self.mean
         if self.pixel_rate < 1:
@@ -279,7 +269,7 @@ class OpenSetLabelNoise(Corruption):
 
     def __init__(
         self,
-        unknown_classes: list[int],
+        unknown_classes: list[Annotated[int, Ge(0)]],
         to: Literal["next", "random"] = "next",
         clients: list[int] | None = None,
         fraction: Share | None = None,
@@ -288,8 +278,6 @@ class OpenSetLabelNoise(Corruption):
         super().__init__(clients, fraction, seed)
         self.unknown_classes = sorted({*unknown_classes})
         self.to = to
-        if not self.unknown_classes or self.unknown_classes[0] < 0:
-            raise ConfigurationError(f"{self!r}: unknown_classes needs class numbers from 0 up, at least one.")
 
     def corrupt(self, x: Tensor, y: Tensor, num_classes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         known = torch.tensor([label for label in range(num_classes) if label not in self.unknown_classes])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,18 +14,19 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from flsv.arguments import check_kind
-from flsv.data.corrupted_data import unknown_classes
 from flsv.data.corruption import Corruption
+from flsv.data.device_cache import DeviceCache
 from flsv.data.federated_data import FederatedData, deal, without_flagged
-from flsv.data.federation_view import BATCH_HOOKS, DeviceCache, FederationView
-from flsv.data.loaders import Loader, check_size
+from flsv.data.federation_view import BATCH_HOOKS, FederationView
+from flsv.data.loaders import Loader
 from flsv.data.partition.base import GroupPartitioner, IIDPartitioner, Partitioner
-from flsv.data.sources.base import Files, Given, Whole
+from flsv.data.sources.base import Files, Reading, Whole
 from flsv.data.sources.columns import Columns, GivenColumns
 from flsv.data.sources.named import KINDS, known_as, load_image_data
 from flsv.data.sources.source import open_source, source_name
 from flsv.data.splits import Splits
-from flsv.errors import ConfigurationError
+from flsv.declared import Count, check_argument
+from flsv.errors import ConfigurationError, listed
 from flsv.seeding import generator_for
 
 _SPLITS, _FILES, _LOADER = Splits(), Files(), Loader()
@@ -128,27 +129,42 @@ class FederatedDataModule(FederationView):
         super().__init__()
         for name, value, kind in (("splits", splits, Splits), ("files", files, Files), ("loader", loader, Loader)):
             check_kind(self, name, value, kind, f"flsv.data.{kind.__name__}(...); leave it out for its defaults")
-        read: Columns | None = Columns.of(columns)
-        check_kind(self, "columns", read, (Columns, type(None)), "flsv.data.Columns(...) or None")
-        check_kind(
-            self, "corruptions", corruptions, (list, tuple, type(None)), "a list of flsv.data.Corruption or None"
-        )
+        check_argument(type(self).__name__, "batch_size", batch_size, Count | None)
         source = str(source) if isinstance(source, Path) else source
         # A DataFrame may call its columns by numbers.
         labels = str(labels).strip() if isinstance(labels, Integral | str) and not isinstance(labels, bool) else labels
         groups = str(groups) if isinstance(groups, Integral) else groups
-        if read is not None and not isinstance(labels, str):
-            raise ConfigurationError("columns says what becomes of a table's columns: say labels, the one to predict.")
+        if columns is not None and (not isinstance(labels, str) or isinstance(source, L.LightningDataModule)):
+            raise ConfigurationError(
+                "columns says what becomes of a table's columns: say labels, the one to predict, and give the table "
+                "as source. A data module reads its own."
+            )
+        label, group = (each if isinstance(each, str) else None for each in (labels, groups))
+        read = Columns(**columns) if isinstance(columns, Mapping) else columns
+        self._reading = Reading(files, label, group, read or Columns())
         # Not by their names: a wrapped module's own val and test are found here.
-        self._given = Given(source, clients, val, test, files, labels, groups, read)
-        if clients is not None:
-            _check_clients(self._given, partitioner)
-        check_size(self, "batch_size", batch_size)
+        self._held_out = {"val": val, "test": test}
+        self._clients = None if clients is None else dict(clients)
+        self._source_name = source_name(source) if clients is None else f"{len(clients)} clients' data"
+        if clients is not None and (len(clients) < 2 or source != "digits" or groups is not None):
+            raise ConfigurationError(
+                f"clients={{{listed(clients, show=repr)}}}: expected the data of at least 2 clients by name, and then "
+                "neither source nor groups, since their names say whose the samples are. What the server has of its "
+                "own is val and test."
+            )
         # Whether a folder has data by client is seen when it is read.
-        self._undecided = partitioner is None and clients is None and groups is None and isinstance(source, str)
-        self._undecided &= known_as(source) is None
-        self.partitioner = _checked_partitioner(partitioner, by_group=clients is not None or groups is not None)
-        self.corruptions = _checked_corruptions(corruptions, source)
+        by_client = clients is not None or groups is not None
+        self._undecided = partitioner is None and not by_client and isinstance(source, str) and not known_as(source)
+        self.partitioner = partitioner or (GroupPartitioner() if by_client else IIDPartitioner(num_clients=5))
+        check_kind(self, "partitioner", self.partitioner, Partitioner, "a flsv.data.Partitioner")
+        self.corruptions = tuple(corruptions or ())
+        for corruption in self.corruptions:
+            check_kind(self, "corruptions", corruption, Corruption, "a list of flsv.data.Corruption")
+            if corruption.unknown_classes and isinstance(source, L.LightningDataModule):
+                raise ConfigurationError(  # its test loader is passed on as it is
+                    f"{corruption!r} takes the unknown classes out of validation and test data, which it cannot do to "
+                    f"the loaders of {self._source_name}. Give data sets, (train, test), instead of a data module."
+                )
         self.splits, self.files, self.loader = splits, files, loader
         self.source = source
         self._batch_size = batch_size
@@ -195,19 +211,17 @@ class FederatedDataModule(FederationView):
         if self._module is not None:
             self._module.trainer = self.trainer
             self._module.prepare_data()
-        elif self.files.download and self._given.clients is None and known_as(self.source) in KINDS:
+        elif self.files.download and self._clients is None and known_as(self.source) in KINDS:
             load_image_data(self.source, self.files.root, download=True)
 
     def setup(self, stage: str | None = None) -> None:
         """Load the data and deal them out. Further calls, for any stage, change nothing."""
         if self._module is not None:
-            reload = getattr(self.trainer, "reload_dataloaders_every_n_epochs", 0)
-            if reload and stage == "fit":
+            if getattr(self.trainer, "reload_dataloaders_every_n_epochs", 0) and stage == "fit":
                 raise ConfigurationError(
-                    f"reload_dataloaders_every_n_epochs={reload}: the loaders "
-                    f"of {self._source_name} are read once, when its samples are dealt to clients, and would "
-                    f"not be asked for again. Leave it at 0; let what changes from epoch to epoch happen in the data "
-                    f"set or in train_transform."
+                    f"reload_dataloaders_every_n_epochs: the loaders of {self._source_name} are read once, when its "
+                    "samples are dealt to clients, and would not be asked for again. Leave it at 0; let what changes "
+                    "from epoch to epoch happen in the data set or in train_transform."
                 )
             self._module.trainer = self.trainer
             # Training data are always needed: who has what is known in every stage.
@@ -216,7 +230,7 @@ class FederatedDataModule(FederationView):
                     self._module.setup(each)
                     self._stages.add(each)
         if self._stale:
-            source = open_source(self._given)
+            source = open_source(self.source, self._reading, self._held_out, self._clients)
             if self._undecided and source.clients:
                 vars(self)["partitioner"] = GroupPartitioner()  # in the place of None
             self._undecided = False
@@ -268,8 +282,7 @@ class FederatedDataModule(FederationView):
             return self.round_loader()
         pooled = torch.cat([client["train"] for client in self._data.splits.clients])
         epoch = 0 if self.trainer is None else self.trainer.current_epoch
-        generator = None if self._overfits else generator_for(self.splits.seed, "pooled", epoch)
-        return self._data.train_loader(pooled, generator, self.train_transform)
+        return self._shuffled(pooled, generator_for(self.splits.seed, "pooled", epoch))
 
     def val_dataloader(self) -> Any:
         """The server's validation set; an empty list if there is none."""
@@ -307,12 +320,7 @@ class FederatedDataModule(FederationView):
 
     @batch_size.setter
     def batch_size(self, size: int | None) -> None:
-        check_size(self, "batch_size", size)
-        if self.trainer is not None and self.trainer.evaluating:
-            raise ConfigurationError(
-                f"batch_size={size} set during an evaluation, whose batches have Loader(eval_batch_size=...) samples: "
-                "say that when the data module is made."
-            )
+        check_argument(type(self).__name__, "batch_size", size, Count | None)
         if self._dealt is not None and size is not None:
             self._dealt = self._dealt.in_batches_of(size)
         self._batch_size = size
@@ -324,54 +332,3 @@ class FederatedDataModule(FederationView):
 
 
 _ARGUMENTS = frozenset(inspect.signature(FederatedDataModule).parameters)
-
-
-def _check_clients(given: Given, partitioner: Partitioner | None) -> None:
-    """Raise ConfigurationError where data by client do not go with the other arguments."""
-    clients = given.clients
-    if not isinstance(clients, Mapping):
-        raise ConfigurationError(
-            f"clients: a {type(clients).__name__}. Expected the clients' data by name, such as "
-            '{"Boston": data_set, "Lyon": data_set}.'
-        )
-    if len(clients) < 2:
-        raise ConfigurationError(f"clients has {len(clients)} entries: a federation needs at least 2 clients.")
-    if given.source != "digits":
-        raise ConfigurationError(
-            f"source={source_name(given.source)} and clients: give one of them. What the server has of its own "
-            "is val and test."
-        )
-    if given.groups is not None:
-        raise ConfigurationError("groups and clients={...}: the names of clients say whose the samples are.")
-    if partitioner is not None and not getattr(partitioner, "keeps_groups", False):
-        raise ConfigurationError(
-            f"The data are given by client ({', '.join(map(repr, list(clients)[:5]))}), and {partitioner!r} would deal "
-            "them anew. Leave the partitioner out (null), or take a GroupPartitioner."
-        )
-
-
-def _checked_partitioner(partitioner: Any, by_group: bool) -> Partitioner:
-    if partitioner is None:
-        return GroupPartitioner() if by_group else IIDPartitioner(num_clients=5)
-    if not isinstance(partitioner, Partitioner):
-        raise ConfigurationError(
-            f"partitioner={partitioner!r}: expected a flsv.data.Partitioner, for example IIDPartitioner(num_clients=5)."
-        )
-    return partitioner
-
-
-def _checked_corruptions(corruptions: Sequence[Any] | None, source: Any) -> tuple[Corruption, ...]:
-    found = tuple(corruptions or ())
-    for corruption in found:
-        if not isinstance(corruption, Corruption):
-            raise ConfigurationError(
-                f"corruptions contains {corruption!r}: expected flsv.data.Corruption objects, for example "
-                f"ClosedSetLabelNoise(fraction=0.3)."
-            )
-    if unknown_classes(found) and isinstance(source, L.LightningDataModule):
-        # Its test loader is passed on as it is.
-        raise ConfigurationError(
-            f"OpenSetLabelNoise takes the unknown classes out of validation and test data, which it cannot do to "
-            f"the loaders of {source_name(source)}. Give data sets, (train, test), instead of a data module."
-        )
-    return found

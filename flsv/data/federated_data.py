@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from flsv.data.contents import check_inputs
-from flsv.data.corrupted_data import corrupt_clients, known_samples, leave_out_unknown, unknown_classes
 from flsv.data.corruption import Corruption
 from flsv.data.groups import client_called, named_groups
-from flsv.data.held_generators import can_be_seeded, held_generators
-from flsv.data.labels import Classes, find_classes
-from flsv.data.loaders import Loader, TensorBatches, make_loader, preload
+from flsv.data.labels import Classes, dataset_labels, find_classes
+from flsv.data.loaders import Loader, TensorBatches, make_loader, preload, tensors_of
 from flsv.data.partition.base import Partitioner, partition_counts
 from flsv.data.sources.base import ColumnCard, SourceData
 from flsv.data.splits import FederatedSplits, Splits, split_federation
@@ -39,7 +36,6 @@ class FederatedData:
         test: test data, or None.
         splits: the server's and the clients' samples.
         classes: of the training samples, as the clients label them.
-        class_counts: training samples as the clients label them, int64 ``[num_clients, num_classes]``.
         train_options: arguments of :func:`~flsv.data.make_loader` for training batches.
         eval_options: the same for evaluation batches.
         differs: which samples the corruptions changed, bool ``[N]``.
@@ -52,17 +48,17 @@ class FederatedData:
     test: Dataset | None
     splits: FederatedSplits
     classes: Classes
-    class_counts: Tensor
     train_options: dict[str, Any]
     eval_options: dict[str, Any]
     differs: Tensor
     val_data: tuple[Dataset, Tensor | None] | None = None
     columns: tuple[ColumnCard, ...] = ()
 
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """One per class."""
-        return self.classes.names
+    @cached_property
+    def class_counts(self) -> Tensor:
+        """Training samples as the clients label them, int64 ``[num_clients, num_classes]``."""
+        held = [client["train"] for client in self.splits.clients]
+        return partition_counts(held, self.classes.labels, len(self.classes.names))
 
     @cached_property
     def client_names(self) -> tuple[str, ...]:
@@ -72,30 +68,16 @@ class FederatedData:
     @cached_property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one input, found by reading one sample."""
-        one = make_loader(self.train, self.splits.clients[0]["train"][:1], **how_batches_are_made(self.eval_options))
-        batch: Any = next(iter(one))
-        if isinstance(batch, Mapping):
-            batch = list(batch.values())
+        first, collate_fn = self.splits.clients[0]["train"][:1], self.eval_options.get("collate_fn")
+        batch: Any = next(iter(make_loader(self.train, first, batch_size=1, collate_fn=collate_fn)))
+        batch = list(batch.values()) if isinstance(batch, Mapping) else batch
         parts = batch if isinstance(batch, list | tuple) else [batch]
-        first = next((part for part in parts if isinstance(part, Tensor)), None)
-        if first is None:
+        shapes = [tuple(part.shape[1:]) for part in parts if isinstance(part, Tensor)]
+        if not shapes:
             raise ConfigurationError(
                 f"The shape of an input cannot be told from a batch that is {type(batch).__name__} without a tensor."
             )
-        return tuple(first.shape[1:])
-
-    def train_loader(
-        self, indices: Tensor, generator: torch.Generator | None, transform: Callable[[Tensor], Tensor] | None
-    ) -> TensorBatches | DataLoader:
-        """Batches of some of the training data; shuffled by the generator, if any."""
-        return make_loader(
-            self.train,
-            indices,
-            shuffle=generator is not None,
-            generator=generator,
-            transform=transform,
-            **self.train_options,
-        )
+        return shapes[0]
 
     def in_batches_of(self, size: int) -> FederatedData:
         """The same with other training batches."""
@@ -112,7 +94,7 @@ def deal(
     source: SourceData,
     partitioner: Partitioner,
     options: Splits,
-    loader: Loader | None = None,
+    loader: Loader,
     *,
     groups: Any = None,
     labels: Any = None,
@@ -135,29 +117,22 @@ def deal(
         ConfigurationError: data that are empty, too few for what is asked, without classes where somebody needs them,
             or not corruptible; validation or test samples that are not finite.
     """
-    loader = loader or Loader()
-    if len(source.train) == 0:  # type: ignore[arg-type]
-        raise ConfigurationError(f"The training data ({type(source.train).__name__}) are empty.")
     dealing: list[Any] = [partitioner, *corruptions]
     asking = [part for part in dealing if part.needs_classes] + ([options.detector] if options.detector else [])
     held_out = {"validation": source.val, "test": source.test}
-    labels = None if source.labeled else labels
-    classes = find_classes(source.train, source.class_names, held_out, labels, asking)
+    classes = find_classes(source.train, source.class_names, held_out, None if source.labeled else labels, asking)
     splits = _split(source, classes, partitioner, options, groups)
     if source.fitted is not None:
-        fitted = source.fitted(splits)
+        fitted = source.fitted([client["train"] for client in splits.clients])
         source = replace(source, train=fitted.train, val=fitted.val, test=fitted.test, columns=fitted.columns)
-    splits = leave_out_unknown(splits, classes.labels, corruptions)
+    splits = _without_unknown(splits, classes.labels, corruptions)
     source, train_options, eval_options = _as_read(source, loader, batch_size)
     check_inputs(source.train, splits, {"validation": source.val, "test": source.test})
     check_full_batches(splits, train_options)
-    _warn_of_unseeded(source, train_options, eval_options)
-    train, val, test = source.train, source.val, source.test
-    if unknown := unknown_classes(corruptions):
-        val, test = (None if part is None else known_samples(part, unknown) for part in (val, test))
+    train, val, test = source.train, *(_known(part, corruptions) for part in (source.val, source.test))
     differs = torch.zeros(len(classes.labels), dtype=torch.bool)
     if corruptions:
-        train, noisy, differs = corrupt_clients(train, classes, splits, corruptions, train_options.get("collate_fn"))
+        train, noisy, differs = _corrupted(train, classes, splits, corruptions, train_options.get("collate_fn"))
         classes = replace(classes, labels=noisy)
     val_data: tuple[Dataset, Tensor | None] | None = None
     if val is not None:
@@ -165,20 +140,8 @@ def deal(
     elif len(splits.server_val):
         val_data = train, splits.server_val
     val_loader: Any = source.val_loaders if val_data is None else make_loader(*val_data, **eval_options)
-    if val is not None and len(val_loader) == 0:
-        raise ConfigurationError("The source's validation set is empty. Give it samples, or leave it out altogether.")
     return FederatedData(
-        train,
-        val_loader,
-        test,
-        splits,
-        classes,
-        partition_counts([client["train"] for client in splits.clients], classes.labels, len(classes.names)),
-        train_options,
-        eval_options,
-        differs,
-        val_data,
-        source.columns,
+        train, val_loader, test, splits, classes, train_options, eval_options, differs, val_data, source.columns
     )
 
 
@@ -186,8 +149,8 @@ def _as_read(
     source: SourceData, loader: Loader, batch_size: int | None
 ) -> tuple[SourceData, dict[str, Any], dict[str, Any]]:
     """The source, in memory where that is asked for, and how training and evaluation batches are made of it."""
-    train_options = {"batch_size": 32, "drop_last": False} | source.train_options | loader.said()
-    eval_options = source.eval_options | loader.said() | {"drop_last": False}
+    train_options = {"batch_size": 32, "drop_last": False} | source.train_options | loader.changes()
+    eval_options = source.eval_options | loader.changes() | {"drop_last": False}
     if loader.preload:
         workers = train_options.get("num_workers", 0)
         train = preload(source.train, train_options.pop("collate_fn", None), workers)
@@ -195,8 +158,8 @@ def _as_read(
         held = [None if part is None else preload(part, collate_fn, workers) for part in (source.val, source.test)]
         source = replace(source, train=train, val=held[0], test=held[1])
     train_options["batch_size"] = batch_size or train_options["batch_size"]
-    in_tensors = isinstance(make_loader(source.train, **how_batches_are_made(train_options)), TensorBatches)
-    usual = max(train_options["batch_size"], 256 if in_tensors else 1)
+    tensors, _ = tensors_of(source.train, None, train_options.get("collate_fn"))
+    usual = max(train_options["batch_size"], 1 if tensors is None else 256)
     eval_options["batch_size"] = loader.eval_batch_size or eval_options.get("batch_size", usual)
     return source, train_options, eval_options
 
@@ -210,18 +173,19 @@ def _split(
             f"The data are given by client ({listed(source.group_names, show=repr)}), and {partitioner!r} would deal "
             "them anew. Leave the partitioner out (null), or take a GroupPartitioner."
         )
-    named: tuple[Tensor | None, Sequence[str]] = source.groups, source.group_names
-    if source.groups is None:
-        named = named_groups(source.train, groups) or (None, ())
+    if source.groups is not None:
+        numbers, names = source.groups, source.group_names
+    else:
+        numbers, names = named_groups(source.train, groups)
     has_val = source.val is not None or source.val_loaders is not None
     splits = split_federation(
         classes.labels,
         len(classes.names),
-        named[0],
+        numbers,
         torch.arange(len(classes.labels)) if source.indices is None else source.indices,
         partitioner,
         replace(options, server_val=0.0) if has_val else options,
-        named[1],
+        names,
         source.clients,
     )
     if (source.fitted is not None or source.pooled) and len(splits.clients) == 1:
@@ -232,37 +196,95 @@ def _split(
     return splits
 
 
-def how_batches_are_made(options: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of :func:`~flsv.data.make_loader` that define a batch."""
-    return {name: options[name] for name in ("batch_size", "collate_fn") if name in options}
-
-
-def _warn_of_unseeded(source: SourceData, train_options: dict[str, Any], eval_options: dict[str, Any]) -> None:
-    """Say which random generators nobody can put anywhere."""
-    unseeded = held_generators(source.val_loaders)
-    for dataset, options in ((source.train, train_options), (source.val, eval_options)):
-        held = held_generators(dataset, options.get("collate_fn"))
-        unseeded |= {place: generator for place, generator in held.items() if not can_be_seeded(generator)}
-    if unseeded:
-        rank_zero_warn(
-            f"{', '.join(unseeded)}: random generators that cannot be seeded for every client and round, because they "
-            "have no seed, or because a loader of your own reads them. A resumed run will not be equal to the bit, and "
-            "what a client draws depends on who was read before. Draw from torch's, NumPy's or Python's global "
-            "generators, or hold a numpy.random.Generator in the data set and read it by torch's DataLoader."
-        )
-
-
 def check_full_batches(splits: FederatedSplits, options: dict[str, Any]) -> None:
     """Raise ConfigurationError where ``drop_last`` would leave a client without a training batch."""
     size = options["batch_size"]
-    least = min(len(held["train"]) for held in splits.clients)
-    for client, held in enumerate(splits.clients):
-        if options["drop_last"] and len(held["train"]) < size:
-            raise ConfigurationError(
-                f"{client_called(client, splits.names, 'Client')} has {len(held['train'])} training samples, not one "
-                f"full batch of {size}: with drop_last=True it would never train. Lower batch_size to {least}, or "
-                "set drop_last to false."
-            )
+    samples = [len(held["train"]) for held in splits.clients]
+    if options["drop_last"] and min(samples) < size:
+        least = samples.index(min(samples))
+        raise ConfigurationError(
+            f"{client_called(least, splits.names, 'Client')} has {min(samples)} training samples, not one full batch "
+            f"of {size}: with drop_last=True it would never train. Lower batch_size to {min(samples)}, or set "
+            "drop_last to false."
+        )
+
+
+def _corrupted(
+    dataset: Dataset, classes: Classes, splits: FederatedSplits, corruptions: Sequence[Corruption], collate_fn: Any
+) -> tuple[TensorDataset, Tensor, Tensor]:
+    """Let the corruptions act, in turn, on the training samples of the clients that they concern.
+
+    Returns:
+        The data as the clients have them; the class of each sample, int64 ``[N]``; and whether a sample differs from
+        the data set's, bool ``[N]``.
+    """
+    tensors, rows = tensors_of(dataset, None, collate_fn)
+    if tensors is None:
+        raise ConfigurationError(
+            f"corruptions work on data held as tensors, and {type(dataset).__name__} is read sample by sample. Say "
+            f"preload: true to read it once into memory, or corrupt the samples in the data set itself."
+        )
+    first, *fields = tensors if rows is None else [tensor[rows.to(tensor.device)] for tensor in tensors]
+    inputs, labels = first, classes.labels.clone()
+    last = fields[-1].flatten().cpu() if fields else labels[:0]
+    if not classes.missing and not torch.equal(last.long(), labels):
+        raise ConfigurationError(
+            f"corruptions need samples (x, ..., label), and the last element of those of {type(dataset).__name__} is "
+            f"not their label."
+        )
+    differs = torch.zeros(len(labels), dtype=torch.bool)
+    concerned = [corruption.chosen(len(splits.clients)) for corruption in corruptions]
+    for client in sorted({client for clients in concerned for client in clients}):
+        samples = splits.clients[client]["train"]
+        before, true = first[samples.to(first.device)].cpu(), classes.labels[samples]
+        x, y = before.clone(), true.clone()
+        for position, (corruption, clients) in enumerate(zip(corruptions, concerned)):
+            if client in clients:
+                # The position tells two corruptions of one seed apart.
+                generator = generator_for(corruption.seed, "corruption", position, client)
+                x, y = corruption(x, y, len(classes.names), generator)
+        same = (x == before) | (x.isnan() & before.isnan())
+        other = ~same.reshape(len(x), -1).all(1)
+        labels[samples], differs[samples] = y, other | (y != true)
+        if other.any():
+            inputs = first.clone() if inputs is first else inputs
+            inputs[samples[other].to(inputs.device)] = x[other].to(inputs.device)
+    if not classes.missing:
+        fields[-1] = labels.view(fields[-1].shape).to(fields[-1])
+    return TensorDataset(inputs, *fields), labels, differs
+
+
+def _without_unknown(splits: FederatedSplits, labels: Tensor, corruptions: Sequence[Corruption]) -> FederatedSplits:
+    """The splits without the samples of unknown classes, but for the training sets of the clients concerned."""
+    unknown = torch.tensor([label for each in corruptions for label in each.unknown_classes], dtype=torch.long)
+    concerned = {i for each in corruptions if each.unknown_classes for i in each.chosen(len(splits.clients))}
+    if not len(unknown):
+        return splits
+    known = ~torch.isin(labels, unknown)
+    clients = tuple(
+        {
+            name: samples if name == "train" and client in concerned else samples[known[samples]]
+            for name, samples in sets.items()
+        }
+        for client, sets in enumerate(splits.clients)
+    )
+    left = replace(splits, server_val=splits.server_val[known[splits.server_val]], clients=clients)
+    empty = [client_called(client, splits.names) for client, sets in enumerate(left.clients) if not len(sets["train"])]
+    if empty or len(splits.server_val) > len(left.server_val) == 0:
+        raise ConfigurationError(
+            f"Without the classes {unknown.tolist()}, which the task does not know, {listed(empty) or 'the server'} "
+            "has no samples. Choose another partition or other unknown_classes (the clients that OpenSetLabelNoise "
+            "concerns keep their samples)."
+        )
+    return left
+
+
+def _known(dataset: Dataset | None, corruptions: Sequence[Corruption]) -> Dataset | None:
+    """The data set without the samples of unknown classes, if there are any such classes."""
+    unknown = torch.tensor([label for each in corruptions for label in each.unknown_classes])
+    if dataset is None or not len(unknown):
+        return dataset
+    return Subset(dataset, (~torch.isin(dataset_labels(dataset), unknown)).nonzero().flatten().tolist())
 
 
 def without_flagged(module: Dealt, dealt: FederatedData, detector: FedBary) -> FederatedData:
@@ -278,26 +300,20 @@ def without_flagged(module: Dealt, dealt: FederatedData, detector: FedBary) -> F
     """
     clients, server = participants_of(module)
     detector.value(clients, server, generator_for(module.seed, "flagged samples"))
-    splits, counts = [], []
+    splits = []
     for client, parts in zip(clients, dealt.splits.clients):
-        if not len(parts["train"]):
-            splits.append(parts)
-            counts.append(dealt.class_counts[client.id])
-            continue
-        keep, kept_counts = client.ask(_kept)
-        if not keep.any():
+        kept = parts["train"][client.ask(_kept)] if len(parts["train"]) else parts["train"]
+        if len(kept) < min(1, len(parts["train"])):
             raise ConfigurationError(
-                f"drop_flagged: all {len(keep)} training samples of {client_called(client.id, dealt.splits.names)} are "
-                "flagged. Leave the client out, or set Splits(drop_flagged=False)."
+                f"drop_flagged: all training samples of {client_called(client.id, dealt.splits.names)} are flagged. "
+                "Leave the client out, or set Splits(drop_flagged=False)."
             )
-        splits.append({**parts, "train": parts["train"][keep]})
-        counts.append(kept_counts)
-    kept = replace(dealt.splits, clients=tuple(splits))
-    check_full_batches(kept, dealt.train_options)
-    return replace(dealt, splits=kept, class_counts=torch.stack(counts))
+        splits.append({**parts, "train": kept})
+    left = replace(dealt.splits, clients=tuple(splits))
+    check_full_batches(left, dealt.train_options)
+    return replace(dealt, splits=left)
 
 
-def _kept(local: LocalData) -> tuple[Tensor, Tensor]:
-    """Which of its samples a client keeps, bool ``[m]``, and how many of each class these are."""
-    keep = ~sample_values(local).flagged
-    return keep, torch.bincount(local.samples()[1].cpu()[keep], minlength=local.num_classes)
+def _kept(local: LocalData) -> Tensor:
+    """Which of its samples a client keeps, bool ``[m]``."""
+    return ~sample_values(local).flagged

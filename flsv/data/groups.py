@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
-from flsv.errors import ConfigurationError
+from flsv.errors import ConfigurationError, listed
 
 
-def named_groups(dataset: Dataset, groups: Any = None) -> tuple[Tensor, tuple[str, ...]] | None:
-    """The natural group of every sample, int64 ``[N]`` numbered in sorted order, and the groups' names; or None.
+def named_groups(dataset: Dataset, groups: Any = None) -> tuple[Tensor | None, tuple[str, ...]]:
+    """The natural group of every sample, int64 ``[N]`` numbered in sorted order, and the groups' names; None: none.
 
     Args:
         dataset: the training data. Its attribute ``group_kind`` says what its attribute ``groups`` are, such as
@@ -36,43 +37,24 @@ def named_groups(dataset: Dataset, groups: Any = None) -> tuple[Tensor, tuple[st
     """
     kind = "group"
     if groups is None:
-        groups = attribute(dataset, "groups")
+        groups = entries(dataset, lambda part: own_entries(part, "groups"))
         if groups is None:
-            return None
-        kind = kind_of_groups(dataset) or kind
+            return None, ()
+        while isinstance(dataset, Subset) and not hasattr(dataset, "group_kind"):
+            dataset = dataset.dataset
+        kind = getattr(dataset, "group_kind", kind)
     elif isinstance(groups, str):
         kind = kind if groups in ("group", "groups") else groups.rpartition(".")[2]
         groups = column(dataset, groups, "groups")
-    elif callable(groups):
-        raise ConfigurationError(
-            "groups is a function. Expected one entry per training sample, or the name of a field of the samples, such "
-            "as 'site' or, of a field within a field, 'meta.site'."
-        )
     ids = np.asarray(groups)
-    length = len(dataset)  # type: ignore[arg-type]
-    if ids.shape != (length,):
-        raise ConfigurationError(
-            f"groups needs one entry per training sample, [{length}]; got shape {list(ids.shape)}."
-        )
     # NaN is not itself.
-    gaps = [i for i, entry in enumerate(ids) if entry is None or entry != entry]
-    if gaps:
+    if ids.shape != (len(dataset),) or any(entry is None or entry != entry for entry in ids):  # type: ignore[arg-type]
         raise ConfigurationError(
-            f"groups: {len(gaps)} of {length} training samples have none (None or NaN), such as sample {gaps[0]}. Give "
-            f"them a group, or leave them out of the training data."
+            f"groups needs one entry per training sample, [{len(dataset)}], none of them None or NaN; got shape "  # type: ignore[arg-type]
+            f"{list(ids.shape)}. Give each a group, or name a field of the samples, such as 'site' or 'meta.site'."
         )
-    try:
-        found, numbers = np.unique(ids, return_inverse=True)
-    except TypeError as error:
-        raise ConfigurationError(f"groups mixes kinds of entries ({error}). Make all of them strings.") from error
+    found, numbers = np.unique(ids, return_inverse=True)
     return torch.from_numpy(numbers.reshape(-1).astype(np.int64)), plain_names(found.tolist(), kind)
-
-
-def kind_of_groups(dataset: Dataset) -> str | None:
-    """What the groups of a data set are called, found through ``Subset``."""
-    while isinstance(dataset, Subset) and not hasattr(dataset, "group_kind"):
-        dataset = dataset.dataset
-    return getattr(dataset, "group_kind", None)
 
 
 #: A client of several groups is called after so many of them at most.
@@ -109,6 +91,12 @@ def spelled_alike(names: Iterable[str]) -> list[list[str]]:
     for name in names:
         spellings.setdefault(_meaning(name), []).append(name)
     return [alike for alike in spellings.values() if len(alike) > 1]
+
+
+def warn_of_spelling(names: Iterable[str], where: str) -> None:
+    """Warn where several categories or clients may be one to a person."""
+    for alike in spelled_alike(names):
+        rank_zero_warn(f"{where} has {', '.join(map(repr, alike))}, each for itself. If they are one, spell it alike.")
 
 
 def check_spelling(names: Iterable[str], where: str) -> None:
@@ -148,17 +136,13 @@ def plain_names(values: Iterable[Any], kind: str) -> tuple[str, ...]:
     values = list(values)
     if kind in GENERIC and list(map(str, values)) == list(map(str, range(len(values)))):
         return tuple(map(str, values))
-    found: dict[str, Any] = {}
-    for value in values:
-        name = " ".join("".join(c if c.isprintable() else " " for c in str(value)).split())
-        if not name:
-            raise ConfigurationError(f"A client is called {value!r}: a name needs a character that can be seen.")
-        if _NUMBER.fullmatch(name):
-            name = f"{kind} {name}"
-        if name in found:
-            raise ConfigurationError(f"Two clients are called {name!r} ({found[name]!r} and {value!r}). Names differ.")
-        found[name] = value
-    return tuple(found)
+    names = [" ".join("".join(c if c.isprintable() else " " for c in str(value)).split()) for value in values]
+    names = [f"{kind} {name}" if _NUMBER.fullmatch(name) else name for name in names]
+    if "" in names or len(set(names)) < len(names):
+        raise ConfigurationError(
+            f"Clients are called {listed(values, 20, repr)}: names need a character that can be seen, and differ."
+        )
+    return tuple(names)
 
 
 def names_of_parts(parts: Sequence[Tensor], groups: Tensor, names: Sequence[str]) -> tuple[str, ...]:
@@ -183,15 +167,6 @@ def names_of_parts(parts: Sequence[Tensor], groups: Tensor, names: Sequence[str]
         # A group may itself be called "a + b".
         found.append(name if name not in found else f"{name} ({len(found)})")
     return tuple(found)
-
-
-def attribute(dataset: Dataset, name: str) -> Sequence[Any] | Tensor | np.ndarray | None:
-    """A per-sample attribute, found through ``Subset`` and ``ConcatDataset``.
-
-    Returns:
-        None where there is none, or not of the data set's length.
-    """
-    return entries(dataset, lambda part: own_entries(part, name))
 
 
 def entries(dataset: Dataset, find: Callable[[Dataset], Any]) -> Any:
@@ -230,16 +205,11 @@ def column(dataset: Dataset, name: str, argument: str) -> Any:
     Raises:
         ConfigurationError: nothing of that name.
     """
-    found = attribute(dataset, name)
+    found = entries(dataset, lambda part: own_entries(part, name))
     if found is None:
-        values = []
-        for index in range(len(dataset)):  # type: ignore[arg-type]
-            value = _field(dataset[index], name)
-            if value is None or callable(value):
-                break
-            values.append(value.item() if isinstance(value, Tensor) and value.numel() == 1 else value)
-        found = values if len(values) == len(dataset) else None  # type: ignore[arg-type]
-    if found is None:
+        found = [_field(dataset[index], name) for index in range(len(dataset))]  # type: ignore[arg-type]
+        found = [value.item() if isinstance(value, Tensor) and value.numel() == 1 else value for value in found]
+    if any(value is None or callable(value) for value in found):
         raise ConfigurationError(
             f"{argument}={name!r}: {type(dataset).__name__} has no attribute {name!r} with one entry per sample, and "
             f"its samples have no such field. Name one that there is, or give {argument} as a list."

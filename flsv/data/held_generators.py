@@ -78,11 +78,6 @@ def _parts(value: Any) -> dict[Any, Any]:
     return {**getattr(value, "__dict__", {}), **of_classes}
 
 
-def can_be_seeded(generator: Any) -> bool:
-    """Whether the generator can be reset by a seed."""
-    return not isinstance(generator, random.SystemRandom)
-
-
 def seed_held(generators: Mapping[str, Any], seed: int, *path: int | str) -> None:
     """Put every one of them at the start of a stream of its own.
 

@@ -7,7 +7,7 @@ class, so that a number of samples per client and class is a number of samples p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,8 +49,6 @@ def dataset_labels(dataset: Dataset) -> Tensor:
     try:
         return torch.from_numpy(whole_numbers(_read_labels(dataset, "biuf")))
     except (ValueError, _NoClassError) as error:
-        if isinstance(error, ConfigurationError):
-            raise
         raise ConfigurationError(_unusable(dataset, str(error))) from error
 
 
@@ -61,23 +59,26 @@ def _read_labels(dataset: Dataset, kinds: str) -> np.ndarray:
     Raises:
         _NoClassError: they are not one number each, or of another kind.
     """
-    try:
-        stored = _stored_labels(dataset)
-        found = None if stored is None else np.asarray(stored)
-    except (TypeError, ValueError) as error:
-        raise _NoClassError("the labels are of several lengths or kinds") from error
+    found = _stored_labels(dataset)
     if found is None:
-        found = np.stack([_checked(label[None], kinds)[0] for label in _sample_labels(dataset)])
-    return _checked(found, kinds)
+        samples = (dataset[index] for index in range(len(dataset)))  # type: ignore[arg-type]
+        found = [_checked(_array(_label_of(sample))[None], kinds)[0] for sample in samples]
+    return _checked(_array(found), kinds)
+
+
+def _array(labels: Any) -> np.ndarray:
+    try:
+        return np.asarray(labels)
+    except (TypeError, ValueError) as error:  # lists of several lengths, tensors elsewhere
+        raise _NoClassError("the labels are of several lengths or kinds") from error
 
 
 def _checked(found: np.ndarray, kinds: str) -> np.ndarray:
     """Labels ``[N]`` or ``[N, 1]`` as ``[N]``."""
     each = found.shape[1:]
-    if found.dtype.kind not in "biuf" or each not in ((), (1,)):
-        raise _NoClassError(f"the labels are {found.dtype}{f' {list(each)} each' if each else ''}")
-    if found.dtype.kind not in kinds:
-        raise _NoClassError(f"the labels are {found.dtype} numbers")
+    if found.dtype.kind not in kinds or each not in ((), (1,)):
+        what = "no numbers" if found.dtype.kind not in "biuf" else f"{found.dtype} numbers"
+        raise _NoClassError(f"the labels are {what}{f' {list(each)} each' if each else ''}")
     return found.reshape(len(found))
 
 
@@ -93,26 +94,6 @@ def _stored_labels(dataset: Dataset) -> Any:
         return stored if stored is None or change is None else [change(label) for label in stored]
 
     return entries(dataset, ready)
-
-
-def _sample_labels(dataset: Dataset) -> Iterator[np.ndarray]:
-    """Each sample's label, read when it is asked for."""
-    for index in range(len(dataset)):  # type: ignore[arg-type]
-        try:
-            sample = dataset[index]
-        except (TypeError, ValueError, KeyError, IndexError) as error:
-            raise ConfigurationError(
-                f"{type(dataset).__name__} cannot be read: sample {index} raises {type(error).__name__}: {error}. A "
-                f"map-style data set is needed, which gives samples 0 .. {len(dataset) - 1}."  # type: ignore[arg-type]
-            ) from error
-        label = _label_of(sample)
-        if label is None:
-            raise _NoClassError("a sample is neither (x, ..., label) nor a dictionary or an object with a label")
-        try:
-            found = np.asarray(label)
-        except (TypeError, ValueError) as error:  # lists of several lengths, tensors elsewhere
-            raise _NoClassError(f"the labels are {type(label).__name__} each") from error
-        yield found
 
 
 def _label_of(sample: Any) -> Any:
@@ -189,9 +170,8 @@ def count_classes(labels: Tensor, class_names: Sequence[str], held_out: Mapping[
         >>> count_classes(torch.tensor([0, 1, 2, 0]), (), {"test": TensorDataset(torch.zeros(1, 2), torch.tensor([1]))})
         3
     """
-    everywhere = [labels]
-    everywhere += [dataset_labels(data) for data in held_out.values() if data is not None and _has_labels(data)]
-    present = torch.cat(everywhere).unique()
+    ready = [data for data in held_out.values() if data is not None and _stored_labels(data) is not None]
+    present = torch.cat([labels, *map(dataset_labels, ready)]).unique()
     largest = int(present[-1])
     if largest < len(class_names):
         return len(class_names)
@@ -207,21 +187,13 @@ def count_classes(labels: Tensor, class_names: Sequence[str], held_out: Mapping[
     return largest + 1
 
 
-def _has_labels(dataset: Dataset) -> bool:
-    """Whether :func:`dataset_labels` finds labels without reading a sample."""
-    try:
-        return _stored_labels(dataset) is not None
-    except (TypeError, ValueError, KeyError, IndexError):
-        return True  # and dataset_labels says what is wrong with them
-
-
 def check_largest(where: str, largest: int, distinct: int) -> None:
     """Raise ConfigurationError where a label is so large that it must be a mistake: a class each is to be counted."""
     if largest >= 1000 and largest >= 10 * distinct:
         raise ConfigurationError(
             f"{where}: the largest label is {largest}, and there are only {distinct} different ones. Classes are "
             f"numbered 0 .. M-1: a label of that size is a mistake, or an identifier to be numbered anew "
-            f"(numpy.unique with return_inverse=True)."
+            f"(numpy.unique with return_inverse=True). If these are numbers and no classes, say labels=False."
         )
 
 
@@ -274,12 +246,6 @@ def find_classes(
         >>> find_classes(TensorDataset(torch.zeros(3, 2), torch.rand(3)), (), {})
         Classes(labels=tensor([0, 0, 0]), names=('samples',), missing='the labels are float32 numbers')
     """
-    if labels is True:
-        raise ConfigurationError(f"labels=True: {_WAYS}, or false for data without classes.")
-    if labels is False and asking:
-        raise ConfigurationError(
-            f"{asking[0]!r} needs each sample's class, and labels=False says so. Leave labels out, or {_WAYS}."
-        )
     try:
         if labels is False:
             raise _NoClassError("labels=False says so")
@@ -287,25 +253,15 @@ def find_classes(
             # Of the held-out data only an attribute of the same name would say the same.
             found, held_out = _given_labels(train, labels), {}
         elif asking:
-            found = _asked_labels(train, asking[0])
+            found = dataset_labels(train)
         else:
             found = _integer_labels(train, named=bool(class_names))
-    except _NoClassError as error:
-        return Classes(torch.zeros(len(train), dtype=torch.long), ONE_CLASS, str(error))  # type: ignore[arg-type]
-    try:
         number = count_classes(found, class_names, held_out)
-    except ConfigurationError as error:
-        if labels is not None or asking or class_names:
-            raise
-        raise ConfigurationError(f"{error} If these are numbers and no classes, say labels=False.") from error
+    except _NoClassError as error:
+        if asking:
+            raise ConfigurationError(f"{asking[0]!r} needs each sample's class: {error}. Otherwise {_WAYS}.") from error
+        return Classes(torch.zeros(len(train), dtype=torch.long), ONE_CLASS, str(error))  # type: ignore[arg-type]
     return Classes(found, tuple(class_names) if len(class_names) == number else tuple(map(str, range(number))))
-
-
-def _asked_labels(train: Dataset, asking: Any) -> Tensor:
-    try:
-        return dataset_labels(train)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{asking!r} needs each sample's class. {error} Otherwise {_WAYS}.") from error
 
 
 def _integer_labels(train: Dataset, named: bool) -> Tensor:
@@ -319,23 +275,15 @@ def _integer_labels(train: Dataset, named: bool) -> Tensor:
         _NoClassError: other labels, or integers that are numbers rather than classes, with a warning.
     """
     found = _read_labels(train, "biu")
-    try:
-        labels = torch.from_numpy(whole_numbers(found))
-        largest, distinct = int(labels.max()), len(labels.unique())
-        why = f"the labels are {distinct} different numbers up to {largest}"
+    distinct, largest = len(np.unique(found)), int(found.max())
+    why = f"the labels are {distinct} different numbers up to {largest}"
+    if found.min() < 0:
+        why = "the labels are no classes: some are below 0"
         if named:
-            return labels
-        check_largest("The training data", largest, distinct)
-        if len(labels) < _MANY or 2 * distinct <= len(labels):
-            return labels
-        message = f"There are {distinct} different labels of {len(labels)} training samples, such as an index has."
-    except ConfigurationError as error:
-        message = str(error)
-    except ValueError as error:
-        if named:
-            raise ConfigurationError(_unusable(train, str(error))) from error
-        why = message = f"the labels are no classes ({error})"
-    rank_zero_warn(f"{type(train).__name__}: {message} They are taken for numbers: nothing here asks for classes.")
+            raise ConfigurationError(_unusable(train, why))
+    elif named or len(found) < _MANY or 2 * distinct <= len(found):
+        return torch.from_numpy(found.astype(np.int64))
+    rank_zero_warn(f"{type(train).__name__}: {why}. They are taken for numbers: nothing here asks for classes.")
     raise _NoClassError(why)
 
 

@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.utils.data import (
     DataLoader,
     Dataset,
-    IterableDataset,
     Sampler,
     SequentialSampler,
     Subset,
@@ -23,7 +22,6 @@ from torch.utils.data import (
     default_collate,
 )
 
-from flsv.arguments import check_number
 from flsv.data.held_generators import SeededLoader, held_generators, seed_held
 from flsv.declared import Count, checked
 from flsv.errors import ConfigurationError
@@ -44,9 +42,6 @@ class TensorBatches:
     Yields:
         Tuples of tensors, each ``[batch_size, ...]``; the last batch may be smaller.
 
-    Raises:
-        ConfigurationError: ``batch_size`` below 1, or ``shuffle`` without a generator.
-
     Example:
         >>> batches = TensorBatches([torch.arange(10)], torch.tensor([1, 3, 5]), batch_size=2)
         >>> len(batches), list(batches)
@@ -64,7 +59,6 @@ class TensorBatches:
         generator: torch.Generator | None = None,
         transform: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        _check_batching(batch_size, shuffle, generator)
         self.tensors = tuple(tensors)
         self.indices = torch.arange(len(self.tensors[0])) if indices is None else indices
         self.batch_size = batch_size
@@ -124,7 +118,7 @@ def make_loader(
         options: further ``DataLoader`` arguments (``num_workers``, ``pin_memory``, ...).
 
     Raises:
-        ConfigurationError: ``batch_size`` below 1, ``shuffle`` without a generator, or a data set without a length.
+        ConfigurationError: ``batch_size`` below 1, or ``shuffle`` without a generator.
 
     Example:
         >>> images, labels = torch.zeros(10, 1, 8, 8), torch.arange(10)
@@ -132,21 +126,18 @@ def make_loader(
         >>> type(loader).__name__, [len(y) for x, y in loader]
         ('TensorBatches', [4, 1])
     """
-    _check_batching(batch_size, shuffle, generator)
-    if isinstance(dataset, IterableDataset):
+    if batch_size < 1 or (shuffle and generator is None):
         raise ConfigurationError(
-            f"{type(dataset).__name__} is an IterableDataset, whose samples cannot be dealt to clients. A map-style "
-            f"data set, with __len__ and __getitem__, is needed."
+            f"batch_size={batch_size}, shuffle={shuffle}: expected a batch_size of at least 1, and for shuffle a "
+            "generator, so that the order is a function of a seed."
         )
-    tensors, rows = tensors_of(dataset, indices)
-    if tensors is not None and collate_fn in (None, default_collate):
+    tensors, rows = tensors_of(dataset, indices, collate_fn)
+    if tensors is not None:
         return TensorBatches(
             tensors, rows, batch_size, shuffle=shuffle, drop_last=drop_last, generator=generator, transform=transform
         )
-    if collate_fn in (None, default_collate):
-        collate_fn = _default_collate
+    collate_fn = collate_fn or default_collate
     if transform is not None:
-        assert collate_fn is not None
         collate_fn = _CollateAndTransform(collate_fn, transform)
     subset = dataset if indices is None else Subset(dataset, indices.tolist())
     # A DataLoader draws its workers' seeds before its first order, and from the global generator if it is given none:
@@ -165,21 +156,18 @@ def make_loader(
     )
 
 
-def _check_batching(batch_size: int, shuffle: bool, generator: torch.Generator | None) -> None:
-    if batch_size < 1:
-        raise ConfigurationError(f"batch_size={batch_size}: it must be at least 1.")
-    if shuffle and generator is None:
-        raise ConfigurationError("shuffle=True needs a generator, so that the order is a function of a seed.")
-
-
-def tensors_of(dataset: Dataset, indices: Tensor | None) -> tuple[tuple[Tensor, ...] | None, Tensor | None]:
-    """The tensors behind ``dataset`` and which of their rows are meant, or ``(None, None)``."""
+def tensors_of(
+    dataset: Dataset, indices: Tensor | None, collate_fn: Callable[[list[Any]], Any] | None = None
+) -> tuple[tuple[Tensor, ...] | None, Tensor | None]:
+    """The tensors that batches of ``dataset`` are rows of, and which of their rows are meant; ``(None, None)`` where
+    samples are read one by one."""
     # Exact types: a subclass may do anything in __getitem__.
     while type(dataset) is Subset:
         outer = torch.as_tensor(dataset.indices, dtype=torch.long)
         indices = outer if indices is None else outer[indices]
         dataset = dataset.dataset
-    return (dataset.tensors, indices) if type(dataset) is TensorDataset else (None, None)
+    plain = type(dataset) is TensorDataset and collate_fn in (None, default_collate)
+    return (dataset.tensors, indices) if plain else (None, None)  # type: ignore[attr-defined]
 
 
 class _Shuffled(Sampler[int]):
@@ -196,18 +184,6 @@ class _Shuffled(Sampler[int]):
         yield from torch.randperm(self.length, generator=self.generator).tolist()
 
 
-def _default_collate(samples: list[Any]) -> Any:
-    """torch's, which has no words for what it cannot do."""
-    try:
-        return default_collate(samples)
-    except (TypeError, RuntimeError) as error:
-        raise ConfigurationError(
-            f"samples of type {type(samples[0]).__name__} cannot be put into one batch: {str(error).splitlines()[0]} "
-            f"Give the data as a LightningDataModule whose loaders have a collate_fn that can (such as "
-            f"torch_geometric.loader.DataLoader for graphs)."
-        ) from error
-
-
 class _CollateAndTransform:
     """Collate, then transform the first element. A class, because workers may have to pickle it."""
 
@@ -217,11 +193,6 @@ class _CollateAndTransform:
 
     def __call__(self, samples: list[Any]) -> Any:
         batch = self.collate_fn(samples)
-        if not isinstance(batch, list | tuple):
-            raise ConfigurationError(
-                f"train_transform works on the first element of a batch, but a batch is a {type(batch).__name__}. "
-                f"Transform in the data set or in collate_fn instead."
-            )
         return [self.transform(batch[0]), *batch[1:]]
 
 
@@ -254,29 +225,13 @@ def preload(
     """
     if type(dataset) is TensorDataset and collate_fn in (None, default_collate):
         return dataset
-    length = len(dataset)  # type: ignore[arg-type]
-    loader = SeededLoader(
-        dataset,
-        batch_size=256,
-        collate_fn=collate_fn or default_collate,
-        num_workers=num_workers,
-        generator=torch.Generator().manual_seed(0),
-    )
-    columns: list[Tensor] = []
-    start = 0
-    for batch in loader:
-        fields = batch if isinstance(batch, list | tuple) else ()
-        if not fields or not all(isinstance(field, Tensor) for field in fields):
-            raise ConfigurationError(
-                f"preload=True needs samples that collate to a tuple of tensors; a batch of {type(dataset).__name__} "
-                f"is {type(batch).__name__}. Leave preload off for this data set."
-            )
-        # Filled in place: collecting batches and joining them at the end would need twice the memory.
-        columns = columns or [field.new_empty((length, *field.shape[1:])) for field in fields]
-        for column, field in zip(columns, fields, strict=True):
-            column[start : start + len(field)] = field
-        start += len(fields[0])
-    kept = TensorDataset(*columns)
+    batches = list(make_loader(dataset, batch_size=256, collate_fn=collate_fn, num_workers=num_workers))
+    if not all(isinstance(batch, list | tuple) and all(isinstance(x, Tensor) for x in batch) for batch in batches):
+        raise ConfigurationError(
+            f"preload=True needs samples that collate to a tuple of tensors; a batch of {type(dataset).__name__} "
+            f"is {type(batches[0]).__name__}. Leave preload off for this data set."
+        )
+    kept = TensorDataset(*(torch.cat(fields) for fields in zip(*batches)))
     if hasattr(dataset, "row_names"):  # by which predictions say whose they are
         kept.row_names = dataset.row_names  # type: ignore[attr-defined]
     return kept
@@ -312,13 +267,7 @@ class Loader:
     preload: bool = False
     on_device: bool | Literal["auto"] = "auto"
 
-    def said(self) -> dict[str, bool | int]:
+    def changes(self) -> dict[str, bool | int]:
         """What replaces the options of the source's own loaders."""
         given = {"drop_last": self.drop_last, "num_workers": self.num_workers, "pin_memory": self.pin_memory}
         return {name: value for name, value in given.items() if value is not None}
-
-
-def check_size(owner: Any, name: str, size: int | None) -> None:
-    """Raise ConfigurationError for a batch size that is none."""
-    if size is not None:
-        check_number(owner, name, size, least=1, whole=True)

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Lt
 from lightning.pytorch.utilities import rank_zero_warn
@@ -16,8 +16,8 @@ from torch import Tensor
 from flsv.arguments import rounded_up
 from flsv.data.groups import client_called, names_of_parts
 from flsv.data.partition.base import Partitioner, shuffled
-from flsv.declared import Count, checked
-from flsv.errors import ConfigurationError
+from flsv.declared import Count, Rules, checked
+from flsv.errors import ConfigurationError, listed
 from flsv.seeding import generator_for
 from flsv.valuation import FedBary
 
@@ -51,19 +51,16 @@ class Splits:
         flsv.errors.ConfigurationError: Splits(client_test=1.0): expected a finite number in [0, 1). 0.1 is 10 %.
     """
 
+    rules: ClassVar[Rules] = (
+        (lambda a: a.client_val + a.client_test < 1, "client_val and client_test leave nothing to train on."),
+    )
+
     server_val: Part = 0.1
     client_val: Part = 0.0
     client_test: Part = 0.0
     max_samples: Count | None = None
     drop_flagged: bool | FedBary = False
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.client_val + self.client_test >= 1:
-            raise ConfigurationError(
-                f"Splits(client_val={self.client_val}, client_test={self.client_test}) leaves nothing to train on. "
-                "Their sum must be below 1."
-            )
 
     @cached_property
     def detector(self) -> FedBary | None:
@@ -134,7 +131,17 @@ def split_federation(
         )
     server_val, rest = pool[:held_back].sort().values, pool[held_back:].sort().values
     if partitioner.keeps_groups and groups is not None:
-        _tell_lost(groups[everybody], groups[rest], group_names, options, whole)
+        lost = sorted({*groups[everybody].tolist()} - {*groups[rest].tolist()})
+        called = listed(lost, show=lambda group: repr(group_names[group]) if group_names else str(group))
+        message = (
+            f"Nothing is left to {called}: all their samples went to the server's validation set (server_val="
+            f"{options.server_val}), or were left out (max_samples={options.max_samples}). Give the server validation "
+            "data of its own (val), or server_val: 0, or leave this client out."
+        )
+        if lost and whole:
+            raise ConfigurationError(message)
+        if lost:
+            rank_zero_warn(message)
     parts = partitioner(labels[rest], num_classes, None if groups is None else groups[rest])
     names: tuple[str, ...] = ()
     if partitioner.keeps_groups and groups is not None and group_names:
@@ -142,24 +149,6 @@ def split_federation(
     numbered = enumerate(parts, partitioner.first_client)
     clients = [_split_client(client, rest[part], options, names) for client, part in numbered]
     return FederatedSplits(server_val, tuple(clients), names)
-
-
-def _tell_lost(before: Tensor, after: Tensor, names: Sequence[str], options: Splits, whole: bool) -> None:
-    """Warn of groups that no client has, or refuse them."""
-    lost = sorted(set(before.tolist()) - set(after.tolist()))
-    if not lost:
-        return
-    called = ", ".join(repr(names[group]) if names else str(group) for group in lost[:5])
-    left_out = "" if options.max_samples is None else f", or are left out (max_samples={options.max_samples})"
-    message = (
-        f"Nothing is left to {called}{', ...' if len(lost) > 5 else ''}: all their samples went to the server's "
-        f"validation set (server_val={options.server_val}){left_out}."
-    )
-    if whole:
-        raise ConfigurationError(
-            f"{message} Give the server validation data of its own (val), or server_val: 0, or leave this client out."
-        )
-    rank_zero_warn(f"{message} They are no clients.")
 
 
 def _sizes(samples: int, options: Splits) -> tuple[int, int, int]:

@@ -14,12 +14,16 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from flsv.data.sources.base import Given
+from flsv.data.sources.base import Reading
 from flsv.data.sources.module import module_source
 from flsv.data.sources.source import open_source, source_name
 from flsv.errors import ConfigurationError
 
 DATA = TensorDataset(torch.zeros(20, 3), torch.arange(20) % 4)
+
+
+def opened(source):
+    return open_source(source, Reading(), {})
 
 
 def module(train, val=None):
@@ -144,22 +148,22 @@ def test_loaders_whose_samples_cannot_be_dealt(loader, message):
 
 def test_data_sets():
     test = TensorDataset(torch.zeros(5, 3), torch.zeros(5))
-    assert open_source(Given(DATA)).train is DATA
-    assert open_source(Given([DATA])).test is None
-    assert open_source(Given((DATA, test))).test is test
+    assert opened(DATA).train is DATA
+    assert opened([DATA]).test is None
+    assert opened((DATA, test)).test is test
 
 
 @pytest.mark.parametrize("source", [[], [DATA] * 3, 5, [DATA, 7]])
 def test_things_that_are_no_data(source):
     with pytest.raises(
         ConfigurationError,
-        match=r"source: .* cannot be read as samples\. Expected a training data set or|test: a int cannot",
+        match=r"source: .* cannot be read as samples, .* Expected a map-style data set|test: a int cannot",
     ):
-        open_source(Given(source))
+        opened(source)
 
 
 def test_names():
     assert source_name("digits") == "digits"
     assert source_name((DATA, DATA)) == "TensorDataset, TensorDataset"
     assert source_name(module(None)) == "Somebodys"
-    assert len(open_source(Given("digits")).train) == 1437
+    assert len(opened("digits").train) == 1437

@@ -8,12 +8,11 @@ the ratio is exact.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated
 
 import torch
 from annotated_types import Ge
-from torch import Tensor
+from torch import Generator, Tensor
 
 from flsv.arguments import rounded_down
 from flsv.data.partition.base import Partitioner, shuffled
@@ -49,14 +48,12 @@ class LongTail(Partitioner):
         self.imbalance_ratio = imbalance_ratio
         self.seed = seed
 
-    def partition(
-        self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: torch.Generator
-    ) -> Sequence[Tensor]:
+    def partition(self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator) -> list[Tensor]:
         kept = self._tail(labels, num_classes, generator)
         parts = self.partitioner(labels[kept], num_classes, None if groups is None else groups[kept])
         return [kept[part] for part in parts]
 
-    def _tail(self, labels: Tensor, num_classes: int, generator: torch.Generator) -> Tensor:
+    def _tail(self, labels: Tensor, num_classes: int, generator: Generator) -> Tensor:
         """Sorted indices of the samples that stay."""
         available = torch.bincount(labels, minlength=num_classes)
         present = available.nonzero().flatten().tolist()

@@ -4,14 +4,14 @@ and label-sorted shards (McMahan et al. 2017, Communication-Efficient Learning o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from flsv.data.partition.base import Clients, Partitioner, cut, shuffled
-from flsv.declared import Count, Positive
+from flsv.declared import Count, NonNegative, Positive, Rules
 from flsv.errors import ConfigurationError
 from flsv.seeding import derive_seed
 
@@ -45,12 +45,19 @@ class DirichletPartitioner(Partitioner):
         self.alpha = alpha
         self.min_samples = min_samples
 
-    def partition(
-        self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: torch.Generator
-    ) -> Sequence[Tensor]:
+    def partition(self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator) -> list[Tensor]:
         class_sizes = np.bincount(labels.numpy(), minlength=num_classes)
-        ends, best = self._draw(class_sizes)
-        if ends is None:
+        # numpy's Dirichlet stays finite at small alpha, where normalized gamma variates all underflow to 0.
+        rng = np.random.default_rng(derive_seed(self.seed, "dirichlet"))
+        best = 0
+        for _ in range(_MAX_DRAWS):
+            shares = rng.dirichlet(np.full(self.num_clients, self.alpha), size=num_classes)
+            ends = np.rint(np.cumsum(shares, axis=1) * class_sizes[:, None]).astype(np.int64)
+            ends[:, -1] = class_sizes
+            best = max(best, int(np.diff(ends, axis=1, prepend=0).sum(axis=0).min()))
+            if best >= self.min_samples:
+                break
+        else:
             lower = f"lower min_samples to {best}, or " if best else ""
             raise ConfigurationError(
                 f"{self!r} cannot be met: in {_MAX_DRAWS} draws over {len(labels)} samples some client always had "
@@ -63,21 +70,6 @@ class DirichletPartitioner(Partitioner):
             for client, piece in enumerate(members.tensor_split(torch.from_numpy(ends[label, :-1]))):
                 pieces[client].append(piece)
         return [torch.cat(piece) for piece in pieces]
-
-    def _draw(self, class_sizes: np.ndarray) -> tuple[np.ndarray | None, int]:
-        """Cut points ``[num_classes, num_clients]`` of the first draw that gives all enough, and the best minimum."""
-        # numpy's Dirichlet stays finite at small alpha, where normalized gamma variates all underflow to 0.
-        rng = np.random.default_rng(derive_seed(self.seed, "dirichlet"))
-        best = 0
-        for _ in range(_MAX_DRAWS):
-            shares = rng.dirichlet(np.full(self.num_clients, self.alpha), size=len(class_sizes))
-            ends = np.rint(np.cumsum(shares, axis=1) * class_sizes[:, None]).astype(np.int64)
-            ends[:, -1] = class_sizes
-            smallest = int(np.diff(ends, axis=1, prepend=0).sum(axis=0).min())
-            if smallest >= self.min_samples:
-                return ends, smallest
-            best = max(best, smallest)
-        return None, best
 
 
 class PathologicalPartitioner(Partitioner):
@@ -105,9 +97,7 @@ class PathologicalPartitioner(Partitioner):
         super().__init__(num_clients, seed)
         self.classes_per_client = classes_per_client
 
-    def partition(
-        self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: torch.Generator
-    ) -> Sequence[Tensor]:
+    def partition(self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator) -> list[Tensor]:
         present = labels.unique()
         if self.classes_per_client > len(present):
             raise ConfigurationError(
@@ -165,9 +155,7 @@ class ShardPartitioner(Partitioner):
         super().__init__(num_clients, seed)
         self.shards_per_client = shards_per_client
 
-    def partition(
-        self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: torch.Generator
-    ) -> Sequence[Tensor]:
+    def partition(self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator) -> list[Tensor]:
         num_shards = self.num_clients * self.shards_per_client
         if num_shards > len(labels):
             most = len(labels) // self.shards_per_client
@@ -209,9 +197,7 @@ class SizePartitioner(Partitioner):
         super().__init__(len(proportions), seed)
         self.proportions = list(proportions)
 
-    def partition(
-        self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: torch.Generator
-    ) -> Sequence[Tensor]:
+    def partition(self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator) -> list[Tensor]:
         shares = torch.tensor(self.proportions, dtype=torch.float64)
         return cut(shuffled(torch.arange(len(labels)), generator), shares / shares.sum())
 
@@ -252,11 +238,26 @@ class ProportionPartitioner(Partitioner):
         [[40, 0], [30, 10], [20, 20], [10, 30], [0, 40]]
     """
 
+    rules: ClassVar[Rules] = (
+        (lambda a: a.of == "client" or a.sizes is a.total is None, "sizes and total belong to of='client'."),
+        (lambda a: a.sizes is None or len(a.sizes) == len(a.matrix), "sizes needs one positive number per client."),
+        (lambda a: all(map(any, a.matrix)), "a row is all zeros, but every client needs a sample."),
+        (
+            lambda a: a.of != "class" or _entries(a.matrix).sum(0).max() <= 1 + 1e-6,
+            "a column sums to more than 1. Entries are shares of a class's samples. For shares of a client's samples "
+            "say of='client', for absolute numbers of='count'.",
+        ),
+        (
+            lambda a: a.of != "count" or all(entry == int(entry) for row in a.matrix for entry in row),
+            "with of='count' entries are whole numbers of samples.",
+        ),
+    )
+
     def __init__(
         self,
-        matrix: list[list[float]],
+        matrix: list[list[NonNegative]],
         of: Literal["class", "client", "count"] = "class",
-        sizes: list[float] | None = None,
+        sizes: list[Positive] | None = None,
         total: int | None = None,
         seed: int = 0,
     ) -> None:
@@ -267,45 +268,9 @@ class ProportionPartitioner(Partitioner):
         self.of = of
         self.sizes = sizes
         self.total = total
-        if of != "client" and (sizes is not None or total is not None):
-            raise ConfigurationError(f"{self!r}: sizes and total belong to of='client'.")
-        if sizes is not None and (len(sizes) != len(matrix) or min(sizes) <= 0):
-            raise ConfigurationError(f"{self!r}: sizes needs one positive number per client, {len(matrix)} in all.")
-        self._check()
 
-    def _check(self) -> None:
-        entries = self._entries(max(len(row) for row in self.matrix))
-        if not (entries.isfinite().all() and (entries >= 0).all()):
-            raise ConfigurationError(f"{self!r}: entries must be finite and not negative.")
-        empty = (entries.sum(1) == 0).nonzero().flatten().tolist()
-        if empty:
-            raise ConfigurationError(f"{self!r}: row {empty[0]} is all zeros, but every client needs a sample.")
-        if self.of == "class":
-            sums = entries.sum(0)
-            if sums.max() > 1 + 1e-6:
-                raise ConfigurationError(
-                    f"{self!r}: column {int(sums.argmax())} sums to {float(sums.max()):.4g}. Entries are shares of a "
-                    f"class's samples, so a column sums to at most 1. For shares of a client's samples say "
-                    f"of='client', for absolute numbers of='count'."
-                )
-        if self.of == "count" and (entries != entries.round()).any():
-            raise ConfigurationError(f"{self!r}: with of='count' entries are whole numbers of samples.")
-
-    def _entries(self, num_classes: int) -> Tensor:
-        """The matrix, float64 ``[num_clients, num_classes]``, single entries spread over the row."""
-        rows = [row * num_classes if len(row) == 1 else row for row in self.matrix]
-        widths = sorted({len(row) for row in rows})
-        if widths != [num_classes]:
-            raise ConfigurationError(
-                f"{self!r}: the data have {num_classes} classes, but the rows have {widths} entries. Give every row "
-                f"{num_classes} entries, or a single one for all classes."
-            )
-        return torch.tensor(rows, dtype=torch.float64)
-
-    def partition(
-        self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: torch.Generator
-    ) -> Sequence[Tensor]:
-        entries = self._entries(num_classes)
+    def partition(self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator) -> list[Tensor]:
+        entries = _entries(self.matrix, num_classes)
         available = torch.bincount(labels, minlength=num_classes)
         counts = None if self.of == "class" else self._counts(entries, available)
         pieces: list[list[Tensor]] = [[] for _ in range(self.num_clients)]
@@ -345,3 +310,16 @@ class ProportionPartitioner(Partitioner):
                 f"{int(counts[:, short[0]].sum())}."
             )
         return counts
+
+
+def _entries(matrix: Sequence[Sequence[float]], num_classes: int | None = None) -> Tensor:
+    """The matrix, float64 ``[num_clients, num_classes]``, single entries spread over the row."""
+    classes = num_classes or max(map(len, matrix))
+    rows = [list(row) * classes if len(row) == 1 else list(row) for row in matrix]
+    widths = sorted({len(row) for row in rows})
+    if widths != [classes]:
+        raise ConfigurationError(
+            f"ProportionPartitioner: the data have {classes} classes, but the rows have {widths} entries. Give every "
+            f"row {classes} entries, or a single one for all classes."
+        )
+    return torch.tensor(rows, dtype=torch.float64)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -82,19 +81,13 @@ def array_set(x: Any, y: Any = None) -> TensorDataset:
         targets = targets[:, 0]
     if targets.dtype.kind in "biu":
         return TensorDataset(inputs, torch.from_numpy(targets.astype(np.int64)))
-    if targets.dtype.kind == "f":
-        missing = np.flatnonzero(~np.isfinite(targets.reshape(len(targets), -1)).all(1))
-        if len(missing):
-            raise ConfigurationError(
-                f"(X, y): {len(missing)} of {len(targets)} entries of y are NaN or infinite, such as entry "
-                f"{missing[0]}. Leave these samples out."
-            )
+    if targets.dtype.kind == "f" and np.isfinite(targets).all():
         return TensorDataset(inputs, torch.from_numpy(targets.astype(np.float32)))
-    strange = [entry for entry in targets.reshape(-1).tolist() if not isinstance(entry, str)][:1]
-    if targets.ndim != 1 or strange:
+    if targets.ndim != 1 or not all(isinstance(entry, str) for entry in targets.tolist()):
         raise ConfigurationError(
-            f"(X, y): y is {targets.dtype} {list(targets.shape)}{f' with {strange[0]!r} in it' if strange else ''}. "
-            "Classes are whole numbers or words, one each; what is to be predicted otherwise, floating-point numbers."
+            f"(X, y): y is {targets.dtype} {list(targets.shape)}. Classes are whole numbers or words, one each; what "
+            "is to be predicted otherwise, floating-point numbers, none of them NaN or infinite: leave such samples "
+            "out."
         )
     classes, numbers = np.unique(targets.astype(str), return_inverse=True)
     data = TensorDataset(inputs, torch.from_numpy(numbers.reshape(-1).astype(np.int64)))
@@ -106,17 +99,14 @@ def _inputs(x: Any) -> Tensor:
     found = x.detach().cpu() if isinstance(x, Tensor) else None
     if found is None:
         array = np.asarray(x)
-        # A tensor shares an array's memory, which has to lie in order, be writable and in native byte order.
-        array = np.require(array, array.dtype.newbyteorder("="), ["C", "W"]) if array.ndim else array
-        if array.dtype.kind not in "biuf":
+        if array.ndim == 0 or array.dtype.kind not in "biuf":
             raise ConfigurationError(
-                f"(X, y): X is {array.dtype} {list(array.shape)}; numbers are needed. A table with words in it is read "
-                "from a DataFrame or a CSV file, with label=..."
+                f"(X, y): X is {array.dtype} {list(array.shape)}; numbers [N, ...] are needed. A table with words in "
+                "it is read from a DataFrame or a CSV file, with labels=..."
             )
-        array = array.astype(np.int64) if array.dtype.kind in "iu" and array.dtype != np.uint8 else array
-        found = torch.from_numpy(array)
-    if found.ndim == 0:
-        raise ConfigurationError("(X, y): X is a single number; [N, ...] is needed.")
+        # A tensor shares an array's memory, which has to lie in order, be writable and in native byte order.
+        array = np.require(array, array.dtype.newbyteorder("="), ["C", "W"])
+        found = torch.from_numpy(array.astype(np.int64) if array.dtype.kind in "iu" and array.itemsize > 1 else array)
     if found.dtype == torch.uint8 and (found.ndim == 3 or (found.ndim == 4 and found.shape[3] in (1, 3))):
         return image_tensor(found)
     if found.is_floating_point():
@@ -127,18 +117,8 @@ def _inputs(x: Any) -> Tensor:
 def read_frame(frame: Any, reading: Reading) -> Dataset | Table:
     """An object with named columns as a table; a Hugging Face data set of which no label was said, as it is: its rows
     are dictionaries, and somebody has a model for these."""
-    features = getattr(frame, "features", None)
-    if not isinstance(features, Mapping):
-        return frame_table(frame)
-    if reading.label is None:
-        return frame
-    table, named = frame_table(frame), {}
-    for name, kind in features.items():
-        names = getattr(kind, "names", None)
-        if names is not None:  # numbers of classes that have names are these names, and -1 is a gap
-            numbers = table.frame[name].tolist()
-            named[name] = [names[int(number)] if number >= 0 else None for number in numbers]
-    return replace(table, frame=table.frame.assign(**named))
+    as_it_is = isinstance(getattr(frame, "features", None), Mapping) and reading.label is None
+    return frame if as_it_is else frame_table(frame)
 
 
 def one_numbering(
@@ -160,36 +140,30 @@ def one_numbering(
         ConfigurationError: names at some clients only; names that are one to a person; classes that no client has; a
             data set whose labels cannot be numbered anew.
     """
-    named = {name: class_names_of(part) for name, part in parts.items()}
-    held_named = {name: class_names_of(part) for name, part in held_out.items() if part is not None}
-    found = set(named.values())
+    everybody = {**parts, **{name: part for name, part in held_out.items() if part is not None}}
+    named = {name: class_names_of(part) for name, part in everybody.items()}
+    found = {named[name] for name in parts}
     if found == {()}:
         return dict(parts), dict(held_out), ()
-    everybody = {**named, **(held_named if len(found) > 1 else {})}
-    unnamed = next((name for name, classes in everybody.items() if not classes), None)
-    if unnamed is not None:
-        other = next(name for name, classes in everybody.items() if classes)
-        raise ConfigurationError(
-            f"{other!r} has names for its classes ({listed(everybody[other], 8)}) and {unnamed!r} has none: which of "
-            "its numbers are which of these classes, nobody can tell. Give all data sets an attribute `classes`, or "
-            "none."
-        )
     union = next(iter(found)) if len(found) == 1 else tuple(sorted(set().union(*found)))
     check_spelling(union, "The data")
-    for name, classes in held_named.items():
+    for name, classes in named.items():
+        # Without names, the numbers mean what all the clients mean by them: they all name the same.
+        if not classes and len(found) > 1:
+            raise ConfigurationError(
+                f"{name!r} has no names for its classes, and others have ({listed(union, 8)}): which of its numbers "
+                "are which of these classes, nobody can tell. Give all data sets an attribute `classes`, or none."
+            )
         strange = [each for each in classes if each not in union]
         if strange:
             raise ConfigurationError(
                 f"The {name} data have classes that no client has: {listed(strange, 8)}. The clients have "
                 f"{listed(union, 8)}."
             )
-    renumbered = {name: _renumbered(part, named[name], union, name) for name, part in parts.items()}
-    held = {
-        # Without names, the numbers mean what all the clients mean by them.
-        name: part if part is None or not held_named[name] else _renumbered(part, held_named[name], union, name)
-        for name, part in held_out.items()
+    same = {
+        name: _renumbered(part, named[name], union, name) if named[name] else part for name, part in everybody.items()
     }
-    return renumbered, held, union
+    return {name: same[name] for name in parts}, {name: same.get(name) for name in held_out}, union
 
 
 def concatenated(parts: Mapping[str, Dataset]) -> Dataset:
@@ -204,58 +178,32 @@ def concatenated(parts: Mapping[str, Dataset]) -> Dataset:
         tensor([0., 0., 3.])
     """
     sets = list(parts.values())
-    if len(sets) == 1:
-        return sets[0]
-    held = {name: tensors_of(part, None) for name, part in parts.items()}
-    if any(tensors is None for tensors, _ in held.values()):
-        return ConcatDataset(sets)
-    rows = {
-        name: [tensor if indices is None else tensor[indices] for tensor in tensors or ()]
-        for name, (tensors, indices) in held.items()
-    }
-    shapes = {
-        name: ", ".join(f"{t.dtype} {list(t.shape[1:])}".replace("torch.", "") for t in tensors)
-        for name, tensors in rows.items()
-    }
-    first = next(iter(shapes))
-    other = next((name for name in shapes if shapes[name] != shapes[first]), None)
-    if other is not None:
-        raise ConfigurationError(
-            f"The samples of {first!r} are ({shapes[first]}) and those of {other!r} ({shapes[other]}). One model is "
-            "trained on all: they must be alike."
-        )
-    return TensorDataset(*(torch.cat(column) for column in zip(*rows.values())))
+    held = [tensors_of(part, None) for part in sets]
+    if len(sets) == 1 or any(tensors is None for tensors, _ in held):
+        return sets[0] if len(sets) == 1 else ConcatDataset(sets)
+    columns = [[x if rows is None else x[rows] for x in tensors or ()] for tensors, rows in held]
+    kinds = {", ".join(f"{x.dtype} {list(x.shape[1:])}" for x in each): name for each, name in zip(columns, parts)}
+    if len(kinds) > 1:
+        both = " and ".join(f"those of {name!r} ({kind})" for kind, name in kinds.items())
+        raise ConfigurationError(f"The samples differ: {both}. One model is trained on all: they must be alike.")
+    return TensorDataset(*(torch.cat(column) for column in zip(*columns)))
 
 
 def _renumbered(dataset: Dataset, classes: Sequence[str], union: Sequence[str], name: str) -> Dataset:
     if tuple(classes) == tuple(union):
         return dataset
-    if len(set(classes)) < len(classes):
-        raise ConfigurationError(f"{name!r} has two classes of one name: {listed(classes, 8)}.")
-    from torchvision.datasets import DatasetFolder
-
-    table = torch.tensor([union.index(each) for each in classes])
-    if isinstance(dataset, DatasetFolder) and dataset.target_transform is None:
-        # A shallow copy: the user's own stays as it is.
-        changed = copy.copy(dataset)
-        changed.targets = table[torch.tensor(dataset.targets, dtype=torch.long)].tolist()
-        changed.samples = [(path, label) for (path, _), label in zip(dataset.samples, changed.targets)]
-        if hasattr(dataset, "imgs"):
-            changed.imgs = changed.samples  # type: ignore[attr-defined]
-        changed.classes, changed.class_to_idx = list(union), {each: number for number, each in enumerate(union)}
-        return changed
+    numbers = torch.tensor([union.index(each) for each in classes])
     if type(dataset) is TensorDataset and len(dataset.tensors) > 1 and not dataset.tensors[-1].is_floating_point():
         *inputs, labels = dataset.tensors
-        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < len(classes):
-            raise ConfigurationError(
-                f"{name!r} has labels in {int(labels.min())} .. {int(labels.max())}, and names for {len(classes)} "
-                f"classes: {listed(classes, 8)}."
-            )
-        changed = TensorDataset(*inputs, table[labels.cpu().long()])
-        changed.classes = tuple(union)  # type: ignore[attr-defined]
-        return changed
-    raise ConfigurationError(
-        f"{name!r} has the classes {listed(classes, 8)}, and all together have {listed(union, 8)}. The labels of a "
-        f"{type(dataset).__name__} cannot be numbered anew: number them alike at all clients, with an attribute "
-        "`classes` that names all."
-    )
+        changed: Any = TensorDataset(*inputs, numbers[labels.cpu().long()])
+    elif getattr(dataset, "target_transform", "none") is None:  # torchvision's: a shallow copy, theirs stays as it is
+        changed = copy.copy(dataset)
+        changed.target_transform = numbers.tolist().__getitem__
+    else:
+        raise ConfigurationError(
+            f"{name!r} has the classes {listed(classes, 8)}, and all together have {listed(union, 8)}. The labels of a "
+            f"{type(dataset).__name__} cannot be numbered anew: number them alike at all clients, with an attribute "
+            "`classes` that names all."
+        )
+    changed.classes = tuple(union)
+    return changed

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import lightning as L
@@ -14,10 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from flsv.arguments import check_kind
 from flsv.data.sources.columns import Columns
 from flsv.data.sources.table import Table
-from flsv.data.splits import FederatedSplits
 from flsv.declared import Count, checked
 from flsv.errors import ConfigurationError, listed
 
@@ -63,8 +60,8 @@ class SourceData:
         labeled: whether the targets are the column that ``labels`` names.
         pooled: whether inputs were made with numbers of all training samples, such as their means.
         columns: what became of the columns, of a table.
-        fitted: the same data with inputs that could not be made before it was known who trains on which sample; None
-            where the inputs are there.
+        fitted: gives the same data with inputs that could not be made before it was known on which samples the clients
+            train (their indices, client by client); None where the inputs are there.
     """
 
     train: Dataset
@@ -81,7 +78,12 @@ class SourceData:
     labeled: bool = False
     pooled: bool = False
     columns: tuple[ColumnCard, ...] = ()
-    fitted: Callable[[FederatedSplits], SourceData] | None = None
+    fitted: Callable[[Sequence[Tensor]], SourceData] | None = None
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes that have names."""
+        return len(self.class_names)
 
 
 @checked
@@ -101,9 +103,6 @@ class Files:
     root: str = "data"
     download: bool = False
     image_size: Count = 224
-
-    def __post_init__(self) -> None:
-        check_kind(self, "root", self.root, (str, Path), "the path of a folder")
 
 
 @dataclass(frozen=True)
@@ -133,50 +132,6 @@ class Reading:
             raise ConfigurationError(f"{table.path} is a table: say labels, the column to predict. It has {names}.")
         table.column(self.label, "labels")
         return self.label
-
-
-@dataclass(frozen=True)
-class Given:
-    """What a user says of the data, see :class:`~flsv.data.FederatedDataModule`."""
-
-    source: Any = "digits"
-    clients: Mapping[str, Any] | None = None
-    val: Any = None
-    test: Any = None
-    files: Files = field(default_factory=Files)
-    labels: Any = None
-    groups: Any = None
-    columns: Columns | None = None
-
-    @property
-    def held(self) -> dict[str, Any]:
-        """What is given to validate and test with."""
-        return {"val": self.val, "test": self.test}
-
-    @property
-    def reading(self) -> Reading:
-        """How everything is read."""
-        label, group = (each if isinstance(each, str) else None for each in (self.labels, self.groups))
-        return Reading(self.files, label, group, self.columns or Columns())
-
-
-@dataclass(frozen=True)
-class ImageData:
-    """A labeled image data set.
-
-    Args:
-        train: training images; items are ``(image float32 [C, H, W], class)``.
-        test: test images, held by nobody; None where a folder has no such split.
-        val: the data set's own validation images, or None.
-        num_classes: number of classes.
-        class_names: their names, ``num_classes`` of them.
-    """
-
-    train: Dataset
-    test: Dataset | None
-    val: Dataset | None
-    num_classes: int
-    class_names: tuple[str, ...]
 
 
 def image_tensor(images: Any, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)) -> Tensor:

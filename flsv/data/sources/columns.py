@@ -26,23 +26,21 @@ class Columns:
     categories, and a gap is what is one there (``None``, NaN) or a blank word. What was taken for what is logged.
 
     ``dates`` says what becomes of a column of dates, which are refused otherwise: days since 1970, days since another
-    column's date (a stay from ``{"left": "came"}``), or year, month and weekday. What cannot be used is said of all
-    columns at once, with the options that would do.
+    column's date (a stay from ``{"left": "came"}``). What cannot be used is said of all columns at once, with the
+    options that would do.
 
     Numbers are standardized, and a gap becomes 0, the mean. Other columns are one-hot; a gap, or a category that no
     training row has, is a row of zeros. A column with a gap among the training rows gets another one, 1 where the gap
     is. Rows without a target are left out, with a warning.
 
-    Only training rows tell means, deviations and categories. ``statistics="pooled"`` takes means and deviations over
-    all clients together: everybody's rows influence everybody's features a little, and in a federation of several
-    machines the clients would have to send, for each column, how many values they have, their sum and their sum of
-    squares. ``"group"`` takes each client's own, for its validation and test rows too: no number crosses, but what
-    distinguishes the clients' means goes lost, and a small client's are rough. With either, all agree beforehand on the
-    columns, the categories' names (the union of what the clients' training rows have), the classes' names (the union
-    over all rows) and which columns have gaps.
+    Only training rows tell means, deviations and categories, those of all clients together: everybody's rows influence
+    everybody's features a little, and in a federation of several machines the clients would have to send, for each
+    column, how many values they have, their sum and their sum of squares. All agree beforehand on the columns, the
+    categories' names (the union of what the clients' training rows have), the classes' names (the union over all rows)
+    and which columns have gaps.
 
     A number to predict is as in the table, or, with ``standardize_target``, less the mean and over the deviation of all
-    training rows' (pooled over the clients, whatever ``statistics`` says): squared errors are shares of its variance
+    training rows': squared errors are shares of its variance
     then. Otherwise a network starts far from the mean, and what everybody's training gains first, is the mean.
 
     Args:
@@ -52,11 +50,10 @@ class Columns:
         categorical: columns whose numbers are names of categories.
         gaps: what a missing value looks like, besides white space around it; None for :data:`GAPS` in a file of text,
             and nothing more in a DataFrame. Of a dictionary, what it looks like in these columns besides.
-        statistics: whose rows tell a column's mean and deviation: ``"pooled"`` or ``"group"``.
         standardize_target: for regression.
         max_categories: how many categories a column may have; more are taken for a mistake.
         delimiter: one character between values of a file.
-        dates: for a column of dates ``"days"``, ``"parts"``, or the column of dates from which days are counted.
+        dates: for a column of dates ``"days"``, or the column of dates from which days are counted.
         date_format: how dates are written, as of ``strftime``; None: ISO 8601, ``2024-03-31``.
 
     Raises:
@@ -68,30 +65,11 @@ class Columns:
     exclude: list[str] | None = None
     categorical: list[str] | None = None
     gaps: list[str] | dict[str, list[str]] | None = None
-    statistics: Literal["pooled", "group"] = "pooled"
     standardize_target: bool = False
     max_categories: Annotated[int, Ge(2)] = 50
     delimiter: str = ","
     dates: dict[str, str] | None = None
     date_format: str | None = None
-
-    @staticmethod
-    def of(given: Any) -> Any:
-        """``Columns`` of their options in a dictionary; anything else as it is.
-
-        Raises:
-            ConfigurationError: an option that there is not, or that is out of range.
-
-        Example:
-            >>> Columns.of({"exclude": ["patient"]}).exclude
-            ['patient']
-        """
-        if not isinstance(given, Mapping):
-            return given
-        known = [each.name for each in fields(Columns)]
-        if unknown := [str(name) for name in given if name not in known]:
-            raise ConfigurationError(f"columns has no option {unknown[0]!r}: expected {', '.join(known)}.")
-        return Columns(**given)
 
     def missing(self, name: str, typed: bool = False) -> set[str]:
         """What stands for a gap in a column; ``typed``: of an object with columns, which has gaps of its own."""
@@ -110,53 +88,26 @@ class Columns:
             self.gaps = {str(name).strip(): _texts("gaps", marks) or [] for name, marks in self.gaps.items()}
         else:
             self.gaps = _texts("gaps", self.gaps)
-        if self.dates is not None:
-            self.dates = self._checked_dates()
-        features = self.features or []
-        twice = next((column for column in features if features.count(column) > 1), None)
-        if twice is not None:
-            raise ConfigurationError(f"Columns: features has {twice!r} more than once.")
-
-    def _checked_dates(self) -> dict[str, str]:
-        dates = self.dates
-        if not isinstance(dates, Mapping) or not all(isinstance(how, str) for how in dates.values()):
-            raise ConfigurationError(
-                f"Columns(dates={dates!r}): expected for each column of dates 'days' (since 1970), 'parts' (year, "
-                "month and weekday), or the name of the column of dates from which days are counted."
-            )
-        dates = {str(name).strip(): how.strip() for name, how in dates.items()}
-        for name, how in dates.items():
-            if name == how:
-                raise ConfigurationError(f"Columns: dates counts the days of {name!r} from itself, which are none.")
-            for argument in ("exclude", "categorical"):
-                if name in (getattr(self, argument) or ()):
-                    raise ConfigurationError(f"Columns: {name!r} is in dates and in {argument}. Keep one.")
-        return dates
+        self.dates = {str(name).strip(): how.strip() for name, how in (self.dates or {}).items()}
 
     def check_roles(self, target: str, group: str | None) -> None:
-        """Raise ConfigurationError where a column has two roles, or there is no group to take statistics of."""
-        if self.statistics == "group" and group is None:
-            raise ConfigurationError("Columns(statistics='group') needs group, the column with the rows' groups.")
+        """Raise ConfigurationError where a column has two roles."""
         used = [*(self.features or ()), *(self.categorical or ()), *(self.dates or ())]
-        for column, argument in ((target, "target"), (group, "group")):
-            if column is not None and column in used:
-                raise ConfigurationError(
-                    f"Columns: {column!r} is the {argument}, and cannot be among features, categorical or dates."
-                )
-        if target == group:
-            raise ConfigurationError(f"Columns: target and group are both {target!r}.")
+        twice = next((name for name in (target, group) if name in used or target == group), None)
+        if twice is not None:
+            raise ConfigurationError(
+                f"Columns: {twice!r} is the target or the group. It is neither both, nor among features, categorical "
+                "or dates."
+            )
 
     def remedied(self, problems: Iterable[ColumnError]) -> dict[str, Any]:
         """The options that differ from their defaults, and those with which columns can be used that could not."""
         options = {each.name: getattr(self, each.name) for each in fields(self)}
-        options = {name: value for name, value in options.items() if value not in (None, getattr(Columns, name, None))}
+        options = {name: value for name, value in options.items() if value and value != getattr(Columns, name)}
         for problem in problems:
             for name, value in problem.remedy.items():
-                if isinstance(value, list):
-                    held = options.get(name, [])
-                    options[name] = [*held, *(each for each in value if each not in held)]
-                else:
-                    options[name] = {**options.get(name, {}), **value} if isinstance(value, dict) else value
+                held = options.get(name, type(value)())
+                options[name] = [*held, *value] if isinstance(value, list) else {**held, **value}
         return options
 
 

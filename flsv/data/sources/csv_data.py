@@ -24,8 +24,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from flsv.data.sources.base import ColumnCard
 from flsv.data.sources.columns import Columns
-from flsv.data.sources.table import Table, find_file, read_table
-from flsv.data.sources.targets import class_labels, class_names, group_values, with_values
+from flsv.data.sources.table import Table, find_place, looked_at, read_table
+from flsv.data.sources.values import class_labels, class_names, group_values, with_values
 from flsv.data.splits import Part
 from flsv.declared import Count, checked
 from flsv.errors import ConfigurationError
@@ -81,11 +81,6 @@ class CSVData(L.LightningDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if test_path is not None and test_fraction:
-            raise ConfigurationError(
-                f"{type(self).__name__}: test samples are those of test_path={test_path!r}, or test_fraction="
-                f"{test_fraction} of the first file. Give one of them."
-            )
         self.path, self.test_path, self.root, self.group = path, test_path, root, group
         self.batch_size, self.delimiter, self.seed = batch_size, delimiter, seed
         self.val_fraction, self.test_fraction = val_fraction, test_fraction
@@ -109,7 +104,10 @@ class CSVData(L.LightningDataModule):
             self.encode(self._read(self.path), test)
 
     def _read(self, path: str) -> Table:
-        return read_table(find_file(path, self.root), self.delimiter)
+        place = find_place(path, self.root)
+        if place is None:
+            raise ConfigurationError(f"{path} was not found: looked at {looked_at(path, self.root)}.")
+        return read_table(place, self.delimiter)
 
     def train_dataloader(self) -> DataLoader:
         """Shuffled batches of the training samples."""
@@ -122,10 +120,6 @@ class CSVData(L.LightningDataModule):
 
     def test_dataloader(self) -> DataLoader:
         """Batches of the test samples."""
-        if self.train_set is not None and self.test_set is None:
-            raise ConfigurationError(
-                f"{type(self).__name__}({self.path!r}) has no test samples. Give test_fraction or test_path."
-            )
         return DataLoader(self._set("test"), batch_size=max(self.batch_size, 256))
 
     # For subclasses
@@ -137,13 +131,8 @@ class CSVData(L.LightningDataModule):
         of = np.zeros(samples, dtype=int) if groups is None else groups
         stays = order[np.unique(of[order], return_index=True)[1]]
         free = order[~np.isin(order, stays)]
-        test, val = (int(share * samples + 0.5) for share in (self.test_fraction, self.val_fraction))
-        for name, size in (("val_fraction", val), ("test_fraction", test)):
-            if getattr(self, name) and not size:
-                raise ConfigurationError(
-                    f"{type(self).__name__}: {name}={getattr(self, name)} of {samples} samples is none. Raise it, or "
-                    "set it to 0."
-                )
+        test = int(self.test_fraction * samples + 0.5) if self.test_path is None else 0
+        val = int(self.val_fraction * samples + 0.5)
         if test + val > len(free):
             raise ConfigurationError(
                 f"{type(self).__name__}: {test + val} of {samples} samples are to be held out, but one of each of the "
@@ -175,11 +164,13 @@ class CSVData(L.LightningDataModule):
             self.num_classes = len(classes)
 
     def _set(self, split: str) -> TensorDataset:
-        if self.train_set is None:
-            raise RuntimeError(
-                f"{type(self).__name__} has not read its file yet: let a Trainer do it, or call setup()."
+        samples = getattr(self, f"{split}_set")
+        if samples is None:
+            raise ConfigurationError(
+                f"{type(self).__name__}({self.path!r}) has no {split} samples: it has not been set up, or neither "
+                "test_path nor test_fraction is given."
             )
-        return getattr(self, f"{split}_set")
+        return samples
 
 
 _WORD = re.compile(r"\w+")
@@ -322,26 +313,21 @@ class CharacterData(CSVData):
         self.text, self.length = text, length
 
     def encode(self, train: Table, test: Table | None) -> None:
-        pieces, counts = self._pieces(train, train.column(self.text, "text"))
-        groups = None if self.group is None else group_values(train, self.group)
-        of, lost = None, []
-        if groups is not None:
-            of = np.repeat(groups, counts)
-            lost = np.setdiff1d(groups, of).tolist()
-        if lost or not len(pieces):
+        pieces, counts = self._pieces(train)
+        groups = np.zeros(len(train), dtype=int) if self.group is None else group_values(train, self.group)
+        of = np.repeat(groups, counts)
+        lost = np.setdiff1d(groups, of).tolist()
+        if lost:
+            whose = "all texts" if self.group is None else f"the texts of {lost[0]!r} ({self.group})"
             raise ConfigurationError(
-                f"{train.path}: {f'the texts of {lost[0]!r} ({self.group})' if lost else 'all texts'} are too short "
-                f"for a piece of {self.length + 1} characters. Lower length."
+                f"{train.path}: {whose} are too short for a piece of {self.length + 1} characters. Lower length."
             )
-        rest = None if test is None else (self._pieces(test, test.column(self.text, "text"))[0],)
-        if test is not None and rest is not None and not len(rest[0]):
-            raise ConfigurationError(
-                f"{test.path}: all texts are too short for a piece of {self.length + 1} characters. Lower length."
-            )
-        self.keep((pieces,), self.split(len(pieces), of), of, rest)
+        rest = None if test is None else self._pieces(test)[:1]
+        grouped = None if self.group is None else of
+        self.keep((pieces,), self.split(len(pieces), grouped), grouped, rest)
         self.input_shape = (self.length + 1,)
 
-    def _pieces(self, file: Table, texts: Sequence[str]) -> tuple[Tensor, list[int]]:
+    def _pieces(self, file: Table) -> tuple[Tensor, list[int]]:
         """Pieces int64 ``[n, length + 1]``, and how many each text has."""
-        found = [windows(text, self.length) for text in texts]
+        found = [windows(text, self.length) for text in file.column(self.text, "text")]
         return torch.from_numpy(np.concatenate(found).astype(np.int64)), [len(pieces) for pieces in found]

@@ -4,31 +4,35 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
-from sklearn.preprocessing import OneHotEncoder, StandardScaler
+from sklearn.compose import ColumnTransformer
+from sklearn.impute import MissingIndicator, SimpleImputer
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
 from torch import Tensor
 
-from flsv.data.groups import spelled_alike
+from flsv.data.groups import warn_of_spelling
 from flsv.data.sources.base import ColumnCard
 from flsv.data.sources.columns import Columns
 from flsv.data.sources.table import Table
-from flsv.data.sources.targets import class_labels, class_names, numeric_target, with_values
 from flsv.data.sources.values import (
     FEW,
     NUMBERS,
     TRUTH,
     WORDS,
     all_of,
+    class_labels,
+    class_names,
+    numeric_target,
     parsed,
     read_column,
-    read_dates,
+    with_values,
     without_gaps,
 )
 from flsv.errors import ColumnError, ConfigurationError, listed
@@ -43,23 +47,16 @@ class ReadColumn:
     """How a column became inputs.
 
     Args:
-        name: of it, or of one of the columns that dates became.
+        name: of it.
         kind: what it was taken for.
         values: of all tables, ``[N]``: numbers or words, NaN for a gap.
-        categories: of words, those that the training rows have; None for numbers.
-        doubt: what speaks against using it, if anything.
+        categories: of words, those that the training rows have, sorted; None for numbers.
     """
 
     name: str
     kind: str
     values: pd.Series
     categories: Sequence[str] | None = None
-    doubt: ColumnError | None = None
-
-    @property
-    def missing(self) -> np.ndarray:
-        """Where it has gaps, bool ``[N]``."""
-        return self.values.isna().to_numpy()
 
     @property
     def became(self) -> str:
@@ -88,7 +85,7 @@ class TableEncoder:
         >>> table = Table("wards.csv", frame)
         >>> encoder = TableEncoder(Columns(), "ill")
         >>> fit = np.array([True, True, True])
-        >>> encoder.features([table], fit, np.zeros(3))[0].tolist(), encoder.feature_names
+        >>> encoder.features([table], fit)[0].tolist(), encoder.feature_names
         ([[-1.0, 0.0], [1.0, 0.0], [0.0, 1.0]], ('age', 'age missing'))
         >>> encoder.classes([table]), encoder.targets([table], fit)[0]
         (('no', 'yes'), tensor([0, 1, 0]))
@@ -105,49 +102,42 @@ class TableEncoder:
         """The rows that have a target."""
         return with_values(table, self.target, "target", self.columns)
 
-    def features(self, tables: Sequence[Table], fit: np.ndarray, groups: np.ndarray | None) -> list[Tensor]:
+    def features(self, tables: Sequence[Table], fit: np.ndarray) -> list[Tensor]:
         """Features of each table, float32 ``[N_i, D]``: numbers, then categories, then where values are missing.
 
         Args:
             tables: training tables, then others.
             fit: which rows tell statistics and categories, bool ``[N]`` over all tables.
-            groups: the group of each row ``[N]`` for ``statistics="group"``.
 
         Raises:
             ConfigurationError: columns that a table has not, partly numbers and partly words, without a value or with
-                too many categories; groups without a training row.
+                too many categories.
         """
         self.read = tuple(self._read(tables, self.names(tables), fit))
-        self._log_kinds(tables)
-        numbers = [each for each in self.read if each.categories is None]
-        words = [each for each in self.read if each.categories is not None]
-        gappy = [each for each in self.read if each.missing[fit].any()]
-        blocks = []
-        if numbers:
-            x = np.stack([each.values.to_numpy(dtype=np.float64) for each in numbers], axis=1)
-            blocks.append(standardize(x, fit, self._statistics_of(fit, groups)))
-        if words:
-            known: Any = [each.categories for each in words]
-            encoder = OneHotEncoder(categories=known, handle_unknown="ignore", sparse_output=False)
-            blocks.append(encoder.fit_transform(np.stack([each.values.fillna("") for each in words], axis=1)))
-        blocks += [each.missing[:, None] for each in gappy]
-        one_hot = [f"{each.name}={category}" for each in words for category in each.categories or ()]
-        self.feature_names = (*_named(numbers), *one_hot, *(f"{name} missing" for name in _named(gappy)))
-        whole = torch.from_numpy(np.concatenate(blocks, axis=1, dtype=np.float32, casting="unsafe"))
-        return [part.clone() for part in whole.split([len(table) for table in tables])]
+        kinds = {kind: [each.name for each in self.read if each.kind == kind] for kind in (r.kind for r in self.read)}
+        lines = [f"{all_of(tables)} is read as (otherwise: categorical, gaps and exclude of the columns)"]
+        rank_zero_info("\n".join([*lines, *(f"  {kind}: {listed(names, 20)}" for kind, names in kinds.items())]))
+        frame = pd.DataFrame({each.name: each.values for each in self.read})
+        encoded = self._transformer(fit).fit(frame[fit]).transform(frame).astype(np.float32)
+        return list(torch.from_numpy(encoded).split([len(table) for table in tables]))
 
-    def _statistics_of(self, fit: np.ndarray, groups: np.ndarray | None) -> np.ndarray:
-        """Whose statistics each row is standardized by, ``[N]``."""
-        if self.columns.statistics == "pooled":
-            return np.zeros(len(fit))
-        assert groups is not None
-        strangers = np.setdiff1d(groups, groups[fit])
-        if len(strangers):
-            raise ConfigurationError(
-                f"Columns(statistics='group'): {self.group!r} has groups without a training row: "
-                f"{listed(strangers, 10)}. With statistics='pooled' they need none."
-            )
-        return groups
+    def _transformer(self, fit: np.ndarray) -> ColumnTransformer:
+        """What the columns that were read become."""
+        numbers = [each.name for each in self.read if each.categories is None]
+        words = {each.name: each.categories for each in self.read if each.categories is not None}
+        gappy = [each.name for each in self.read if each.values[fit].isna().any()]
+        one_hot = [f"{name}={category}" for name, categories in words.items() for category in categories]
+        self.feature_names = (*numbers, *one_hot, *(f"{name} missing" for name in gappy))
+        scale = make_pipeline(
+            # Row by row in memory: sums are the same to the bit, whoever made the frame.
+            FunctionTransformer(np.ascontiguousarray),
+            StandardScaler(),
+            SimpleImputer(strategy="constant", fill_value=0.0, keep_empty_features=True),
+        )
+        encode = OneHotEncoder(categories=list(words.values()), handle_unknown="ignore", sparse_output=False)
+        mark = MissingIndicator(features="all")
+        parts = [("numbers", scale, numbers), ("categories", encode, list(words)), ("gaps", mark, gappy)]
+        return ColumnTransformer(parts, sparse_threshold=0)
 
     def classes(self, tables: Sequence[Table]) -> tuple[str, ...] | None:
         """The classes' names by training tables; None for regression."""
@@ -176,10 +166,10 @@ class TableEncoder:
         """What became of the columns of the training tables, after :meth:`features`."""
         rows = sum(map(len, tables))
         cards = [ColumnCard(each.name, each.became, each.values.iloc[:rows]) for each in self.read]
-        used = {each.name for each in self.read} | {*(self.columns.dates or ())} - {*(self.columns.exclude or ())}
+        used = {each.name for each in self.read} | {self.target, self.group}
         for name in _names_of(tables):
-            if name not in {*used, self.target, self.group}:
-                there = [table if name in table.frame else _with_empty(table, name) for table in tables]
+            if name not in used:
+                there = [replace(table, frame=table.frame.reindex(columns=[name])) for table in tables]
                 values = [without_gaps(table, name, "exclude", self.columns).astype(object) for table in there]
                 cards.append(ColumnCard(name, "left out", pd.concat(values, ignore_index=True)))
         return tuple(cards)
@@ -190,29 +180,19 @@ class TableEncoder:
         for name in names:
             without = [each for each, table in tables.items() if name not in table.frame]
             if without:
-                has = next(each for each, table in tables.items() if name in table.frame)
-                problems.append(
-                    ColumnError(
-                        f"The tables have other columns: {listed(without, show=repr)} "
-                        f"({tables[without[0]].path}) lacks {name}, compared with {has!r} ({tables[has].path}).",
-                        {"exclude": [name]},
-                    )
-                )
+                message = f"The tables have other columns: {listed(without, show=repr)} lacks {name!r}."
+                problems.append(ColumnError(message, {"exclude": [name]}))
         if problems:
             common = [name for name in names if all(name in table.frame for table in tables.values())]
-            every = np.ones(sum(map(len, tables.values())), dtype=bool)
-            self._read(list(tables.values()), common, every, problems)
+            self._read(list(tables.values()), common, np.ones(sum(map(len, tables.values())), dtype=bool), problems)
 
     def names(self, tables: Sequence[Table]) -> list[str]:
         """The columns to predict from, whether all tables have them or not."""
-        first = tables[0]
-        for argument in ("features", "categorical", "dates"):
+        for argument in ("features", "categorical", "dates", "exclude"):
             for name in getattr(self.columns, argument) or ():
-                first.column(name, argument)
-        for name in self.columns.exclude or ():
-            next((table for table in tables if name in table.frame), first).column(name, "exclude")
+                next((table for table in tables if name in table.frame), tables[0]).column(name, argument)
         taken = {self.target, self.group, *(self.columns.exclude or ())}
-        names = [name for name in (self.columns.features or _names_of(tables)) if name not in taken]
+        names = [name for name in dict.fromkeys(self.columns.features or _names_of(tables)) if name not in taken]
         if not names:
             raise ConfigurationError(f"Columns: no column is left to predict {self.target!r} from.")
         return names
@@ -225,12 +205,15 @@ class TableEncoder:
         problems = list(lacking)
         for name in names:
             try:
-                found += self._column(tables, name, fit)
+                found.append(self._column(tables, name, fit))
             except ColumnError as error:
                 problems.append(error)
+        doubts = [doubt for each in found if (doubt := self._doubt(tables, each)) is not None]
         if not problems:
+            for doubt in doubts:
+                rank_zero_warn(str(doubt))
             return found
-        problems += [each.doubt for each in found if each.doubt is not None]
+        problems += doubts
         lines = [str(problem) for problem in problems]
         if len(lines) > 1:
             lines = [f"{len(lines)} columns cannot be used as they are:", *(f"  - {each}" for each in lines)]
@@ -238,29 +221,17 @@ class TableEncoder:
         lines += ["With this line they can (in Python columns={...}):", f"  columns: {options}"]
         raise ConfigurationError("\n".join(lines))
 
-    def _column(self, tables: Sequence[Table], name: str, fit: np.ndarray) -> list[ReadColumn]:
-        """A column of all tables, so that whatever is fitted is applied alike; of dates perhaps several."""
-        if name in (self.columns.dates or {}):
-            parts = read_dates(tables, name, self.columns)
-        else:
-            kind, values = read_column(tables, name, self.columns)
-            parts = [(name, kind, values)]
-        found = []
-        for part, kind, values in parts:
-            if values[fit].isna().all():
-                message = f"{all_of(tables)}: no training row has a {part!r}. Leave the column out (exclude: [{name}])."
-                raise ColumnError(message, {"exclude": [name]})
-            if kind == WORDS or kind in ("month", "weekday"):
-                found.append(ReadColumn(part, kind, values, self._categories(tables, part, values, fit)))
-            else:
-                doubt = None if part in (self.columns.features or ()) else _identifier(tables, part, values)
-                found.append(ReadColumn(part, kind, values, doubt=doubt))
-        return found
+    def _column(self, tables: Sequence[Table], name: str, fit: np.ndarray) -> ReadColumn:
+        """A column of all tables, so that whatever is fitted is applied alike."""
+        kind, values = read_column(tables, name, self.columns)
+        if values[fit].isna().all():
+            message = f"{all_of(tables)}: no training row has a {name!r}. Leave the column out (exclude: [{name}])."
+            raise ColumnError(message, {"exclude": [name]})
+        return ReadColumn(name, kind, values, self._categories(tables, name, values, fit) if kind == WORDS else None)
 
     def _categories(self, tables: Sequence[Table], name: str, words: pd.Series, fit: np.ndarray) -> list[str]:
         """The values of the training rows, sorted; of what the others have besides, it is said."""
         known = sorted(words[fit].dropna().unique())
-        unseen = sorted({*words.dropna().unique()} - {*known})
         if len(known) > self.columns.max_categories:
             numbers = np.isfinite(parsed(known)).all()
             hint = " Numbers that are kept as words: make them numbers (astype(float))." if numbers else ""
@@ -270,87 +241,31 @@ class TableEncoder:
                 f"[{name}]), or raise max_categories.{hint}",
                 {"exclude": [name]},
             )
+        unseen = sorted({*words.dropna().unique()} - {*known})
         if unseen:
             rank_zero_warn(
                 f"{all_of(tables)}: no training row has {listed(unseen, show=repr)} in {name!r}. Validation and test "
                 "rows with it are encoded as having none of the categories."
             )
-        for alike in spelled_alike(known):
-            rank_zero_warn(
-                f"{all_of(tables)}: {name!r} has {', '.join(map(repr, alike))}, each a category of its own. If they "
-                "are one, spell it alike."
-            )
+        warn_of_spelling(known, f"{all_of(tables)}: {name!r}")
         return known
 
-    def _log_kinds(self, tables: Sequence[Table]) -> None:
-        """What the columns were taken for, a line for each kind, and what gaps look like; what is in doubt, as a
-        warning."""
-        for doubt in (each.doubt for each in self.read if each.doubt is not None):
-            rank_zero_warn(str(doubt))
-        kinds = {kind: [each.name for each in self.read if each.kind == kind] for kind in (r.kind for r in self.read)}
-        kinds["gaps"] = []
-        for each in self.read:
-            if each.missing.any() and each.name not in (self.columns.dates or {}):
-                marks = {word for table in tables if each.name in table.frame for word in self._marks(table, each.name)}
-                kinds["gaps"].append(each.name + "".join(f" {mark!r}" for mark in sorted(marks - {""})))
-        lines = [f"  {what}: {listed(names, 20)}" for what, names in kinds.items() if names]
-        hint = " (otherwise: categorical, gaps and exclude of the columns)"
-        rank_zero_info("\n".join([f"{all_of(tables)} is read as{hint}", *lines]))
-
-    def _marks(self, table: Table, name: str) -> Iterable[str]:
-        words = table.words(name, "features")
-        return words[words.isin(self.columns.missing(name, table.typed))].unique()
-
-
-def _named(columns: Sequence[ReadColumn]) -> list[str]:
-    return [each.name for each in columns]
+    def _doubt(self, tables: Sequence[Table], column: ReadColumn) -> ColumnError | None:
+        """What speaks against numbers that are called as identifiers are: they are whole, and differ in every row."""
+        name = column.name
+        if column.categories is not None or name in (self.columns.features or ()) or not _IDENTIFIER.search(name):
+            return None
+        ends = np.cumsum([len(table) for table in tables])[:-1]
+        for part in np.split(column.values.to_numpy(dtype=np.float64), ends):
+            held = part[np.isfinite(part)]
+            if len(held) <= FEW or len(np.unique(held)) < len(held) or (held != np.round(held)).any():
+                return None
+        return ColumnError(
+            f"{tables[0].path}: {name!r} has another whole number in every row. An identifier is no feature: leave it "
+            f"out (exclude: [{name}]).",
+            {"exclude": [name]},
+        )
 
 
 def _names_of(tables: Sequence[Table]) -> list[str]:
     return list(dict.fromkeys(name for table in tables for name in table.frame.columns))
-
-
-def _with_empty(table: Table, name: str) -> Table:
-    return Table(table.path, table.frame.assign(**{name: None}), table.typed)
-
-
-def _identifier(tables: Sequence[Table], name: str, numbers: pd.Series) -> ColumnError | None:
-    """What speaks against numbers that are called as identifiers are, and are whole and no two alike in any table."""
-    if not _IDENTIFIER.search(name):
-        return None
-    for part in np.split(numbers.to_numpy(dtype=np.float64), np.cumsum([len(table) for table in tables])[:-1]):
-        held = part[np.isfinite(part)]
-        if len(held) <= FEW or len(np.unique(held)) < len(held) or (held != np.round(held)).any():
-            return None
-    return ColumnError(
-        f"{tables[0].path}: {name!r} has another whole number in every row. An identifier is no feature: leave it out "
-        f"(exclude: [{name}]).",
-        {"exclude": [name]},
-    )
-
-
-def standardize(x: np.ndarray, fit: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """Each group's columns less their mean, over their standard deviation; gaps become 0, which is the mean.
-
-    By scikit-learn's ``StandardScaler``, fitted to the group's values in the rows that ``fit`` marks. A column without
-    spread is only shifted. Where a group has no value to fit to, all of its values become 0.
-
-    Args:
-        x: float64 ``[N, D]``, NaN where there is a gap.
-        fit: which rows the statistics are taken from, bool ``[N]``.
-        groups: the group of each row ``[N]``; one for all pools the statistics.
-
-    Returns:
-        float64 ``[N, D]``, finite.
-
-    Example:
-        >>> x = np.array([[1.0], [3.0], [np.nan], [5.0]])
-        >>> standardize(x, fit=np.array([True, True, True, False]), groups=np.zeros(4)).tolist()
-        [[-1.0], [1.0], [0.0], [3.0]]
-    """
-    scaled = np.zeros_like(x)
-    for group in np.unique(groups):
-        rows = groups == group
-        with np.errstate(invalid="ignore"):  # of a column without a value
-            scaled[rows] = StandardScaler().fit(x[rows & fit]).transform(x[rows])
-    return np.nan_to_num(scaled, nan=0.0, posinf=0.0, neginf=0.0)

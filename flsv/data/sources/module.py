@@ -34,35 +34,25 @@ def module_source(module: L.LightningDataModule) -> SourceData:
             of its own.
     """
     name, loader = type(module).__name__, _single(module.train_dataloader())
-    if not isinstance(loader, DataLoader):
+    if (
+        not isinstance(loader, DataLoader)
+        or isinstance(loader.dataset, IterableDataset)
+        or type(loader.batch_sampler) is not BatchSampler
+        or makes_own_batches(loader)
+    ):
         raise ConfigurationError(
-            f"{name}.train_dataloader() returned {type(loader).__name__}. To deal its samples to clients flsv needs a "
-            f"single torch DataLoader; or give the training data set itself as source."
-        )
-    if isinstance(loader.dataset, IterableDataset):
-        raise ConfigurationError(stream(f"{name}'s training data"))
-    if loader.batch_sampler is None:
-        raise ConfigurationError(
-            f"{name}'s training loader has batch_size=None: its data set makes the batches itself, which cannot be "
-            f"dealt to clients. A data set of single samples is needed."
-        )
-    if type(loader.batch_sampler) is not BatchSampler:
-        raise ConfigurationError(
-            f"{name}'s training loader takes its batches from {type(loader.batch_sampler).__name__}: which samples "
-            "make a batch is part of the task there, as in few-shot learning, and it chooses among everybody's "
-            "samples. Give a loader with batch_size and shuffle; or a data set whose items are whole batches "
-            "(episodes), each of one client, and groups to say whose."
-        )
-    if makes_own_batches(loader):
-        raise ConfigurationError(
-            f"{name}'s training loader is a {type(loader).__name__}, which makes its batches in its own way, and of "
-            "everybody's samples. Move what it does into collate_fn or the data set, and give a torch DataLoader."
+            f"{name}'s training loader is a {type(loader).__name__} of which samples cannot be dealt to clients. "
+            "Expected a single torch DataLoader of a map-style data set (with __len__ and __getitem__, no "
+            "IterableDataset) that makes its batches by batch_size and shuffle: neither batch_size=None, nor a "
+            "batch_sampler or an __iter__ of its own, which choose among everybody's samples. Move what they do into "
+            "collate_fn or the data set (an item may be a whole episode, of one client), or give the data set as "
+            "source."
         )
     indices, sampler = None, loader.batch_sampler.sampler
     if isinstance(sampler, SubsetRandomSampler):
         # The usual way to hold out validation samples of the same data set: they must stay held out.
         indices = torch.as_tensor(sampler.indices, dtype=torch.long)
-    elif not _draws_all_once(sampler):
+    elif not isinstance(sampler, SequentialSampler | RandomSampler) or getattr(sampler, "replacement", False):
         rank_zero_warn(
             f"{name}'s training loader draws samples by {type(sampler).__name__}. Each client's samples are "
             "shuffled plainly instead."
@@ -84,25 +74,11 @@ def module_source(module: L.LightningDataModule) -> SourceData:
     )
 
 
-def stream(who: str) -> str:
-    """The message for data without a length."""
-    return (
-        f"{who}: an IterableDataset, whose samples cannot be dealt to clients. A map-style data set, with __len__ and "
-        f"__getitem__, is needed."
-    )
-
-
 def _single(loaders: Any) -> Any:
     """None for no loader, the loader for one, several as they are."""
     if isinstance(loaders, list | tuple) and len(loaders) <= 1:
         return loaders[0] if loaders else None
     return loaders
-
-
-def _draws_all_once(sampler: Any) -> bool:
-    if isinstance(sampler, RandomSampler):
-        return not sampler.replacement and sampler.num_samples == len(sampler.data_source)
-    return isinstance(sampler, SequentialSampler)
 
 
 def _reads_in_order(loader: DataLoader) -> bool:

@@ -1,29 +1,40 @@
 """Image data by name: scikit-learn's digits, Gaussians, torchvision's sets, and MedMNIST-style ``.npz`` files, with the
-arrays ``train_images``, ``train_labels``, ``test_...`` and perhaps ``val_...``."""
+arrays ``train_images``, ``train_labels``, ``test_...`` and perhaps ``val_...``; and folders of images."""
 
 from __future__ import annotations
 
 import difflib
 import re
-import zipfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
+from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset
 
-from flsv.data.labels import whole_numbers
-from flsv.data.sources.base import ImageData, image_tensor, tensor_set
-from flsv.data.sources.images import folder
-from flsv.data.sources.table import find_place, looked_at
-from flsv.errors import ConfigurationError, in_words
+from flsv.data.sources.base import SourceData, image_tensor, tensor_set
+from flsv.data.sources.table import find_place, is_table_file, looked_at
+from flsv.errors import ConfigurationError, in_words, listed
 from flsv.seeding import generator_for
 
+if TYPE_CHECKING:
+    from torchvision.datasets import ImageFolder
 
-def digits() -> ImageData:
+
+def _image_set(class_names: Sequence[str], **sets: Dataset) -> SourceData:
+    for part in sets.values():
+        # What is given besides has to mean the same by its classes' numbers.
+        if type(part) is TensorDataset:
+            part.classes = class_names  # type: ignore[attr-defined]
+    return SourceData(**sets, class_names=tuple(class_names))
+
+
+def digits() -> SourceData:
     """1,437 training and 360 test images ``[1, 8, 8]`` in 0 .. 1; the split is fixed and stratified.
 
     Example:
@@ -37,7 +48,7 @@ def digits() -> ImageData:
         tensor_set(torch.tensor(x, dtype=torch.float32).view(-1, 1, 8, 8) / 16, y)
         for x, y in ((train_x, train_y), (test_x, test_y))
     ]
-    return ImageData(sets[0], sets[1], None, 10, tuple(map(str, range(10))))
+    return _image_set(tuple(map(str, range(10))), train=sets[0], test=sets[1])
 
 
 #: Classes 0 and 1 lie on one axis, 2 and 3 on the other, each a little off it.
@@ -46,7 +57,7 @@ SPREAD = 0.8
 TRAIN, TEST = 4000, 2000
 
 
-def gaussians() -> ImageData:
+def gaussians() -> SourceData:
     """4,000 training and 2,000 test points of four equally large classes, always the same ones.
 
     Items are ``(float32 [5], class)``: x, y, x^2, y^2, xy of a point.
@@ -57,7 +68,7 @@ def gaussians() -> ImageData:
         (4000, torch.Size([5]), 4)
     """
     sets = [tensor_set(*_draw(size, split)) for size, split in ((TRAIN, "train"), (TEST, "test"))]
-    return ImageData(sets[0], sets[1], None, 4, ("0", "1", "2", "3"))
+    return _image_set(("0", "1", "2", "3"), train=sets[0], test=sets[1])
 
 
 def _draw(size: int, split: str) -> tuple[Tensor, Tensor]:
@@ -83,7 +94,7 @@ KINDS = {
 }
 
 
-def vision(name: str, root: str, download: bool = False) -> ImageData:
+def vision(name: str, root: str, download: bool = False) -> SourceData:
     """The set called ``name`` below the torchvision-style folder ``root``, normalized by its mean and deviation.
 
     Args:
@@ -97,35 +108,26 @@ def vision(name: str, root: str, download: bool = False) -> ImageData:
     from torchvision import datasets
 
     kind = KINDS[name]
-    place = Path(root).absolute() / kind.folder
-    sets = []
-    for train in (True, False):
-        try:
-            part = getattr(datasets, kind.cls)(root, train=train, download=download)
-            labels = torch.as_tensor(part.targets)
-            if len(part.data) != len(labels) or not 0 <= labels.min() <= labels.max() < len(part.classes):
-                raise ValueError(
-                    f"{len(part.data)} images, and {len(labels)} labels in 0 .. {len(part.classes) - 1} are expected"
-                )
-        except Exception as error:  # junk ends in whatever comes first: assertions, key and type errors, ends of files
-            if download and isinstance(error, RuntimeError | OSError):
-                message = f"was not found: looked in {place}. The download failed ({error}). Fetch it by hand"
-            elif place.is_dir():
-                why = f"{type(error).__name__}: {error}".strip().rstrip(":")
-                message = f"cannot be read: the files in {place} are damaged or others ({why}). Remove them"
-            else:
-                message = f"was not found: looked in {place}. Give root the folder that holds it"
-            raise ConfigurationError(f"{name} {message}, or say download: true.") from error
-        sets.append(tensor_set(image_tensor(part.data, kind.mean, kind.std), labels))
-    names = tuple(part.classes)
-    return ImageData(sets[0], sets[1], None, len(names), names)
+    try:
+        parts = [getattr(datasets, kind.cls)(root, train=train, download=download) for train in (True, False)]
+        sets = [
+            tensor_set(image_tensor(part.data, kind.mean, kind.std), torch.as_tensor(part.targets)) for part in parts
+        ]
+    except Exception as error:  # junk ends in whatever comes first: assertions, key and type errors, ends of files
+        place = Path(root).absolute() / kind.folder
+        raise ConfigurationError(
+            f"{name} was not found, or cannot be read: looked in {place} ({type(error).__name__}: {error}). Give root "
+            "the folder that holds it; where its files are damaged, remove them; or say download: true."
+        ) from error
+    names = tuple(parts[0].classes)
+    return _image_set(names, train=sets[0], test=sets[1])
 
 
 #: The data sets known by name.
 DATA_SETS = ("digits", *KINDS, "gaussians")
 
 
-def load_image_data(name: str, root: str = "data", download: bool = False, image_size: int = 224) -> ImageData:
+def load_image_data(name: str, root: str = "data", download: bool = False, image_size: int = 224) -> SourceData:
     """Load a data set by name or by path.
 
     Args:
@@ -157,19 +159,12 @@ def load_image_data(name: str, root: str = "data", download: bool = False, image
         return folder(place, image_size)
     if place is not None and place.suffix.lower() == ".npz":
         return npz(place)
-    if place is not None:
-        raise ConfigurationError(
-            f"{place} is a file, but not one of data: expected a MedMNIST-style .npz file, a CSV file, or a folder of "
-            f"images or with data by client. (A configuration of a data module goes behind --config.)"
-        )
-    looked = looked_at(name, root)
-    if name.endswith(".npz") or "/" in name:
-        raise ConfigurationError(f"{name} was not found: looked at {looked}. Give root the folder that holds it.")
     close = difflib.get_close_matches(_plain(name), map(_plain, DATA_SETS))
     hint = f" Did you mean {known_as(close[0])!r}?" if close else ""
     raise ConfigurationError(
-        f"No data set {name!r}.{hint} Known are {', '.join(DATA_SETS)}, any MedMNIST-style .npz file, any CSV file, "
-        f"and any folder of images or with data by client (looked at {looked})."
+        f"No data set {name!r} was found.{hint} Known are {', '.join(DATA_SETS)}, any MedMNIST-style .npz file, any "
+        f"CSV file, and any folder of images or with data by client (looked at {looked_at(name, root)}). Give root the "
+        "folder that holds it. (A configuration of a data module goes behind --config.)"
     )
 
 
@@ -187,7 +182,7 @@ def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def npz(path: Path) -> ImageData:
+def npz(path: Path) -> SourceData:
     """Images of an ``.npz`` file.
 
     Images are ``[N, H, W]`` or ``[N, H, W, 3]`` (or ``1``). 8-bit pixels are brought to -1 .. 1, as is usual for
@@ -209,37 +204,36 @@ def npz(path: Path) -> ImageData:
             f"file has train_images, train_labels, test_images, test_labels and, if there is a validation set, "
             f"val_images and val_labels."
         )
-    sets, present = {}, np.array([], np.int64)
-    for split in splits:
-        images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
-        kinds = [f"{each.dtype} {list(each.shape[1:])}" for each in (arrays["train_images"], images)]
-        if kinds[0] != kinds[1]:
+    kinds = {f"{each.dtype} {list(each.shape[1:])}" for each in (arrays[f"{split}_images"] for split in splits)}
+    if len(kinds) > 1:
+        raise ConfigurationError(f"{path}: images are {' and '.join(sorted(kinds))} each. All must be alike.")
+    images = {split: _pixels(f"{path}: {split}_images", arrays[f"{split}_images"]) for split in splits}
+    labels = {split: arrays[f"{split}_labels"] for split in splits}
+    for split, classes in labels.items():
+        if len(classes) != len(images[split]) or classes.size != len(classes) or classes.dtype.kind not in "biu":
             raise ConfigurationError(
-                f"{path}: train_images are {kinds[0]} each, {split}_images {kinds[1]}. All must be alike."
+                f"{path}: {split}_labels are {classes.dtype} {list(classes.shape)} for {len(images[split])} images. "
+                "One whole number is needed per image, [N] or [N, 1]; multi-label data are not supported."
             )
-        pixels = _pixels(f"{path}: {split}_images", images)
-        classes = _classes(f"{path}: {split}_labels", labels, len(images))
-        present = np.union1d(present, classes)
-        sets[split] = tensor_set(pixels, classes)
-    number = int(present.max(initial=0)) + 1
-    if len(present) < number:
+    present = np.unique(np.concatenate([classes.reshape(-1) for classes in labels.values()]))
+    number = len(present)
+    if present.tolist() != list(range(number)):
         raise ConfigurationError(
-            f"{path}: the labels are {in_words(present.tolist())}, not 0 .. {len(present) - 1}. Number them anew, such "
-            "as by numpy.unique with return_inverse=True."
+            f"{path}: the labels are {in_words(present.tolist())}, not 0 .. {number - 1}. Number them anew, such as by "
+            "numpy.unique with return_inverse=True."
         )
+    sets = {split: tensor_set(images[split], labels[split].reshape(-1)) for split in splits}
     train = sets["train"]
     for name, array in arrays.items():
         attribute = name.removeprefix("train_")
         if name.startswith("train_") and array.shape[:1] == (len(train),) and not hasattr(train, attribute):
             setattr(train, attribute, array)
-    return ImageData(train, sets["test"], sets.get("val"), number, tuple(map(str, range(number))))
+    return _image_set(tuple(map(str, range(number))), **sets)
 
 
 def _arrays(path: Path) -> dict[str, np.ndarray]:
-    if not zipfile.is_zipfile(path):  # numpy would advise to unpickle it
-        raise ConfigurationError(f"{path} cannot be read as an .npz archive of plain arrays: it is no zip file.")
     try:
-        with np.load(path) as archive:
+        with np.load(path, allow_pickle=False) as archive:
             return {name: np.asarray(archive[name]) for name in archive.files}
     except Exception as error:  # zlib's, zipfile's, numpy's own and memory's: whichever, the file cannot be used
         raise ConfigurationError(
@@ -262,24 +256,122 @@ def _pixels(where: str, images: np.ndarray) -> Tensor:
             "floating-point numbers as the model shall see them."
         )
     pixels = torch.from_numpy(images.astype(np.float32))
-    bad = (~torch.isfinite(pixels)).flatten(1).any(1).nonzero().flatten().tolist()
-    if bad:
-        raise ConfigurationError(
-            f"{where}: {len(bad)} of {len(pixels)} images have NaN or infinite pixels: {in_words(bad)}. Repair them or "
-            "leave them out."
-        )
     return pixels[:, None] if pixels.ndim == 3 else pixels.permute(0, 3, 1, 2).contiguous()
 
 
-def _classes(where: str, labels: np.ndarray, length: int) -> np.ndarray:
-    """Int64 ``[N]``."""
-    labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
-    if labels.shape != (length,):
-        raise ConfigurationError(
-            f"{where} has shape {list(labels.shape)} for {length} images. One class per image is needed, [N] or "
-            f"[N, 1]; multi-label data are not supported."
-        )
+def folder(path: Path, image_size: int = 224) -> SourceData:
+    """Image files sorted into class folders, read when they are needed.
+
+    A file that is no image, or has more than 8 bits per channel, is an error when it is read, which names it.
+
+    Args:
+        path: the folder with ``train`` and ``test`` and, optionally, ``val``; or with a folder for each class, all of
+            whose images are for training then.
+        image_size: images are resized to a square of this many pixels; values lie in 0 .. 1.
+
+    Raises:
+        ConfigurationError: a missing or empty subfolder, splits whose classes differ, files that are no images, or
+            images of more than 8 bits per channel.
+    """
+    if not (path / "train").is_dir():
+        whole = image_folder(path, image_size)
+        return _image_set(whole.classes, train=whole)
+    splits = [split for split in ("train", "test", "val") if split != "val" or (path / split).is_dir()]
     try:
-        return whole_numbers(labels)
-    except ValueError as error:
-        raise ConfigurationError(f"{where}: {error}. One whole number from 0 up is needed per image.") from error
+        sets = {split: image_folder(path / split, image_size, allow_empty=False) for split in splits}
+    except FileNotFoundError as error:
+        raise ConfigurationError(
+            f"{path} is not a folder of images as expected: train/<class>/*.png (or .jpg ...) and test/<class>/*.png, "
+            f"optionally val/<class>/*.png. {error}"
+        ) from error
+    classes = sets["train"].classes
+    for split, images in sets.items():
+        # ImageFolder numbers a split's classes by itself: with a class missing, every later one would be another.
+        if images.classes != classes:
+            raise ConfigurationError(
+                f"{path}: {split} has the classes {images.classes}, train has {classes}. They must be the same."
+            )
+    return _image_set(classes, **sets)
+
+
+def image_folder(path: Path, image_size: int = 224, allow_empty: bool = True) -> ImageFolder:
+    """The images of ``<class>/*.png`` alone; a class folder without one is a class, of which there is nothing here."""
+    from torchvision import transforms
+    from torchvision.datasets import ImageFolder
+
+    transform = transforms.Compose([transforms.Resize((image_size, image_size)), transforms.ToTensor()])
+    return ImageFolder(str(path), transform=transform, loader=read_image, allow_empty=allow_empty)
+
+
+def read_image(path: str) -> Image.Image:
+    """The image in RGB.
+
+    Raises:
+        ConfigurationError: it cannot be decoded, or has more than 8 bits per channel.
+    """
+    try:
+        with Image.open(path) as image:
+            if not image.mode.startswith(("I", "F")):
+                return image.convert("RGB")
+    except Exception as error:  # Pillow raises whatever its decoders do
+        raise ConfigurationError(f"{path} cannot be read as an image: {error}. Repair or remove it.") from error
+    # Pillow would cut every pixel at 255.
+    raise ConfigurationError(f"{path} has more than 8 bits per pixel, whose scale is unknown. Save it with 8.")
+
+
+def has_class_folders(path: Path) -> bool:
+    """Whether a folder has images in folders by class, some of which may be empty, and no other folders."""
+    folders = [entry for entry in _entries(path) if entry.is_dir()]
+    with_images = [each for each in folders if any(map(_is_image, _entries(each)))]
+    return bool(with_images) and all(each in with_images or not _entries(each) for each in folders)
+
+
+def folder_by_client(path: Path, is_table: Callable[[Path], bool] = is_table_file) -> dict[str, Path]:
+    """What lies in a folder by client: a folder of class folders, a folder with a table, or a table; ``val`` and
+    ``test`` among them. Hidden files and folders do not count, nor do files of other kinds.
+
+    Args:
+        path: of the folder.
+        is_table: whether a file, or a folder as a whole, holds one participant's samples.
+
+    Returns:
+        Nothing of images by class, or by split and class.
+
+    Raises:
+        ConfigurationError: nothing of what can be read, or several kinds of it.
+    """
+    folders = {entry.name: entry for entry in _entries(path) if entry.is_dir()}
+    tables = {entry.stem: entry for entry in _entries(path) if entry.is_file() and is_table(entry)}
+    if "train" in folders or (not tables and has_class_folders(path)):
+        return {}
+    with_images = [name for name, entry in folders.items() if any(map(_is_image, _entries(entry)))]
+    if bool(tables) == bool(folders) or with_images:
+        raise ConfigurationError(
+            f"{path} has {listed([*tables, *folders]) or 'nothing'}, of which no federation can be made. What can be "
+            "read: images as train/<class>/*.png and test/<class>/*.png, optionally val/<class>/*.png; as "
+            "<class>/*.png alone; or by client, <client>/<class>/*.png; tables by client, <client>.csv or one file in "
+            "each <client>/. Beside the clients, val and test are the server's."
+        )
+    return tables or folders
+
+
+def _is_image(path: Path) -> bool:
+    from torchvision.datasets.folder import IMG_EXTENSIONS
+
+    return path.suffix.lower() in IMG_EXTENSIONS and path.is_file()
+
+
+def _entries(folder: Path) -> list[Path]:
+    shown = (entry for entry in folder.iterdir() if not entry.name.startswith((".", "__MACOSX")))
+    return sorted(shown, key=lambda entry: natural_key(entry.name))
+
+
+def natural_key(name: str) -> tuple[list[str | int], str]:
+    """To sort names by: clinic 2 comes before clinic 10.
+
+    Example:
+        >>> sorted(["clinic 10", "Annex", "clinic 2"], key=natural_key)
+        ['Annex', 'clinic 2', 'clinic 10']
+    """
+    parts = re.split(r"(\d+)", name)
+    return [int(part) if place % 2 else part.casefold() for place, part in enumerate(parts)], name

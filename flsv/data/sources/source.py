@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import lightning as L
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from flsv.data.groups import plain_names
 from flsv.data.sources.arrays import (
@@ -26,18 +26,10 @@ from flsv.data.sources.arrays import (
     one_numbering,
     read_frame,
 )
-from flsv.data.sources.base import Given, Reading, SourceData
-from flsv.data.sources.images import folder_by_client, has_class_folders, image_folder
-from flsv.data.sources.module import module_source, stream
-from flsv.data.sources.named import known_as, load_image_data
-from flsv.data.sources.table import (
-    Table,
-    find_place,
-    is_columnar,
-    is_table_file,
-    looked_at,
-    read_table,
-)
+from flsv.data.sources.base import Reading, SourceData
+from flsv.data.sources.module import module_source
+from flsv.data.sources.named import folder_by_client, has_class_folders, image_folder, known_as, load_image_data
+from flsv.data.sources.table import Table, find_place, is_columnar, is_table_file, looked_at, read_table
 from flsv.data.sources.tables import tables_source
 from flsv.errors import ConfigurationError, listed
 from flsv.plugins import installed
@@ -45,10 +37,6 @@ from flsv.plugins import installed
 KINDS = (
     "a map-style data set, (X, y) arrays, a DataFrame, a Hugging Face data set, or the path of a CSV or Parquet "
     "file or of a folder of images, <class>/*.png"
-)
-_WHOLE = (
-    "a training data set or (training, test), each with __len__ and __getitem__; a LightningDataModule, the name of a "
-    "data set, the path of a file or a folder, arrays (X, y), a DataFrame or a Hugging Face data set"
 )
 
 
@@ -61,7 +49,7 @@ class Source(Protocol):
         ...         return isinstance(given, range)
         ...     def open(self, given, reading):
         ...         x = torch.tensor(given).float()[:, None]
-        ...         return TensorDataset(x, torch.zeros(len(x), dtype=torch.long))
+        ...         return torch.utils.data.TensorDataset(x, torch.zeros(len(x), dtype=torch.long))
         >>> Numbers().match(range(7)), len(Numbers().open(range(7), Reading()))
         (True, 7)
     """
@@ -100,12 +88,12 @@ class _Kind:
 
 def _image_set(given: str | Path, reading: Reading) -> SourceData:
     files = reading.files
-    data = load_image_data(str(given), files.root, files.download, files.image_size)
-    for part in (data.train, data.val, data.test):
-        # What is given besides has to mean the same by its classes' numbers.
-        if type(part) is TensorDataset:
-            part.classes = data.class_names  # type: ignore[attr-defined]
-    return SourceData(data.train, data.val, test=data.test, class_names=data.class_names)
+    return load_image_data(str(given), files.root, files.download, files.image_size)
+
+
+def _is_data_set(given: Any) -> bool:
+    streams = IterableDataset | Mapping | list | tuple | str
+    return hasattr(given, "__len__") and hasattr(given, "__getitem__") and not isinstance(given, streams)
 
 
 #: Images by name, of an archive or of a folder with splits; and what says of a path that there is nothing.
@@ -120,14 +108,7 @@ SOURCES: tuple[Source, ...] = (
     _Kind(is_pair_of_arrays, lambda pair, reading: array_set(*pair)),
     _Kind(is_array, lambda x, reading: array_set(x)),
     _Kind(is_columnar, read_frame),
-    _Kind(
-        lambda given: (
-            hasattr(given, "__len__")
-            and hasattr(given, "__getitem__")
-            and not isinstance(given, IterableDataset | Mapping | list | tuple | str)
-        ),
-        lambda samples, reading: samples,
-    ),
+    _Kind(_is_data_set, lambda samples, reading: samples),
 )
 
 
@@ -160,13 +141,9 @@ def read_part(given: Any, reading: Reading, what: str, whole: bool = False) -> D
         ConfigurationError: nothing that can be read, or nothing in it.
     """
     try:
-        if isinstance(given, str | Path):
-            given = _place(str(given), reading, whole)
-        part = _open(given, reading, whole)
+        part = _open(_place(given, reading, whole) if isinstance(given, str | Path) else given, reading)
         if isinstance(part, SourceData) and not whole:
-            raise ConfigurationError(
-                f"{given} has splits of its own, and is dealt as a whole: source. Expected {KINDS}."
-            )
+            raise ConfigurationError(f"{given} has splits of its own, and is dealt as a whole: source.")
         if len(part.train if isinstance(part, SourceData) else part) == 0:  # type: ignore[arg-type]
             raise ConfigurationError("there are no samples.")
         return part
@@ -174,81 +151,74 @@ def read_part(given: Any, reading: Reading, what: str, whole: bool = False) -> D
         raise ConfigurationError(f"{what}: {error}") from error
 
 
-def _place(name: str, reading: Reading, whole: bool) -> Path | str:
+def _place(given: str | Path, reading: Reading, whole: bool) -> Path | str:
     """Where it is; of a client's folder with a single file of samples, that. The name where it is in no place."""
+    name = str(given)
     place = find_place(name, reading.files.root)
-    if whole:
+    if whole or (place is None and _is_rows(name)):
         return name if place is None or known_as(name) else place
-    if place is None:
-        if _is_rows(name):
-            return name
-        known = " The data sets known by name are dealt as a whole: source." if known_as(name) else ""
-        looked = looked_at(name, reading.files.root)
-        raise ConfigurationError(f"{name!r} was not found: looked at {looked}. Expected {KINDS}.{known}")
-    if place.is_dir() and not _is_one(place):
+    if place is not None and place.is_dir() and not _is_one(place):
         inside = [entry for entry in place.iterdir() if entry.name[0] != "." and _is_one(entry)]
         place = inside[0] if len(inside) == 1 else place
-    if not _is_rows(place):
-        why = "has no images in folders by class, or more than that" if place.is_dir() else "cannot be read as samples"
-        raise ConfigurationError(f"{place} {why}. Expected {KINDS}.")
+    if place is None or not _is_rows(place):
+        looked = looked_at(name, reading.files.root)
+        raise ConfigurationError(f"{name!r} was not found, or cannot be read: looked at {looked}. Expected {KINDS}.")
     return place
 
 
-def _open(given: Any, reading: Reading, whole: bool) -> Dataset | Table | SourceData:
+def _open(given: Any, reading: Reading) -> Dataset | Table | SourceData:
     """By the first kind that reads it."""
-    for kind in sources():
-        if kind.match(given):
-            found = kind.open(given, reading)
-            done = found is given or isinstance(found, Dataset | Table | SourceData)
-            return found if done else _open(found, reading, whole)
-    name = type(given).__name__
-    if isinstance(given, L.LightningDataModule):
+    kind = next((kind for kind in sources() if kind.match(given)), None)
+    if kind is None or isinstance(given, DataLoader):
         raise ConfigurationError(
-            f"a {name} has training, validation and test data of its own: give it as source, or the data set in it "
-            "here."
+            f"a {type(given).__name__} cannot be read as samples, which have a number and a length. Expected {KINDS}. "
+            "Of a DataLoader give loader.dataset; a LightningDataModule, a training set with a test set, or data by "
+            "name are a source."
         )
-    if isinstance(given, DataLoader):
-        raise ConfigurationError(
-            f"a DataLoader has batches, and samples are dealt out: give its data set, loader.dataset, and say "
-            f"FederatedDataModule(..., batch_size={given.batch_size}). One with a collate_fn goes into a "
-            "LightningDataModule's train_dataloader, which is then given as source."
-        )
-    if isinstance(given, IterableDataset):
-        raise ConfigurationError(stream(name))
-    raise ConfigurationError(f"a {name} cannot be read as samples. Expected {_WHOLE if whole else KINDS}.")
+    found = kind.open(given, reading)
+    done = found is given or isinstance(found, Dataset | Table | SourceData)
+    return found if done else _open(found, reading)
 
 
-def open_source(given: Given) -> SourceData:
+def open_source(
+    source: Any, reading: Reading, held_out: Mapping[str, Any], clients: Mapping[str, Any] | None = None
+) -> SourceData:
     """The data that were given.
+
+    Args:
+        source: see :class:`~flsv.data.FederatedDataModule`.
+        reading: how all are read.
+        held_out: ``val`` and ``test``, each None where there is none.
+        clients: the clients' data by name, in place of ``source``.
 
     Raises:
         ConfigurationError: what cannot be read, with what can.
 
     Example:
-        >>> len(open_source(Given("digits")).train)
+        >>> len(open_source("digits", Reading(), {}).train)
         1437
+        >>> both = {"Boston": (torch.zeros(2, 3), ["ill", "well"]), "Lyon": (torch.ones(1, 3), ["well"])}
+        >>> data = open_source(None, Reading(), {}, both)
+        >>> data.train.tensors[1], data.groups, data.group_names, data.class_names
+        (tensor([0, 1, 1]), tensor([0, 0, 1]), ('Boston', 'Lyon'), ('ill', 'well'))
     """
-    source, reading = given.source, given.reading
-    if given.clients is not None:
-        return own_source(given.clients, given.held, reading, clients=True)
+    if clients is not None:
+        return _own_source(clients, held_out, reading, clients=True)
     if isinstance(source, L.LightningDataModule):
-        said = [name for name in ("val", "test", "columns") if getattr(given, name) is not None]
-        if said:
-            raise ConfigurationError(
-                f"{said[0]} says how data are read, but a {source_name(source)} reads its own. Say it there."
-            )
+        if any(each is not None for each in held_out.values()):
+            raise ConfigurationError(f"val and test: a {type(source).__name__} has its own. Say it there.")
         return module_source(source)
     place = find_place(source, reading.files.root) if isinstance(source, str) and not known_as(source) else None
-    if place is not None and place.is_dir() and not _is_one(place) and (clients := folder_by_client(place, _is_one)):
-        if given.groups is not None:
+    if place is not None and place.is_dir() and not _is_one(place) and (found := folder_by_client(place, _is_one)):
+        if reading.group is not None:
             raise ConfigurationError(
-                f"groups={given.groups!r}: {place} has a folder or a file per client, which says whose the samples "
+                f"groups={reading.group!r}: {place} has a folder or a file per client, which says whose the samples "
                 "are. Leave groups out."
             )
-        held_out = _filled(given.held, {name: clients.pop(name, None) for name in ("val", "test")})
-        return own_source(clients, held_out, reading, clients=True)
-    found = _splits(source)
-    return own_source({"source": found.pop("train")}, _filled(given.held, found), reading)
+        own = {name: found.pop(name, None) for name in ("val", "test")}
+        return _own_source(found, _filled(held_out, own), reading, clients=True)
+    parts = _splits(source)
+    return _own_source({"source": parts.pop("train")}, _filled(held_out, parts), reading)
 
 
 def _splits(source: Any) -> dict[str, Any]:
@@ -262,9 +232,9 @@ def _splits(source: Any) -> dict[str, Any]:
                 "perhaps validation and test. Data by client are given as clients={...}."
             )
         return {known[name]: part for name, part in source.items()}
-    if isinstance(source, list | tuple) and len(source) == 2 and not is_pair_of_arrays(source):
-        return {"train": source[0], "test": source[1]}
-    return {"train": source[0] if isinstance(source, list | tuple) and len(source) == 1 else source}
+    if isinstance(source, list | tuple) and 0 < len(source) <= 2 and not is_pair_of_arrays(source):
+        return dict(zip(("train", "test"), source))
+    return {"train": source}
 
 
 def _filled(given: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
@@ -282,43 +252,29 @@ def source_name(source: Any) -> str:
     return ", ".join(type(part).__name__ for part in (source if isinstance(source, list | tuple) else [source]))
 
 
-def own_source(
+def _own_source(
     train: Mapping[str, Any], held_out: Mapping[str, Any], reading: Reading, clients: bool = False
 ) -> SourceData:
-    """What was given, as one source.
-
-    Args:
-        train: by client, or a single one under any name; see :data:`~flsv.data.sources.source.KINDS`.
-        held_out: ``val`` and ``test``, each None where there is none.
-        reading: how all are read.
-        clients: whether ``train`` is by client.
-
-    Raises:
-        ConfigurationError: something that cannot be read, is empty, or does not go with the rest.
-
-    Example:
-        >>> data = own_source(
-        ...     {"Boston": (torch.zeros(2, 3), ["ill", "well"]), "Lyon": (torch.ones(1, 3), ["well"])},
-        ...     {},
-        ...     Reading(),
-        ...     clients=True,
-        ... )
-        >>> data.train.tensors[1], data.groups, data.group_names, data.class_names
-        (tensor([0, 1, 1]), tensor([0, 0, 1]), ('Boston', 'Lyon'), ('ill', 'well'))
-    """
+    """What was given, by client or a single one under any name, as one source."""
     if clients:
         train = dict(zip(plain_names(train, "site"), train.values()))
     parts = {
         name: read_part(each, reading, f"client {name!r}" if clients else "source", whole=not clients)
         for name, each in train.items()
     }
-    base = next(iter(parts.values()), None)
+    base = next(iter(parts.values()))
     if isinstance(base, SourceData):
         parts, held_out = {"source": base.train}, _filled(held_out, {"val": base.val, "test": base.test})
     held = {name: None if each is None else read_part(each, reading, name) for name, each in held_out.items()}
     together = {**parts, **{f"the {name} data": part for name, part in held.items() if part is not None}}
-    tables = _only_tables(together)
+    tables = {name: part for name, part in together.items() if isinstance(part, Table)}
     if tables:
+        other = next((name for name in together if name not in tables), None)
+        if other is not None:
+            raise ConfigurationError(
+                f"{next(iter(tables))!r} is a table and {other!r} is not ({type(together[other]).__name__}). Give all "
+                "as tables, or all as data sets of the same samples."
+            )
         label = reading.table_label(next(iter(tables.values())))
         return tables_source(parts, held, label, reading.group, reading.columns, clients)  # type: ignore[arg-type]
     sets, rest, classes = one_numbering(parts, held)  # type: ignore[arg-type]
@@ -333,15 +289,3 @@ def own_source(
         test=rest.get("test"),
         class_names=classes or found.class_names,
     )
-
-
-def _only_tables(parts: Mapping[str, Any]) -> dict[str, Table]:
-    """The tables; ConfigurationError where there is something else beside them."""
-    tables = {name: part for name, part in parts.items() if isinstance(part, Table)}
-    other = next((name for name in parts if name not in tables), None)
-    if tables and other is not None:
-        raise ConfigurationError(
-            f"{next(iter(tables))!r} is a table and {other!r} is not ({type(parts[other]).__name__}). Give all as "
-            "tables, or all as data sets of the same samples."
-        )
-    return tables

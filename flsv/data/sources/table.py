@@ -122,20 +122,6 @@ def looked_at(name: str, root: str) -> str:
     return " and ".join(dict.fromkeys(str(place.absolute()) for place in (Path(root) / name, Path(name))))
 
 
-def find_file(path: str, root: str) -> Path:
-    """The file, looked up below ``root``, then as it is.
-
-    Raises:
-        ConfigurationError: there is none in either place.
-    """
-    place = find_place(path, root)
-    if place is None or not place.is_file():
-        raise ConfigurationError(
-            f"{path} was not found: looked at {looked_at(path, root)}. Give root the folder that holds it."
-        )
-    return place
-
-
 def read_table(path: Path, delimiter: str = ",") -> Table:
     """A table's file, by its ending; one called ``.tsv`` has tabs."""
     if path.suffix.lower() == ".parquet":
@@ -162,25 +148,27 @@ def read_csv(path: Path, delimiter: str = ",") -> Table:
         ...     read_csv(path).frame["note"].tolist()
         ['slept, then ate', '']
     """
-    if len(delimiter) != 1:
-        raise ConfigurationError(f"delimiter={delimiter!r}: expected one character, such as ',' or ';'.")
     csv.field_size_limit(_LONGEST)
     try:
         # The header is read as a row, or pandas would rename columns of one name. This engine is strict about quotes,
         # and a value that a row lacks is NaN, where an empty one is not.
         options: dict[str, Any] = {"engine": "python", "header": None, "dtype": str, "skip_blank_lines": False}
         rows = pd.read_csv(path, sep=delimiter, keep_default_na=False, encoding="utf-8-sig", **options).astype(object)
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(f"{path} is not UTF-8 ({error}). Save it as UTF-8.") from error
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, OSError) as error:
+    except (UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError, OSError) as error:
         raise ConfigurationError(
-            f"{path} cannot be read as a header and rows of comma-separated values: {error}. The first line has the "
-            f"columns' names; a value with a {delimiter!r} in it needs quotes."
+            f"{path} cannot be read as a header and rows of comma-separated values in UTF-8: {error}. The first line "
+            f"has the columns' names; a value with a {delimiter!r} in it needs quotes."
         ) from error
     # A value may have several lines.
     rows.index = rows.index + 1 + rows.apply(lambda column: column.str.count("\n").fillna(0)).sum(axis=1).cumsum()
     rows.index = rows.index.astype(int)
-    names = _names(path, rows.iloc[0].tolist(), delimiter)
+    names = ["" if isinstance(name, float) else name.strip() for name in rows.iloc[0]]
+    if len(names) == 1 and any(mark in names[0] for mark in ";\t,"):
+        raise ConfigurationError(
+            f"{path}: the header is a single name, {names[0][:60]!r}. Give the character between values as delimiter; "
+            f"it is {delimiter!r}."
+        )
+    check_names(path, names)
     rows = rows.iloc[1:].dropna(how="all")  # a blank line is none
     short = rows.index[rows.isna().any(axis=1)]
     if len(short):
@@ -189,29 +177,16 @@ def read_csv(path: Path, delimiter: str = ",") -> Table:
             f"{path}, line {short[0]}: {count} values, but the header has {len(names)} names. A value that is missing "
             f"is nothing between two {delimiter!r}."
         )
-    if rows.empty:
-        raise ConfigurationError(f"{path} has a header, but no rows.")
     return Table(path, rows.set_axis(names, axis=1))
 
 
-def _names(path: Path, header: Sequence[Any], delimiter: str) -> list[str]:
-    names = ["" if isinstance(name, float) else name.strip() for name in header]
-    if len(names) == 1 and (other := next((mark for mark in ";\t," if mark in names[0]), None)):
+def check_names(path: Path | str, names: Sequence[str]) -> None:
+    """Raise ConfigurationError where a column has no name, or another one's."""
+    wrong = [name for name in names if not name or names.count(name) > 1]
+    if wrong:
         raise ConfigurationError(
-            f"{path}: the header is a single name with {other!r} in it, {names[0][:60]!r}. Is that the separator? Then "
-            f"give delimiter={other!r}; it is {delimiter!r}."
+            f"{path}: columns are called {listed(wrong, show=repr)}. Every column needs a name of its own."
         )
-    if "" in names:
-        raise ConfigurationError(f"{path}: column {names.index('') + 1} has no name. Every column needs one.")
-    check_different(path, names)
-    return names
-
-
-def check_different(path: Path | str, names: Sequence[str]) -> None:
-    """Raise ConfigurationError where two columns have one name."""
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ConfigurationError(f"{path}: several columns are called {twice!r}. Names must differ.")
 
 
 def read_parquet(path: Path) -> Table:
@@ -244,5 +219,5 @@ def frame_table(given: Any) -> Table:
     """
     frame = given if isinstance(given, pd.DataFrame) else given.to_pandas()
     names = [str(name).strip() for name in frame.columns]
-    check_different(type(given).__name__, names)
+    check_names(type(given).__name__, names)
     return Table(type(given).__name__, frame.set_axis(names, axis=1).reset_index(drop=True), typed=True)

@@ -17,9 +17,7 @@ from flsv.data.sources.columns import Columns
 from flsv.data.sources.csv_data import CSVData
 from flsv.data.sources.encoder import TableEncoder
 from flsv.data.sources.table import Table
-from flsv.data.sources.targets import group_values
-from flsv.data.splits import FederatedSplits
-from flsv.errors import ConfigurationError
+from flsv.data.sources.values import group_values
 
 
 def tables_source(
@@ -62,35 +60,18 @@ def tables_source(
 
     def as_sets(features: Sequence[Tensor], targets: Sequence[Tensor]) -> SourceData:
         pairs = list(zip(features, targets))
-        whole = [torch.cat(parts) for parts in zip(*pairs[: len(train)])]
-        sets: dict[str, Any] = {}
-        for (name, table), pair in zip(held.items(), pairs[len(train) :]):
-            sets[name] = TensorDataset(*pair)
+        sets: dict[str, Any] = {name: TensorDataset(*pair) for name, pair in zip(held, pairs[len(train) :])}
+        for name, table in held.items():
             sets[name].row_names = table.row_names(columns.exclude or (), group)
-        return SourceData(
-            TensorDataset(*whole),
-            **sets,
-            class_names=classes,
-            groups=groups,
-            group_names=names,
-            clients=clients,
-            labeled=True,
-        )
+        whole = [torch.cat(parts) for parts in zip(*pairs[: len(train)])]
+        found = SourceData(TensorDataset(*whole), **sets, class_names=classes, groups=groups, group_names=names)
+        return replace(found, clients=clients, labeled=True)
 
-    def fitted(splits: FederatedSplits) -> SourceData:
+    def fitted(fit_rows: Sequence[Tensor]) -> SourceData:
         """The data with the features that the clients' training rows tell."""
         fit = np.zeros(sum(map(len, rows)), dtype=bool)
-        for client in splits.clients:
-            fit[client["train"].numpy()] = True
-        of = None
-        if columns.statistics == "group":
-            if groups is None or held:
-                raise ConfigurationError(
-                    "Columns(statistics='group'): the val and test data are no client's, and have no statistics of "
-                    "their own. Say statistics='pooled', or Splits(client_test=...) for the clients' own test rows."
-                )
-            of = np.array(names)[groups.numpy()]
-        sets = as_sets(encoder.features(rows, fit, of), encoder.targets(rows, fit))
+        fit[torch.cat(list(fit_rows)).numpy()] = True
+        sets = as_sets(encoder.features(rows, fit), encoder.targets(rows, fit))
         return replace(sets, columns=encoder.cards(list(train.values())))
 
     # Who trains on which row is not known yet, and a number's scale with it: nothing looks at a number before.
@@ -123,7 +104,6 @@ class TableData(CSVData):
         exclude: columns to leave out of these.
         categorical: columns whose numbers are names of categories.
         gaps: what a missing value looks like, besides white space around it.
-        statistics: whose rows tell a column's mean and deviation: ``"pooled"`` or ``"group"``.
         standardize_target: for regression.
         max_categories: how many categories a column may have; more are taken for a mistake.
         options: see :class:`~flsv.data.CSVData`.
@@ -164,14 +144,13 @@ class TableData(CSVData):
         exclude: list[str] | None = None,
         categorical: list[str] | None = None,
         gaps: list[str] | None = None,
-        statistics: Literal["pooled", "group"] = "pooled",
         standardize_target: bool = False,
         max_categories: int = 50,
         **options: Any,
     ) -> None:
         super().__init__(path, group, **options)
         self.columns = Columns(
-            task, features, exclude, categorical, gaps, statistics, standardize_target, max_categories, self.delimiter
+            task, features, exclude, categorical, gaps, standardize_target, max_categories, self.delimiter
         )
         self.columns.check_roles(target, group)
         self.target, self.task = target, task
@@ -181,18 +160,16 @@ class TableData(CSVData):
     def encode(self, train: Table, test: Table | None) -> None:
         encoder = TableEncoder(self.columns, self.target, self.group)
         files = [encoder.rows(file) for file in (train, test) if file is not None]
-        groups = [None if self.group is None else group_values(file, self.group) for file in files]
-        splits = self.split(len(files[0]), groups[0])
+        groups = None if self.group is None else group_values(files[0], self.group)
+        splits = self.split(len(files[0]), groups)
         fit = np.zeros(sum(map(len, files)), dtype=bool)
         fit[splits["train"]] = True
-        # As text: the files may differ in whether all groups are numbers.
-        of = None if self.group is None else np.concatenate([each.astype(str) for each in groups])  # type: ignore[union-attr]
-        features = encoder.features(files, fit, of)
+        features = encoder.features(files, fit)
         cards = encoder.cards(files[:1])
         self.columns_read = tuple(replace(card, values=card.values.iloc[splits["train"]]) for card in cards)
         classes = encoder.classes(files[:1])
         pairs = list(zip(features, encoder.targets(files, fit)))
-        self.keep(pairs[0], splits, groups[0], None if test is None else pairs[1], classes)
+        self.keep(pairs[0], splits, groups, None if test is None else pairs[1], classes)
         if self.test_set is not None:
             table = files[0].take(splits["test"]) if test is None else files[1]
             self.test_set.row_names = table.row_names(self.columns.exclude or (), self.group)  # type: ignore[attr-defined]

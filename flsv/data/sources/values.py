@@ -1,21 +1,26 @@
-"""What a column holds, over all tables of a federation: numbers, truth values or words; dates, as numbers and words."""
+"""What a column holds, over all tables of a federation: numbers, truth values, words, or dates; and what rows are told
+apart by: the classes and numbers to predict, and the groups that are clients."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from pandas.api.types import infer_dtype, is_datetime64_any_dtype, is_numeric_dtype
+from torch import Tensor
 
+from flsv.data.groups import check_spelling, warn_of_spelling
 from flsv.data.sources.columns import Columns
 from flsv.data.sources.table import Table, words_of
-from flsv.errors import ColumnError
+from flsv.errors import ColumnError, ConfigurationError, listed
 
 NUMBERS, TRUTH, WORDS = "numbers", "truth values", "categories"
-DAYS, PARTS = "days", "parts"
+DAYS = "days"
 #: What pandas calls them.
 _KINDS = {
     "integer": NUMBERS,
@@ -74,15 +79,12 @@ def _kind_of(values: pd.Series) -> str:
     return ", ".join(sorted({type(value).__name__ for value in values.dropna().tolist()})) if found is None else found
 
 
-def _kind_of_texts(texts: Iterable[str]) -> str:
+def _kind_of_texts(texts: set[str]) -> str:
     """What a file's column is taken for, by its different values."""
-    texts = list(texts)
-    if not texts:
-        return ""
-    if all(text in _TRUTHS for text in texts):
-        return TRUTH
+    if not texts or texts <= _TRUTHS.keys():
+        return TRUTH if texts else ""
     numbers = np.isfinite(parsed(texts))
-    named = numbers.all() and any(_LEADING_ZERO.fullmatch(text) for text in texts)
+    named = numbers.all() and any(map(_LEADING_ZERO.fullmatch, texts))
     return NUMBERS if numbers.any() and not named else WORDS
 
 
@@ -92,16 +94,26 @@ def read_column(tables: Sequence[Table], name: str, columns: Columns) -> tuple[s
     Raises:
         ColumnError: of several kinds, or of one that is no feature, such as dates; numbers and words in one column; a
             number too large for single precision.
+
+    Example:
+        >>> table = Table("a.csv", pd.DataFrame({"came": ["2024-01-30", ""], "left": ["2024-02-02"] * 2}))
+        >>> kind, values = read_column([table], "left", Columns(dates={"left": "came"}))
+        >>> kind, values.tolist()
+        ('days since came', [3.0, nan])
     """
+    since = (columns.dates or {}).get(name)
+    if since is not None:
+        start = np.datetime64(0, "D") if since == DAYS else _days(tables, since, columns)
+        days = (_days(tables, name, columns) - start) / np.timedelta64(1, "D")
+        return f"days since {'1970' if since == DAYS else since}", days
     parts = [without_gaps(table, name, "features", columns) for table in tables]
     if name in (columns.categorical or ()):
         return WORDS, pd.concat(map(words_of, parts), ignore_index=True)
-    texts = {text for table, part in zip(tables, parts) if not table.typed for text in part.dropna()}
-    kind = _one_kind(name, tables, parts, _kind_of_texts(texts))
+    kind = _one_kind(name, tables, parts)
     values = pd.concat([part.astype(object) for part in parts], ignore_index=True)
     if kind == WORDS:
         values = words_of(values)
-        _check_no_days(tables, name, values, all(table.typed for table in tables))
+        _check_no_days(tables, name, values)
         return kind, values
     if kind == TRUTH:
         values = values.map(lambda value: _TRUTHS.get(value, value))
@@ -110,50 +122,54 @@ def read_column(tables: Sequence[Table], name: str, columns: Columns) -> tuple[s
     return kind or NUMBERS, numbers
 
 
-def _one_kind(name: str, tables: Sequence[Table], parts: Sequence[pd.Series], of_files: str) -> str:
-    """Of a column of all tables, where ``of_files`` is that of those whose columns are text; empty without a value."""
-    kinds: dict[str, Table] = {}
-    for table, part in zip(tables, parts):
-        if not part.isna().all():
-            kinds.setdefault(_kind_of(part) if table.typed else of_files, table)
+def _one_kind(name: str, tables: Sequence[Table], parts: Sequence[pd.Series]) -> str:
+    """Of a column of all tables: files tell it together, others each for itself; empty without a value."""
+    of_files = _kind_of_texts({text for table, part in zip(tables, parts) if not table.typed for text in part.dropna()})
+    held = [(table, part) for table, part in zip(tables, parts) if not part.isna().all()]
+    kinds = {_kind_of(part) if table.typed else of_files: table for table, part in held}
     strange = next((kind for kind in kinds if kind not in (NUMBERS, WORDS, TRUTH)), None)
     if strange is not None:
         raise ColumnError(
             f"{kinds[strange].path}: {name!r} has values of the type {strange}; expected numbers, words or truth "
-            f"values. {_advice(name)} Images and arrays are no columns of a table: without labels, the rows of a "
-            "Hugging Face data set are given to the model as dictionaries.",
+            f"values. {_advice(name)}",
             {"dates": {name: DAYS}} if strange in _DATES else {"exclude": [name]},
         )
     if len(kinds) > 1:
-        held = " and ".join(f"{kind} in {table.path}" for kind, table in kinds.items())
-        message = f"{name!r} has {held}: make it the same kind in all, or name it in categorical."
+        kind_by_table = " and ".join(f"{kind} in {table.path}" for kind, table in kinds.items())
+        message = f"{name!r} has {kind_by_table}: make it the same kind in all, or name it in categorical."
         raise ColumnError(message, {"categorical": [name]})
     return next(iter(kinds), "")
 
 
-def _check_no_days(tables: Sequence[Table], name: str, words: pd.Series, meant: bool) -> None:
+def _check_no_days(tables: Sequence[Table], name: str, words: pd.Series) -> None:
     """Raise ColumnError where all values of a file's column are days: a category of each says nothing of any other."""
-    held = words.dropna().tolist()
-    if not meant and all(_DAY.fullmatch(word) for word in held):
+    held = words.dropna()
+    if not all(table.typed for table in tables) and all(map(_DAY.fullmatch, held)):
+        iso = pd.to_datetime(held, format="ISO8601", errors="coerce", utc=True).notna().all()
         message = f"{all_of(tables)}: the values of {name!r} are dates. {_advice(name)}"
-        raise ColumnError(message, date_remedy(name, held))
+        raise ColumnError(message, {"dates": {name: DAYS}} if iso else {"exclude": [name]})
 
 
 def _advice(name: str) -> str:
     return (
-        f"Say what of a date matters (dates: {{{name}: days}}, parts, or the column of another date to count from), or "
-        f"leave the column out (exclude: [{name}]); categorical: [{name}] makes a category of each value."
+        f"Count days of a date (dates: {{{name}: days}}, or the column of another date to count from; date_format says "
+        f"how they are written), or leave the column out (exclude: [{name}]); categorical: [{name}] makes a category "
+        "of each value."
     )
 
 
 def _check_numbers(tables: Sequence[Table], name: str, values: pd.Series, numbers: pd.Series, columns: Columns) -> None:
     wrong = np.flatnonzero(numbers.isna() & values.notna())
     if len(wrong):
+        words = {str(word) for word in values[wrong]}
+        remedy: dict[str, Any] = {"categorical": [name]}
+        if len(words) == 1 and numbers.nunique() > FEW:  # one word among many numbers is a gap, in this column
+            remedy = {"exclude": [name]} if isinstance(columns.gaps, list) else {"gaps": {name: [*words]}}
         raise ColumnError(
             f"{place_of(tables, wrong[0])}: {str(values[wrong[0]])!r} in {name!r} is no finite number, but others "
             "there are. If it stands for a gap, add it to this column's gaps; if the column has categories, name it in "
             "categorical.",
-            _gap_or_category(name, set(values[wrong]), numbers, columns),
+            remedy,
         )
     large = np.flatnonzero(numbers.abs() > LARGEST)
     if len(large):
@@ -165,13 +181,6 @@ def _check_numbers(tables: Sequence[Table], name: str, values: pd.Series, number
         )
 
 
-def _gap_or_category(name: str, words: set[Any], numbers: pd.Series, columns: Columns) -> dict[str, Any]:
-    """What helps a column of numbers and words, and changes no other: one word among many numbers is a gap."""
-    if len(words) > 1 or numbers.nunique() <= FEW:
-        return {"categorical": [name]}
-    return {"exclude": [name]} if isinstance(columns.gaps, list) else {"gaps": {name: [str(words.pop())]}}
-
-
 def all_of(tables: Sequence[Table]) -> Any:
     """What the tables are called together."""
     return tables[0].path if len(tables) == 1 else f"the {len(tables)} tables"
@@ -179,37 +188,8 @@ def all_of(tables: Sequence[Table]) -> Any:
 
 def place_of(tables: Sequence[Table], row: int) -> str:
     """In which table a row of all together is, and where."""
-    for table in tables:
-        if row < len(table):
-            return f"{table.path}, {table.places([int(row)])}"
-        row -= len(table)
-    raise IndexError(row)
-
-
-def read_dates(tables: Sequence[Table], name: str, columns: Columns) -> list[tuple[str, str, pd.Series]]:
-    """What a column of dates of all tables becomes: names of columns, what each is, and its values.
-
-    Raises:
-        ColumnError: a value that is no such date.
-
-    Example:
-        >>> table = Table("a.csv", pd.DataFrame({"came": ["2024-01-30", ""], "left": ["2024-02-02"] * 2}))
-        >>> read_dates([table], "left", Columns(dates={"left": "came"}))[0][2].tolist()
-        [3.0, nan]
-        >>> [(name, values[0]) for name, _, values in read_dates([table], "left", Columns(dates={"left": "parts"}))]
-        [('left year', 2024.0), ('left month', 'February'), ('left weekday', 'Friday')]
-    """
-    how = (columns.dates or {})[name]
-    days = _days(tables, name, columns)
-    if how == PARTS:
-        parts: tuple[tuple[str, Callable[[], pd.Series]], ...] = (
-            ("year", lambda: days.dt.year.astype(float)),
-            ("month", days.dt.month_name),
-            ("weekday", days.dt.day_name),
-        )
-        return [(f"{name} {part}", part, values().astype(object)) for part, values in parts]
-    since = np.datetime64(0, "D") if how == DAYS else _days(tables, how, columns)
-    return [(name, f"days since {'1970' if how == DAYS else how}", (days - since) / np.timedelta64(1, "D"))]
+    first, *others = tables
+    return f"{first.path}, {first.places([row])}" if row < len(first) else place_of(others, row - len(first))
 
 
 def _days(tables: Sequence[Table], name: str, columns: Columns) -> pd.Series:
@@ -233,19 +213,127 @@ def _days(tables: Sequence[Table], name: str, columns: Columns) -> pd.Series:
     return pd.concat(found, ignore_index=True)
 
 
-def date_remedy(name: str, values: Sequence[str]) -> dict[str, Any]:
-    """Options with which a column of days can be used: it is left out where the day cannot be told from the month.
+def with_values(table: Table, name: str, argument: str, columns: Columns) -> Table:
+    """The rows that have a value in a column; of others it is said how many are left out.
+
+    Args:
+        table: the rows.
+        name: of the column.
+        argument: whose value ``name`` is, for messages.
+        columns: says what a missing value looks like.
+
+    Raises:
+        ConfigurationError: no such column, or no row has a value.
+    """
+    missing = without_gaps(table, name, argument, columns).isna().to_numpy()
+    if missing.all():
+        raise ConfigurationError(f"{table.path}: no row has a {name!r} ({argument}).")
+    if not missing.any():
+        return table
+    rank_zero_warn(
+        f"{table.path}: {missing.sum()} of {len(table)} rows have no {name!r} ({argument}) and are left out."
+    )
+    return table.take(np.flatnonzero(~missing))
+
+
+def natural_order(values: Sequence[str]) -> list[int] | list[str]:
+    """The values as whole numbers if that loses nothing, else as they are: 2 comes before 10.
 
     Example:
-        >>> date_remedy("seen", ["31.1.2024"]), date_remedy("seen", ["1/2/2024"]), date_remedy("seen", ["2024-01-31"])
-        ({'dates': {'seen': 'days'}, 'date_format': '%d.%m.%Y'}, {'exclude': ['seen']}, {'dates': {'seen': 'days'}})
+        >>> natural_order(["10", "2"]), natural_order(["10", "02"])
+        ([10, 2], ['10', '02'])
     """
-    texts = pd.Series(list(values), dtype=object)
-    fitting = [
-        form
-        for form in (None, "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y")
-        if pd.to_datetime(texts, format=form or "ISO8601", errors="coerce", utc=True).notna().all()
-    ]
-    if len(fitting) != 1:
-        return {"exclude": [name]}
-    return {"dates": {name: DAYS}} | ({} if fitting[0] is None else {"date_format": fitting[0]})
+    try:
+        numbers = [int(value) for value in values]
+    except ValueError:
+        return list(values)
+    return numbers if list(map(str, numbers)) == list(values) else list(values)
+
+
+def group_values(table: Table, name: str) -> np.ndarray:
+    """The group of each row ``[N]``, as numbers if all are.
+
+    Raises:
+        ConfigurationError: no such column, or a row without a group.
+    """
+    values = table.words(name, "group").fillna("").tolist()
+    empty = [row for row, value in enumerate(values) if not value]
+    if empty:
+        raise ConfigurationError(
+            f"{table.path}: {len(empty)} of {len(table)} rows have no {name!r} (group): {table.places(empty)}. Every "
+            "row belongs to a client: fill them in, or leave the rows out."
+        )
+    names = list(dict.fromkeys(values))
+    warn_of_spelling(names, f"{table.path}: {name!r} (group)")
+    order = dict(zip(names, natural_order(names)))
+    return np.array([order[value] for value in values])
+
+
+def class_names(tables: Sequence[Table], name: str, argument: str) -> tuple[str, ...]:
+    """The different values of a column in their natural order.
+
+    Raises:
+        ConfigurationError: one only, nearly as many as there are rows, or several that are one to a person; numbers in
+            one table and words in another, of which ``1`` and ``True`` would be two classes.
+
+    Example:
+        >>> import pandas as pd
+        >>> class_names([Table("wards.csv", pd.DataFrame({"ill": ["10", "2", "2", "10", "2"]}))], "ill", "target")
+        ('2', '10')
+    """
+    about, written = f"{argument} {name!r}", {}
+    values: list[str] = []
+    for table in tables:
+        words = table.words(name, argument).tolist()
+        numbers = np.isfinite(parsed(set(words)))
+        if numbers.all() or not numbers.any():
+            written["numbers" if numbers.all() else "words"] = table.path
+        values += words
+    if len(written) > 1:
+        raise ConfigurationError(
+            f"{about} has numbers in {written['numbers']} and words in {written['words']}, which would be different "
+            "classes. Write the classes alike in all tables."
+        )
+    names = tuple(map(str, sorted(set(natural_order(list(dict.fromkeys(values)))))))  # type: ignore[type-var]
+    if len(names) < 2 or len(names) > max(2, len(values) // 2):
+        raise ConfigurationError(
+            f"{all_of(tables)}: {about} has {len(names)} different values in {len(values)} rows, which are no classes. "
+            "Name another column; for numbers, a table has task: regression."
+        )
+    check_spelling(names, f"{all_of(tables)}: {about}")
+    return names
+
+
+def class_labels(table: Table, name: str, argument: str, classes: Sequence[str]) -> Tensor:
+    """Each value's place among the classes, int64 ``[N]``.
+
+    Raises:
+        ConfigurationError: a value that is none of them.
+    """
+    values = table.words(name, argument).tolist()
+    place = {each: number for number, each in enumerate(classes)}
+    unknown = next((row for row, value in enumerate(values) if value not in place), None)
+    if unknown is not None:
+        raise ConfigurationError(
+            f"{table.path}, {table.places([unknown])}: {values[unknown]!r} in {argument} {name!r} is none of the "
+            f"{len(classes)} classes that the training rows have: {listed(classes, 20)}."
+        )
+    return torch.tensor([place[value] for value in values], dtype=torch.long)
+
+
+def numeric_target(table: Table, name: str) -> np.ndarray:
+    """A column to predict as numbers, float64 ``[N]``.
+
+    Raises:
+        ConfigurationError: a value that is no finite number, or too large for single precision.
+    """
+    column = table.column(name, "target")
+    numbers = parsed(column.tolist())
+    wrong = np.flatnonzero(~(np.abs(numbers) <= LARGEST)).tolist()
+    if wrong:
+        raise ConfigurationError(
+            f"{table.path}: {name!r} (target) is no finite number in {len(wrong)} of {len(table)} rows, such "
+            f"as {str(column.iloc[wrong[0]])!r} in {table.places(wrong)}. For classes, give "
+            "task: classification; what stands for a gap belongs into gaps."
+        )
+    return numbers

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from flsv.data.sources.images import folder
+from flsv.data.sources.named import folder
 from flsv.errors import ConfigurationError
 
 
