@@ -158,12 +158,12 @@ def not_finite(dataset: Dataset) -> Tensor:
         return torch.empty(0, dtype=torch.long)
     finite = torch.ones(len(inputs[0]), dtype=torch.bool)
     # A few rows at a time: isfinite needs several times the memory of what it looks at.
-    for part in torch.arange(len(finite)).split(_ROWS):
+    for start in range(0, len(finite), _ROWS):
         for x in inputs:
-            some = x[part[0] : part[-1] + 1]
+            some = x[start : start + _ROWS]
             # NaN and infinity survive a sum, and one number is looked at faster than all.
             if not torch.isfinite(some.sum()):
-                finite[part] &= torch.isfinite(some).reshape(len(some), -1).all(1).cpu()
+                finite[start : start + _ROWS] &= torch.isfinite(some).reshape(len(some), -1).all(1).cpu()
     return (~(finite if rows is None else finite[rows])).nonzero().flatten()
 
 

@@ -141,6 +141,7 @@ class FederatedDataModule(FederationView):
             )
         label, group = (each if isinstance(each, str) else None for each in (labels, groups))
         read = Columns(**columns) if isinstance(columns, Mapping) else columns
+        check_kind(self, "columns", read, (Columns, type(None)), "flsv.data.Columns(...) or its options")
         self._reading = Reading(files, label, group, read or Columns())
         # Not by their names: a wrapped module's own val and test are found here.
         self._held_out = {"val": val, "test": test}

@@ -48,7 +48,7 @@ def dataset_labels(dataset: Dataset) -> Tensor:
     """
     try:
         return torch.from_numpy(whole_numbers(_read_labels(dataset, "biuf")))
-    except (ValueError, _NoClassError) as error:
+    except _NoClassError as error:
         raise ConfigurationError(_unusable(dataset, str(error))) from error
 
 
@@ -124,15 +124,15 @@ def whole_numbers(found: np.ndarray) -> np.ndarray:
     """Labels ``[N]`` of any type as int64.
 
     Raises:
-        ValueError: one that is no whole number from 0 up, with its position.
+        _NoClassError: one that is no whole number from 0 up, with its position.
     """
     if found.dtype.kind not in "biuf":
-        raise ValueError(f"found {found.dtype} of shape {list(found.shape)}")
+        raise _NoClassError(f"found {found.dtype} of shape {list(found.shape)}")
     with np.errstate(invalid="ignore"):  # NaN and what is too large
         labels = found.astype(np.int64)
     wrong = np.nonzero((labels != found) | (labels < 0))[0]
     if len(wrong):
-        raise ValueError(
+        raise _NoClassError(
             f"found values that are not whole numbers from 0 up, {len(wrong)} of {len(found)}, such as "
             f"{found[wrong[0]]} at {wrong[0]}"
         )
@@ -149,7 +149,7 @@ def _given_labels(dataset: Dataset, labels: Any) -> Tensor:
         )
     try:
         return torch.from_numpy(whole_numbers(found.reshape(length)))
-    except ValueError as error:
+    except _NoClassError as error:
         raise ConfigurationError(f"labels: {error}. Classes are numbered 0 .. M-1.") from error
 
 
@@ -187,9 +187,13 @@ def count_classes(labels: Tensor, class_names: Sequence[str], held_out: Mapping[
     return largest + 1
 
 
+def _is_identifier(largest: int, distinct: int) -> bool:
+    return largest >= 1000 and largest >= 10 * distinct
+
+
 def check_largest(where: str, largest: int, distinct: int) -> None:
     """Raise ConfigurationError where a label is so large that it must be a mistake: a class each is to be counted."""
-    if largest >= 1000 and largest >= 10 * distinct:
+    if _is_identifier(largest, distinct):
         raise ConfigurationError(
             f"{where}: the largest label is {largest}, and there are only {distinct} different ones. Classes are "
             f"numbered 0 .. M-1: a label of that size is a mistake, or an identifier to be numbered anew "
@@ -253,13 +257,14 @@ def find_classes(
             # Of the held-out data only an attribute of the same name would say the same.
             found, held_out = _given_labels(train, labels), {}
         elif asking:
-            found = dataset_labels(train)
+            found = torch.from_numpy(whole_numbers(_read_labels(train, "biuf")))
         else:
             found = _integer_labels(train, named=bool(class_names))
         number = count_classes(found, class_names, held_out)
     except _NoClassError as error:
         if asking:
-            raise ConfigurationError(f"{asking[0]!r} needs each sample's class: {error}. Otherwise {_WAYS}.") from error
+            why = f"{_unusable(train, str(error))} Otherwise {_WAYS}."
+            raise ConfigurationError(f"{asking[0]!r} needs each sample's class. {why}") from error
         return Classes(torch.zeros(len(train), dtype=torch.long), ONE_CLASS, str(error))  # type: ignore[arg-type]
     return Classes(found, tuple(class_names) if len(class_names) == number else tuple(map(str, range(number))))
 
@@ -281,7 +286,7 @@ def _integer_labels(train: Dataset, named: bool) -> Tensor:
         why = "the labels are no classes: some are below 0"
         if named:
             raise ConfigurationError(_unusable(train, why))
-    elif named or len(found) < _MANY or 2 * distinct <= len(found):
+    elif named or not (_is_identifier(largest, distinct) or (len(found) >= _MANY and 2 * distinct > len(found))):
         return torch.from_numpy(found.astype(np.int64))
     rank_zero_warn(f"{type(train).__name__}: {why}. They are taken for numbers: nothing here asks for classes.")
     raise _NoClassError(why)

@@ -186,7 +186,7 @@ def test_no_server_validation():
         ({"eval_batch_size": -1}, "eval_batch_size=-1"),
         ({"server_val": 1.0}, "server_val=1.0"),
         ({"max_samples": 0}, "max_samples=0"),
-        ({"partitioner": 5}, r"partitioner=5: expected a flsv\.data\.Partitioner"),
+        ({"partitioner": 5}, r"partitioner=5\): expected a flsv\.data\.Partitioner"),
     ],
 )
 def test_wrong_arguments_are_found_at_construction(arguments, message):
@@ -199,7 +199,7 @@ def test_wrong_arguments_are_found_at_construction(arguments, message):
     [
         ({"source": "mnist"}, "download: true"),
         ({"source": "diggits"}, "Did you mean 'digits'"),
-        ({"source": "x.npz"}, "x.npz was not found"),
+        ({"source": "x.npz"}, "No data set 'x.npz' was found"),
         ({"source": Images(3)}, "3 samples is none"),
         ({"source": Images(4), "server_val": 0.0}, "4 samples cannot be dealt to 5 clients"),
         ({"source": TensorDataset(X), "partitioner": DirichletPartitioner(3, 0.5)}, "No class labels"),

@@ -11,7 +11,7 @@ from data_options import grouped
 from torch.utils.data import TensorDataset
 from toys import Plain, toy_data, toy_sets
 
-from flsv.data import FederatedDataModule, SizePartitioner, federation_view
+from flsv.data import FederatedDataModule, SizePartitioner, device_cache
 from flsv.data.corruption import ClosedSetLabelNoise, Corruption
 from flsv.data.loaders import TensorBatches
 from flsv.errors import ConfigurationError
@@ -34,7 +34,7 @@ def devices(loader: Any) -> set[str]:
 
 @pytest.mark.parametrize(("free", "fits"), [(4 * BYTES, True), (4 * BYTES - 4, False), (None, False)])
 def test_what_fits(monkeypatch: pytest.MonkeyPatch, free: int | None, fits: bool) -> None:
-    monkeypatch.setattr(federation_view, "free_memory", lambda device: free)
+    monkeypatch.setattr(device_cache, "free_memory", lambda device: free)
     data = resident(toy_data())
     expected = {"meta"} if fits else {"cpu"}
     loaders = [data.client_loader(0), data.client_loader(0, shuffle=False), data.client_loader(1, "test")]
@@ -57,7 +57,7 @@ class Turned(Plain):
 
 def test_who_may_count_on_the_cpus_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     """A module's batch hook and a transform get them, unless they are told otherwise."""
-    monkeypatch.setattr(federation_view, "free_memory", lambda device: 4 * BYTES)
+    monkeypatch.setattr(device_cache, "free_memory", lambda device: 4 * BYTES)
     seen: list[str] = []
 
     def noted(x: Any) -> Any:
@@ -117,7 +117,7 @@ def test_what_is_gathered_is_the_same() -> None:
     data = toy_data()
     data.setup("fit")
     train = data._data.train
-    copies = federation_view.DeviceCache(train.tensors, torch.device("cpu"))  # type: ignore[attr-defined]
+    copies = device_cache.DeviceCache(train.tensors, torch.device("cpu"))  # type: ignore[attr-defined]
     for shuffled in (True, False):
         expected = list(data.client_loader(0, shuffle=shuffled))
         near = copies.near(data.client_loader(0, shuffle=shuffled))

@@ -6,7 +6,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from flsv.data import IIDPartitioner, SizePartitioner, TensorBatches
 from flsv.data.federated_data import deal
-from flsv.data.loaders import Loader
+from flsv.data.loaders import Loader, make_loader
 from flsv.data.sources.source import SourceData
 from flsv.data.splits import Splits
 from flsv.errors import ConfigurationError
@@ -25,7 +25,7 @@ class PerSample(Dataset):
 
 
 def deal_out(source, partitioner=None, split=None, **options):
-    return deal(source, partitioner or IIDPartitioner(3), split or Splits(), **options)
+    return deal(source, partitioner or IIDPartitioner(3), split or Splits(), **{"loader": Loader(), **options})
 
 
 def test_batch_sizes():
@@ -70,9 +70,9 @@ def test_own_validation_data_spare_the_training_data():
 
 
 def test_class_names_fall_back_on_numbers():
-    assert deal_out(SourceData(DATA)).class_names == ("0", "1", "2", "3")
-    assert deal_out(SourceData(DATA, class_names=tuple("abcde"))).class_names == tuple("abcde")
-    assert deal_out(SourceData(DATA, class_names=tuple("ab"))).class_names == ("0", "1", "2", "3")
+    assert deal_out(SourceData(DATA)).classes.names == ("0", "1", "2", "3")
+    assert deal_out(SourceData(DATA, class_names=tuple("abcde"))).classes.names == tuple("abcde")
+    assert deal_out(SourceData(DATA, class_names=tuple("ab"))).classes.names == ("0", "1", "2", "3")
 
 
 def test_classes_that_a_subset_misses_are_counted():
@@ -83,7 +83,13 @@ def test_preloaded_batches_are_the_same():
     plain, preloaded = deal_out(SourceData(PerSample())), deal_out(SourceData(PerSample()), loader=Loader(preload=True))
     rows = plain.splits.clients[1]["train"]
     for (x1, y1), (x2, y2) in zip(
-        *(data.train_loader(rows, torch.Generator().manual_seed(0), None) for data in (plain, preloaded)), strict=True
+        *(
+            make_loader(
+                data.train, rows, shuffle=True, generator=torch.Generator().manual_seed(0), **data.train_options
+            )
+            for data in (plain, preloaded)
+        ),
+        strict=True,
     ):
         assert torch.equal(x1, x2)
         assert torch.equal(y1, y2)
@@ -106,20 +112,6 @@ def test_input_shape(sample, collate_fn, shape):
 
     options = {"collate_fn": collate_fn}
     assert deal_out(SourceData(Made(), train_options=options, eval_options=options)).input_shape == shape
-
-
-def test_input_shape_that_cannot_be_told():
-    options = {"collate_fn": lambda samples: ["nothing"]}
-    with pytest.raises(ConfigurationError, match="shape of an input cannot be told"):
-        _ = deal_out(SourceData(DATA, eval_options=options)).input_shape
-
-
-def test_empty_data():
-    empty = TensorDataset(X[:0], Y[:0])
-    with pytest.raises(ConfigurationError, match=r"training data \(TensorDataset\) are empty"):
-        deal_out(SourceData(empty))
-    with pytest.raises(ConfigurationError, match="validation set is empty"):
-        deal_out(SourceData(DATA, empty))
 
 
 def test_a_client_without_a_full_batch_is_named_where_the_rest_is_dropped():

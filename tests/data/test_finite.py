@@ -29,7 +29,6 @@ def set_up(train, test=None, val=None, **kwargs):
 def test_found_wherever_they_are(value):
     data = TensorDataset(inputs((0, 1023, 1024, 2999), value), Y)
     assert not_finite(data).tolist() == [0, 1023, 1024, 2999]
-    assert not_finite(data, torch.tensor([5, 2999, 0])).tolist() == [2999, 0]
     assert not_finite(Subset(data, [7, 1024, 8])).tolist() == [1]
 
 
@@ -46,21 +45,21 @@ def test_nothing_to_find():
 
 
 def test_test_data_are_refused():
-    with pytest.raises(ConfigurationError, match="2 of 30 samples of the test data have NaN or infinite inputs: 4, 9"):
+    with pytest.raises(ConfigurationError, match="2 samples of the test data have NaN or infinite inputs: 4, 9"):
         set_up(inputs(), inputs((4, 9), samples=30))
 
 
 def test_the_servers_and_the_clients_own_splits_are_refused():
     everywhere = range(3000)
-    with pytest.raises(ConfigurationError, match="300 of 300 samples of the server's validation set"):
+    with pytest.raises(ConfigurationError, match="300 samples of the server's validation set"):
         set_up(inputs(everywhere), server_val=0.1)
     for split in ("val", "test"):
-        with pytest.raises(ConfigurationError, match=f"150 of 150 samples of client 0's {split} set"):
+        with pytest.raises(ConfigurationError, match=f"150 samples of client 0's {split} set"):
             set_up(inputs(everywhere), **{f"client_{split}": 0.1})
 
 
 def test_training_samples_are_warned_of_and_stay():
-    with pytest.warns(UserWarning, match=r"3 of 3000 samples of the training data have NaN or .*: 3 \.\. 5 of them"):
+    with pytest.warns(UserWarning, match=r"3 samples of the training data have NaN or .*: 3 \.\. 5"):
         assert set_up(inputs((3, 4, 5))).num_samples.sum() == 3000
 
 
@@ -78,5 +77,5 @@ def test_data_read_sample_by_sample_are_looked_at_when_preloaded():
 
     pair = Samples(inputs(samples=30)), Samples(inputs((8,), samples=30))
     FederatedDataModule(pair, IIDPartitioner(2)).setup("fit")
-    with pytest.raises(ConfigurationError, match="1 of 30 samples of the test data"):
+    with pytest.raises(ConfigurationError, match="1 samples of the test data"):
         FederatedDataModule(pair, IIDPartitioner(2), loader=Loader(preload=True)).setup("fit")

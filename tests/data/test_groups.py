@@ -44,7 +44,7 @@ def test_groups_by_attribute_name_and_list():
 def test_groups_that_are_not_there():
     with pytest.raises(ConfigurationError, match="no attribute 'ward'"):
         dataset_groups(Samples(PAIRS), "ward")
-    with pytest.raises(ConfigurationError, match=r"one entry per training sample, \[3\]; got shape \[2\]"):
+    with pytest.raises(ConfigurationError, match=r"one entry per training sample, \[3\].*got shape \[2\]"):
         dataset_groups(Samples(PAIRS), [1, 2])
 
 
@@ -66,11 +66,6 @@ def test_groups_by_a_field_within_a_field():
             dataset_groups(Samples(rows), wrong)
 
 
-def test_groups_by_a_function_are_refused():
-    with pytest.raises(ConfigurationError, match=r"groups is a function.*'meta\.site'"):
-        dataset_groups(Samples(PAIRS), lambda sample: sample[1])
-
-
 def test_groups_of_several_data_sets():
     parts = [Samples(PAIRS, clinic=["a", "b", "a"]), Samples(PAIRS, clinic=["c", "c", "a"])]
     assert dataset_groups(ConcatDataset(parts), "clinic").tolist() == [0, 1, 0, 2, 2, 0]
@@ -79,10 +74,5 @@ def test_groups_of_several_data_sets():
 
 @pytest.mark.parametrize("gaps", [["a", None, "b"], [1.0, float("nan"), 2.0]])
 def test_samples_without_a_group(gaps):
-    with pytest.raises(ConfigurationError, match=r"groups: 1 of 3 training samples have none .*, such as sample 1\."):
+    with pytest.raises(ConfigurationError, match=r"none of them None or NaN"):
         dataset_groups(Samples(PAIRS), gaps)
-
-
-def test_groups_of_several_kinds():
-    with pytest.raises(ConfigurationError, match="groups mixes kinds of entries"):
-        dataset_groups(Samples(PAIRS), np.array(["a", 1, "b"], dtype=object))

@@ -137,11 +137,6 @@ def test_a_resumed_run_draws_what_the_whole_one_drew(make: Any, tmp_path: Any) -
     assert_resumes(lambda: FederatedLoop(seed=3), tmp_path, lambda: Plain(network(batch_norm=False)), make)
 
 
-def test_what_cannot_be_seeded_is_said() -> None:
-    with pytest.warns(UserWarning, match=r"Held\.generator: random generators that cannot be seeded"):
-        FederatedDataModule(Held(random.SystemRandom()), SizePartitioner([2, 1])).setup("fit")
-
-
 def test_data_are_preloaded_alike() -> None:
     held = Held(np.random.default_rng())
     seen = []

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from flsv.data import FederatedDataModule, Files, GaussianNoise, Loader, Splits
+from flsv.data import FederatedDataModule, Files, Loader, Splits
 from flsv.errors import ConfigurationError
 
 
@@ -17,8 +17,6 @@ from flsv.errors import ConfigurationError
         ({"files": None}, "expected flsv.data.Files"),
         ({"loader": Splits()}, "expected flsv.data.Loader"),
         ({"columns": ["task"], "labels": "y"}, "expected flsv.data.Columns"),
-        ({"columns": {"tusk": "regression"}, "labels": "y"}, "columns has no option 'tusk'"),
-        ({"corruptions": GaussianNoise()}, "expected a list of flsv.data.Corruption"),
         ({"batch_size": "16"}, r"FederatedDataModule\(batch_size='16'\): expected a whole number of at least 1"),
     ],
 )
@@ -35,7 +33,6 @@ def test_a_group_of_options_that_is_none(given, message):
         (Splits, {"max_samples": 2.5}),
         (Splits, {"drop_flagged": "yes"}),
         (Splits, {"seed": "x"}),
-        (Files, {"root": None}),
         (Files, {"download": "no"}),
         (Loader, {"eval_batch_size": "8"}),
         (Loader, {"num_workers": -1}),

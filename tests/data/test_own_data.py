@@ -75,20 +75,16 @@ def test_named_classes_of_data_sets_are_numbered_anew_by_their_names():
     assert few.tensors[1].tolist() == [0, 1] * 5  # the user's own
     with pytest.raises(ConfigurationError, match="labels of a Rows cannot be numbered anew"):
         ready(clients={"few": few, "rows": Rows(classes=("cat", "dog", "eel"))})
-    with pytest.raises(ConfigurationError, match=r"'few' has names for its classes .* and 'here' has none"):
+    with pytest.raises(ConfigurationError, match=r"'here' has no names for its classes"):
         ready(clients={"few": few, "here": HERE})
-    few.classes = ("dog",)
-    with pytest.raises(ConfigurationError, match=r"'few' has labels in 0 \.\. 1, and names for 1 classes: dog"):
-        ready(clients={"few": few, "whole": whole})
 
 
 @pytest.mark.parametrize(
     ("clients", "options", "message"),
     [
-        ({"a": HERE}, {}, "clients has 1 entries: a federation needs at least 2"),
-        ([HERE, HERE], {}, "clients: a list. Expected the clients' data by name"),
-        ({"a": HERE, "b": HERE}, {"source": "mnist"}, "source=mnist and clients: give one of them"),
-        ({"a": HERE, "b": HERE}, {"groups": [1, 2]}, "the names of clients say whose the samples are"),
+        ({"a": HERE}, {}, "the data of at least 2 clients by name"),
+        ({"a": HERE, "b": HERE}, {"source": "mnist"}, "neither source nor groups"),
+        ({"a": HERE, "b": HERE}, {"groups": [1, 2]}, "neither source nor groups"),
         (
             {"a": HERE, "b": HERE},
             {"partitioner": IIDPartitioner(2)},
@@ -98,14 +94,18 @@ def test_named_classes_of_data_sets_are_numbered_anew_by_their_names():
         ({"a": HERE, "b": HERE}, {"labels": "y"}, "labels='y': TensorDataset has no attribute 'y'"),
         ({"a": HERE, "b": Frame(a=[1, 2], y=[0, 1])}, {"labels": "y"}, "'b' is a table and 'a' is not .TensorDataset."),
         ({"a": HERE, "b": (X[:0], Y[:0])}, {}, "client 'b': there are no samples"),
-        ({"a": HERE, "b": (X[:, :3], Y)}, {}, r"samples of 'a' are \(float32 \[4\].*those of 'b' \(float32 \[3\]"),
-        ({"a": HERE, "b": None}, {}, "client 'b': a NoneType cannot be read as samples. Expected a map-style data set"),
+        (
+            {"a": HERE, "b": (X[:, :3], Y)},
+            {},
+            "those of 'a' .*those of 'b' ",
+        ),
+        ({"a": HERE, "b": None}, {}, "client 'b': a NoneType cannot be read as samples"),
         ({"a": HERE, "b": {"x": X}}, {}, "client 'b': a dict cannot be read"),
         ({"a": HERE, "b": iter([1])}, {}, "client 'b': a list_iterator cannot be read"),
-        ({"a": HERE, "b": "digits"}, {}, "client 'b': 'digits' was not found: .*known by name are dealt as a whole"),
-        ({"a": HERE, "b": FederatedDataModule()}, {}, "client 'b': a FederatedDataModule has training, validation and"),
-        ({"a": HERE, "a ": HERE}, {}, "Two clients are called 'a'"),
-        ({1: HERE, "1": HERE}, {}, "Two clients are called 'site 1'"),
+        ({"a": HERE, "b": "digits"}, {}, "client 'b': 'digits' was not found, or cannot be read"),
+        ({"a": HERE, "b": FederatedDataModule()}, {}, "client 'b': a FederatedDataModule cannot be read"),
+        ({"a": HERE, "a ": HERE}, {}, "Clients are called .* and differ"),
+        ({1: HERE, "1": HERE}, {}, "Clients are called .* and differ"),
         (
             {"a": HERE, "b": (X[:2], Y[:2])},
             {"client_val": 0.4, "client_test": 0.5},
@@ -130,7 +130,7 @@ def test_a_client_is_not_lost_to_the_servers_validation_set():
     with pytest.raises(ConfigurationError, match="Nothing is left to 'Lyon': all their samples went to the server"):
         ready(clients=clients, server_val=0.5, seed=lost[0])
     both = TensorDataset(torch.cat([HERE.tensors[0], HERE.tensors[0]]), torch.cat([HERE.tensors[1]] * 2))
-    with pytest.warns(UserWarning, match="Nothing is left to 'c'.* They are no clients"):
+    with pytest.warns(UserWarning, match="Nothing is left to 'c'"):
         data = ready(Subset(both, range(61)), groups=["a"] * 30 + ["b"] * 30 + ["c"], server_val=0.5, seed=lost[0])
     assert data.client_names == ("a", "b")
 
@@ -159,9 +159,7 @@ def test_server_data_beside_any_source():
     assert sum(len(y) for _, y in data.test_dataloader()) == 6
     with pytest.raises(ConfigurationError, match="test: the source has test data of its own"):
         ready((HERE, HERE), test=HERE)
-    with pytest.raises(
-        ConfigurationError, match="columns says how data are read, but a FederatedDataModule reads its own"
-    ):
+    with pytest.raises(ConfigurationError, match="give the table as source. A data module reads its own"):
         ready(FederatedDataModule(), labels="y", columns=Columns())
 
 
@@ -175,7 +173,7 @@ def test_a_path_and_a_site(tmp_path):
         ready(file, OneClient(), labels="ill")
     with pytest.raises(ConfigurationError, match="A table of one site alone cannot be encoded"):
         ready(TableData(str(file), "ill"), OneClient())
-    with pytest.raises(ConfigurationError, match="the path of a file or a folder, arrays .X, y., a DataFrame"):
+    with pytest.raises(ConfigurationError, match="a NoneType cannot be read as samples"):
         ready(None)
 
 
@@ -196,5 +194,5 @@ def test_a_dataloader_is_refused_with_what_to_give_instead(where):
         "clients": {"clients": {"a": loader, "b": loader}},
         "val": {"source": samples, "val": loader},
     }[where]
-    with pytest.raises(ConfigurationError, match=r"give its data set, loader\.dataset.*batch_size=4.*collate_fn"):
+    with pytest.raises(ConfigurationError, match="Of a DataLoader give loader.dataset"):
         FederatedDataModule(**grouped(given)).setup("fit")

@@ -1,4 +1,4 @@
-"""Tables by client: encoded by statistics that clients would send, or by each client's own."""
+"""Tables by client: encoded by statistics that clients would send."""
 
 import os
 from pathlib import Path
@@ -94,18 +94,6 @@ def test_what_nobody_trains_on_changes_no_feature():
     assert after._data.train.tensors[0][held, 0].min() > 1e3
 
 
-def test_each_clients_own_statistics():
-    clients = {"Boston": patients(30, 1), "Lyon": patients(50, 2, 100.0)}
-    columns = Columns(statistics="group", features=["age"])
-    data = ready(clients=clients, labels="ill", columns=columns)
-    for client in range(2):
-        x = data._data.train.tensors[0][data.client_indices(client), 0]
-        assert x.mean().item() == pytest.approx(0, abs=1e-5)
-        assert x.std(unbiased=False).item() == pytest.approx(1, abs=1e-5)
-    with pytest.raises(ConfigurationError, match="the val and test data are no client's"):
-        ready(clients=clients, labels="ill", columns=columns, test=patients(9, 3))
-
-
 def test_a_standardized_target_is_fitted_to_training_rows():
     clients = {"Boston": patients(30, 1), "Lyon": patients(50, 2, 100.0)}
     columns = Columns(task="regression", standardize_target=True, exclude=["ill"])
@@ -120,7 +108,6 @@ def test_a_standardized_target_is_fitted_to_training_rows():
     [
         ({"task": "clustering"}, r"Columns\(task='clustering'\): expected .classification"),
         ({"features": "age"}, r"Columns\(features='age'\): expected a list"),
-        ({"features": ["age", "age"]}, "more than once"),
         ({"max_categories": 1}, "of at least 2"),
         ({"standardize_target": True}, "classes have no mean"),
     ],

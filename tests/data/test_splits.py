@@ -86,7 +86,7 @@ def test_fractions_out_of_range(name, fraction):
 
 
 def test_fractions_that_leave_nothing():
-    with pytest.raises(ConfigurationError, match="leaves nothing to train on"):
+    with pytest.raises(ConfigurationError, match="leave nothing to train on"):
         Splits(client_val=0.5, client_test=0.5)
 
 

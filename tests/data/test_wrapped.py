@@ -191,13 +191,6 @@ def test_the_batch_size_finder_without_the_loop(source, tmp_path, found_by_light
     assert max(module.sizes) == found
 
 
-def test_the_finder_of_evaluation_batches_is_refused(tmp_path):
-    data = FederatedDataModule(DATA, IIDPartitioner(3))
-    tuner = Tuner(plain(folder=tmp_path))
-    with pytest.raises(ConfigurationError, match="set during an evaluation.*Loader.eval_batch_size"):
-        tuner.scale_batch_size(Net(), datamodule=data, method="validate", max_trials=2)
-
-
 def test_the_learning_rate_finder_without_the_loop(tmp_path):
     module = Net()
     found = Tuner(plain(folder=tmp_path)).lr_find(module, datamodule=wrapped(), num_training=10, max_lr=1.0)
@@ -257,7 +250,7 @@ def test_overfit_batches_without_the_loop(tmp_path):
 def test_reloading_the_wrapped_loaders_is_refused(loops, tmp_path):
     trainer = trainer_for(None, tmp_path, 2, callbacks=loops, reload_dataloaders_every_n_epochs=1)
     module = Net()
-    with pytest.raises(ConfigurationError, match="reload_dataloaders_every_n_epochs=1: the loaders of Tokenizer"):
+    with pytest.raises(ConfigurationError, match="reload_dataloaders_every_n_epochs: the loaders of Tokenizer"):
         trainer.fit(module, wrapped())
     assert not module.seen
 

@@ -56,7 +56,7 @@ def test_a_data_scientist_goes_from_four_csv_files_to_a_signed_report() -> None:
     assert set(amounts) == {"Boston", "Lyon", "Osaka", "Quito"}
     report = Path("report.html").read_text()
     assert all(f"{amount:,.2f}" in report for amount in amounts.values())
-    assert "500 cases of clinics/val.csv" in report
+    assert "500 cases of clinics, its validation part" in report
     assert sorted(path.name for path in Path("data").iterdir()) == ["columns.csv", "samples.csv", "summary.csv"]
     # The table that the page shows is what its commands print.
     repeated = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -174,18 +174,6 @@ class TableEncoder:
                 cards.append(ColumnCard(name, "left out", pd.concat(values, ignore_index=True)))
         return tuple(cards)
 
-    def check(self, tables: Mapping[str, Table]) -> None:
-        """Raise ConfigurationError where not all tables have the columns to predict from, as of :meth:`features`."""
-        names, problems = self.names(list(tables.values())), []
-        for name in names:
-            without = [each for each, table in tables.items() if name not in table.frame]
-            if without:
-                message = f"The tables have other columns: {listed(without, show=repr)} lacks {name!r}."
-                problems.append(ColumnError(message, {"exclude": [name]}))
-        if problems:
-            common = [name for name in names if all(name in table.frame for table in tables.values())]
-            self._read(list(tables.values()), common, np.ones(sum(map(len, tables.values())), dtype=bool), problems)
-
     def names(self, tables: Sequence[Table]) -> list[str]:
         """The columns to predict from, whether all tables have them or not."""
         for argument in ("features", "categorical", "dates", "exclude"):
@@ -197,12 +185,10 @@ class TableEncoder:
             raise ConfigurationError(f"Columns: no column is left to predict {self.target!r} from.")
         return names
 
-    def _read(
-        self, tables: Sequence[Table], names: Sequence[str], fit: np.ndarray, lacking: Sequence[ColumnError] = ()
-    ) -> list[ReadColumn]:
+    def _read(self, tables: Sequence[Table], names: Sequence[str], fit: np.ndarray) -> list[ReadColumn]:
         """What the columns hold. Of all that cannot be used one ConfigurationError, with a line to paste."""
         found: list[ReadColumn] = []
-        problems = list(lacking)
+        problems: list[ColumnError] = []
         for name in names:
             try:
                 found.append(self._column(tables, name, fit))

@@ -52,7 +52,9 @@ def module_source(module: L.LightningDataModule) -> SourceData:
     if isinstance(sampler, SubsetRandomSampler):
         # The usual way to hold out validation samples of the same data set: they must stay held out.
         indices = torch.as_tensor(sampler.indices, dtype=torch.long)
-    elif not isinstance(sampler, SequentialSampler | RandomSampler) or getattr(sampler, "replacement", False):
+    elif not isinstance(sampler, SequentialSampler) and not (
+        isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
+    ):
         rank_zero_warn(
             f"{name}'s training loader draws samples by {type(sampler).__name__}. Each client's samples are "
             "shuffled plainly instead."

@@ -7,7 +7,7 @@ import difflib
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -78,19 +78,13 @@ def _draw(size: int, split: str) -> tuple[Tensor, Tensor]:
     return torch.stack([x, y, x * x, y * y, x * y], dim=1), labels
 
 
-class _Kind(NamedTuple):
-    cls: str  # of torchvision.datasets
-    folder: str
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-
-# Mean and standard deviation by channel of the training pixels in 0 .. 1.
+# The class in torchvision.datasets, its folder, and mean and standard deviation by channel of the training pixels in
+# 0 .. 1.
 KINDS = {
-    "mnist": _Kind("MNIST", "MNIST/raw", (0.1307,), (0.3081,)),
-    "fashion_mnist": _Kind("FashionMNIST", "FashionMNIST/raw", (0.2860,), (0.3530,)),
-    "cifar10": _Kind("CIFAR10", "cifar-10-batches-py", (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
-    "cifar100": _Kind("CIFAR100", "cifar-100-python", (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+    "mnist": ("MNIST", "MNIST/raw", (0.1307,), (0.3081,)),
+    "fashion_mnist": ("FashionMNIST", "FashionMNIST/raw", (0.2860,), (0.3530,)),
+    "cifar10": ("CIFAR10", "cifar-10-batches-py", (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "cifar100": ("CIFAR100", "cifar-100-python", (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
 }
 
 
@@ -107,14 +101,12 @@ def vision(name: str, root: str, download: bool = False) -> SourceData:
     """
     from torchvision import datasets
 
-    kind = KINDS[name]
+    kind, files, mean, std = KINDS[name]
     try:
-        parts = [getattr(datasets, kind.cls)(root, train=train, download=download) for train in (True, False)]
-        sets = [
-            tensor_set(image_tensor(part.data, kind.mean, kind.std), torch.as_tensor(part.targets)) for part in parts
-        ]
+        parts = [getattr(datasets, kind)(root, train=train, download=download) for train in (True, False)]
+        sets = [tensor_set(image_tensor(part.data, mean, std), torch.as_tensor(part.targets)) for part in parts]
     except Exception as error:  # junk ends in whatever comes first: assertions, key and type errors, ends of files
-        place = Path(root).absolute() / kind.folder
+        place = Path(root).absolute() / files
         raise ConfigurationError(
             f"{name} was not found, or cannot be read: looked in {place} ({type(error).__name__}: {error}). Give root "
             "the folder that holds it; where its files are damaged, remove them; or say download: true."
@@ -210,7 +202,7 @@ def npz(path: Path) -> SourceData:
     images = {split: _pixels(f"{path}: {split}_images", arrays[f"{split}_images"]) for split in splits}
     labels = {split: arrays[f"{split}_labels"] for split in splits}
     for split, classes in labels.items():
-        if len(classes) != len(images[split]) or classes.size != len(classes) or classes.dtype.kind not in "biu":
+        if {*classes.shape[:1], classes.size} != {len(images[split])} or classes.dtype.kind not in "biu":
             raise ConfigurationError(
                 f"{path}: {split}_labels are {classes.dtype} {list(classes.shape)} for {len(images[split])} images. "
                 "One whole number is needed per image, [N] or [N, 1]; multi-label data are not supported."
@@ -262,7 +254,8 @@ def _pixels(where: str, images: np.ndarray) -> Tensor:
 def folder(path: Path, image_size: int = 224) -> SourceData:
     """Image files sorted into class folders, read when they are needed.
 
-    A file that is no image, or has more than 8 bits per channel, is an error when it is read, which names it.
+    Every file's header is read here; what is found broken only when it is decoded is an error then, which names the
+    file.
 
     Args:
         path: the folder with ``train`` and ``test`` and, optionally, ``val``; or with a folder for each class, all of
@@ -300,11 +293,14 @@ def image_folder(path: Path, image_size: int = 224, allow_empty: bool = True) ->
     from torchvision.datasets import ImageFolder
 
     transform = transforms.Compose([transforms.Resize((image_size, image_size)), transforms.ToTensor()])
-    return ImageFolder(str(path), transform=transform, loader=read_image, allow_empty=allow_empty)
+    images = ImageFolder(str(path), transform=transform, loader=read_image, allow_empty=allow_empty)
+    for file, _ in images.samples:
+        read_image(file, decode=False)
+    return images
 
 
-def read_image(path: str) -> Image.Image:
-    """The image in RGB.
+def read_image(path: str, decode: bool = True) -> Image.Image | None:
+    """The image in RGB; or None, and only its header is read, and the checksums of those that have some (PNG).
 
     Raises:
         ConfigurationError: it cannot be decoded, or has more than 8 bits per channel.
@@ -312,7 +308,7 @@ def read_image(path: str) -> Image.Image:
     try:
         with Image.open(path) as image:
             if not image.mode.startswith(("I", "F")):
-                return image.convert("RGB")
+                return image.convert("RGB") if decode else image.verify()
     except Exception as error:  # Pillow raises whatever its decoders do
         raise ConfigurationError(f"{path} cannot be read as an image: {error}. Repair or remove it.") from error
     # Pillow would cut every pixel at 255.

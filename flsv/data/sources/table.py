@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from flsv.errors import ConfigurationError, in_words, listed
+from flsv.errors import ColumnError, ConfigurationError, in_words, listed
 
 #: Endings of files.
 TABLES = (".csv", ".tsv", ".parquet")
@@ -88,7 +88,8 @@ class Table:
         close = difflib.get_close_matches(name, self.frame.columns)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         names = listed(self.frame.columns, 20)
-        raise ConfigurationError(f"{self.path} has no column {name!r} ({argument}).{hint} It has {names}.")
+        message = f"{self.path} has no column {name!r} ({argument}).{hint} It has {names}."
+        raise ColumnError(message, {"exclude": [name]})  # which helps where other tables have it
 
     def words(self, name: str, argument: str) -> pd.Series:
         """A column's values as text, see :func:`words_of`."""

@@ -53,7 +53,6 @@ def tables_source(
     encoder = TableEncoder(columns, label, group)
     train = {name: encoder.rows(table) for name, table in tables.items()}
     held = {name: encoder.rows(table) for name, table in held_out.items() if table is not None}
-    encoder.check({**train, **held})
     groups, names = _groups(train, group, clients)
     rows = [*train.values(), *held.values()]
     classes = encoder.classes(list(train.values())) or ()

@@ -143,7 +143,7 @@ def test_nan_inputs_that_stay_are_not_corrupted():
     x = X.clone()
     x[:, 0, 0] = torch.nan
     shares = {"server_val": 0.0, "client_val": 0.0, "client_test": 0.0}
-    with pytest.warns(UserWarning, match="300 of 300 samples of the training data have NaN"):
+    with pytest.warns(UserWarning, match="300 samples of the training data have NaN"):
         assert ready(TensorDataset(x, Y), [ClosedSetLabelNoise(rate=0.0)], **shares).malicious == []
 
 
@@ -197,7 +197,7 @@ def test_the_hyperparameters_tell():
 
 
 def test_wrong_corruptions():
-    with pytest.raises(ConfigurationError, match="corruptions contains 'noise': expected"):
+    with pytest.raises(ConfigurationError, match="expected a list of flsv.data.Corruption"):
         FederatedDataModule("digits", corruptions=["noise"])
     with pytest.raises(ConfigurationError, match="no client 4"):
         ready(corruptions=[GaussianNoise(clients=[4])])

@@ -12,9 +12,9 @@ def test_bars_have_the_lengths_of_the_counts(clients, classes, tmp_path):
     counts = torch.randint(0, 9, (clients, classes), generator=torch.Generator().manual_seed(0)) + 1
     figure, axes = plot_partition(counts)
     widths = torch.zeros(clients, dtype=torch.long)
-    for path in (path for bars in axes.collections for path in bars.get_paths()):
-        (left, bottom), (right, top) = path.get_extents().get_points()
-        widths[round((bottom + top) / 2)] += round(right - left)
+    for steps in axes.patches:
+        right, _, left = steps.get_data()
+        widths += torch.tensor((right - left)[::2]).round().long()
     assert widths.tolist() == counts.sum(1).tolist()
     figure.savefig(tmp_path / "partition.png", dpi=50)
     labels = [label.get_text() for label in axes.get_yticklabels()]
@@ -25,12 +25,6 @@ def test_bars_have_the_lengths_of_the_counts(clients, classes, tmp_path):
 def test_legend_has_the_class_names():
     figure, _ = plot_partition(torch.ones(3, 2, dtype=torch.long), ["normal", "pneumonia"])
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["normal", "pneumonia"]
-
-
-def test_many_classes_have_a_scale_in_place_of_a_legend():
-    figure, _ = plot_partition(torch.ones(3, 50, dtype=torch.long))
-    assert not figure.legends
-    assert len(figure.axes) == 2
 
 
 def test_pyplot_is_not_touched():
@@ -52,5 +46,4 @@ def test_twenty_classes_look_different_to_everybody():
     looks = [(patch.get_facecolor(), patch.get_hatch()) for patch in figure.legends[0].get_patches()]
     assert len(set(looks)) == 20
     assert len({color for color, _ in looks}) == 10
-    assert [bars.get_hatch() for bars in axes.collections] == [None, "////"]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["Boston", "Lyon"]

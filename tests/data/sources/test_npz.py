@@ -74,27 +74,17 @@ def test_pixels_of_unknown_scale_are_refused(tmp_path, dtype):
 
 
 @pytest.mark.parametrize("split", ["train", "val", "test"])
-@pytest.mark.parametrize("value", [np.nan, -np.inf])
-def test_pixels_that_are_not_finite(tmp_path, split, value):
-    made = arrays(dtype=np.float32)
-    made[f"{split}_images"][[1, 4], 2, 3] = value
-    np.savez(tmp_path / "set.npz", **made)
-    with pytest.raises(ConfigurationError, match=rf"{split}_images: 2 of \d+ images have NaN or infinite pixels: 1, 4"):
-        npz(tmp_path / "set.npz")
-
-
-@pytest.mark.parametrize("split", ["train", "val", "test"])
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda y: y + 0.7, r"not whole numbers from 0 up, \d+ of \d+, such as 0.7 at 0"),
-        (lambda y: y.astype(np.int64) - 1, "such as -1 at 0"),
-        (lambda y: y + 0j, "found complex128"),
-        (lambda y: np.array(["cat", "dog", "eel"])[y], "found <U3"),
-        (lambda y: np.where(y == 2, np.nan, y), "such as nan at 2"),
+        (lambda y: y + 0.7, "One whole number is needed per image"),
+        (lambda y: y.astype(np.int64) - 1, "the labels are -1 .. 2, not 0"),
+        (lambda y: y + 0j, "complex128"),
+        (lambda y: np.array(["cat", "dog", "eel"])[y], "<U3"),
+        (lambda y: np.where(y == 2, np.nan, y), "One whole number is needed per image"),
         (lambda y: np.where(y == 2, 10**9, y.astype(np.int64)), "1000000000, not 0 .. .*numpy.unique"),
-        (lambda y: np.where(y == 2, 2.0**70, y), "such as 1.18"),
-        (lambda y: np.where(y == 2, np.uint64(2**63 + 1), y.astype(np.uint64)), "such as 9223372036854775809 at 2"),
+        (lambda y: np.where(y == 2, 2.0**70, y), "One whole number is needed per image"),
+        (lambda y: np.where(y == 2, np.uint64(2**63 + 1), y.astype(np.uint64)), "Number them anew"),
     ],
 )
 def test_labels_that_are_no_classes(tmp_path, split, change, message):
@@ -136,12 +126,12 @@ def test_missing_arrays_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("name", "array", "message"),
     [
-        ("train_labels", np.zeros((12, 14)), r"train_labels has shape \[12, 14\].*multi-label"),
-        ("train_labels", np.zeros(7), r"shape \[7\] for 12 images"),
+        ("train_labels", np.zeros((12, 14)), r"train_labels are float64 \[12, 14\].*multi-label"),
+        ("train_labels", np.zeros(7), r"float64 \[7\] for 12 images"),
         ("train_images", np.zeros((12, 8, 8, 5)), r"train_images has shape \[12, 8, 8, 5\]"),
         ("test_images", np.zeros((6, 7, 8), np.uint8), r"uint8 \[8, 8\] each, test_images uint8 \[7, 8\]"),
         ("test_images", np.zeros((6, 8, 8)), r"train_images are uint8 \[8, 8\] each, test_images float64 \[8, 8\]"),
-        ("test_labels", np.zeros(()), r"test_labels has shape \[\] for 6 images"),
+        ("test_labels", np.zeros(()), r"test_labels are float64 \[\] for 6 images"),
     ],
 )
 def test_shapes_that_do_not_fit(tmp_path, name, array, message):

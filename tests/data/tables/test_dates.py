@@ -29,7 +29,7 @@ def encoded(columns, came=CAME, typed=False):
     table = frame_table(frame.assign(**{n: pd.to_datetime(frame[n]) for n in ("came", "left")})) if typed else None
     table = table or Table("stays.csv", frame.set_axis(range(2, 6)))
     encoder = TableEncoder(Columns(**columns), "ill")
-    return encoder, encoder.features([table], EVERY, None)[0].numpy()
+    return encoder, encoder.features([table], EVERY)[0].numpy()
 
 
 @pytest.mark.parametrize("typed", [False, True])
@@ -51,20 +51,6 @@ def test_days_since_1970(typed):
     assert encoder.read[0].became == "days since 1970"
 
 
-def test_parts_of_a_date():
-    encoder, x = encoded({"dates": {"came": "parts"}, "exclude": ["left"]})
-    days = [dt.date.fromisoformat(day) for day in CAME if day]
-    months, weekdays = (sorted({day.strftime(form) for day in days}) for form in ("%B", "%A"))
-    assert encoder.feature_names == (
-        "came year",
-        *(f"came month={month}" for month in months),
-        *(f"came weekday={day}" for day in weekdays),
-        *(f"came {part} missing" for part in ("year", "month", "weekday")),
-    )
-    assert (x[2, :-3] == 0).all()
-    assert (x[2, -3:] == 1).all()
-
-
 def test_dates_as_they_are_written_elsewhere():
     columns = {"dates": {"came": "days"}, "exclude": ["left"], "date_format": "%d.%m.%Y"}
     encoder, _ = encoded(columns, came=["28.02.2024", "31.12.2023", "", "1.3.2024"])
@@ -77,12 +63,7 @@ def test_dates_as_they_are_written_elsewhere():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dates": ["came"]}, "expected for each column of dates 'days'"),
-        ({"dates": {"came": 3}}, "expected for each column of dates 'days'"),
-        ({"dates": {"came": "came"}}, "from itself"),
-        ({"dates": {"came": "days"}, "exclude": ["came"]}, "is in dates and in exclude"),
-        ({"dates": {"came": "days"}, "categorical": ["came"]}, "is in dates and in categorical"),
-        ({"dates": {"came": "days", "ill": "days"}}, "cannot be among features, categorical or dates"),
+        ({"dates": {"came": "days", "ill": "days"}}, "nor among features, categorical or dates"),
         ({"dates": {"cam": "days"}}, r"no column 'cam' \(dates\)\. Did you mean 'came'"),
         ({"dates": {"left": "cam"}}, r"no column 'cam' \(dates\)\. Did you mean 'came'"),
     ],
@@ -97,10 +78,9 @@ def test_what_is_refused(options, message):
 
 
 def test_columns_may_be_a_dictionary():
-    assert FederatedDataModule("a.csv", labels="ill", columns={"exclude": ["id"]})._given.columns == Columns(
-        exclude=["id"]
-    )
-    with pytest.raises(ConfigurationError, match="columns has no option 'excluded': expected task, features, exclude"):
+    made = FederatedDataModule("a.csv", labels="ill", columns={"exclude": ["id"]})
+    assert made._reading.columns == Columns(exclude=["id"])
+    with pytest.raises(TypeError, match="unexpected keyword argument 'excluded'"):
         FederatedDataModule("a.csv", labels="ill", columns={"excluded": ["id"]})
 
 
@@ -142,18 +122,16 @@ def test_all_columns_that_cannot_be_used_are_in_one_message_whose_line_helps(tmp
     options = pasted(found.value)
     assert options.pop("max_categories") == 60
     assert options == {
-        "exclude": ["insurer", "name", "lab", "patient"],
+        "exclude": ["came", "name", "lab", "insurer", "patient"],
         "categorical": ["age"],
         "gaps": {"score": ["not done"]},
-        "dates": {"came": "days"},
-        "date_format": "%d.%m.%Y",
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         data = made(**options, max_categories=90)
     cards = {card.name: card for card in data.column_cards}
     assert {name: card.became for name, card in cards.items()} == {
-        **{"came": "days since 1970", "score": "a number"},
+        **{"came": "left out", "score": "a number"},
         **{"age": cards["age"].became, "patient": "left out", "name": "left out", "lab": "left out"},
         "insurer": "left out",
     }

@@ -12,20 +12,19 @@ from flsv.data.sources.values import parsed, read_column, without_gaps
 
 @pytest.fixture
 def table():
-    """60 rows of 3 groups with different means, a constant column, and gaps; the first 40 are for fitting."""
+    """60 rows with a constant column, and gaps; the first 40 are for fitting."""
     rng = np.random.default_rng(0)
-    groups = rng.integers(0, 3, 60)
-    x = rng.normal(groups[:, None] * 100, [1, 50, 3, 0], (60, 4))
+    x = rng.normal(100, [1, 50, 3, 0], (60, 4))
     x[:, 3] = 0.1
     x[rng.random((60, 4)) < 0.2] = np.nan
-    return x, np.arange(60) < 40, groups
+    return x, np.arange(60) < 40
 
 
-def standardize(x, fit, groups):
+def standardize(x, fit):
     """The numbers among the features of a table."""
     frame = pd.DataFrame(x).add_prefix("x").assign(y=0.0)
     encoder = TableEncoder(Columns(task="regression"), "y")
-    return encoder.features([Table("a table", frame, typed=True)], fit, groups)[0].numpy()[:, : x.shape[1]]
+    return encoder.features([Table("a table", frame, typed=True)], fit)[0].numpy()[:, : x.shape[1]]
 
 
 def expected_of(x, fitted):
@@ -35,43 +34,22 @@ def expected_of(x, fitted):
 
 
 def test_pooled_statistics(table):
-    x, fit, _ = table
+    x, fit = table
     expected = expected_of(x, x[fit])
-    np.testing.assert_allclose(standardize(x, fit, np.zeros(60)), expected, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(standardize(x, fit), expected, rtol=1e-6, atol=1e-6)
 
 
-def test_each_group_by_itself(table):
-    x, fit, groups = table
-    scaled = standardize(x, fit, groups)
-    for group in range(3):
-        rows = groups == group
-        expected = expected_of(x[rows], x[rows & fit])
-        np.testing.assert_allclose(scaled[rows], expected, rtol=1e-6, atol=1e-6)
-
-
-def test_nothing_of_other_groups_and_of_held_out_rows_leaks(table):
-    x, fit, groups = table
-    before = standardize(x, fit, groups)
-    other = x.copy()
-    other[(groups != 1) | ~fit] *= -7
-    rows = (groups == 1) & fit
-    np.testing.assert_array_equal(standardize(other, fit, groups)[rows], before[rows])
-    pooled = standardize(x, fit, np.zeros(60))
+def test_nothing_of_held_out_rows_leaks(table):
+    x, fit = table
     other = x.copy()
     other[~fit] *= -7
-    np.testing.assert_array_equal(standardize(other, fit, np.zeros(60))[fit], pooled[fit])
-
-
-def test_a_group_without_values_gets_zeros():
-    x = np.array([[1.0], [2.0], [np.nan], [9.0]])
-    scaled = standardize(x, np.array([True, True, True, False]), np.array([0, 0, 1, 1]))
-    assert scaled.tolist() == [[-1.0], [1.0], [0.0], [0.0]]
+    np.testing.assert_array_equal(standardize(other, fit)[fit], standardize(x, fit)[fit])
 
 
 @pytest.mark.parametrize("value", [0.1, 1e9 / 3, 1e-9, 0.0])
 def test_equal_values_have_no_spread(value):
     x = np.full((7, 1), value)
-    assert np.abs(standardize(x, np.ones(7, dtype=bool), np.zeros(7))).max() <= 1e-6
+    assert np.abs(standardize(x, np.ones(7, dtype=bool))).max() <= 1e-6
 
 
 @pytest.mark.parametrize("words", [["1", "two"], ["1", "inf"], ["1", "nan"], ["1", "1_000"], ["1", "1,5"]])
