@@ -17,12 +17,9 @@ from flsv._lightning.round_boundary import _warn_of_the_first_model
 from flsv.aggregation import TrimmedMean
 from flsv.data import (
     DirichletPartitioner,
-    GroupPartitioner,
     IIDPartitioner,
     LongTail,
-    PathologicalPartitioner,
     ProportionPartitioner,
-    ShardPartitioner,
     Splits,
 )
 from flsv.data.corruption import ClientChoice
@@ -123,26 +120,6 @@ def measure(performance: Any, mode: Any = None) -> None:
 DIRICHLET = {"kind": DirichletPartitioner, "alpha": 0.5}
 #: What is done, with what it fails, and the ways out: for each argument its value, or the words before it.
 CASES: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [
-    (deal, {**DIRICHLET, "num_clients": 10, "min_samples": 50}, {"min_samples": "min_samples to"}),
-    (deal, {"kind": IIDPartitioner, "labels": EVEN[:7], "num_clients": 9}, {"num_clients": "num_clients to"}),
-    (
-        deal,
-        {"kind": PathologicalPartitioner, "num_clients": 4, "classes_per_client": 11},
-        {"classes_per_client": "classes_per_client to"},
-    ),
-    (
-        deal,
-        {"kind": PathologicalPartitioner, "labels": UNEVEN, "num_clients": 40, "classes_per_client": 2},
-        {"num_clients": "num_clients to"},
-    ),
-    (deal, {"kind": ShardPartitioner, "num_clients": 400}, {"num_clients": "num_clients to"}),
-    (
-        deal,
-        {"kind": GroupPartitioner, "groups": torch.arange(600) % 3, "num_clients": 4},
-        {"num_clients": "num_clients to"},
-    ),
-    (tail, {"imbalance_ratio": 1000, "labels": EVEN}, {"imbalance_ratio": "at most"}),
-    (tail, {"imbalance_ratio": 1000, "labels": UNEVEN[UNEVEN < 3]}, {"imbalance_ratio": "at most"}),
     (total, {"total": 600}, {"total": "At most total="}),
     *((trim, {"trim": 0.01, "clients": clients}, {"trim": "The least trim that does is"}) for clients in (3, 6, 9)),
     (trim, {"trim": 0.4, "clients": 2}, {"clients": "It takes"}),

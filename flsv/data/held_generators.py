@@ -18,7 +18,7 @@ import lightning as L
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset
 
 from flsv.seeding import derive_seed
 
@@ -110,20 +110,13 @@ class SeededLoader(DataLoader):
         seed_held(held_generators(*holders), seed)
         if self.num_workers:
             init = self.worker_init_fn
-            init = init.init if isinstance(init, _InWorker) else init
-            self.worker_init_fn = _InWorker(holders, seed, init)
+            init = init.args[2] if isinstance(init, partial) and init.func is _in_worker else init
+            self.worker_init_fn = partial(_in_worker, holders, seed, init)
         return super()._get_iterator()
 
 
-class _InWorker:
-    """A ``worker_init_fn``: copies of one generator in several workers would draw the same. A class, because it may
-    have to be pickled."""
-
-    def __init__(self, holders: tuple[Any, ...], seed: int, init: Callable[[int], None] | None) -> None:
-        self.holders, self.seed, self.init = holders, seed, init
-
-    def __call__(self, worker: int) -> None:
-        assert get_worker_info() is not None
-        seed_held(held_generators(*self.holders), self.seed, worker)
-        if self.init is not None:
-            self.init(worker)
+def _in_worker(holders: tuple[Any, ...], seed: int, init: Callable[[int], None] | None, worker: int) -> None:
+    """A ``worker_init_fn``: copies of one generator in several workers would draw the same."""
+    seed_held(held_generators(*holders), seed, worker)
+    if init is not None:
+        init(worker)

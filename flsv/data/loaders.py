@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import torch
@@ -138,7 +139,7 @@ def make_loader(
         )
     collate_fn = collate_fn or default_collate
     if transform is not None:
-        collate_fn = _CollateAndTransform(collate_fn, transform)
+        collate_fn = partial(_collate_and_transform, collate_fn, transform)
     subset = dataset if indices is None else Subset(dataset, indices.tolist())
     # A DataLoader draws its workers' seeds before its first order, and from the global generator if it is given none:
     # with a generator of its own it does neither.
@@ -184,16 +185,12 @@ class _Shuffled(Sampler[int]):
         yield from torch.randperm(self.length, generator=self.generator).tolist()
 
 
-class _CollateAndTransform:
-    """Collate, then transform the first element. A class, because workers may have to pickle it."""
-
-    def __init__(self, collate_fn: Callable[[list[Any]], Any], transform: Callable[[Tensor], Tensor]) -> None:
-        self.collate_fn = collate_fn
-        self.transform = transform
-
-    def __call__(self, samples: list[Any]) -> Any:
-        batch = self.collate_fn(samples)
-        return [self.transform(batch[0]), *batch[1:]]
+def _collate_and_transform(
+    collate_fn: Callable[[list[Any]], Any], transform: Callable[[Tensor], Tensor], samples: list[Any]
+) -> list[Any]:
+    """A batch whose first element is transformed."""
+    batch = collate_fn(samples)
+    return [transform(batch[0]), *batch[1:]]
 
 
 def preload(

@@ -14,7 +14,6 @@ import torch
 from annotated_types import Ge
 from torch import Generator, Tensor
 
-from flsv.arguments import rounded_down
 from flsv.data.partition.base import Partitioner, shuffled
 from flsv.errors import ConfigurationError
 
@@ -62,11 +61,9 @@ class LongTail(Partitioner):
         largest = float((available[present] / shares).min())
         sizes = (largest * shares).round().long().minimum(available[present])
         if sizes.min() == 0:
-            # Of the last class half a sample is left where this many times the ratio's share of another one is.
-            bears = (2.0 * available[present][:-1]) ** (1 / (1 - falls[:-1]))
             raise ConfigurationError(
-                f"{self!r}: the smallest class would keep {largest * float(shares[-1]):.2g} of its samples. The data "
-                f"bear an imbalance_ratio of at most {rounded_down(float(bears.min()) * 0.999)}."
+                f"{self!r}: the smallest class would keep {largest * float(shares[-1]):.2g} of its samples. Lower "
+                "imbalance_ratio, or use more data."
             )
         kept = [
             shuffled((labels == label).nonzero().flatten(), generator)[:size]

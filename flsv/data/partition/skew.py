@@ -3,7 +3,7 @@ and label-sorted shards (McMahan et al. 2017, Communication-Efficient Learning o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -58,18 +58,13 @@ class DirichletPartitioner(Partitioner):
             if best >= self.min_samples:
                 break
         else:
-            lower = f"lower min_samples to {best}, or " if best else ""
             raise ConfigurationError(
                 f"{self!r} cannot be met: in {_MAX_DRAWS} draws over {len(labels)} samples some client always had "
-                f"fewer than {self.min_samples} (at best {best}). To get a partition, {lower}raise alpha, which splits "
-                "the classes more evenly, or lower num_clients."
+                f"fewer than {self.min_samples} (at best {best}). Lower min_samples to that or num_clients, or raise "
+                "alpha, which splits the classes more evenly."
             )
-        pieces: list[list[Tensor]] = [[] for _ in range(self.num_clients)]
-        for label in range(num_classes):
-            members = shuffled(torch.nonzero(labels == label).flatten(), generator)
-            for client, piece in enumerate(members.tensor_split(torch.from_numpy(ends[label, :-1]))):
-                pieces[client].append(piece)
-        return [torch.cat(piece) for piece in pieces]
+        cuts = torch.from_numpy(ends[:, :-1])
+        return _by_class(labels, range(num_classes), generator, lambda label, of: of.tensor_split(cuts[label]))
 
 
 class PathologicalPartitioner(Partitioner):
@@ -104,30 +99,25 @@ class PathologicalPartitioner(Partitioner):
                 f"{self!r}: the data have samples of {len(present)} classes only. Lower classes_per_client to "
                 f"{len(present)} or less."
             )
-        holders: list[list[int]] = [[] for _ in present]
-        for client in range(self.num_clients):
+        holders: dict[int, list[bool]] = {label: [] for label in present.tolist()}
+        for _ in range(self.num_clients):
             # A stable sort of a random order by load: the least held classes first, ties at random.
-            order = torch.randperm(len(present), generator=generator).tolist()
-            for position in sorted(order, key=lambda position: len(holders[position]))[: self.classes_per_client]:
-                holders[position].append(client)
-
-        pieces: list[list[Tensor]] = [[] for _ in range(self.num_clients)]
-        for label, clients in zip(present.tolist(), holders, strict=True):
-            if not clients:
-                continue
-            members = shuffled(torch.nonzero(labels == label).flatten(), generator)
-            if len(members) < len(clients):
-                # Classes have as many holders as others, up to one.
-                least = int(torch.bincount(labels)[present].min())
-                most = least * len(present) // self.classes_per_client
-                way = f"Lower num_clients to {most}, or use more data" if most > 1 else "Use more data"
+            order = present[torch.randperm(len(present), generator=generator)].tolist()
+            chosen = sorted(order, key=lambda label: sum(holders[label]))[: self.classes_per_client]
+            for label, held in holders.items():
+                held.append(label in chosen)
+        for label, held in holders.items():
+            if sum(held) > int((labels == label).sum()):
                 raise ConfigurationError(
-                    f"{self!r}: class {label} has {len(members)} samples for its {len(clients)} holders, each of "
-                    f"which needs one. {way}."
+                    f"{self!r}: class {label} has fewer samples than its {sum(held)} holders, each of which needs one. "
+                    "Lower num_clients, or use more data."
                 )
-            for client, piece in zip(clients, members.tensor_split(len(clients)), strict=True):
-                pieces[client].append(piece)
-        return [torch.cat(piece) for piece in pieces]
+
+        def even(label: int, members: Tensor) -> Sequence[Tensor]:
+            parts = iter(members.tensor_split(sum(holders[label])))
+            return [next(parts) if holds else members[:0] for holds in holders[label]]
+
+        return _by_class(labels, [label for label, held in holders.items() if any(held)], generator, even)
 
 
 class ShardPartitioner(Partitioner):
@@ -158,11 +148,9 @@ class ShardPartitioner(Partitioner):
     def partition(self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator) -> list[Tensor]:
         num_shards = self.num_clients * self.shards_per_client
         if num_shards > len(labels):
-            most = len(labels) // self.shards_per_client
-            way = f"Lower num_clients to {most}, or" if most > 1 else "Lower"
             raise ConfigurationError(
-                f"{self!r}: {num_shards} shards cannot be cut from {len(labels)} samples. {way} shards_per_client, or "
-                "use more data."
+                f"{self!r}: {num_shards} shards cannot be cut from {len(labels)} samples. Lower num_clients or "
+                "shards_per_client, or use more data."
             )
         # Shuffled first, so that which samples of a class share a shard does not depend on their order in the file.
         order = shuffled(torch.arange(len(labels)), generator)
@@ -243,7 +231,7 @@ class ProportionPartitioner(Partitioner):
         (lambda a: a.sizes is None or len(a.sizes) == len(a.matrix), "sizes needs one positive number per client."),
         (lambda a: all(map(any, a.matrix)), "a row is all zeros, but every client needs a sample."),
         (
-            lambda a: a.of != "class" or _entries(a.matrix).sum(0).max() <= 1 + 1e-6,
+            lambda a: a.of != "class" or bool(_entries(a.matrix).sum(0).max() <= 1 + 1e-6),
             "a column sums to more than 1. Entries are shares of a class's samples. For shares of a client's samples "
             "say of='client', for absolute numbers of='count'.",
         ),
@@ -272,20 +260,20 @@ class ProportionPartitioner(Partitioner):
     def partition(self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator) -> list[Tensor]:
         entries = _entries(self.matrix, num_classes)
         available = torch.bincount(labels, minlength=num_classes)
-        counts = None if self.of == "class" else self._counts(entries, available)
-        pieces: list[list[Tensor]] = [[] for _ in range(self.num_clients)]
-        for label in range(num_classes):
-            members = shuffled(torch.nonzero(labels == label).flatten(), generator)
-            if counts is None:
-                parts = cut(members, entries[:, label])
-            else:
-                parts = list(members[: int(counts[:, label].sum())].split(counts[:, label].tolist()))
-            for client, part in enumerate(parts):
-                pieces[client].append(part)
-        return [torch.cat(piece) for piece in pieces]
+        counts = self._counts(entries, available)
+        dealt = counts.sum(0).tolist()
+        return _by_class(
+            labels,
+            range(num_classes),
+            generator,
+            lambda label, members: members[: dealt[label]].split(counts[:, label].tolist()),
+        )
 
     def _counts(self, entries: Tensor, available: Tensor) -> Tensor:
         """Whole numbers of samples, int64 ``[num_clients, num_classes]``, that the classes can bear."""
+        if self.of == "class":
+            ends = (entries.cumsum(0) * available).round().long().minimum(available)
+            return ends.diff(dim=0, prepend=torch.zeros(1, len(available), dtype=torch.long))
         if self.of == "client":
             sizes = torch.tensor(self.sizes or [1.0] * self.num_clients, dtype=torch.float64)
             mix = entries / entries.sum(1, keepdim=True) * (sizes / sizes.sum())[:, None]
@@ -310,6 +298,14 @@ class ProportionPartitioner(Partitioner):
                 f"{int(counts[:, short[0]].sum())}."
             )
         return counts
+
+
+def _by_class(
+    labels: Tensor, classes: Iterable[int], generator: Generator, split: Callable[[int, Tensor], Sequence[Tensor]]
+) -> list[Tensor]:
+    """The clients' samples, where ``split`` deals out the samples of a class, in random order."""
+    pieces = [split(label, shuffled(torch.nonzero(labels == label).flatten(), generator)) for label in classes]
+    return [torch.cat(parts) for parts in zip(*pieces)]
 
 
 def _entries(matrix: Sequence[Sequence[float]], num_classes: int | None = None) -> Tensor:

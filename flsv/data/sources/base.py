@@ -31,14 +31,23 @@ class ColumnCard:
     """What became of a column of a table.
 
     Args:
-        name: of it, or of one of the columns that dates became.
-        became: such as ``"a number"``, ``"3 categories"``, ``"left out"``.
+        name: of it.
+        kind: what it was taken for, such as ``"numbers"``, ``"categories"``, ``"left out"``.
         values: of the training samples, numbers or words, ``[N]``; NaN where there is none.
+        categories: of words, those that the training rows have, sorted; None for others.
     """
 
     name: str
-    became: str
+    kind: str
     values: pd.Series
+    categories: Sequence[str] | None = None
+
+    @property
+    def became(self) -> str:
+        """In words."""
+        if self.categories is not None:
+            return f"{len(self.categories)} categories"
+        return {"numbers": "a number", "truth values": "0 or 1"}.get(self.kind, self.kind)
 
 
 @dataclass(frozen=True)

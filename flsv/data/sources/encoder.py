@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -23,8 +23,6 @@ from flsv.data.sources.columns import Columns
 from flsv.data.sources.table import Table
 from flsv.data.sources.values import (
     FEW,
-    NUMBERS,
-    TRUTH,
     WORDS,
     all_of,
     class_labels,
@@ -40,30 +38,6 @@ from flsv.errors import ColumnError, ConfigurationError, listed
 _IDENTIFIER = re.compile(
     r"(?i)(^|[ _.-])(id|nr|no|number|key|index|pid|uid|uuid|mrn|patient|person|case|record)s?$|[a-z]I[Dd]$"
 )
-
-
-@dataclass(frozen=True)
-class ReadColumn:
-    """How a column became inputs.
-
-    Args:
-        name: of it.
-        kind: what it was taken for.
-        values: of all tables, ``[N]``: numbers or words, NaN for a gap.
-        categories: of words, those that the training rows have, sorted; None for numbers.
-    """
-
-    name: str
-    kind: str
-    values: pd.Series
-    categories: Sequence[str] | None = None
-
-    @property
-    def became(self) -> str:
-        """In words."""
-        if self.categories is not None:
-            return f"{len(self.categories)} categories"
-        return {NUMBERS: "a number", TRUTH: "0 or 1"}.get(self.kind, self.kind)
 
 
 class TableEncoder:
@@ -95,7 +69,7 @@ class TableEncoder:
         self.columns, self.target, self.group = columns, target, group
         self.target_mean, self.target_std = 0.0, 1.0
         self.feature_names: tuple[str, ...] = ()
-        self.read: tuple[ReadColumn, ...] = ()
+        self.read: tuple[ColumnCard, ...] = ()
         self._classes: tuple[str, ...] | None = None
 
     def rows(self, table: Table) -> Table:
@@ -165,7 +139,7 @@ class TableEncoder:
     def cards(self, tables: Sequence[Table]) -> tuple[ColumnCard, ...]:
         """What became of the columns of the training tables, after :meth:`features`."""
         rows = sum(map(len, tables))
-        cards = [ColumnCard(each.name, each.became, each.values.iloc[:rows]) for each in self.read]
+        cards = [replace(each, values=each.values.iloc[:rows]) for each in self.read]
         used = {each.name for each in self.read} | {self.target, self.group}
         for name in _names_of(tables):
             if name not in used:
@@ -185,9 +159,9 @@ class TableEncoder:
             raise ConfigurationError(f"Columns: no column is left to predict {self.target!r} from.")
         return names
 
-    def _read(self, tables: Sequence[Table], names: Sequence[str], fit: np.ndarray) -> list[ReadColumn]:
+    def _read(self, tables: Sequence[Table], names: Sequence[str], fit: np.ndarray) -> list[ColumnCard]:
         """What the columns hold. Of all that cannot be used one ConfigurationError, with a line to paste."""
-        found: list[ReadColumn] = []
+        found: list[ColumnCard] = []
         problems: list[ColumnError] = []
         for name in names:
             try:
@@ -207,13 +181,13 @@ class TableEncoder:
         lines += ["With this line they can (in Python columns={...}):", f"  columns: {options}"]
         raise ConfigurationError("\n".join(lines))
 
-    def _column(self, tables: Sequence[Table], name: str, fit: np.ndarray) -> ReadColumn:
+    def _column(self, tables: Sequence[Table], name: str, fit: np.ndarray) -> ColumnCard:
         """A column of all tables, so that whatever is fitted is applied alike."""
         kind, values = read_column(tables, name, self.columns)
         if values[fit].isna().all():
             message = f"{all_of(tables)}: no training row has a {name!r}. Leave the column out (exclude: [{name}])."
             raise ColumnError(message, {"exclude": [name]})
-        return ReadColumn(name, kind, values, self._categories(tables, name, values, fit) if kind == WORDS else None)
+        return ColumnCard(name, kind, values, self._categories(tables, name, values, fit) if kind == WORDS else None)
 
     def _categories(self, tables: Sequence[Table], name: str, words: pd.Series, fit: np.ndarray) -> list[str]:
         """The values of the training rows, sorted; of what the others have besides, it is said."""
@@ -236,7 +210,7 @@ class TableEncoder:
         warn_of_spelling(known, f"{all_of(tables)}: {name!r}")
         return known
 
-    def _doubt(self, tables: Sequence[Table], column: ReadColumn) -> ColumnError | None:
+    def _doubt(self, tables: Sequence[Table], column: ColumnCard) -> ColumnError | None:
         """What speaks against numbers that are called as identifiers are: they are whole, and differ in every row."""
         name = column.name
         if column.categories is not None or name in (self.columns.features or ()) or not _IDENTIFIER.search(name):

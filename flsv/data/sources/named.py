@@ -192,9 +192,8 @@ def npz(path: Path) -> SourceData:
     missing = [name for name in needed if name not in arrays]
     if missing:
         raise ConfigurationError(
-            f"{path} has no array {', '.join(missing)}; it has {', '.join(sorted(arrays)) or 'none'}. A MedMNIST-style "
-            f"file has train_images, train_labels, test_images, test_labels and, if there is a validation set, "
-            f"val_images and val_labels."
+            f"{path} has no array {', '.join(missing)}; it has {', '.join(sorted(arrays)) or 'none'}. Expected "
+            "train_images, train_labels, test_images, test_labels, and perhaps val_images and val_labels."
         )
     kinds = {f"{each.dtype} {list(each.shape[1:])}" for each in (arrays[f"{split}_images"] for split in splits)}
     if len(kinds) > 1:
@@ -236,17 +235,14 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
 
 def _pixels(where: str, images: np.ndarray) -> Tensor:
     """Float32 ``[N, C, H, W]``."""
-    if images.ndim != 3 and not (images.ndim == 4 and images.shape[3] in (1, 3)):
+    plain = images.ndim == 3 or (images.ndim == 4 and images.shape[3] in (1, 3))
+    if not plain or (images.dtype.kind != "f" and images.dtype != np.uint8):
         raise ConfigurationError(
-            f"{where} has shape {list(images.shape)}; [N, H, W], [N, H, W, 1] or [N, H, W, 3] is needed."
+            f"{where} are {images.dtype} {list(images.shape)}. Expected uint8 in 0 .. 255, or floating-point numbers "
+            "as the model shall see them, [N, H, W], [N, H, W, 1] or [N, H, W, 3]."
         )
     if images.dtype == np.uint8:
         return image_tensor(images, mean=[0.5], std=[0.5])
-    if images.dtype.kind != "f":
-        raise ConfigurationError(
-            f"{where} is {images.dtype}, whose scale is unknown. Save pixels as uint8 in 0 .. 255, or as "
-            "floating-point numbers as the model shall see them."
-        )
     pixels = torch.from_numpy(images.astype(np.float32))
     return pixels[:, None] if pixels.ndim == 3 else pixels.permute(0, 3, 1, 2).contiguous()
 

@@ -46,7 +46,7 @@ def test_which_classes_go_together_depends_on_the_seed():
 
 def test_a_class_with_fewer_samples_than_holders():
     labels = torch.tensor([0, 0, 0, 0, 0, 1])
-    with pytest.raises(ConfigurationError, match="class 1 has 1 samples for its 2 holders"):
+    with pytest.raises(ConfigurationError, match="class 1 has fewer samples than its 2 holders"):
         PathologicalPartitioner(4, 1)(labels, 2)
 
 

