@@ -173,10 +173,8 @@ def _split(
             f"The data are given by client ({listed(source.group_names, show=repr)}), and {partitioner!r} would deal "
             "them anew. Leave the partitioner out (null), or take a GroupPartitioner."
         )
-    if source.groups is not None:
-        numbers, names = source.groups, source.group_names
-    else:
-        numbers, names = named_groups(source.train, groups)
+    known = source.groups, source.group_names
+    numbers, names = named_groups(source.train, groups) if source.groups is None else known
     has_val = source.val is not None or source.val_loaders is not None
     splits = split_federation(
         classes.labels,

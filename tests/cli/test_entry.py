@@ -278,16 +278,15 @@ def bad_archive(path: Path, **changed: np.ndarray) -> None:
 
 BAD_SOURCES = {
     "empty.npz": (lambda path: path.touch(), "cannot be read as an .npz archive of plain arrays"),
-    "renamed.npz": (lambda path: path.write_bytes(b"\x89PNG\r\n"), "it is no zip file"),
-    "strings.npz": (lambda path: bad_archive(path, train_labels=np.array(["cat"] * 40)), "train_labels: found <U3"),
-    "negative.npz": (lambda path: bad_archive(path, test_labels=np.arange(40) - 1), "test_labels: found values that"),
+    "renamed.npz": (lambda path: path.write_bytes(b"\x89PNG\r\n"), "cannot be read as an .npz archive"),
+    "strings.npz": (lambda path: bad_archive(path, train_labels=np.array(["cat"] * 40)), "train_labels are <U3"),
+    "negative.npz": (lambda path: bad_archive(path, test_labels=np.arange(40) - 1), "the labels are -1"),
     "stray.npz": (
         lambda path: bad_archive(path, test_labels=np.arange(40) * 10**6),
         "the labels are 0 .. 3, 1000000, 2000000",
     ),
-    "nan.npz": (lambda path: bad_archive(path, test_images=np.full((40, 8, 8), np.nan, np.float32)), "NaN"),
     # The parser would read a text file for the option's value, which here is a data set's name.
-    "notes.txt": (lambda path: path.write_text("digits"), "notes.txt is a file, but not one of data"),
+    "notes.txt": (lambda path: path.write_text("digits"), "notes.txt' was found"),
 }
 
 
@@ -306,7 +305,7 @@ def test_a_source_in_a_configuration_file_is_a_path_too(tmp_path: Path, capsys: 
     (tmp_path / "notes.txt").write_text("digits")
     (tmp_path / "more.yaml").write_text(f"data: {{source: {tmp_path / 'notes.txt'}}}\n")
     assert fit(tmp_path, "--config", str(tmp_path / "more.yaml")) == 2
-    assert "notes.txt is a file, but not one of data" in capsys.readouterr().err
+    assert "data.source is" in capsys.readouterr().err
 
 
 def test_a_name_that_no_file_can_have_ends_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,7 +15,6 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset
 
 from flsv.data.sources.base import SourceData, image_tensor, tensor_set
 from flsv.data.sources.table import find_place, is_table_file, looked_at
@@ -24,14 +23,6 @@ from flsv.seeding import generator_for
 
 if TYPE_CHECKING:
     from torchvision.datasets import ImageFolder
-
-
-def _image_set(class_names: Sequence[str], **sets: Dataset) -> SourceData:
-    for part in sets.values():
-        # What is given besides has to mean the same by its classes' numbers.
-        if type(part) is TensorDataset:
-            part.classes = class_names  # type: ignore[attr-defined]
-    return SourceData(**sets, class_names=tuple(class_names))
 
 
 def digits() -> SourceData:
@@ -48,7 +39,7 @@ def digits() -> SourceData:
         tensor_set(torch.tensor(x, dtype=torch.float32).view(-1, 1, 8, 8) / 16, y)
         for x, y in ((train_x, train_y), (test_x, test_y))
     ]
-    return _image_set(tuple(map(str, range(10))), train=sets[0], test=sets[1])
+    return SourceData(sets[0], test=sets[1], class_names=tuple(map(str, range(10))))
 
 
 #: Classes 0 and 1 lie on one axis, 2 and 3 on the other, each a little off it.
@@ -68,7 +59,7 @@ def gaussians() -> SourceData:
         (4000, torch.Size([5]), 4)
     """
     sets = [tensor_set(*_draw(size, split)) for size, split in ((TRAIN, "train"), (TEST, "test"))]
-    return _image_set(("0", "1", "2", "3"), train=sets[0], test=sets[1])
+    return SourceData(sets[0], test=sets[1], class_names=("0", "1", "2", "3"))
 
 
 def _draw(size: int, split: str) -> tuple[Tensor, Tensor]:
@@ -112,7 +103,7 @@ def vision(name: str, root: str, download: bool = False) -> SourceData:
             "the folder that holds it; where its files are damaged, remove them; or say download: true."
         ) from error
     names = tuple(parts[0].classes)
-    return _image_set(names, train=sets[0], test=sets[1])
+    return SourceData(sets[0], test=sets[1], class_names=names)
 
 
 #: The data sets known by name.
@@ -213,13 +204,13 @@ def npz(path: Path) -> SourceData:
             f"{path}: the labels are {in_words(present.tolist())}, not 0 .. {number - 1}. Number them anew, such as by "
             "numpy.unique with return_inverse=True."
         )
-    sets = {split: tensor_set(images[split], labels[split].reshape(-1)) for split in splits}
+    sets: dict[str, Any] = {split: tensor_set(images[split], labels[split].reshape(-1)) for split in splits}
     train = sets["train"]
     for name, array in arrays.items():
         attribute = name.removeprefix("train_")
         if name.startswith("train_") and array.shape[:1] == (len(train),) and not hasattr(train, attribute):
             setattr(train, attribute, array)
-    return _image_set(tuple(map(str, range(number))), **sets)
+    return SourceData(**sets, class_names=tuple(map(str, range(number))))
 
 
 def _arrays(path: Path) -> dict[str, np.ndarray]:
@@ -264,10 +255,10 @@ def folder(path: Path, image_size: int = 224) -> SourceData:
     """
     if not (path / "train").is_dir():
         whole = image_folder(path, image_size)
-        return _image_set(whole.classes, train=whole)
+        return SourceData(whole, class_names=tuple(whole.classes))
     splits = [split for split in ("train", "test", "val") if split != "val" or (path / split).is_dir()]
     try:
-        sets = {split: image_folder(path / split, image_size, allow_empty=False) for split in splits}
+        sets: dict[str, Any] = {split: image_folder(path / split, image_size, allow_empty=False) for split in splits}
     except FileNotFoundError as error:
         raise ConfigurationError(
             f"{path} is not a folder of images as expected: train/<class>/*.png (or .jpg ...) and test/<class>/*.png, "
@@ -280,7 +271,7 @@ def folder(path: Path, image_size: int = 224) -> SourceData:
             raise ConfigurationError(
                 f"{path}: {split} has the classes {images.classes}, train has {classes}. They must be the same."
             )
-    return _image_set(classes, **sets)
+    return SourceData(**sets, class_names=tuple(classes))
 
 
 def image_folder(path: Path, image_size: int = 224, allow_empty: bool = True) -> ImageFolder:
@@ -304,7 +295,10 @@ def read_image(path: str, decode: bool = True) -> Image.Image | None:
     try:
         with Image.open(path) as image:
             if not image.mode.startswith(("I", "F")):
-                return image.convert("RGB") if decode else image.verify()
+                if decode:
+                    return image.convert("RGB")
+                image.verify()
+                return None
     except Exception as error:  # Pillow raises whatever its decoders do
         raise ConfigurationError(f"{path} cannot be read as an image: {error}. Repair or remove it.") from error
     # Pillow would cut every pixel at 255.

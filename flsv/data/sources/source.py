@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import lightning as L
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from flsv.data.groups import plain_names
 from flsv.data.sources.arrays import (
@@ -88,7 +88,12 @@ class _Kind:
 
 def _image_set(given: str | Path, reading: Reading) -> SourceData:
     files = reading.files
-    return load_image_data(str(given), files.root, files.download, files.image_size)
+    data = load_image_data(str(given), files.root, files.download, files.image_size)
+    for part in (data.train, data.val, data.test):
+        # What is given besides has to mean the same by its classes' numbers.
+        if type(part) is TensorDataset:
+            part.classes = data.class_names  # type: ignore[attr-defined]
+    return data
 
 
 def _is_data_set(given: Any) -> bool:
