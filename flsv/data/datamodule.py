@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -131,41 +132,19 @@ class FederatedDataModule(FederationView):
             check_kind(self, name, value, kind, f"flsv.data.{kind.__name__}(...); leave it out for its defaults")
         check_argument(type(self).__name__, "batch_size", batch_size, Count | None)
         source = str(source) if isinstance(source, Path) else source
-        # A DataFrame may call its columns by numbers.
-        labels = str(labels).strip() if isinstance(labels, Integral | str) and not isinstance(labels, bool) else labels
-        groups = str(groups) if isinstance(groups, Integral) else groups
-        if columns is not None and (not isinstance(labels, str) or isinstance(source, L.LightningDataModule)):
-            raise ConfigurationError(
-                "columns says what becomes of a table's columns: say labels, the one to predict, and give the table "
-                "as source. A data module reads its own."
-            )
-        label, group = (each if isinstance(each, str) else None for each in (labels, groups))
-        read = Columns(**columns) if isinstance(columns, Mapping) else columns
-        check_kind(self, "columns", read, (Columns, type(None)), "flsv.data.Columns(...) or its options")
-        self._reading = Reading(files, label, group, read or Columns())
+        labels, groups = _name(labels), _name(groups)
+        self._reading = _reading(source, files, labels, groups, columns)
         # Not by their names: a wrapped module's own val and test are found here.
         self._held_out = {"val": val, "test": test}
         self._clients = None if clients is None else dict(clients)
         self._source_name = source_name(source) if clients is None else f"{len(clients)} clients' data"
-        if clients is not None and (len(clients) < 2 or source != "digits" or groups is not None):
-            raise ConfigurationError(
-                f"clients={{{listed(clients, show=repr)}}}: expected the data of at least 2 clients by name, and then "
-                "neither source nor groups, since their names say whose the samples are. What the server has of its "
-                "own is val and test."
-            )
+        _check_clients(clients, alone=source == "digits" and groups is None)
         # Whether a folder has data by client is seen when it is read.
         by_client = clients is not None or groups is not None
         self._undecided = partitioner is None and not by_client and isinstance(source, str) and not known_as(source)
         self.partitioner = partitioner or (GroupPartitioner() if by_client else IIDPartitioner(num_clients=5))
         check_kind(self, "partitioner", self.partitioner, Partitioner, "a flsv.data.Partitioner")
-        self.corruptions = tuple(corruptions or ())
-        for corruption in self.corruptions:
-            check_kind(self, "corruptions", corruption, Corruption, "a list of flsv.data.Corruption")
-            if corruption.unknown_classes and isinstance(source, L.LightningDataModule):
-                raise ConfigurationError(  # its test loader is passed on as it is
-                    f"{corruption!r} takes the unknown classes out of validation and test data, which it cannot do to "
-                    f"the loaders of {self._source_name}. Give data sets, (train, test), instead of a data module."
-                )
+        self.corruptions = _checked_corruptions(corruptions, source)
         self.splits, self.files, self.loader = splits, files, loader
         self.source = source
         self._batch_size = batch_size
@@ -186,9 +165,8 @@ class FederatedDataModule(FederationView):
         if self._module is not None:
             self.prepare_data_per_node = self._module.prepare_data_per_node
             # On the instance, and only if the module has them: Lightning prefers a data module's hook to the model's.
-            for hook in BATCH_HOOKS:
-                if is_overridden(hook, self._module):
-                    setattr(self, hook, getattr(self._module, hook))
+            for hook in filter(partial(is_overridden, instance=self._module), BATCH_HOOKS):
+                setattr(self, hook, getattr(self._module, hook))
         self._read_only = _ARGUMENTS - {"batch_size"}
 
     if not TYPE_CHECKING:  # or every misspelt attribute would be one
@@ -333,3 +311,41 @@ class FederatedDataModule(FederationView):
 
 
 _ARGUMENTS = frozenset(inspect.signature(FederatedDataModule).parameters)
+
+
+def _name(given: Any) -> Any:
+    """A column's name; a DataFrame may call its columns by numbers. Anything else as it is."""
+    return str(given).strip() if isinstance(given, Integral | str) and not isinstance(given, bool) else given
+
+
+def _reading(source: Any, files: Files, labels: Any, groups: Any, columns: Any) -> Reading:
+    """How data are read."""
+    if columns is not None and isinstance(source, L.LightningDataModule):
+        raise ConfigurationError("columns is about a table: give it as source. A data module reads its own.")
+    if columns is not None and not isinstance(labels, str):
+        raise ConfigurationError("columns says what becomes of a table's columns: say labels, the one to predict.")
+    read = Columns(**columns) if isinstance(columns, Mapping) else columns
+    check_kind("FederatedDataModule", "columns", read, (Columns, type(None)), "flsv.data.Columns(...) or its options")
+    label, group = (each if isinstance(each, str) else None for each in (labels, groups))
+    return Reading(files, label, group, read or Columns())
+
+
+def _check_clients(clients: Mapping[str, Any] | None, alone: bool) -> None:
+    if clients is not None and (len(clients) < 2 or not alone):
+        raise ConfigurationError(
+            f"clients={{{listed(clients, show=repr)}}}: expected the data of at least 2 clients by name, and then "
+            "neither source nor groups, since their names say whose the samples are. What the server has of its own is "
+            "val and test."
+        )
+
+
+def _checked_corruptions(corruptions: Iterable[Any] | None, source: Any) -> tuple[Corruption, ...]:
+    found = tuple(corruptions or ())
+    for corruption in found:
+        check_kind("FederatedDataModule", "corruptions", corruption, Corruption, "a list of flsv.data.Corruption")
+        if corruption.unknown_classes and isinstance(source, L.LightningDataModule):
+            raise ConfigurationError(  # its test loader is passed on as it is
+                f"{corruption!r} takes the unknown classes out of validation and test data, which it cannot do to the "
+                f"loaders of {source_name(source)}. Give data sets, (train, test), instead of a data module."
+            )
+    return found

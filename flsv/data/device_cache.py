@@ -77,10 +77,7 @@ def reside(
     """
     if device.type == "cpu" or on_device is False:
         return None
-    read = [(data.train, data.train_options), (data.train, data.eval_options)]
-    read += [(data.val_data[0], data.eval_options)] if data.val_data is not None else []
-    batched = [tensors_of(dataset, None, options.get("collate_fn"))[0] or () for dataset, options in read]
-    tensors = {id(tensor): tensor for part in batched for tensor in part}
+    tensors = {id(tensor): tensor for tensor in _tensors(data)}
     if on_device is True and not tensors:
         raise ConfigurationError(
             f"on_device=True: {source} is read sample by sample, and only data held as tensors can stay on {device}. "
@@ -92,3 +89,12 @@ def reside(
         if free is None or sum(tensor.nbytes for tensor in far) > SHARE * free:
             return None
     return DeviceCache(far, device) if far else None
+
+
+def _tensors(data: FederatedData) -> Iterable[Tensor]:
+    """What batches are gathered from."""
+    read = [(data.train, data.train_options), (data.train, data.eval_options)]
+    if data.val_data is not None:
+        read.append((data.val_data[0], data.eval_options))
+    for dataset, options in read:
+        yield from tensors_of(dataset, None, options.get("collate_fn"))[0] or ()

@@ -232,15 +232,14 @@ def _corrupted(
         )
     differs = torch.zeros(len(labels), dtype=torch.bool)
     concerned = [corruption.chosen(len(splits.clients)) for corruption in corruptions]
-    for client in sorted({client for clients in concerned for client in clients}):
+    for client in sorted(set().union(*concerned)):
         samples = splits.clients[client]["train"]
         before, true = first[samples.to(first.device)].cpu(), classes.labels[samples]
         x, y = before.clone(), true.clone()
-        for position, (corruption, clients) in enumerate(zip(corruptions, concerned)):
-            if client in clients:
-                # The position tells two corruptions of one seed apart.
-                generator = generator_for(corruption.seed, "corruption", position, client)
-                x, y = corruption(x, y, len(classes.names), generator)
+        # The position tells two corruptions of one seed apart.
+        for position in [place for place, clients in enumerate(concerned) if client in clients]:
+            generator = generator_for(corruptions[position].seed, "corruption", position, client)
+            x, y = corruptions[position](x, y, len(classes.names), generator)
         same = (x == before) | (x.isnan() & before.isnan())
         other = ~same.reshape(len(x), -1).all(1)
         labels[samples], differs[samples] = y, other | (y != true)

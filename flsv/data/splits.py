@@ -132,16 +132,7 @@ def split_federation(
     server_val, rest = pool[:held_back].sort().values, pool[held_back:].sort().values
     if partitioner.keeps_groups and groups is not None:
         lost = sorted({*groups[everybody].tolist()} - {*groups[rest].tolist()})
-        called = listed(lost, show=lambda group: repr(group_names[group]) if group_names else str(group))
-        message = (
-            f"Nothing is left to {called}: all their samples went to the server's validation set (server_val="
-            f"{options.server_val}), or were left out (max_samples={options.max_samples}). Give the server validation "
-            "data of its own (val), or server_val: 0, or leave this client out."
-        )
-        if lost and whole:
-            raise ConfigurationError(message)
-        if lost:
-            rank_zero_warn(message)
+        _refuse_lost([group_names[group] if group_names else group for group in lost], options, whole)
     parts = partitioner(labels[rest], num_classes, None if groups is None else groups[rest])
     names: tuple[str, ...] = ()
     if partitioner.keeps_groups and groups is not None and group_names:
@@ -149,6 +140,19 @@ def split_federation(
     numbered = enumerate(parts, partitioner.first_client)
     clients = [_split_client(client, rest[part], options, names) for client, part in numbered]
     return FederatedSplits(server_val, tuple(clients), names)
+
+
+def _refuse_lost(lost: Sequence[str | int], options: Splits, whole: bool) -> None:
+    """Warn of groups that no client has, or refuse them."""
+    message = (
+        f"Nothing is left to {listed(lost, show=repr)}: all their samples went to the server's validation set "
+        f"(server_val={options.server_val}), or were left out (max_samples={options.max_samples}). Give the server "
+        "validation data of its own (val), or server_val: 0, or leave this client out."
+    )
+    if lost and whole:
+        raise ConfigurationError(message)
+    if lost:
+        rank_zero_warn(message)
 
 
 def _sizes(samples: int, options: Splits) -> tuple[int, int, int]:

@@ -159,7 +159,7 @@ def test_server_data_beside_any_source():
     assert sum(len(y) for _, y in data.test_dataloader()) == 6
     with pytest.raises(ConfigurationError, match="test: the source has test data of its own"):
         ready((HERE, HERE), test=HERE)
-    with pytest.raises(ConfigurationError, match="give the table as source. A data module reads its own"):
+    with pytest.raises(ConfigurationError, match="A data module reads its own"):
         ready(FederatedDataModule(), labels="y", columns=Columns())
 
 

@@ -178,33 +178,14 @@ def npz(path: Path) -> SourceData:
             pixels that are no such numbers.
     """
     arrays = _arrays(path)
-    splits = ["train", "test", *(["val"] if {"val_images", "val_labels"} & arrays.keys() else [])]
-    needed = [f"{split}_{part}" for split in splits for part in ("images", "labels")]
-    missing = [name for name in needed if name not in arrays]
-    if missing:
-        raise ConfigurationError(
-            f"{path} has no array {', '.join(missing)}; it has {', '.join(sorted(arrays)) or 'none'}. Expected "
-            "train_images, train_labels, test_images, test_labels, and perhaps val_images and val_labels."
-        )
+    splits = [split for split in ("train", "test", "val") if f"{split}_images" in arrays]
     kinds = {f"{each.dtype} {list(each.shape[1:])}" for each in (arrays[f"{split}_images"] for split in splits)}
     if len(kinds) > 1:
         raise ConfigurationError(f"{path}: images are {' and '.join(sorted(kinds))} each. All must be alike.")
     images = {split: _pixels(f"{path}: {split}_images", arrays[f"{split}_images"]) for split in splits}
-    labels = {split: arrays[f"{split}_labels"] for split in splits}
-    for split, classes in labels.items():
-        if {*classes.shape[:1], classes.size} != {len(images[split])} or classes.dtype.kind not in "biu":
-            raise ConfigurationError(
-                f"{path}: {split}_labels are {classes.dtype} {list(classes.shape)} for {len(images[split])} images. "
-                "One whole number is needed per image, [N] or [N, 1]; multi-label data are not supported."
-            )
-    present = np.unique(np.concatenate([classes.reshape(-1) for classes in labels.values()]))
-    number = len(present)
-    if present.tolist() != list(range(number)):
-        raise ConfigurationError(
-            f"{path}: the labels are {in_words(present.tolist())}, not 0 .. {number - 1}. Number them anew, such as by "
-            "numpy.unique with return_inverse=True."
-        )
-    sets: dict[str, Any] = {split: tensor_set(images[split], labels[split].reshape(-1)) for split in splits}
+    labels = _labels(path, {split: arrays[f"{split}_labels"] for split in splits}, images)
+    number = max(int(classes.max()) for classes in labels.values()) + 1
+    sets: dict[str, Any] = {split: tensor_set(images[split], labels[split]) for split in splits}
     train = sets["train"]
     for name, array in arrays.items():
         attribute = name.removeprefix("train_")
@@ -213,15 +194,42 @@ def npz(path: Path) -> SourceData:
     return SourceData(**sets, class_names=tuple(map(str, range(number))))
 
 
+def _labels(path: Path, labels: dict[str, np.ndarray], images: dict[str, Tensor]) -> dict[str, np.ndarray]:
+    """Whole numbers ``[N]`` of each split, of which together none is left out."""
+    for split, classes in labels.items():
+        if {*classes.shape[:1], classes.size} != {len(images[split])} or classes.dtype.kind not in "biu":
+            raise ConfigurationError(
+                f"{path}: {split}_labels are {classes.dtype} {list(classes.shape)} for {len(images[split])} images. "
+                "One whole number is needed per image, [N] or [N, 1]; multi-label data are not supported."
+            )
+    flat = {split: classes.reshape(-1) for split, classes in labels.items()}
+    present = np.unique(np.concatenate(list(flat.values()))).tolist()
+    if present != list(range(len(present))):
+        raise ConfigurationError(
+            f"{path}: the labels are {in_words(present)}, not 0 .. {len(present) - 1}. Number them anew, such as by "
+            "numpy.unique with return_inverse=True."
+        )
+    return flat
+
+
 def _arrays(path: Path) -> dict[str, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as archive:
-            return {name: np.asarray(archive[name]) for name in archive.files}
+            arrays = {name: np.asarray(archive[name]) for name in archive.files}
     except Exception as error:  # zlib's, zipfile's, numpy's own and memory's: whichever, the file cannot be used
         raise ConfigurationError(
             f"{path} cannot be read as an .npz archive of plain arrays: {error}. Write it by numpy.savez, or fetch it "
             "again."
         ) from error
+    splits = ["train", "test", *(["val"] if {"val_images", "val_labels"} & arrays.keys() else [])]
+    missing = [f"{split}_{part}" for split in splits for part in ("images", "labels")]
+    missing = [name for name in missing if name not in arrays]
+    if missing:
+        raise ConfigurationError(
+            f"{path} has no array {', '.join(missing)}; it has {', '.join(sorted(arrays)) or 'none'}. Expected "
+            "train_images, train_labels, test_images, test_labels, and perhaps val_images and val_labels."
+        )
+    return arrays
 
 
 def _pixels(where: str, images: np.ndarray) -> Tensor:

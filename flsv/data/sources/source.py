@@ -274,12 +274,7 @@ def _own_source(
     together = {**parts, **{f"the {name} data": part for name, part in held.items() if part is not None}}
     tables = {name: part for name, part in together.items() if isinstance(part, Table)}
     if tables:
-        other = next((name for name in together if name not in tables), None)
-        if other is not None:
-            raise ConfigurationError(
-                f"{next(iter(tables))!r} is a table and {other!r} is not ({type(together[other]).__name__}). Give all "
-                "as tables, or all as data sets of the same samples."
-            )
+        _check_only_tables(together)
         label = reading.table_label(next(iter(tables.values())))
         return tables_source(parts, held, label, reading.group, reading.columns, clients)  # type: ignore[arg-type]
     sets, rest, classes = one_numbering(parts, held)  # type: ignore[arg-type]
@@ -294,3 +289,13 @@ def _own_source(
         test=rest.get("test"),
         class_names=classes or found.class_names,
     )
+
+
+def _check_only_tables(parts: Mapping[str, Any]) -> None:
+    """Raise ConfigurationError where there is something else beside tables."""
+    kinds = {isinstance(part, Table): name for name, part in parts.items()}
+    if len(kinds) > 1:
+        raise ConfigurationError(
+            f"{kinds[True]!r} is a table and {kinds[False]!r} is not ({type(parts[kinds[False]]).__name__}). Give all "
+            "as tables, or all as data sets of the same samples."
+        )
