@@ -138,7 +138,7 @@ class FederatedDataModule(FederationView):
         self._held_out = {"val": val, "test": test}
         self._clients = None if clients is None else dict(clients)
         self._source_name = source_name(source) if clients is None else f"{len(clients)} clients' data"
-        _check_clients(clients, alone=source == "digits" and groups is None)
+        _check_clients(clients, source, groups)
         # Whether a folder has data by client is seen when it is read.
         by_client = clients is not None or groups is not None
         self._undecided = partitioner is None and not by_client and isinstance(source, str) and not known_as(source)
@@ -330,8 +330,8 @@ def _reading(source: Any, files: Files, labels: Any, groups: Any, columns: Any) 
     return Reading(files, label, group, read or Columns())
 
 
-def _check_clients(clients: Mapping[str, Any] | None, alone: bool) -> None:
-    if clients is not None and (len(clients) < 2 or not alone):
+def _check_clients(clients: Mapping[str, Any] | None, source: Any, groups: Any) -> None:
+    if clients is not None and (len(clients) < 2 or source_name(source) != "digits" or groups is not None):
         raise ConfigurationError(
             f"clients={{{listed(clients, show=repr)}}}: expected the data of at least 2 clients by name, and then "
             "neither source nor groups, since their names say whose the samples are. What the server has of its own is "
