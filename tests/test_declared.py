@@ -237,12 +237,12 @@ def test_the_command_line_reads_the_same_annotations(tmp_path: Path, capsys: pyt
     assert "--federation.aggregator.trim" in text
     assert "(type: float, default: 0.2)" in text
     config = tmp_path / "bad.yaml"
-    quickstart = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
+    digits = Path(__file__).parents[1] / "configs" / "digits.yaml"
     for value, said in (("0.7", "TrimmedMean(trim=0.7): expected a finite number in [0, 0.5)."), ("much", "trim")):
         aggregator = "{class_path: flsv.aggregation.TrimmedMean, init_args: {trim: VALUE}}"
         config.write_text(f"federation: {{aggregator: {aggregator}}}".replace("VALUE", value))
         with pytest.raises(SystemExit) as end:
-            raise SystemExit(main(["fit", "--config", str(quickstart), "--config", str(config)]))
+            raise SystemExit(main(["fit", "--config", str(digits), "--config", str(config)]))
         assert end.value.code == 2
         assert said in capsys.readouterr().err
 

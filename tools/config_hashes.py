@@ -4,8 +4,8 @@
     FLSV_DATA_ROOT=... python tools/config_hashes.py --out FILE         # write figures
     FLSV_DATA_ROOT=... python tools/config_hashes.py --against FILE --only shapfed natural/clinics
 
-Every file of ``configs/`` trains ``--rounds`` rounds of a few batches on the CPU: an algorithm on the quick start's
-digits, a scenario with the quick start, the tables of papers on their scenarios; ``value`` values. A run's figures are
+Every file of ``configs/`` trains ``--rounds`` rounds of a few batches on the CPU: an algorithm on ShapFed-WA's
+digits, a scenario likewise, the tables of papers on their scenarios; ``value`` values. A run's figures are
 those of the final weights, of every metric's values and of the models that its clients received last: for each a hash
 of the bytes, and two norms. Equal hashes are "the same to the bit". On another processor sums round otherwise, so that
 there the norms tell: what is off by more than ``--tolerance`` differs.
@@ -62,16 +62,16 @@ BEFORE_TABLES = {
 
 def compositions() -> dict[str, list[Path]]:
     """Name of a run to its files."""
-    quick = CONFIGS / "quickstart.yaml"
+    base = [CONFIGS / "digits.yaml", CONFIGS / "shapfed_wa.yaml"]  # which was the quick start of 1.0.0rc1
     found = {}
     for path in sorted(CONFIGS.rglob("*.yaml")):
         folder, name = path.parent.name, str(path.relative_to(CONFIGS).with_suffix(""))
         if folder == "tables":
             found[name] = [*(CONFIGS / f"{each}.yaml" for each in BEFORE_TABLES[path.stem]), path]
-        elif folder != "scenarios" and ("source:" in path.read_text() or name == "quickstart"):
-            found[name] = [path]
+        elif folder != "scenarios" and "source:" in path.read_text():
+            found[name] = base if name == "quickstart" else [path]
         else:
-            found[name] = [quick, path]
+            found[name] = [*base, path]
     return found
 
 

@@ -23,7 +23,7 @@ import yaml
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "configs"
 #: Data and what is no algorithm of its own.
-BASES = ("quickstart", "fashion_mnist", "cifar10_resnet34")
+BASES = ("digits", "quickstart", "fashion_mnist", "cifar10_resnet34")
 #: Pages that commands of flsv write, where they have been run; they come before the other results.
 MEASURED = ("benchmark.md", "benchmark_many.md")
 #: The parts of a federation, and where a configuration names them.
@@ -153,7 +153,7 @@ def algorithm_page(each: Algorithm) -> str:
             out.append("")
         out.append(f'```yaml title="{config}.yaml"\n{_body(config)}\n```\n')
         command = "value" if config == "value" else "fit"
-        out.append(f"```bash\nflsv {command} --config quickstart --config {config}\n```\n")
+        out.append(f"```bash\nflsv {command} --config digits --config {config}\n```\n")
     out += _described(each)
     if each.results:
         links = ", ".join(f"[{_title(name)}](../results/{name}.md)" for name in each.results)
@@ -212,11 +212,11 @@ def algorithms_index() -> str:
         [
             "# Algorithms\n",
             "An algorithm is a combination of small parts, so it is a configuration file. Every one composes with any",
-            "data: `flsv fit --config quickstart --config NAME`. What is not among them is put together in the same",
+            "data: `flsv fit --config digits --config NAME`. What is not among them is put together in the same",
             "way: [an algorithm of your own](../howto/own_algorithm.md).\n",
             "`scenarios/...` holds the papers' partitions, corruptions and attacks, `natural/...` federations whose",
             "clients are given by the data, and `scenarios/private` clips and blurs what clients upload and stops at a",
-            "budget of epsilon (`pip install 'flsv[privacy]'`). `flsv compare --base quickstart --config shapfed`",
+            "budget of epsilon (`pip install 'flsv[privacy]'`). `flsv compare --base digits --config shapfed`",
             "shows what each client gained over training alone.\n",
             "| algorithm | paper | `--config` | it needs | it gives |\n|---|---|---|---|---|",
             *rows,

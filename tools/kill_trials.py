@@ -36,7 +36,7 @@ from same_runs import differences  # noqa: E402
 
 ENV = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 BATCHES = ("--trainer.limit_train_batches", "8", "--trainer.enable_progress_bar", "false")
-SHORT = ("--config", "quickstart", "--trainer.max_epochs", "2", *BATCHES)
+SHORT = ("--config", "digits", "--trainer.max_epochs", "2", *BATCHES)
 KEPT: dict[str, Any] = {"usecols": lambda name: "second" not in name}
 Command = Callable[[Path], list[str]]
 MOST_KILLS, PATIENCE = 3, 10.0  # seconds until a killed run's other processes have to be gone
@@ -44,7 +44,7 @@ MOST_KILLS, PATIENCE = 3, 10.0  # seconds until a killed run's other processes h
 
 def fit(*more: str) -> Command:
     """A fit of six rounds that goes on from its last checkpoint, where it has one."""
-    given = ("--config", "quickstart", "--trainer.max_epochs", "6", *more, *BATCHES, "--trainer.default_root_dir")
+    given = ("--config", "digits", "--trainer.max_epochs", "6", *more, *BATCHES, "--trainer.default_root_dir")
     return lambda f: ["fit", *given, str(f), *(("--ckpt_path", "last") if list(f.rglob("last.ckpt")) else ())]
 
 
@@ -65,7 +65,7 @@ def tables_differ(whole: Path, again: Path) -> list[str]:
     return [] if same and all(same) else ["tables"]
 
 
-ALGORITHMS = ("--base", "quickstart", "--config", "fedavg", "--config", "fedprox")
+ALGORITHMS = ("--base", "digits", "--config", "fedavg", "--config", "fedprox")
 RANKS, DEALT = ("--trainer.strategy", "federated", "--trainer.devices", "2"), ("--data.splits.seed", "0")
 RETRAIN = ("--rounds", "2", "--trainings", "singles")
 #: A command, by the folder that it writes to; how two such folders differ; what runs first, undisturbed, in each.

@@ -1,6 +1,6 @@
 """``flsv compare``: several algorithms on one partition, and what each client got out of it.
 
-    flsv compare --base quickstart --config fedavg --config shapfed
+    flsv compare --base digits --config fedavg --config shapfed
 
 Every ``--config`` is one algorithm; a ``--base`` comes before each. A run in which every client is alone comes first
 (``Standalone``): in brackets is each client's gain over it, in percentage points; fairness is Pearson's correlation,

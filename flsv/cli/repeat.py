@@ -1,7 +1,7 @@
 """``flsv repeat``: the same run with other seeds, and what each client is worth on average.
 
     flsv repeat 5 --config quickstart
-    flsv repeat 6 --config quickstart --aggregator FedAvg \\
+    flsv repeat 6 --config digits --aggregator FedAvg \\
       --aggregator GeometricMedian --out runs/both
 
 One run's contributions swing with its seed, and with the aggregator. This runs the federation N times, on the same

@@ -1,6 +1,6 @@
 """``flsv value``: what clients and their samples are worth, before anything is trained.
 
-    flsv value --config quickstart --config value
+    flsv value --config digits --config value
 
 No model and no training: the Wasserstein distance of every client's data from the server's validation set (from the
 clients' barycenter, without one), contribution shares, and the samples that the clients flag. Of a configuration file

@@ -20,7 +20,7 @@ from flsv.cli.checkpoints import BestCheckpoint, default_checkpoints, find_check
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 
-QUICKSTART = str(Path(__file__).parents[2] / "configs" / "quickstart.yaml")
+QUICKSTART = str(Path(__file__).parents[2] / "configs" / "digits.yaml")
 QUIET = ["--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false"]
 
 

@@ -40,7 +40,7 @@ def configs(*names: str) -> list[str]:
 
 
 def compare(folder: Path, *arguments: str) -> int:
-    base = ["--base", str(CONFIGS / "quickstart.yaml"), "--out", str(folder)]
+    base = ["--base", str(CONFIGS / "digits.yaml"), "--out", str(folder)]
     return main(["compare", *base, *arguments, *QUICK])
 
 
@@ -216,7 +216,7 @@ def test_what_is_done_is_kept_for_the_same_experiment_only(
     base = [
         "compare",
         "--base",
-        str(CONFIGS / "quickstart.yaml"),
+        str(CONFIGS / "digits.yaml"),
         "--base",
         str(config),
         "--out",

@@ -21,7 +21,7 @@ from flsv.cli.entry import OWN
 from flsv.data import FederatedDataModule, IIDPartitioner
 from flsv.metrics import ClassSpecificShapley
 
-QUICKSTART = str(Path(__file__).parents[2] / "configs" / "quickstart.yaml")
+QUICKSTART = str(Path(__file__).parents[2] / "configs" / "digits.yaml")
 
 
 def run(*arguments: str) -> int:

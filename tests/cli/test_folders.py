@@ -12,11 +12,11 @@ from flsv.cli import main
 from flsv.report.folder import FolderLock
 
 COMMANDS = {
-    "fit": ["fit", "--config", "quickstart", "--trainer.default_root_dir={}"],
-    "repeat": ["repeat", "2", "--config", "quickstart", "--out", "{}"],
-    "compare": ["compare", "--config", "quickstart", "--out", "{}"],
+    "fit": ["fit", "--config", "digits", "--trainer.default_root_dir={}"],
+    "repeat": ["repeat", "2", "--config", "digits", "--out", "{}"],
+    "compare": ["compare", "--config", "digits", "--out", "{}"],
     "bench": ["bench", "--metric", "size", "--federations", "digits_sizes", "--out", "{}"],
-    "value": ["value", "--config", "quickstart", "--out", "{}"],
+    "value": ["value", "--config", "digits", "--out", "{}"],
     "retrain": ["retrain", "{}"],
     "report": ["report", "{}"],
 }
@@ -65,6 +65,6 @@ def test_a_second_run_of_one_name_has_its_own_configuration(tmp_path: Path) -> N
     ]
     for seed in (1, 2):
         short = ["--trainer.max_epochs=1", f"--federation.seed={seed}", f"--trainer.default_root_dir={tmp_path}"]
-        assert main(["fit", "--config", "quickstart", *short, *logger]) == 0
+        assert main(["fit", "--config", "digits", *short, *logger]) == 0
     (config,) = tmp_path.rglob("config.yaml")
     assert "seed: 2" in config.read_text()

@@ -24,7 +24,7 @@ def test_it_is_installed_tested_and_trained_with(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "pip", "install", *offline, str(package)], check=True)
     path = os.pathsep.join([str(REPOSITORY), str(installed)])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    fit = ["flsv", "fit", "--config", "quickstart", "--config", f"{MODULE}.yaml", "--trainer.max_epochs=1", "--quiet"]
+    fit = ["flsv", "fit", "--config", "digits", "--config", f"{MODULE}.yaml", "--trainer.max_epochs=1", "--quiet"]
     for command in (["pytest", "-p", "no:cacheprovider"], fit):
         done = subprocess.run([sys.executable, "-m", *command], cwd=package, env=environment, capture_output=True)
         assert done.returncode == 0, done.stdout.decode()[-3000:] + done.stderr.decode()[-3000:]

@@ -12,7 +12,7 @@ from flsv.cli.configs import check_file
 from flsv.cli.parser import FederatedCLI, make_cli
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-QUICKSTART = str(CONFIGS / "quickstart.yaml")
+QUICKSTART = str(CONFIGS / "digits.yaml")
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -139,11 +139,11 @@ def test_a_file_that_cannot_be_meant(name: str, tmp_path: Path, capsys: pytest.C
     file = tmp_path / f"{name}.yaml"
     file.write_bytes(NOT_MEANT[name][0])
     options = ("--trainer.default_root_dir", str(tmp_path), "--trainer.max_epochs", "1")
-    assert NOT_MEANT[name][1] in said(capsys, "fit", "-q", "--config", "quickstart", "--config", str(file), *options)
+    assert NOT_MEANT[name][1] in said(capsys, "fit", "-q", "--config", "digits", "--config", str(file), *options)
 
 
 @pytest.mark.parametrize("name", ["federation.evaluation", "federation.reporting", "data.splits", "data.loader"])
 def test_a_group_of_options_without_any_is_told_in_one_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     section, option = name.split(".")
-    assert main(["fit", "--config", "quickstart", "--config", f"{section}: {{{option}: null}}"]) == 2
+    assert main(["fit", "--config", "digits", "--config", f"{section}: {{{option}: null}}"]) == 2
     assert f"{name}: null: expected its options" in capsys.readouterr().err

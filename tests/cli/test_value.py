@@ -22,7 +22,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 def value(*arguments: str, scenario: str = "fedbary_feature_noise") -> int:
-    files = (CONFIGS / "quickstart.yaml", CONFIGS / "value.yaml", CONFIGS / "scenarios" / f"{scenario}.yaml")
+    files = (CONFIGS / "digits.yaml", CONFIGS / "value.yaml", CONFIGS / "scenarios" / f"{scenario}.yaml")
     options = [option for file in files for option in ("--config", str(file))]
     return main(["value", *options, *arguments])
 

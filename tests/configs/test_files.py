@@ -16,20 +16,20 @@ def test_every_configuration_can_be_built(load, config):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("base", ["quickstart", "fashion_mnist"])
+@pytest.mark.parametrize("base", ["digits", "fashion_mnist"])
 @pytest.mark.parametrize("scenario", named(SCENARIOS))
 def test_every_scenario_composes_with_a_base(load, base, scenario):
     model, data, loop = load(CONFIGS / f"{base}.yaml", scenario)
     # What the scenario does not speak of stays the base's.
-    assert model.hparams["network"] == {"quickstart": "mlp", "fashion_mnist": "lenet5"}[base]
+    assert model.hparams["network"] == {"digits": "mlp", "fashion_mnist": "lenet5"}[base]
     assert [name for name in loop.metrics if name != "epsilon"] == ["cssv"]
     if "source:" not in scenario.read_text():
-        assert data.source == {"quickstart": "digits", "fashion_mnist": "fashion_mnist"}[base]
+        assert data.source == {"digits": "digits", "fashion_mnist": "fashion_mnist"}[base]
 
 
 @pytest.mark.slow
 def test_the_quick_start_runs(run, tmp_path, capsys):
-    run(CONFIGS / "quickstart.yaml", arguments=["--trainer.max_epochs", "2"])
+    run(CONFIGS / "digits.yaml", arguments=["--trainer.max_epochs", "2"])
     table = capsys.readouterr().out
     assert "Contributions" in table
     assert "own accuracy" in table
@@ -42,12 +42,12 @@ def test_the_quick_start_runs(run, tmp_path, capsys):
 @pytest.mark.parametrize("scenario", ["shapleyfl_closed_set", "shapleyfl_open_set", "guo_noisy", "shapfed_imbalanced"])
 def test_scenarios_run_on_the_quick_start(run, scenario):
     quick = ["--trainer.max_epochs", "1", "--trainer.limit_train_batches", "1", "--federation.reporting.table", "false"]
-    run(CONFIGS / "quickstart.yaml", SCENARIOS / f"{scenario}.yaml", arguments=quick)
+    run(CONFIGS / "digits.yaml", SCENARIOS / f"{scenario}.yaml", arguments=quick)
 
 
 def test_what_is_shared_may_be_a_function(load, tmp_path):
     (tmp_path / "share.yaml").write_text("federation: {share: {class_path: toys.OfShape, init_args: {dimensions: 2}}}")
-    _, _, loop = load(CONFIGS / "quickstart.yaml", tmp_path / "share.yaml")
+    _, _, loop = load(CONFIGS / "digits.yaml", tmp_path / "share.yaml")
     assert loop.share.dimensions == 2
     assert loop.share("weight", torch.zeros(3, 3))
 

@@ -42,7 +42,7 @@ def test_shapfed_chest_xray(deal):
 
 
 def test_shapleyfl_shards(load):
-    _, data, loop = load(CONFIGS / "quickstart.yaml", SCENARIOS / "shapleyfl_shards.yaml")
+    _, data, loop = load(CONFIGS / "digits.yaml", SCENARIOS / "shapleyfl_shards.yaml")
     data.setup("fit")
     assert loop.sampler.cohort_size == 10
     assert data.num_clients == 100
@@ -104,7 +104,7 @@ def test_shapleyfls_malicious_clients(deal, scenario):
 
 @pytest.mark.slow
 def test_shapleyfls_gradient_poisoning(load):
-    _, data, loop = load(CONFIGS / "quickstart.yaml", SCENARIOS / "shapleyfl_gradient_poisoning.yaml")
+    _, data, loop = load(CONFIGS / "digits.yaml", SCENARIOS / "shapleyfl_gradient_poisoning.yaml")
     (attack,) = loop.uploads
     assert (attack.low, attack.high) == (-0.5, 0.5)
     assert attack.chosen(data.num_clients) == GaussianNoise(fraction=0.3, seed=0).chosen(5)
@@ -134,7 +134,7 @@ def test_pfedsv_dirichlet(deal):
 @pytest.mark.parametrize("scenario", ["pfedsv_pathological", "pfedsv_dirichlet"])
 def test_pfedsv_runs_on_its_scenarios(run, scenario, tmp_path):
     quick = ["--trainer.max_epochs", "2", "--trainer.limit_train_batches", "1", "--federation.reporting.table", "false"]
-    run(CONFIGS / "quickstart.yaml", SCENARIOS / f"{scenario}.yaml", CONFIGS / "pfedsv.yaml", arguments=quick)
+    run(CONFIGS / "digits.yaml", SCENARIOS / f"{scenario}.yaml", CONFIGS / "pfedsv.yaml", arguments=quick)
     (csv,) = (tmp_path / "runs").rglob("contributions.csv")
     assert {"relevance", "communication", "accuracy"} <= {line.split(",")[1] for line in csv.read_text().splitlines()}
 
@@ -259,11 +259,11 @@ def test_cifar10_resnet34_deals_to_five_clients(load):
 @pytest.mark.slow
 def test_the_baselines_are_their_authors(load):
     """What the references have: S-FedAvg's first relevance and temperature, FedSV's half, CGSV's first reputations."""
-    _, _, loop = load(CONFIGS / "quickstart.yaml", CONFIGS / "s_fedavg.yaml")
+    _, _, loop = load(CONFIGS / "digits.yaml", CONFIGS / "s_fedavg.yaml")
     relevance = loop.metrics["relevance"]
     assert (relevance.momentum, relevance.init, loop.sampler.temperature) == (0.75, "uniform", 1)
-    _, _, loop = load(CONFIGS / "quickstart.yaml", CONFIGS / "fedsv.yaml")
+    _, _, loop = load(CONFIGS / "digits.yaml", CONFIGS / "fedsv.yaml")
     assert (loop.aggregator.metric, loop.aggregator.step, loop.aggregator.temperature) == ("sv", 0.5, 1.0)
     assert loop.metrics["sv"].momentum == 0
-    _, _, loop = load(CONFIGS / "quickstart.yaml", CONFIGS / "cgsv.yaml")
+    _, _, loop = load(CONFIGS / "digits.yaml", CONFIGS / "cgsv.yaml")
     assert loop.metrics["cgsv"].init == "zero"

@@ -142,7 +142,7 @@ def test_from_the_command_line(form, tmp_path, monkeypatch):
         ],
         "column": ["--data.source", "all.csv", "--data.groups", "hospital", "--data.columns", "{features: [age, sex]}"],
     }
-    quick = str(Path(__file__).parents[2] / "configs" / "quickstart.yaml")
+    quick = str(Path(__file__).parents[2] / "configs" / "digits.yaml")
     options = [
         "--trainer.max_epochs",
         "1",

@@ -48,7 +48,7 @@ def test_a_page_lists_the_parts_and_shows_the_configuration() -> None:
         assert re.search(rf"\| {part} \| .*{name}", page)
     assert "importance sampling (Theorem 5.1)" in page
     assert "Composes with" not in page
-    assert "flsv fit --config quickstart --config afedsv_plus" in page
+    assert "flsv fit --config digits --config afedsv_plus" in page
     assert "[ShapleyFL](../results/shapleyfl.md)" in page
 
 

@@ -16,7 +16,7 @@ from flsv.cli.parser import make_cli
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "configs"
-NO_ALGORITHM = {"cifar10_resnet34", "fashion_mnist", "quickstart", "value"}
+NO_ALGORITHM = {"cifar10_resnet34", "digits", "fashion_mnist", "quickstart", "value"}
 ALGORITHMS = sorted({path.stem for path in CONFIGS.glob("*.yaml")} - NO_ALGORITHM)
 QUICK = {
     "trainer.max_epochs": 3,
@@ -69,7 +69,7 @@ def crossed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # to be restored: seed_everything sets it
 
     def run(algorithm: str, *before: str) -> Crossed:
-        options = ["--config", str(CONFIGS / "quickstart.yaml"), *before]
+        options = ["--config", str(CONFIGS / "digits.yaml"), *before]
         options += ["--config", str(CONFIGS / f"{algorithm}.yaml"), *(f"--{key}={QUICK[key]}" for key in QUICK)]
         cli = make_cli(options, run=False)
         (loop,) = (each for each in cli.trainer.callbacks if isinstance(each, FederatedLoop))

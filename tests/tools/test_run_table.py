@@ -16,7 +16,7 @@ blocks:
       rate: [0.1, 1]
       row: {FedAvg: {files: [fedavg.yaml]}, pFedMe: {files: [pfedme.yaml], small: {a: 1}, full: {a: 2}}}
     column: "{source}, {rate}"
-    files: [quickstart.yaml]
+    files: [digits.yaml]
     set: {data.source: "{source}", lr: "{rate}", b: 3}
     rules:
       - {if: {row: p*}, unset: [b], measure: "table_runs:own_models"}
@@ -31,7 +31,7 @@ def test_parts_rules_and_presets(tmp_path: Path) -> None:
     assert list(small)[:3] == [("FedAvg", "digits, 0.1", 0), ("pFedMe", "digits, 0.1", 0), ("pFedMe", "digits, 1", 0)]
     assert len(small) == 2 * 3
     last = small["pFedMe", "digits, 1", 5]
-    assert last.files == ("quickstart.yaml", "pfedme.yaml")
+    assert last.files == ("digits.yaml", "pfedme.yaml")
     assert last.overrides == {"data.source": "digits", "lr": 1, "data.splits.max_samples": 300, "a": 1}
     assert last.measure == "table_runs:own_models"
     assert small["FedAvg", "digits, 0.1", 0].overrides["b"] == 3

@@ -166,7 +166,7 @@ def test_a_kept_cell_of_another_experiment_is_run_again(tmp_path: Path, monkeypa
     code = "from flsv.aggregation import FedAvg\nclass MyFedAvg(FedAvg):\n    pass\n"
     (tmp_path / "my_aggregator.py").write_text(code)
     overrides = {"federation.aggregator": "my_aggregator.MyFedAvg", "trainer.max_epochs": 1}
-    cell = Cell("mine", "digits", 0, ("quickstart.yaml",), overrides, "made_up_cells:accuracy")
+    cell = Cell("mine", "digits", 0, ("digits.yaml",), overrides, "made_up_cells:accuracy")
 
     def finished() -> int:
         # A process of its own sees the module as it is now.

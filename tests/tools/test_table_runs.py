@@ -23,7 +23,7 @@ CELL = Cell(
     "FedProx",
     "digits",
     3,
-    ("quickstart.yaml", "scenarios/shapleyfl_closed_set.yaml", "fedprox.yaml"),
+    ("digits.yaml", "scenarios/shapleyfl_closed_set.yaml", "fedprox.yaml"),
     {"data.splits.max_samples": 400, "federation.uploads": ATTACKS},
 )
 
@@ -63,7 +63,7 @@ def test_seeded() -> None:
 
 def test_the_command_is_the_same_run(tmp_path: Path) -> None:
     """With the seed that the files have; typed by hand, but for what keeps it quiet."""
-    cell = replace(CELL, files=("quickstart.yaml", "fedprox.yaml"), seed=1, overrides={"trainer.max_epochs": 1})
+    cell = replace(CELL, files=("digits.yaml", "fedprox.yaml"), seed=1, overrides={"trainer.max_epochs": 1})
     found = global_accuracy(cell, "data")
     files = [p.replace("configs/", f"{table_runs.CONFIGS}/") for p in shlex.split(cell.command)[2:]]
     quiet = [f"--{name}={table_runs._written(value)}" for name, value in table_runs.QUIET.items()]
@@ -119,7 +119,7 @@ def test_large_networks_are_estimated_by_samples() -> None:
 
 def test_games_are_counted() -> None:
     """They are played on other threads, where torch's modes count nothing."""
-    files = ("quickstart.yaml", "s_fedavg.yaml")
+    files = ("digits.yaml", "s_fedavg.yaml")
     found = counted(replace(CELL, files=files, overrides={}), {"data.splits.max_samples": 300}, "data")
     assert found["in_games"] > 100
     assert counted(replace(CELL, overrides={}), {"data.splits.max_samples": 300}, "data")["in_games"] == 0
