@@ -8,6 +8,7 @@ schedule ends where it would end if the module were trained on this client's dat
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -75,15 +76,26 @@ class LocalSteps:
     def length(self) -> TrainLength:
         """What stands for the train dataloader in ``configure_optimizers``: one client's batches in a round; the
         largest number where no client trains."""
-        return TrainLength(int(self._answer(self._batches)))
+        return TrainLength(int(self._answer(self._batches, "the number of training batches")))
 
     def answer(self) -> float:
         """What ``trainer.estimated_stepping_batches`` is."""
-        return self._answer(self.of)
+        return self._answer(self.of, "estimated_stepping_batches")
 
-    def _answer(self, count: Callable[[int], float]) -> float:
-        self.asked = self.asked or self._trainer.lightning_module._current_fx_name == CONFIGURE
-        return max(map(count, range(self._data.num_clients))) if self.client is None else count(self.client)
+    def _answer(self, count: Callable[[int], float], name: str) -> float:
+        hook = self._trainer.lightning_module._current_fx_name
+        self.asked = self.asked or hook == CONFIGURE
+        if self.client is not None:
+            return count(self.client)
+        counts = list(map(count, range(self._data.num_clients)))
+        if hook in ("setup", "configure_model") and min(counts) != max(counts):
+            warnings.warn(
+                f"{name} was read in {hook}, where no client trains: it is that of the client with the most, "
+                f"{max(counts):g}, and others have as few as {min(counts):g}. A schedule that is to end with every "
+                f"client's last step must read it in {CONFIGURE}.",
+                stacklevel=2,
+            )
+        return max(counts)
 
     def _count(self, client: int) -> float:
         trainer = self._trainer

@@ -197,6 +197,13 @@ class OfRounds(Scheduled):
         return optimizers, [config["scheduler"]]
 
 
+class Hidden(Scheduled):
+    def configure_optimizers(self) -> Any:
+        (optimizer,), (config,) = super().configure_optimizers()
+        self.kept = config["scheduler"]
+        return optimizer
+
+
 class Foreign(Plain):
     def configure_optimizers(self) -> Any:
         self.temperature = torch.ones(2, requires_grad=True)
@@ -207,6 +214,7 @@ class Foreign(Plain):
     ("module", "message"),
     [
         (lambda: OfRounds(stairs, manual="batch"), "StepLR is stepped while a client trains"),
+        (lambda: Hidden(stairs, manual="batch"), "kept is a learning-rate scheduler that configure_opti"),
         (Foreign, r"trains tensors of shape \[\[2\]\] that are no parameters"),
     ],
 )
@@ -266,12 +274,13 @@ def test_every_length_is_one_clients(tmp_path: Path, ways: list[Callable[[Any], 
 
 
 @pytest.mark.parametrize("way", WAYS[1:])
-def test_lengths_in_setup_are_the_largest(tmp_path: Path, way: Callable[[Any], float]) -> None:
+def test_lengths_in_setup_are_the_largest_and_are_warned_of(tmp_path: Path, way: Callable[[Any], float]) -> None:
     class AsksInSetup(Scheduled):
         def setup(self, stage: str) -> None:
             self.length = way(self.trainer)
 
-    module = fit(FederatedLoop(seed=SEED), tmp_path, AsksInSetup(linear), rounds=2)
+    with pytest.warns(UserWarning, match="read in setup, where no client trains: it is that of the client with the"):
+        module = fit(FederatedLoop(seed=SEED), tmp_path, AsksInSetup(linear), rounds=2)
     assert 2 * module.length == max(len(rates) for rates in module.rates.values())
 
 
