@@ -7,6 +7,7 @@ from dataclasses import astuple, dataclass
 from itertools import combinations
 from pathlib import Path
 
+import pandas
 import torch
 from pandas import DataFrame, Series
 from scipy import stats
@@ -171,6 +172,31 @@ def summarize(results: Results, federations: Known, metrics: Iterable[str]) -> D
         table.loc[metric, "aggregators"] = mean(_between_aggregators(results, name, metric) for name in federations)
     table = table.reindex([*metrics]).fillna({"where": "", "federations": 0})
     return table.sort_values("all", ascending=False, kind="stable")
+
+
+def by_set(results: Results, federations: Known, metrics: Iterable[str], costs: Mapping[str, Cost]) -> DataFrame:
+    """A row for each set and metric, the best first: ``rank_correlation`` with half its 90 % ``interval``, as a part
+    ``of_ceiling``, the ``worst`` federation's and its name, the part of a payment that is ``misallocated``, the number
+    of ``federations`` and ``ms_a_round`` of the processor."""
+    parts = []
+    for which in SETS:
+        some = {name: each for name, each in federations.items() if each[0].set == which}
+        if some:
+            table = summarize(results, some, metrics).assign(set=which)
+            parts.append(table.assign(of_ceiling=table["all"] / mean(truth.ceiling for _, truth in some.values())))
+    table = pandas.concat(parts).rename(columns={"all": "rank_correlation", "error": "misallocated"})
+    table["ms_a_round"] = [1000 * costs[name].seconds if name in costs else NAN for name in table.index]
+    columns = [
+        "rank_correlation",
+        "interval",
+        "of_ceiling",
+        "worst",
+        "where",
+        "misallocated",
+        "federations",
+        "ms_a_round",
+    ]
+    return table.rename_axis("metric").reset_index()[["set", "metric", *columns]]
 
 
 def scores_of(results: Results, federations: Known) -> DataFrame:

@@ -30,7 +30,7 @@ from flsv.benchmark.page import draw, markdown, two
 from flsv.benchmark.registry import BASELINES, METRICS, Entry, entry
 from flsv.benchmark.run import AGGREGATORS, CONDITIONS, FIT, bench
 from flsv.benchmark.scores import Key, Results, why
-from flsv.benchmark.summary import Known, costs, summarize
+from flsv.benchmark.summary import Known, by_set, costs, summarize
 from flsv.benchmark.truth import SEEDS
 from flsv.charts import drawing
 from flsv.cli.command import command_parser, positive, printer
@@ -44,7 +44,7 @@ TRUTH = "truth"
 MANY = "_many"
 #: Where costs are measured: they need no download.
 COSTS_IN = {"": "digits_dirichlet", MANY: "digits_20_clients"}
-FILES = (("benchmark", "md"), ("benchmark", "png"), ("costs", "csv"))
+FILES = (("benchmark", "md"), ("benchmark", "png"), ("benchmark", "csv"), ("costs", "csv"))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -190,18 +190,19 @@ def _report(
     quiet: bool,
 ) -> list[str]:
     """Tables and picture of the federations of few clients, or of those of many; the names of what is written."""
-    page, picture, kept = (f"{name}{suffix}.{end}" for name, end in FILES)
+    page, picture, table, kept = (f"{name}{suffix}.{end}" for name, end in FILES)
     usual, failing = COSTS_IN[suffix], {key[0] for key in results.failed if key[3] == FIT}
     mine = next((each for name, (each, _) in known.items() if name not in {*names(), *failing}), None)
     cost_in = known[usual][0] if usual in known else mine or federation(usual)
     cost = costs(cost_in, entries, out / kept, say=say)
     summary = summarize(results, known, entries)
     (out / page).write_text(markdown(summary, results, entries, known, cost), encoding="utf-8")
+    by_set(results, known, entries, cost).to_csv(out / table, index=False, float_format="%.3f")
     with drawing(picture):
         draw(summary, cost, known).savefig(out / picture, dpi=110)
     if not quiet:
         _show(summary, known)
-    return [page, picture, kept]
+    return [page, picture, table, kept]
 
 
 def _list() -> None:
