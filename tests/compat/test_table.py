@@ -1,4 +1,4 @@
-"""Every row of docs/reference/compatibility.md names a test that there is."""
+"""docs/reference/compatibility.md: each row names a test, and each tested kind and option has its place in a row."""
 
 from __future__ import annotations
 
@@ -6,41 +6,37 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
+from compat import test_kinds, test_trainer
 
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "docs" / "reference" / "compatibility.md"
+TESTED = {
+    "tests/compat/test_kinds.py": {*test_kinds.KINDS},
+    "tests/compat/test_trainer.py": {
+        *test_trainer.AS_BY_HAND,
+        *test_trainer.CHANGES_NOTHING,
+        *test_trainer.CALLBACKS,
+    },
+}
 
 
-class Collected:
-    """Takes down what a collection finds."""
-
-    def __init__(self) -> None:
-        self.names: set[str] = set()
-
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        self.names = {item.nodeid for item in items}
+def rows() -> list[tuple[str, str]]:
+    """What a row is about, and the test that it names."""
+    lines = [line.strip("|").split("|") for line in TABLE.read_text().splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line] for line in lines]
+    return [(row[0], row[-1].strip("`")) for row in cells if row[-1] not in ("test", "---")]
 
 
-def rows() -> list[list[str]]:
-    lines = [line for line in TABLE.read_text().splitlines() if line.startswith("|")]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    return [row for row in cells if row[0] and not set(row[0]) <= set("- ") and row[-1] != "test"]
+def test_every_row_has_a_test() -> None:
+    assert len(rows()) > 60
+    for about, named in rows():
+        path, _, function = named.partition("::")
+        tree = ast.parse((ROOT / path).read_text())
+        functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+        assert function in functions or (not function and path in TESTED), about
 
 
-def functions(path: Path) -> set[str]:
-    return {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
-
-
-def test_every_row_has_a_test(capfd: pytest.CaptureFixture[str]) -> None:
-    named = [(row[0], re.findall(r"`(tests/[^`]+)`", row[-1])) for row in rows()]
-    assert len(named) > 60
-    assert not [kind for kind, tests in named if not tests]
-    wanted = {test for _, tests in named for test in tests}
-    there = {f"{path}::{name}" for path in {test.split("::")[0] for test in wanted} for name in functions(ROOT / path)}
-    # With their parameters, which only a collection knows.
-    files = sorted({str(ROOT / test.split("::")[0]) for test in wanted if "[" in test})
-    found = Collected()
-    options = ["--collect-only", "-q", "-m", "", "-p", "no:cacheprovider", "--rootdir", str(ROOT)]
-    assert pytest.main([*options, *files], plugins=[found]) == 0, capfd.readouterr().out
-    assert wanted <= there | found.names, sorted(wanted - there - found.names)
+def test_every_kind_and_option_that_is_tested_has_its_place() -> None:
+    for path, tested in TESTED.items():
+        listed = re.findall(r"`([^`]+)`", " ".join(about for about, named in rows() if named == path))
+        assert sorted(set(listed) - {"limit_train_batches", "configure_optimizers"}) == sorted(tested)
