@@ -2,7 +2,7 @@
 PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,python)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install check lint workflows format types layers size test slow coverage docs tables readme lowest conformance wheel-test release constraints flower cuda ci
+.PHONY: help install check lint workflows format types layers size test slow coverage docs readme lowest conformance wheel-test release constraints flower cuda ci
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -35,8 +35,9 @@ types: ## mypy
 layers: ## who may import whom
 	$(PYTHON) -c "from importlinter.cli import lint_imports_command; lint_imports_command()"
 
-size: ## lines of code, and what is over a limit of length, complexity or arguments
+size: ## lines of code and words of pages, and what is over a limit
 	$(PYTHON) tools/count_code.py --rooms --check
+	$(PYTHON) tools/docs_site.py
 
 # Two at a time, and a file's tests one after the other: they share what is made once.
 test: ## the tests and doctests but the slow ones
@@ -57,9 +58,6 @@ coverage: ## lines reached by the fast tests, as a report
 
 docs: ## the site, into site/; warnings are errors
 	$(PYTHON) -m mkdocs build --quiet
-
-tables: ## the tables of README.md
-	$(PYTHON) tools/docs_site.py
 
 .venv-lowest/made: pyproject.toml tools/lowest_versions.py
 	rm -rf .venv-lowest

@@ -17,6 +17,8 @@ import numpy as np
 
 from flsv.charts import BOTTOM, PALETTE, TOP, client_labels, draw_heatmap, label_text
 
+__all__ = ["beeswarm", "heatmap", "waterfall"]
+
 #: Of the bars at both ends of a waterfall.
 _WHOLE = "#94a4a2"
 _SIZE = (7.0, 3.8)

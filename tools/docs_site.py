@@ -1,9 +1,10 @@
 """The pages of the site that follow from something else: algorithms, the reference, the lists of pages.
 
-    python tools/docs_site.py          # counts the words of the pages, by kind
+    python tools/docs_site.py          # counts the words of the pages, by kind; fails where there are too many
 
-As a hook of MkDocs (mkdocs.yml) it makes a page per algorithm out of ``docs/algorithms.yaml`` and ``configs/``, and a
-page per package out of its ``__all__``. Nothing of that lies in the repository, so nothing of it can be out of date.
+As a hook of MkDocs (mkdocs.yml) it makes a page per algorithm out of ``docs/algorithms.yaml`` and ``configs/``, a page
+per package out of its ``__all__``, and the list of all public names. Nothing of that lies in the repository, so nothing
+of it can be out of date.
 """
 
 from __future__ import annotations
@@ -60,6 +61,10 @@ PACKAGES = {
     "flsv.valuation": "Valuation before training",
     "flsv.features": "Features for valuation",
     "flsv.server": "The server",
+    "flsv.report": "A run's folder, its report, shares of a budget",
+    "flsv.plots": "Pictures of values",
+    "flsv.engines.ranks": "Several processes",
+    "flsv.engines.flower": "Flower",
     "flsv.testing": "Checks of parts of one's own",
     "flsv.functional": "The mathematics, as functions",
 }
@@ -226,8 +231,9 @@ def algorithms_index() -> str:
 
 
 def public_names(package: str) -> list[str]:
-    """``__all__`` of a package, without importing it."""
-    path = ROOT / Path(*package.split(".")) / "__init__.py"
+    """``__all__`` of a package or module, without importing it."""
+    path = ROOT / Path(*package.split("."))
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
             return list(ast.literal_eval(node.value))
@@ -247,9 +253,32 @@ def reference_page(package: str) -> str:
     return f"# `{package}`\n\n{PACKAGES[package]}.\n\n{names}\n"
 
 
+def api_page() -> str:
+    """All public names, by package, with links to the reference."""
+    rows = []
+    for package in PACKAGES:
+        links = ", ".join(
+            f'<autoref identifier="{package}.{name}" optional><code>{name}</code></autoref>'
+            for name in public_names(package)
+        )
+        rows.append(f"| [`{package}`]({package}.md): {PACKAGES[package]} | {links} |")
+    return "\n".join(
+        [
+            "# Public API: what semantic versioning covers\n",
+            "From 1.0 on these names, their arguments and what they return change in an incompatible way with a new major",
+            "version only; so do the commands of [`flsv`](command_line.md) and their options, the names of packaged",
+            "configurations, and the columns of `contributions.csv`. Whatever is not listed may change with any version:",
+            "modules, names that begin with `_`, and the form of checkpoints, which each version reads of itself only.\n",
+            "| package | names |\n|---|---|",
+            *rows,
+            "",
+        ]
+    )
+
+
 def generated_pages() -> dict[str, str]:
     """Markdown by address on the site."""
-    pages = {"algorithms/index.md": algorithms_index()}
+    pages = {"algorithms/index.md": algorithms_index(), "reference/api.md": api_page()}
     pages |= {page_of(each): algorithm_page(each) for each in algorithms()}
     pages |= {f"reference/{package}.md": reference_page(package) for package in PACKAGES}
     pages |= {docs_metrics.page_of(name): docs_metrics.metric_page(name) for name in metrics()}
@@ -298,6 +327,7 @@ def on_config(config: Any) -> Any:
         if "Results" in section:
             section["Results"] = [*first, *(f"results/{path.name}" for path in results)]
         if "Reference" in section:
+            section["Reference"].insert(0, "reference/api.md")
             section["Reference"] += [{package: f"reference/{package}.md"} for package in PACKAGES]
             section["Reference"].append({"Metrics": [{name: docs_metrics.page_of(name)} for name in sorted(metrics())]})
     return config
@@ -336,21 +366,33 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 # ---- words
 
+#: How many words there may be, by kind.
+BUDGETS = {"guides": 12_000, "all": 40_000}
+
 
 def words() -> dict[str, int]:
-    """How many words the pages have: guides, results, the reference.
+    """How many words the pages of the repository have: guides and tutorials, results, all of them.
 
-    Guides are the README and all pages that are neither results nor there to look things up in, as tables and the
-    records of decisions are.
+    Example:
+        >>> sorted(words())
+        ['all', 'guides', 'results']
     """
-    found = {"guides": len((ROOT / "README.md").read_text().split()), "results": 0, "reference": 0}
-    for path in (ROOT / "docs").rglob("*.md"):
-        room = "results" if path.name in MEASURED else path.parent.name
-        room = "reference" if room == "decisions" else room
-        found[room if room in found else "guides"] += len(path.read_text().split())
-    return found
+    pages = [*ROOT.glob("*.md"), ROOT / "tools" / "README.md", *(ROOT / "docs").rglob("*.md")]
+    count = {path.relative_to(ROOT).as_posix(): len(path.read_text().split()) for path in pages}
+
+    def total(*rooms: str) -> int:
+        return sum(number for page, number in count.items() if page.startswith(rooms))
+
+    return {
+        "guides": total("docs/howto/", "docs/tutorials/"),
+        "results": total("docs/results/", "docs/benchmark"),
+        "all": total(""),
+    }
 
 
 if __name__ == "__main__":
-    for kind, count in words().items():
+    found = words()
+    for kind, count in found.items():
         print(f"{kind:10} {count:7,}")
+    if over := [kind for kind, most in BUDGETS.items() if found[kind] > most]:
+        raise SystemExit(f"Too many words in {', '.join(over)}: expected at most {BUDGETS}. Shorten pages, or leave some out.")
