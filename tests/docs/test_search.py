@@ -15,6 +15,11 @@ ROOT = Path(__file__).parents[2]
 #: Word to the page that whoever looks for it wants.
 WANTED = {
     "budget": "howto/look.html",
+    "payment": "howto/look.html",
+    "own metric": "howto/own_metric.html",
+    "GPU": "gpu.html",
+    "privacy": "trust.html",
+    "public API": "reference/api.html",
     "hospital": "tutorials/hospitals.html",
     "cross-silo": "deployment.html",
     "partition": "howto/own_data.html",
