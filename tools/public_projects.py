@@ -111,8 +111,8 @@ def versions(name: str, project: Mapping[str, Any]) -> str:
 OPENING = """\
 # Public projects
 
-Does a module of somebody else's package train in a federation as it would by hand? Of each package a module as its
-documentation has it is trained by two clients for two rounds: once by flsv, and once by a loop of Lightning
+Does a public package's module train in a federation as it would by hand? A module from each package's
+documentation is trained by two clients for two rounds: once by flsv, and once by a loop of Lightning
 Trainers, one per client and round, and means of their state dicts, which shares with flsv only the order of the
 batches and the seeds.
 
