@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Your Lightning project
 #
-# A `LightningModule` and a `LightningDataModule` as everybody has them. We shall train them alone, then as a
-# federation, without changing a line, and ask who has lowered the validation loss.
+# A `LightningModule` and a `LightningDataModule` as in any project. We shall train them alone, then as a federation,
+# without changing a line, and ask which client has lowered the validation loss.
 
 # %%
 import lightning as L

@@ -29,7 +29,7 @@ class UpdateNorm(ContributionMetric):
 
 
 # %% [markdown]
-# The names of `update`'s arguments say what the metric wants of a round: who took part, and what each has changed.
+# The names of `update`'s arguments say what the metric reads of a round: the cohort, and each client's update.
 # Alone it is an ordinary torchmetric. Client 1 was never seen, so it is NaN, not 0:
 
 # %%
@@ -66,9 +66,9 @@ trainer.fit(ClassifierClient("mlp", optimizer=partial(torch.optim.SGD, lr=0.1)),
 loop.metrics["norm"].plot()
 
 # %% [markdown]
-# Random numbers move the model as far as anybody's update, so by the norm client 0 contributes as much as the others.
+# Random numbers move the model as far as any update, so by the norm client 0 contributes as much as the others.
 # Leave it out of the last round, and next to nothing changes.
 #
-# A metric is a claim about who is useful. To hold yours against others, `flsv bench --metric my_package.UpdateNorm`
+# A metric is a claim about useful clients. To hold yours against others, `flsv bench --metric my_package.UpdateNorm`
 # compares it with coalitions that were really trained. [The guide](../howto/own_metric.md) says how to share it as a
 # package.

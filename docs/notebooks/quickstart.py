@@ -20,7 +20,7 @@ data.setup("fit")
 data
 
 # %% [markdown]
-# `alpha` says how unequal the clients are: with 100 everybody has all digits, with 0.1 most have two or three. Look
+# `alpha` says how unequal the clients are: with 100 each has all digits, with 0.1 most have two or three. Look
 # for a client that lacks a digit; we shall meet it again below.
 
 # %%
