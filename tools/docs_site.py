@@ -265,10 +265,10 @@ def api_page() -> str:
     return "\n".join(
         [
             "# Public API: what semantic versioning covers\n",
-            "From 1.0 on these names, their arguments and their results change incompatibly with a new major version only;",
-            "so do the commands of [`flsv`](command_line.md) and their options, the names of packaged configurations, and",
-            "the columns of `contributions.csv`. All else may change with any version: modules, names that begin with `_`,",
-            "and the form of checkpoints, which only the version that wrote them reads.\n",
+            "From 1.0 on these names, their arguments and their results change incompatibly with a new major version",
+            "only; so do the commands of [`flsv`](command_line.md) and their options, the names of packaged",
+            "configurations, and the columns of `contributions.csv`. All else may change with any version: modules,",
+            "names that begin with `_`, and the form of checkpoints, which only the version that wrote them reads.\n",
             "| package | names |\n|---|---|",
             *rows,
             "",
