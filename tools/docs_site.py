@@ -378,7 +378,7 @@ def words() -> dict[str, int]:
         >>> sorted(words())
         ['all', 'guides', 'results']
     """
-    pages = [*ROOT.glob("*.md"), ROOT / "tools" / "README.md", *(ROOT / "docs").rglob("*.md")]
+    pages = [*ROOT.glob("*.md"), *(page for room in ("docs", "flsv", "tools") for page in (ROOT / room).rglob("*.md"))]
     count = {path.relative_to(ROOT).as_posix(): len(path.read_text().split()) for path in pages}
 
     def total(*rooms: str) -> int:
