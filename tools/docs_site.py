@@ -26,7 +26,7 @@ CONFIGS = ROOT / "configs"
 #: Data and what is no algorithm of its own.
 BASES = ("digits", "quickstart", "fashion_mnist", "cifar10_resnet34")
 #: Pages that commands of flsv write, where they have been run; they come before the other results.
-MEASURED = ("benchmark.md", "benchmark_many.md")
+MEASURED = ("benchmark.md",)
 #: The parts of a federation, and where a configuration names them.
 PARTS = {
     "metric": ("federation", "metrics"),

@@ -6,10 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
+from pandas import read_csv
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted(path for path in (DOCS / "results").glob("*.md") if path.name != "README.md")
-PAGES += [DOCS / "benchmark.md", DOCS / "benchmark_many.md"]
+PAGES.append(DOCS / "benchmark.md")
 #: An opening of that many words fills half a screen or less.
 WORDS = range(60, 330)
 
@@ -46,6 +47,37 @@ def test_the_openings_numbers_are_those_of_the_tables(path: Path) -> None:
     for name in re.findall(r"\]\(\.\./(\w+)\.md\)", top):
         rest |= set(numbers((DOCS / f"{name}.md").read_text()))
     assert [number for number in numbers(top) if not is_rounded(number, rest)] == []
+
+
+#: A class to its name in the benchmark.
+MEASURED = {
+    "ShadowShapley": "shadow",
+    "BlendedContribution": "blended",
+    "CosineGradientShapley": "cgsv",
+    "ClassSpecificShapley": "cssv",
+    "CumulativeShapley": "fedsv_samples",
+    "GradientAgreement": "gradient_agreement",
+    "counted samples": "size",
+}
+
+
+def recommended() -> list[tuple[str, float, float]]:
+    """A metric, its rank correlation and the misallocated part, wherever a page recommends by them."""
+    readme = (DOCS.parent / "README.md").read_text()
+    rows = re.findall(r"^\|.*?(?:`(\w+)` |(counted samples) \|).*?\| (0\.\d+).*?\| (\d+) % \|$", readme, re.MULTILINE)
+    found = [(name or other, float(rank), float(part)) for name, other, rank, part in rows]
+    metrics = (DOCS / "explanation" / "metrics.md").read_text()
+    pairs = re.findall(r"`(\w+)(?:\([^`]*\))?` \((0\.\d+), (\d+) %\)", metrics.replace("\n", " "))
+    return found + [(name, float(rank), float(part)) for name, rank, part in pairs]
+
+
+def test_what_is_recommended_has_the_figures_of_fresh_federations() -> None:
+    table = read_csv(DOCS / "results" / "benchmark.csv").query("set == 'fresh'").set_index("metric")
+    found = recommended()
+    assert {name for name, *_ in found} == set(MEASURED)
+    for name, rank, part in found:
+        row = table.loc[MEASURED[name]]
+        assert (round(row["rank_correlation"], 2), round(100 * row["misallocated"])) == (rank, part), name
 
 
 def test_a_number_that_no_table_has_is_found() -> None:
