@@ -160,17 +160,6 @@ def test_a_thousand_classes_from_the_first_round_to_the_table(tmp_path: Path) ->
     assert (tmp_path / "run" / "contributions.csv").read_text().count("cssv,0,") == 1 + classes
 
 
-@pytest.mark.parametrize("classes", [257, 300, 1000, 5000])
-def test_many_classes_have_ticks_that_are_classes(classes: int, tmp_path: Path) -> None:
-    figure, _ = plot_partition(torch.ones(4, classes, dtype=torch.long))
-    figure.savefig(tmp_path / "partition.png", dpi=40)
-    scale = figure.axes[1]
-    ticks = [tick for tick in scale.get_yticks() if 0 <= tick <= classes - 1]
-    assert 4 <= len(ticks) <= 10
-    assert all(tick == round(tick) for tick in ticks)
-    assert scale.get_ylim() == (0, classes - 1)
-
-
 @pytest.mark.slow
 def test_a_single_round_has_its_own_number_below_it() -> None:
     figure = Figure()
