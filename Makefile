@@ -37,7 +37,6 @@ layers: ## who may import whom
 
 size: ## lines of code and words of pages, and what is over a limit
 	$(PYTHON) tools/count_code.py --rooms --check
-	$(PYTHON) tools/docs_site.py
 
 # Two at a time, and a file's tests one after the other: they share what is made once.
 test: ## the tests and doctests but the slow ones
@@ -59,10 +58,10 @@ coverage: ## lines reached by the fast tests, as a report
 docs: ## the site, into site/; warnings are errors
 	$(PYTHON) -m mkdocs build --quiet
 
-.venv-lowest/made: pyproject.toml tools/lowest_versions.py
+.venv-lowest/made: pyproject.toml tools/release.py
 	rm -rf .venv-lowest
 	python3 -m venv .venv-lowest
-	$(PYTHON) tools/lowest_versions.py > .venv-lowest/lowest.txt
+	$(PYTHON) tools/release.py lowest > .venv-lowest/lowest.txt
 	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-lowest/lowest.txt -e '.[test]'
 	touch $@
 
@@ -86,15 +85,15 @@ conformance: ## values and errors against shapiq, pyDVL, dp-accounting and POT, 
 
 # Not part of ci: installing torch into one more environment takes minutes.
 wheel-test: .venv-release/made ## the wheel, installed elsewhere with hard dependencies alone: fit, report, retrain, value
-	.venv-release/bin/python tools/wheel_test.py $(WHEEL_TEST)
+	.venv-release/bin/python tools/release.py wheel $(WHEEL_TEST)
 
 release: .venv-release/made ## all of a release up to the upload, into dist/: RELEASING.md
-	$(PYTHON) tools/release.py $(TAG)
+	$(PYTHON) tools/release.py check $(TAG)
 	rm -rf dist
-	.venv-release/bin/python tools/wheel_test.py --dist dist
+	.venv-release/bin/python tools/release.py wheel --dist dist
 
 constraints: ## constraints.txt: the versions that flsv[dev,docs] has today
-	$(PYTHON) tools/lock_versions.py > constraints.new
+	$(PYTHON) tools/release.py locked > constraints.new
 	mv constraints.new constraints.txt
 
 flower: ## the tests of Flower, whose pins are its own, in an environment of their own: its newest release, then its oldest

@@ -1,17 +1,26 @@
 """One federation by every engine: are the numbers the same, and what do a round and a process cost?
 
-    python tools/bench_engines.py [--clients 12] [--rounds 6] [--engines sequential ranks vmap remote]
+    python tools/bench_engines.py [--case softmax mlp lenet resnet18] [--rounds 5] [--repeats 3]
+                                  [--engines plain sequential vmap ranks remote]
+    python tools/bench_engines.py --flower [--rounds 6]
 
-Every engine runs in processes of its own with one torch thread: ``sequential``; ``ranks``, two of them; ``vmap``; and
-``remote``, sites that train by themselves (each with a Trainer and a data module of its own) behind packets that go
-through JSON and copies, without a network. Prints, as a Markdown table, the median seconds of a round after the first,
-the largest memory of a process, and how far weights and class-specific Shapley values are from the sequential ones.
+Every engine runs turn by turn in processes of its own with one torch thread: ``plain``, a PyTorch loop over the clients
+that gathers each shuffled batch, the leanest there is; ``sequential``; ``vmap``, all clients at once; ``ranks``, two
+processes; ``remote``, sites that train by themselves (each with a Trainer and a data module of its own) behind packets
+that go through JSON and copies, without a network. Prints the least seconds of a round, by the clock and of the busiest
+processor, and their ratios to ``plain`` and ``sequential``, the largest memory of a process, and how far weights and
+class-specific Shapley values are from the sequential ones. Images are random blobs, one per class.
+
+``--flower``: a SuperLink and three SuperNodes with TLS and authentication on this machine, with a process of the site's
+own and with one for each message: seconds of a round, by the server's log.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import os
+import re
 import resource
 import statistics
 import subprocess
@@ -24,44 +33,66 @@ from typing import Any
 
 import lightning as L
 import torch
-from common import be_quiet
-from torch import Tensor
+from common import TimedLoop, be_quiet, grid
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
+from flsv import ClassifierClient, FederatedDataModule, Reporting
 from flsv.aggregation import ShapFedWA
 from flsv.data import GroupPartitioner, Splits
 from flsv.engines.remote import Directory, RemoteData, RemoteFederation, Site, agreement
+from flsv.engines.vmap import VmapProcess
 from flsv.metrics import ClassSpecificShapley
+from flsv.models import LeNet5
 
-IMAGES, BATCH = 200, 32
-ENGINES = ("sequential", "ranks", "vmap", "remote")
+BATCH = 32
+#: Clients, images of each, their shape.
+CASES: dict[str, tuple[int, int, tuple[int, ...]]] = {
+    "softmax": (100, 600, (1, 28, 28)),
+    "mlp": (50, 600, (1, 28, 28)),
+    "lenet": (10, 600, (1, 28, 28)),
+    "resnet18": (4, 64, (3, 32, 32)),
+}
+ENGINES = ("plain", "sequential", "vmap", "ranks", "remote")
 
 
-def images(clients: int) -> tuple[Tensor, Tensor]:
-    """x ``[clients * IMAGES, 1, 28, 28]``, y: of random blobs, one per class."""
+def images(case: str) -> tuple[Tensor, Tensor]:
+    """x ``[clients * images, *shape]`` and y, client after client."""
+    clients, size, shape = CASES[case]
     draw = torch.Generator().manual_seed(0)
-    y = torch.randint(10, (clients * IMAGES,), generator=draw)
-    centers = torch.randn(10, 1, 28, 28, generator=draw)
-    return centers[y] + torch.randn(len(y), 1, 28, 28, generator=draw), y
+    y = torch.randint(10, (clients * size,), generator=draw)
+    centers = torch.randn(10, *shape, generator=draw)
+    return centers[y] + torch.randn(len(y), *shape, generator=draw), y
 
 
-def make_module() -> ClassifierClient:
+def network(case: str) -> nn.Module:
+    """Of 10 classes, always the same weights."""
     torch.manual_seed(0)
-    options: dict[str, Any] = {"network_args": {"hidden": [64]}, "optimizer": partial(torch.optim.SGD, lr=0.05)}
-    return ClassifierClient("mlp", num_classes=10, input_shape=(1, 28, 28), **options)
+    if case == "lenet":
+        return LeNet5(num_classes=10, input_shape=(1, 28, 28), channels=(10, 20), hidden=(50,))
+    if case == "resnet18":
+        from torchvision.models import resnet18
+
+        return resnet18(num_classes=10)
+    hidden = [nn.Linear(784, 64), nn.ReLU()] if case == "mlp" else []
+    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(64 if hidden else 784, 10))
 
 
-def make_loop(**options: Any) -> FederatedLoop:
+def make_module(case: str) -> ClassifierClient:
+    optimizer = partial(torch.optim.SGD, lr=0.05)
+    return ClassifierClient(network(case), num_classes=10, input_shape=CASES[case][2], optimizer=optimizer)
+
+
+def make_loop(**options: Any) -> TimedLoop:
     metrics = {"cssv": ClassSpecificShapley()}
-    return FederatedLoop(ShapFedWA("cssv"), metrics=metrics, seed=0, reporting=Reporting(table=False), **options)
+    return TimedLoop(ShapFedWA("cssv"), metrics=metrics, seed=0, reporting=Reporting(table=False), **options)
 
 
 class SiteData(L.LightningDataModule):
-    def __init__(self, clients: int, client: int) -> None:
+    def __init__(self, case: str, client: int) -> None:
         super().__init__()
-        rows = slice(client * IMAGES, (client + 1) * IMAGES)
-        self.data = TensorDataset(*(part[rows] for part in images(clients)))
+        size = CASES[case][1]
+        self.data = TensorDataset(*(part[client * size : (client + 1) * size] for part in images(case)))
 
     def train_dataloader(self) -> DataLoader:
         return DataLoader(self.data, batch_size=BATCH, shuffle=True)
@@ -81,77 +112,141 @@ class Wire:
             yield address, self.sites[address].answer(packet)
 
 
-class Clock(L.Callback):
-    def __init__(self) -> None:
-        self.rounds: list[float] = []
+def plain(case: str, rounds: int) -> list[tuple[float, float]]:
+    """Federated averaging and nothing else; seconds of the clock and of the processor of every round."""
+    clients, size, _ = CASES[case]
+    x, y = images(case)
+    server, spent = network(case), []
+    for _ in range(rounds):
+        start, total = (time.perf_counter(), time.process_time()), dict[str, Tensor]()
+        for client in range(clients):
+            model = copy.deepcopy(server)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+            for rows in (client * size + torch.randperm(size)).split(BATCH):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
+                optimizer.step()
+            for name, value in model.state_dict().items():
+                total[name] = total.get(name, 0) + value / clients
+        server.load_state_dict(total)
+        spent.append((time.perf_counter() - start[0], time.process_time() - start[1]))
+    return spent
 
-    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.start = time.perf_counter()
 
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.rounds.append(time.perf_counter() - self.start)
-
-
-def run(engine: str, clients: int, rounds: int, out: Path) -> None:
+def run(engine: str, case: str, rounds: int, out: Path) -> None:
     """One federation, in this process (or these, of ranks)."""
-    torch.set_num_threads(1)
-    clock, module = Clock(), make_module()
-    options: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False}
-    options |= {"accelerator": "cpu", "enable_progress_bar": False, "default_root_dir": str(out.parent)}
-    groups = [i // IMAGES for i in range(clients * IMAGES)]
-    data: Any = FederatedDataModule(
-        TensorDataset(*images(clients)),
-        GroupPartitioner(),
-        groups=groups,
-        batch_size=BATCH,
-        splits=Splits(server_val=0.0),
-    )
-    loop = make_loop(engine="vmap" if engine == "vmap" else "sequential")
-    if engine == "ranks":
-        options |= {"strategy": "federated", "devices": 2}
-    if engine == "remote":
-        names = [f"site {i}" for i in range(clients)]
-        folder = out.parent / "sites"
-        sites = [Site(make_module, partial(SiteData, clients, i), make_loop, folder / n) for i, n in enumerate(names)]
-        directory = Directory(Wire(sites), names, agreement(module, loop), folder / "book.json")
-        directory.gather()
-        data = RemoteData(names, [directory.sizes[i] for i in range(clients)], 10)
-        loop = make_loop(engine=partial(RemoteFederation, directory))
-    trainer = L.Trainer(max_epochs=rounds, callbacks=[loop, clock], num_sanity_val_steps=0, **options)
-    trainer.fit(module, data)
+    be_quiet()
+    clients, size, _ = CASES[case]
+    found: dict[str, Any] = {}
+    if engine == "plain":
+        found["rounds"] = plain(case, rounds)
+    else:
+        options: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False}
+        options |= {"accelerator": "cpu", "enable_progress_bar": False, "default_root_dir": str(out.parent)}
+        module, more = make_module(case), {"vmap": partial(VmapProcess, chunk=clients)}
+        data: Any = FederatedDataModule(
+            TensorDataset(*images(case)),
+            GroupPartitioner(),
+            groups=[i // size for i in range(clients * size)],
+            batch_size=BATCH,
+            splits=Splits(server_val=0.0),
+        )
+        loop = make_loop(engine=more.get(engine, "sequential"))
+        if engine == "ranks":
+            options |= {"strategy": "federated", "devices": 2}
+        if engine == "remote":
+            names, folder = [f"site {i}" for i in range(clients)], out.parent / "sites"
+            make = partial(make_module, case)
+            sites = [Site(make, partial(SiteData, case, i), make_loop, folder / n) for i, n in enumerate(names)]
+            directory = Directory(Wire(sites), names, agreement(module, loop), folder / "book.json")
+            directory.gather()
+            data = RemoteData(names, [directory.sizes[i] for i in range(clients)], 10)
+            loop = make_loop(engine=partial(RemoteFederation, directory))
+        trainer = L.Trainer(max_epochs=rounds, callbacks=[loop], num_sanity_val_steps=0, **options)
+        trainer.fit(module, data)
+        found |= {"rounds": list(zip(loop.wall, loop.processor))}
+        found |= {"vector": loop.state.model(), "cssv": loop.contributions["cssv"]}
     if os.environ.get("LOCAL_RANK", "0") == "0":
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-        result = {"rounds": clock.rounds, "memory": memory}
-        torch.save({**result, "vector": loop.state.model(), "cssv": loop.contributions["cssv"]}, out)
+        torch.save({**found, "memory": memory}, out)
+
+
+def compared(case: str, engines: list[str], rounds: int, repeats: int) -> str:
+    """A case's table."""
+    least: dict[str, list[tuple[float, float]]] = {engine: [] for engine in engines}
+    last: dict[str, dict[str, Any]] = {}
+    for _ in range(repeats):
+        for engine in engines:
+            with tempfile.TemporaryDirectory() as folder:
+                out = Path(folder) / "result.pt"
+                command = [sys.executable, __file__, "--rounds", str(rounds), "--one", engine, case, str(out)]
+                subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+                last[engine] = torch.load(out, weights_only=True)
+            least[engine] += last[engine]["rounds"][1:]  # the first round warms up
+    seconds = {engine: [min(column) for column in zip(*each)] for engine, each in least.items()}
+    rows = [["engine", "s a round", "CPU s", "to plain", "to sequential", "CPU to plain", "memory", "weights", "CSSV"]]
+    for engine in engines:
+        wall, processor = seconds[engine]
+        row = [engine, f"{wall:.3f}", f"{processor:.3f}"]
+        row += [f"{wall / seconds[base][0]:.2f}" if base in seconds else "-" for base in ENGINES[:2]]
+        row.append(f"{processor / seconds['plain'][1]:.2f}" if "plain" in seconds else "-")
+        row.append(f"{last[engine]['memory']:.2f} GiB")
+        for key in ("vector", "cssv"):
+            known = key in last[engine] and key in last.get("sequential", {})
+            apart = (last[engine][key] - last["sequential"][key]).abs().max().item() if known else 0.0
+            row.append(f"{apart:.1e}" if known else "-")
+        rows.append(row)
+    clients, size, _ = CASES[case]
+    return f"{case}, {clients} clients x {size} images, {rounds} rounds, {repeats} turns:\n\n{grid(rows)}\n"
+
+
+# ---- Flower
+
+
+def flower(resident: bool, rounds: int) -> list[float]:
+    """Of every round the server's seconds for the exchange."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "engines"))
+    from flower_deployment import SECONDS, deployment
+
+    from flsv.cli import main as flsv
+
+    line = re.compile(r"flsv: round \d+: \d of 3 sites in ([\d.]+) s\.")
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "app"
+        flsv(["init", "--flower", str(folder)])
+        federation, site = folder / "fedapp/federation.py", folder / "fedapp/site.py"
+        federation.write_text(federation.read_text().replace("rounds=3", f"rounds={rounds}"))
+        if not resident:
+            site.write_text(site.read_text().replace('client")', 'client", idle=0)'))
+        status = folder / "runs/status.json"
+        with deployment(folder) as processes:
+            processes.run()
+            processes.wait_for("run", lambda _: status.is_file() and "finished" in status.read_text(), SECONDS)
+            # The log comes through the SuperLink, some seconds later.
+            processes.wait_for("run", lambda log: len(line.findall(log)) == rounds, 60)
+        return [float(seconds) for seconds in line.findall((folder / "run.log").read_text())]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clients", type=int, default=12)
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
-    parser.add_argument("--one", nargs=2, metavar=("ENGINE", "OUT"), help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    be_quiet()
-    if args.one:
-        run(args.one[0], args.clients, args.rounds, Path(args.one[1]))
-        return
-    print(f"{args.clients} clients of {IMAGES} images, an MLP of 50,890 parameters, {args.rounds} rounds.\n")
-    print("| engine | seconds a round | memory of the largest process | weights | CSSV |")
-    print("|---|---|---|---|---|")
-    base: dict[str, Any] | None = None
-    for engine in args.engines:
-        with tempfile.TemporaryDirectory() as folder:
-            out = Path(folder) / "result.pt"
-            command = [sys.executable, __file__, "--clients", str(args.clients), "--rounds", str(args.rounds)]
-            subprocess.run(
-                [*command, "--one", engine, str(out)], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
-            )
-            found = torch.load(out, weights_only=True)
-        base = base or found
-        seconds = statistics.median(found["rounds"][1:])
-        apart = [f"{(found[key] - base[key]).abs().max().item():.1e}" for key in ("vector", "cssv")]
-        print(f"| {engine} | {seconds:.3f} | {found['memory']:.2f} GiB | {apart[0]} | {apart[1]} |", flush=True)
+    parser.add_argument("--case", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES[:-1]))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--flower", action="store_true", help="rounds of real SuperNodes instead")
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        run(options.one[0], options.one[1], options.rounds, Path(options.one[2]))
+    elif options.flower:
+        rows = [["process that trains", "first round", "median", "slowest"]]
+        for resident, name in ((False, "one for each message (`idle=0`)"), (True, "the site's own")):
+            first, *later = flower(resident, options.rounds)
+            rows.append([name, *(f"{each:.1f}" for each in (first, statistics.median(later), max(later)))])
+        print(grid(rows))
+    else:
+        for case in options.case:
+            print(compared(case, options.engines, options.rounds, options.repeats), flush=True)
 
 
 if __name__ == "__main__":

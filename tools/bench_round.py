@@ -1,49 +1,46 @@
-"""What a federated round costs over plain PyTorch.
+"""What a federated round costs over plain PyTorch, and what in-run data Shapley adds to it.
 
     python tools/bench_round.py [--network lenet] [--rounds 5] [--repeats 5]
+    python tools/bench_round.py --in-run
 
 10 clients x 600 Fashion-MNIST images, batch 32, one local epoch, SGD 0.01, LeNet5 (conv5-10, pool, conv5-20, pool,
 fc50, fc10) or an MLP (784-200-200-10), one torch thread: a plain PyTorch loop on preloaded tensors, Lightning's own
 Trainer on as many batches of one model, and ``FederatedLoop``: of a user's plain module, of ``ClassifierClient``, with
-class-specific Shapley values, TensorBoard and ``contributions.csv``, turn by turn in one process. Prints medians over
-the rounds and the ratio, and what the metric and its picture take, of which TensorBoard has ten in a run, however long.
-Reads ``$FLSV_DATA_ROOT``; without it, random images of the same size.
+class-specific Shapley values, TensorBoard and ``contributions.csv``, turn by turn in one process. ``--in-run``: the
+same federation with ``InRunValues`` and 400 validation images, by ``every``, in ratios to the one without. Reads
+``$FLSV_DATA_ROOT``; without it, random images of the same size.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import logging
 import os
-import statistics
 import tempfile
 import time
-import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import lightning as L
 import torch
+from common import TimedLoop, be_quiet, in_turns, quiet_trainer, ratios
 from lightning.pytorch.loggers import TensorBoardLogger
-from rich.console import Console
-from rich.table import Table
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from torch.utils.tensorboard._utils import figure_to_image
 
-from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
+from flsv import ClassifierClient, FederatedDataModule, Reporting
+from flsv.clients.algorithms import InRunValues
 from flsv.data import IIDPartitioner, Splits
-from flsv.metrics import ClassSpecificShapley
+from flsv.metrics import ClassSpecificShapley, InRunShapley
 from flsv.models import MLP, LeNet5
 
 CLIENTS, IMAGES, BATCH = 10, 600, 32
 Network = Callable[[], nn.Module]
 
 
-def images() -> tuple[torch.Tensor, torch.Tensor]:
-    """``[6000, 1, 28, 28]`` and labels."""
-    total = CLIENTS * IMAGES
+def images(total: int = CLIENTS * IMAGES) -> tuple[torch.Tensor, torch.Tensor]:
+    """``[total, 1, 28, 28]`` and labels."""
     root = os.environ.get("FLSV_DATA_ROOT")
     if root is None:
         return torch.randn(total, 1, 28, 28), torch.randint(10, (total,))
@@ -82,21 +79,6 @@ class Own(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-class TimedLoop(FederatedLoop):
-    """Takes the seconds from one round's end to the next's. Not a callback of its own, which would cost 1 % itself."""
-
-    def on_train_start(self, *hook: Any) -> None:
-        super().on_train_start(*hook)
-        self.seconds: list[float] = []
-        self.start = time.perf_counter()
-
-    def on_train_epoch_end(self, *hook: Any) -> None:
-        super().on_train_epoch_end(*hook)
-        now = time.perf_counter()
-        self.seconds.append(now - self.start)
-        self.start = now
-
-
 def plain(x: torch.Tensor, y: torch.Tensor, rounds: int, network: Network = lenet) -> list[float]:
     """Federated averaging and nothing else."""
     server, seconds = network().to(x.device), []
@@ -133,20 +115,12 @@ class TimedEpochs(L.Callback):
         self.start = now
 
 
-def trainer_alone(x: torch.Tensor, y: torch.Tensor, rounds: int, network: Network = lenet) -> list[float]:
+def trainer_alone(x: torch.Tensor, y: torch.Tensor, rounds: int, network: Network) -> list[float]:
     """Lightning's Trainer on batches of the same sizes, as one model's epochs: nothing federated."""
     timed, parts = TimedEpochs(), torch.randperm(len(x)).view(CLIENTS, IMAGES)
     batches = [(x[rows], y[rows]) for own in parts for rows in own.split(BATCH)]
-    trainer = L.Trainer(
-        max_epochs=rounds,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[timed],
-    )
-    trainer.fit(client(network), DataLoader(batches, batch_size=None))
+    with tempfile.TemporaryDirectory() as folder:
+        quiet_trainer(folder, rounds, [timed]).fit(client(network), DataLoader(batches, batch_size=None))
     return timed.seconds
 
 
@@ -180,23 +154,20 @@ def federated(
             callbacks=[loop],
         )
         trainer.fit(module or client(lenet), data)
-    return loop.seconds
+    return loop.wall
 
 
-def cssv_seconds() -> tuple[float, float]:
-    """Median times of one round's update and value of the metric, and of its picture."""
-    metric, values, pictures = ClassSpecificShapley(CLIENTS, 10), [], []
-    heads, ids = torch.randn(CLIENTS, 10, 51), torch.arange(CLIENTS)
-    for repeat in range(200):
-        start = time.perf_counter()
-        metric.update(ids, heads, heads.mean(0))
-        metric.compute()
-        values.append(time.perf_counter() - start)
-        if repeat % 20 == 0:
-            start = time.perf_counter()
-            figure_to_image(metric.plot()[0])
-            pictures.append(time.perf_counter() - start)
-    return statistics.median(values), statistics.median(pictures)
+def in_run(x: torch.Tensor, y: torch.Tensor, rounds: int, network: Network, every: int | None) -> list[float]:
+    """Processor seconds of rounds with in-run values; None: without. Lightning validates in either."""
+    share = 400 / len(x)
+    data = FederatedDataModule(
+        TensorDataset(x, y), IIDPartitioner(CLIENTS), batch_size=BATCH, splits=Splits(server_val=share)
+    )
+    values = {} if every is None else {"client_algorithm": InRunValues(every), "metrics": {"in_run": InRunShapley()}}
+    loop = TimedLoop(reporting=Reporting(table=False, figures=0), seed=0, **values)  # type: ignore[arg-type]
+    with tempfile.TemporaryDirectory() as folder:
+        quiet_trainer(folder, rounds, [loop], limit_val_batches=1.0).fit(client(network), data)
+    return loop.processor
 
 
 def main() -> None:
@@ -204,42 +175,23 @@ def main() -> None:
     parser.add_argument("--network", choices=["lenet", "mlp"], default="lenet")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=5, help="how often each is run, turn by turn")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    logging.getLogger("lightning").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore")
-    rounds, network = arguments.rounds, {"lenet": lenet, "mlp": mlp}[arguments.network]
+    parser.add_argument("--in-run", action="store_true", help="what in-run values add")
+    options = parser.parse_args()
+    be_quiet()
+    rounds, network = options.rounds, {"lenet": lenet, "mlp": mlp}[options.network]
     x, y = images()
-    names = (
-        "plain PyTorch",
-        "Lightning's Trainer alone",
-        "FederatedLoop, a user's module",
-        "FederatedLoop",
-        "+ CSSV, TensorBoard, CSV",
-        "+ progress bar, checkpoints",
-    )
-    runs: dict[str, list[float]] = {name: [] for name in names}
-    for repeat in range(arguments.repeats + 1):
-        seconds = [
-            plain(x, y, rounds, network),
-            trainer_alone(x, y, rounds, network),
-            federated(x, y, rounds, measured=False, module=Own(network)),
-            federated(x, y, rounds, measured=False, module=client(network)),
-            federated(x, y, rounds, measured=True, module=client(network)),
-            federated(x, y, rounds, measured=True, comfort=True, module=client(network)),
-        ]
-        for name, measured in zip(runs, seconds):
-            # The first repeat warms up, and so does a run's first round.
-            runs[name] += measured[1:] if repeat else []
-    table = Table("", "median s/round", "min", "max", "ratio")
-    base = statistics.median(runs["plain PyTorch"])
-    for name, measured in runs.items():
-        middle = statistics.median(measured)
-        row = [f"{v:.4f}" for v in (middle, min(measured), max(measured))]
-        table.add_row(name, *row, f"{middle / base:.3f}")
-    Console().print(table)
-    value, picture = cssv_seconds()
-    print(f"CSSV itself: {value / base:.2%} of a plain round; its picture: {picture:.2f} s, ten in a run")
+    ways: dict[str, Callable[[], list[float]]] = {
+        "plain PyTorch": lambda: plain(x, y, rounds, network),
+        "Lightning's Trainer alone": lambda: trainer_alone(x, y, rounds, network),
+        "FederatedLoop, a user's module": lambda: federated(x, y, rounds, False, module=Own(network)),
+        "FederatedLoop": lambda: federated(x, y, rounds, False, module=client(network)),
+        "+ CSSV, TensorBoard, CSV": lambda: federated(x, y, rounds, True, module=client(network)),
+        "+ progress bar, checkpoints": lambda: federated(x, y, rounds, True, True, module=client(network)),
+    }
+    if options.in_run:
+        ways = {"without": partial(in_run, x, y, rounds, network, None)}
+        ways |= {f"every={each}": partial(in_run, x, y, rounds, network, each) for each in (1, 2, 4, 8)}
+    print(ratios(in_turns(ways, options.repeats)))
 
 
 if __name__ == "__main__":

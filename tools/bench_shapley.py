@@ -3,39 +3,41 @@
     python tools/bench_shapley.py [coalitions | accuracy] [--seeds 20] [--png docs/images/shapley_error.png]
     python tools/bench_shapley.py accuracy --only surrogate regression
 
-Without a section, both, one after the other:
+Without a section, both, one after the other. Reads ``$FLSV_DATA_ROOT``:
 
-- ``coalitions``: 1,024 coalition models of LeNet5 against the naive way (``bench_coalitions.py``);
+- ``coalitions``: 1,024 coalitions of 10 clients, LeNet5, on 2,000 Fashion-MNIST images: the naive way (a deepcopy of
+  the module, an average of state_dicts and a DataLoader per coalition) and ``CoalitionUtility`` take turns, a block of
+  coalitions at a time, on one thread; and how many accuracies differ.
 - ``accuracy``: mean squared error of the normalized Shapley values (NSV) against the number of distinct coalitions
   evaluated, as in table 3 of ShapleyFL (Sun et al., KDD 2023). The games are real: rounds of 10 Fashion-MNIST clients
   (two label shards each) of which three poison their gradients, all 1,024 coalitions evaluated once for the exact
-  values, by accuracy and by loss. Reads ``$FLSV_DATA_ROOT``.
+  values, by accuracy and by loss.
 """
 
 from __future__ import annotations
 
 import argparse
-import logging
+import copy
 import os
-import runpy
 import statistics
-import sys
 import tempfile
-import warnings
+import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 import torch
+from bench_round import images
+from common import be_quiet, grid, quiet_trainer, ratios
 from matplotlib import cycler
 from matplotlib.figure import Figure
-from rich.console import Console
-from rich.table import Table
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
-from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting, Round
+from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, ParameterSpace, Reporting, Round
 from flsv.aggregation import FedAvg
 from flsv.attacks import GradientPoisoning
 from flsv.charts import PALETTE
@@ -52,10 +54,13 @@ from flsv.functional.shapley import (
     stratified_shapley,
     surrogate_shapley,
 )
+from flsv.games import CoalitionUtility, ModelEvaluator
 from flsv.metrics import PartialFederatedShapley
+from flsv.models import LeNet5
 from flsv.strategy import Contributions
 
-PLAYERS, BUDGETS, ROUNDS = 10, (50, 100, 200, 400), (0, 2, 5, 9)
+PLAYERS, LOCAL_IMAGES = 10, 300
+BUDGETS, ROUNDS = (50, 100, 200, 400), (0, 2, 5, 9)
 DMC = "DMC, algorithm 3"
 ESTIMATORS: dict[str, Callable[..., ShapleyEstimate]] = {
     "MC": partial(permutation_shapley, antithetic=False),
@@ -112,18 +117,7 @@ def real_games(root: str) -> dict[str, list[Tensor]]:
     L.seed_everything(0, verbose=False)
     client = ClassifierClient("lenet5", optimizer=partial(torch.optim.SGD, lr=0.05))
     with tempfile.TemporaryDirectory() as folder:
-        trainer = L.Trainer(
-            max_epochs=max(ROUNDS) + 1,
-            accelerator="cpu",
-            callbacks=[loop],
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            limit_val_batches=0,
-            default_root_dir=folder,
-        )
-        trainer.fit(client, data)
+        quiet_trainer(folder, max(ROUNDS) + 1, [loop]).fit(client, data)
     return keep.games
 
 
@@ -155,28 +149,21 @@ def accuracy(seeds: int, png: Path | None, workers: int, only: list[str] | None 
     names = [name for name in ESTIMATORS if only is None or name in {DMC, *only}]
     games = real_games(os.environ.get("FLSV_DATA_ROOT", "data"))
     figure = Figure(figsize=(11, 4.2), dpi=110, layout="constrained")
-    console = Console(width=110)
     for axis, (metric, tables) in zip(figure.subplots(1, 2), games.items()):
         axis.set_prop_cycle(cycler(linestyle=["-", "--"]) * cycler(color=PALETTE))
         with ProcessPoolExecutor(workers) as pool:
             each = list(pool.map(partial(errors, seeds=seeds, names=names), tables))
         mean = {
-            name: {
-                b: (statistics.mean(e[name][b][0] for e in each), statistics.mean(e[name][b][1] for e in each))
-                for b in BUDGETS
-            }
+            name: {b: [statistics.mean(e[name][b][place] for e in each) for place in (0, 1)] for b in BUDGETS}
             for name in names
         }
-        title = f"MSE of NSV, utility {metric}, {len(tables)} rounds x {seeds} seeds (in brackets: share of {DMC}'s)"
-        out = Table(title=title, title_justify="left")
-        out.add_column("evaluations")
-        for budget in BUDGETS:
-            out.add_column(str(budget), justify="right")
+        rows = [["distinct coalitions, at most", *map(str, BUDGETS)]]
         for name in names:
             cells = [f"{mean[name][b][0]:.1e} ({mean[name][b][0] / mean[DMC][b][0]:.2f})" for b in BUDGETS]
-            out.add_row(name, *cells)
+            rows.append([name, *cells])
             axis.plot([mean[name][b][1] for b in BUDGETS], [mean[name][b][0] for b in BUDGETS], marker="o", label=name)
-        console.print(out)
+        print(f"MSE of NSV, utility {metric}, {len(tables)} rounds x {seeds} seeds; in brackets, of {DMC}'s:")
+        print(f"\n{grid(rows)}\n")
         axis.set(xscale="log", yscale="log", xlabel="distinct coalitions evaluated", title=f"utility: {metric}")
         axis.set_xticks(BUDGETS, [str(budget) for budget in BUDGETS])
         axis.minorticks_off()
@@ -184,7 +171,96 @@ def accuracy(seeds: int, png: Path | None, workers: int, only: list[str] | None 
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center", fontsize="small")
     if png is not None:
         figure.savefig(png)
-        print(f"wrote {png}")
+
+
+# ---- what coalitions cost
+
+
+def train(model: nn.Module, x: Tensor, y: Tensor, epochs: int) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    for _ in range(epochs):
+        for rows in torch.randperm(len(x)).split(32):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
+            optimizer.step()
+
+
+def one_round(data: TensorDataset) -> tuple[nn.Module, list[nn.Module]]:
+    """A global model that has seen something, and what the clients make of it."""
+    x, y = data.tensors
+    server = LeNet5(num_classes=10, input_shape=(1, 28, 28))
+    train(server, x, y, 1)
+    clients = [copy.deepcopy(server) for _ in range(PLAYERS)]
+    for model, own_x, own_y in zip(clients, x.split(LOCAL_IMAGES), y.split(LOCAL_IMAGES)):
+        train(model, own_x, own_y, 2)
+    return server, clients
+
+
+def average(server: nn.Module, clients: list[nn.Module], mask: Tensor) -> nn.Module:
+    """The members' mean model, as one writes it down."""
+    model = copy.deepcopy(server)
+    members = [clients[i].state_dict() for i in mask.nonzero().flatten().tolist()]
+    if members:
+        model.load_state_dict({name: sum(s[name] for s in members) / len(members) for name in members[0]})
+    return model.eval()
+
+
+@torch.no_grad()
+def naive(server: nn.Module, clients: list[nn.Module], data: TensorDataset, batch: int, masks: Tensor) -> Tensor:
+    """One coalition after the other."""
+    accuracies = []
+    for mask in masks:
+        model = average(server, clients, mask)
+        hits = sum((model(x).argmax(-1) == y).sum().item() for x, y in DataLoader(data, batch_size=batch))
+        accuracies.append(hits / len(data))
+    return torch.tensor(accuracies, dtype=torch.float64)
+
+
+def evaluators(
+    data: TensorDataset, device: torch.device, batch: int = 100
+) -> tuple[dict[str, Callable[[Tensor], Tensor]], Tensor]:
+    """Ways to evaluate coalitions of a round on the images after the clients' own, and all coalitions, in disorder."""
+    server, clients = one_round(TensorDataset(*data[: PLAYERS * LOCAL_IMAGES]))
+    x, y = data[PLAYERS * LOCAL_IMAGES :]
+    server.to(device)
+    clients = [each.to(device) for each in clients]
+    validation, space = TensorDataset(x.to(device), y.to(device)), ParameterSpace(server)
+    round = Round(
+        round_index=0,
+        client_ids=torch.arange(PLAYERS),
+        num_samples=torch.full((PLAYERS,), LOCAL_IMAGES),
+        global_vector=space.read(server),
+        client_vectors=torch.stack([space.read(client) for client in clients]),
+        space=space,
+    )
+
+    def utility(backend: Any) -> Callable[[Tensor], Tensor]:
+        loader = DataLoader(validation, batch_size=batch)
+        return CoalitionUtility(round, ModelEvaluator(server, space, loader, num_classes=10, backend=backend))
+
+    ways = {"naive": partial(naive, server, clients, validation, batch), "CoalitionUtility": utility("auto")}
+    if device.type == "cuda":
+        ways |= {f"CoalitionUtility, {backend}": utility(backend) for backend in ("vmap", "serial")}
+    masks = all_masks()
+    return ways, masks[torch.randperm(len(masks), generator=torch.Generator().manual_seed(0))]
+
+
+def coalitions(device: torch.device, count: int) -> str:
+    """Milliseconds of a coalition, and how many accuracies differ from the naive ones."""
+    torch.manual_seed(0)
+    ways, masks = evaluators(TensorDataset(*images(PLAYERS * LOCAL_IMAGES + 2000)), device)
+    found: dict[str, list[Tensor]] = {name: [] for name in ways}
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for way in ways.values():
+        way(masks[:2])  # warms up
+    for block in masks[:count].split(32):
+        for name, way in ways.items():
+            start = time.perf_counter()
+            found[name].append(way(block).cpu())
+            seconds[name].append(1000 * (time.perf_counter() - start) / len(block))
+    expected = torch.cat(found["naive"])
+    differ = {name: int((torch.cat(each) != expected).sum()) for name, each in found.items()}
+    return f"{ratios(seconds, 'ms/coalition')}\n\naccuracies that differ from the naive ones: {differ}"
 
 
 def main() -> None:
@@ -197,16 +273,13 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2, help="processes of the accuracy section")
     parser.add_argument("--png", type=Path)
     arguments = parser.parse_args()
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore")
+    be_quiet()
     for section in arguments.sections or ["coalitions", "accuracy"]:
         print(f"\n== {section}")
         if section == "accuracy":
             accuracy(arguments.seeds, arguments.png, arguments.workers, arguments.only)
             continue
-        script = str(Path(__file__).with_name("bench_coalitions.py"))
-        sys.argv = [script]
-        runpy.run_path(script, run_name="__main__")
+        print(coalitions(torch.device("cpu"), 1024))
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
     python tools/count_code.py [FOLDER] [--rooms] [--complexity 20] [--check]
 
 Prints the lines and files of ``flsv`` (or FOLDER), with ``--rooms`` of each folder in it, files of more than 400
-lines of any kind, functions of a higher cyclomatic complexity, and the arguments of the loop and of the data module.
-With ``--check`` it fails where one of them is over its limit.
+lines of any kind, functions of a higher cyclomatic complexity, the arguments of the loop and of the data module, and
+what surrounds the package: words of pages, lines of tests and of tools, beside the limit and the aim. With ``--check``
+it fails where one of them is over its limit. A limit only falls: who takes something away lowers it to what is left.
 """
 
 from __future__ import annotations
@@ -21,6 +22,16 @@ from pathlib import Path
 
 #: Lines of a file, a function's cyclomatic complexity, arguments of the loop and of the data module.
 LONGEST, COMPLEXITY, ARGUMENTS = 400, 20, 14
+#: Of what surrounds the package: the limit, and the aim of 1.0.
+BUDGETS = {
+    "words of all pages": (41_500, 40_000),
+    "of these of guides": (12_000, 12_000),
+    "lines of tests": (52_000, 30_000),
+    "lines of tools": (6_950, 4_500),
+    "scripts in tools": (29, 25),
+}
+#: Rooms of docs/ that are no guides: results, and what is looked up.
+NO_GUIDES = ("results", "reference", "decisions")
 NOTHING = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,
     tokenize.ENDMARKER,
@@ -62,6 +73,23 @@ def complexity(function: ast.AST) -> int:
     return total
 
 
+def surroundings(root: Path) -> dict[str, int]:
+    """What :data:`BUDGETS` limits, counted in a checkout."""
+    pages = [*root.glob("*.md"), *root.glob("docs/**/*.md")]
+    words = {path: len(path.read_text(encoding="utf-8").split()) for path in pages}
+    guides = [path for path in words if "docs" in path.parts and path.parent.name not in NO_GUIDES]
+    guides = [path for path in guides if not path.name.startswith("benchmark")]
+    lines = {path: path.read_text(encoding="utf-8").count("\n") for path in root.glob("t*s/**/*.py")}
+    tools = [path for path in lines if path.relative_to(root).parts[0] == "tools"]
+    return {
+        "words of all pages": sum(words.values()),
+        "of these of guides": sum(words[path] for path in guides) + words[root / "README.md"],
+        "lines of tests": sum(lines.values()) - sum(lines[path] for path in tools),
+        "lines of tools": sum(lines[path] for path in tools),
+        "scripts in tools": len(tools),
+    }
+
+
 def main() -> int:
     """The command line; with ``--check`` 1 where a limit is passed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -71,14 +99,15 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="exit with 1 where something is over a limit")
     options = parser.parse_args()
     sources = {path: path.read_text() for path in sorted(options.folder.rglob("*.py"))}
-    rooms, count = Counter(), Counter()
+    rooms: Counter[str] = Counter()
+    files: Counter[str] = Counter()
     for path, source in sources.items():
         room = path.relative_to(options.folder).parts[0] if path.parent != options.folder else "."
         rooms[room] += code_lines(source)
-        count[room] += 1
+        files[room] += 1
     print(f"{options.folder.name}: {rooms.total():,} lines of code in {len(sources)} files")
     for room, total in rooms.most_common() if options.rooms else ():
-        print(f"  {room:20} {total:6,} lines {count[room]:4} files")
+        print(f"  {room:20} {total:6,} lines {files[room]:4} files")
     over = list(over_limits(sources, options.folder.parent, options.complexity))
     if options.folder.name == "flsv":
         from flsv import FederatedDataModule, FederatedLoop
@@ -87,6 +116,11 @@ def main() -> int:
             arguments = len(inspect.signature(found).parameters)
             print(f"{found.__name__}: {arguments} arguments")
             over += [f"more than {ARGUMENTS} arguments: {found.__name__}"] if arguments > ARGUMENTS else []
+        print(f"{'':20} {'now':>8} {'limit':>8} {'aim':>8}")
+        for what, count in surroundings(options.folder.resolve().parent).items():
+            limit, aim = BUDGETS[what]
+            print(f"{what:20} {count:8,} {limit:8,} {aim:8,}")
+            over += [f"more than {limit:,} {what}: {count:,}"] if count > limit else []
     print("\n".join(over), end="\n" if over else "")
     return int(options.check and bool(over))
 

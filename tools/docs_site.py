@@ -1,15 +1,16 @@
 """The pages of the site that follow from something else: algorithms, the reference, the lists of pages.
 
-    python tools/docs_site.py          # counts the words of the pages, by kind; fails where there are too many
-
 As a hook of MkDocs (mkdocs.yml) it makes a page per algorithm out of ``docs/algorithms.yaml`` and ``configs/``, a page
-per package out of its ``__all__``, and the list of all public names. Nothing of that lies in the repository, so nothing
-of it can be out of date.
+per package out of its ``__all__``, and the list of all public names. Nothing of that lies in the repository, so nothing of it can be out of date.
 """
 
 from __future__ import annotations
 
 import ast
+import doctest
+import importlib
+import inspect
+import io
 import posixpath
 import re
 from collections.abc import Iterator
@@ -17,12 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import docs_metrics
-import docs_notebooks
+import docs_render
 import yaml
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "configs"
+METRICS = "flsv.metrics"
+_QUESTION = re.compile(r"^- (.+?) \((\w+)\): (.+?)\.$", flags=re.MULTILINE | re.DOTALL)
 #: Data and what is no algorithm of its own.
 BASES = ("digits", "quickstart", "fashion_mnist", "cifar10_resnet34")
 #: Pages that commands of flsv write, where they have been run; they come before the other results.
@@ -72,17 +74,7 @@ PACKAGES = {
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One entry of ``docs/algorithms.yaml``.
-
-    Args:
-        title: its name, or several.
-        configs: names of its files in ``configs/``.
-        papers: as Markdown.
-        gives: what one has of it.
-        not_for: when not to use it.
-        needs: what not every federation has.
-        results: names of pages in ``docs/results/``.
-    """
+    """One entry of ``docs/algorithms.yaml``."""
 
     title: str
     configs: list[str]
@@ -182,7 +174,7 @@ def _described(each: Algorithm) -> list[str]:
         name = path.rpartition(".")[2]
         out.append(f"## `{name}`\n\n::: {path}\n    options: {quiet}\n")
         if name in pictured:
-            out.append(docs_metrics.drawn(name, "../reference/metrics/") + "\n")
+            out.append(drawn(name, "../reference/metrics/") + "\n")
     return out
 
 
@@ -242,13 +234,81 @@ def public_names(package: str) -> list[str]:
 
 def metrics() -> list[str]:
     """The metrics that have a page of their own."""
-    return [name for answers in docs_metrics.questions().values() for name in answers]
+    return [name for answers in questions().values() for name in answers]
+
+
+# ---- a page per metric: its docstring, with what it draws of its own example
+
+
+def questions() -> dict[str, list[str]]:
+    """Question to the names of the metrics that answer it, as the package's docstring has them."""
+    text = ast.get_docstring(ast.parse((ROOT / "flsv" / "metrics" / "__init__.py").read_text())) or ""
+    return {
+        question: re.findall(r"\b[A-Z][a-zA-Z]+[a-z][A-Z]\w+\b", names)
+        for question, _, names in _QUESTION.findall(text)
+    }
+
+
+def metric_address(name: str) -> str:
+    """Its address on the site."""
+    return f"reference/metrics/{name}.md"
+
+
+def metric_page(name: str) -> str:
+    """One metric."""
+    asked = next(question for question, names in questions().items() if name in names)
+    return (
+        f"# {name}\n\n*{asked}? The other metrics are in [the index](../{METRICS}.md).*\n\n"
+        f"::: {METRICS}.{name}\n    options: {{show_root_heading: true, heading_level: 2}}\n\n"
+        f"## What its example draws\n\n{drawn(name)}\n"
+    )
+
+
+def drawn(name: str, folder: str = "") -> str:
+    """The picture of a metric's example, as Markdown."""
+    return f"![metric.plot() after the example of {name}]({folder}{name}.svg)"
+
+
+def index_page(names: list[str]) -> str:
+    """All metrics by question, and whatever else the package exports."""
+    asked = questions()
+    lines = [f"# `{METRICS}`\n", "Contribution metrics, by the question that they answer. Which to take is in"]
+    lines += ["[what each metric means](../explanation/metrics.md).\n", "| question | metrics |\n|---|---|"]
+    for question, answers in asked.items():
+        links = ", ".join(f"[{name}](metrics/{name}.md)" for name in answers)
+        lines.append(f"| {question}? | {links} |")
+    rest = [name for name in names if name not in {name for answers in asked.values() for name in answers}]
+    return "\n".join(lines) + "\n\n" + "\n\n".join(f"::: {METRICS}.{name}" for name in rest) + "\n"
+
+
+def example_of(name: str) -> Any:
+    """The metric at the end of its class's example, which is run as the doctest is."""
+    of = getattr(importlib.import_module(METRICS), name)
+    scope = vars(importlib.import_module(of.__module__)) | {"__name__": "__page__"}
+    for example in doctest.DocTestParser().get_examples(inspect.getdoc(of) or ""):
+        exec(compile(example.source, f"<{name}>", "exec"), scope)
+    found = [each for each in scope.values() if isinstance(each, of)]
+    return found[0]
+
+
+def picture(name: str) -> bytes:
+    """What :func:`example_of` draws, SVG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    figure, _ = example_of(name).plot()
+    held = io.BytesIO()
+    figure.savefig(held, format="svg", bbox_inches="tight", metadata={"Date": None})
+    return held.getvalue()
+
+
+# ---- the reference
 
 
 def reference_page(package: str) -> str:
     """Everything that a package exports; of metrics an index."""
-    if package == docs_metrics.PACKAGE:
-        return docs_metrics.index_page(public_names(package))
+    if package == METRICS:
+        return index_page(public_names(package))
     names = "\n\n".join(f"::: {package}.{name}" for name in public_names(package))
     return f"# `{package}`\n\n{PACKAGES[package]}.\n\n{names}\n"
 
@@ -281,7 +341,7 @@ def generated_pages() -> dict[str, str]:
     pages = {"algorithms/index.md": algorithms_index(), "reference/api.md": api_page()}
     pages |= {page_of(each): algorithm_page(each) for each in algorithms()}
     pages |= {f"reference/{package}.md": reference_page(package) for package in PACKAGES}
-    pages |= {docs_metrics.page_of(name): docs_metrics.metric_page(name) for name in metrics()}
+    pages |= {metric_address(name): metric_page(name) for name in metrics()}
     return pages
 
 
@@ -323,13 +383,13 @@ def on_config(config: Any) -> Any:
         if "Algorithms" in section:
             section["Algorithms"] = ["algorithms/index.md", *({e.title: page_of(e)} for e in algorithms())]
         if "Notebooks" in section:
-            section["Notebooks"] = [f"notebooks/{path.stem}.md" for path in docs_notebooks.LESSONS]
+            section["Notebooks"] = [f"notebooks/{path.stem}.md" for path in docs_render.LESSONS]
         if "Results" in section:
             section["Results"] = [*first, *(f"results/{path.name}" for path in results)]
         if "Reference" in section:
             section["Reference"].insert(0, "reference/api.md")
             section["Reference"] += [{package: f"reference/{package}.md"} for package in PACKAGES]
-            section["Reference"].append({"Metrics": [{name: docs_metrics.page_of(name)} for name in sorted(metrics())]})
+            section["Reference"].append({"Metrics": [{name: metric_address(name)} for name in sorted(metrics())]})
     return config
 
 
@@ -340,12 +400,12 @@ def on_files(files: Any, config: Any) -> Any:
     for address, content in generated_pages().items():
         files.append(File.generated(config, address, content=content))
     for name in metrics():
-        address = docs_metrics.page_of(name).replace(".md", ".svg")
-        files.append(File.generated(config, address, content=docs_metrics.picture(name)))
-    for path in docs_notebooks.LESSONS:
-        ran = docs_notebooks.run(path)
-        files.append(File.generated(config, f"notebooks/{path.stem}.md", content=docs_notebooks.page(path, ran)))
-        files.append(File.generated(config, f"notebooks/{path.stem}.ipynb", content=docs_notebooks.notebook(ran)))
+        address = metric_address(name).replace(".md", ".svg")
+        files.append(File.generated(config, address, content=picture(name)))
+    for path in docs_render.LESSONS:
+        ran = docs_render.run(path)
+        files.append(File.generated(config, f"notebooks/{path.stem}.md", content=docs_render.page(path, ran)))
+        files.append(File.generated(config, f"notebooks/{path.stem}.ipynb", content=docs_render.notebook(ran)))
     return files
 
 
@@ -363,37 +423,3 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     boost = next((boost for start, boost in BOOSTS.items() if page.file.src_uri.startswith(start)), 1.0)
     page.meta.setdefault("search", {"boost": boost})
     return inside_docs(markdown, page.file.src_uri)
-
-
-# ---- words
-
-#: How many words there may be, by kind.
-BUDGETS = {"guides": 12_000, "all": 40_000}
-
-
-def words() -> dict[str, int]:
-    """How many words the pages of the repository have: guides and tutorials, results, all of them.
-
-    Example:
-        >>> sorted(words())
-        ['all', 'guides', 'results']
-    """
-    pages = [*ROOT.glob("*.md"), *(page for room in ("docs", "flsv", "tools") for page in (ROOT / room).rglob("*.md"))]
-    count = {path.relative_to(ROOT).as_posix(): len(path.read_text().split()) for path in pages}
-
-    def total(*rooms: str) -> int:
-        return sum(number for page, number in count.items() if page.startswith(rooms))
-
-    return {
-        "guides": total("docs/howto/", "docs/tutorials/"),
-        "results": total("docs/results/", "docs/benchmark"),
-        "all": total(""),
-    }
-
-
-if __name__ == "__main__":
-    found = words()
-    for kind, count in found.items():
-        print(f"{kind:10} {count:7,}")
-    if over := [kind for kind, most in BUDGETS.items() if found[kind] > most]:
-        raise SystemExit(f"Too many words in {', '.join(over)}: expected at most {BUDGETS}. Shorten pages.")

@@ -1,8 +1,10 @@
-"""The checks of ``tools/gpu_report.py``: each gives rows of what was found, and how far apart it may be."""
+"""The checks of ``make cuda``, and what they train: each gives rows of what was found, and how far apart it may be.
+
+python tools/gpu_checks.py cpu|cuda 0,0 OUT         one of two ranks, which a check starts
+"""
 
 from __future__ import annotations
 
-import itertools
 import os
 import subprocess
 import sys
@@ -16,21 +18,95 @@ from typing import Any
 
 import lightning as L
 import torch
-from gpu_modules import CLASSES, CLIENTS, NETWORKS, Module, data, images
-from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
-from flsv import FederatedLoop, Reporting
+from flsv import FederatedDataModule, FederatedLoop, Reporting
+from flsv.engines.ranks import FederatedStrategy
 from flsv.errors import ConfigurationError
 from flsv.games import ModelEvaluator
 from flsv.metrics import ClassSpecificShapley, CumulativeShapley, GradientShapley
 from flsv.parameters import ParameterSpace
 
+CLASSES, CLIENTS, BATCH = 4, 3, 8
 SEED = 5
-LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx")
-WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "aten::_local_scalar_dense")
 #: How far weights may be from the CPU's, as a share of the way that training has moved them.
 ALLOWED = {"32-true": 1e-3, "32-true, TF32": 5e-2, "bf16-mixed": 0.2, "bf16-true": 0.6}
+
+
+class Attention(nn.Module):
+    """A block of a transformer that reads an image's rows."""
+
+    def __init__(self, width: int = 16, heads: int = 2) -> None:
+        super().__init__()
+        self.heads = heads
+        self.read, self.place = nn.Linear(8, width), nn.Parameter(torch.zeros(8, width))
+        self.norm, self.three, self.out = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.wide = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
+        )
+        self.head = nn.Linear(width, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.read(x.squeeze(1)) + self.place
+        q, k, v = (
+            part.unflatten(-1, (self.heads, -1)).transpose(-2, -3) for part in self.three(self.norm(x)).chunk(3, -1)
+        )
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(-2, -3).flatten(-2))
+        return self.head((x + self.wide(x)).mean(-2))
+
+
+def convolution() -> nn.Module:
+    layers = [
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.GroupNorm(2, 8),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 8, 3),
+        nn.ReLU(),
+    ]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(32, CLASSES))
+
+
+def wide() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 4096), nn.ReLU(), nn.Linear(4096, 2048), nn.Linear(2048, CLASSES))
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {"convolution": convolution, "transformer": Attention}
+
+
+class Module(L.LightningModule):
+    """As a user writes it."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = {**NETWORKS, "wide": wide}[kind]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return F.cross_entropy(self(batch[0]), batch[1])
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", F.cross_entropy(self(batch[0]), batch[1]))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+
+
+def images(count: int, seed: int = 0) -> TensorDataset:
+    draw = torch.Generator().manual_seed(seed)
+    means = torch.randn(CLASSES, 1, 8, 8, generator=torch.Generator().manual_seed(9))
+    y = torch.arange(count) % CLASSES
+    return TensorDataset(means[y] + torch.randn(count, 1, 8, 8, generator=draw), y)
+
+
+def data(batches: int = 4, clients: int = CLIENTS) -> FederatedDataModule:
+    own = {str(client): images(batches * BATCH, client) for client in range(clients)}
+    return FederatedDataModule(clients=own, val=images(40, 7), batch_size=BATCH)
 
 
 @dataclass(frozen=True)
@@ -97,13 +173,10 @@ def ran(
     batches: int = 4,
     clients: int = CLIENTS,
     measured: bool = True,
-    callbacks: Any = (),
-    ckpt_path: Any = None,
     **options: Any,
 ) -> Ran:
     """One fit; ``place`` None: on the CPU."""
     where = {"accelerator": "cpu"} if place is None else place.options()
-    saving = any(isinstance(each, L.pytorch.callbacks.ModelCheckpoint) for each in callbacks)
     loop = FederatedLoop(
         metrics=metrics() if measured else {}, seed=SEED, reporting=Reporting(table=False, files=False), **options
     )
@@ -112,9 +185,9 @@ def ran(
     trainer = L.Trainer(
         max_epochs=rounds,
         precision=precision,  # type: ignore[arg-type]
-        callbacks=[loop, *callbacks],
+        callbacks=[loop],
         logger=False,
-        enable_checkpointing=saving,
+        enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=folder,
@@ -122,7 +195,7 @@ def ran(
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trainer.fit(module, data(batches, clients), ckpt_path=ckpt_path, weights_only=False)
+        trainer.fit(module, data(batches, clients))
     vector = ParameterSpace(module).read(module).cpu().float()
     values = {name: value.cpu().float() for name, value in loop.contributions.items() if value is not None}
     return Ran(vector, float((vector - start).norm()), values)
@@ -168,46 +241,6 @@ def clients_at_once(place: Place) -> Iterator[Row]:
                     yield Row(f"{kind}, {name}: clients at once", f"refused: {error}", "", "FAILED")
                     continue
             yield near(f"{kind}, {name}: clients at once", found[0].apart(found[1]), ALLOWED[name])
-
-
-def games_at_once(place: Place) -> Iterator[Row]:
-    """All coalitions under vmap against one model after the other, by logits and by what is logged."""
-    for kind in NETWORKS:
-        with tempfile.TemporaryDirectory() as folder, tf32(False):
-            loop = FederatedLoop(seed=SEED, reporting=Reporting(table=False, files=False))
-            probe = _Games(kind)
-            trainer = L.Trainer(
-                max_epochs=1,
-                callbacks=[loop, probe],
-                logger=False,
-                enable_checkpointing=False,
-                enable_progress_bar=False,
-                enable_model_summary=False,
-                default_root_dir=folder,
-                **place.options(),
-            )
-            trainer.fit(Module(kind), data())
-        yield from probe.rows
-
-
-class _Games(L.Callback):
-    """Evaluates models in the middle of a fit."""
-
-    def __init__(self, kind: str) -> None:
-        self.kind, self.rows = kind, list[Row]()
-
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        space, val = ParameterSpace(pl_module), trainer.datamodule.val_dataloader()  # type: ignore[attr-defined]
-        start = space.read(pl_module)
-        draw = torch.Generator().manual_seed(0)
-        vectors = start + 0.1 * torch.randn(16, space.size, generator=draw).to(start)
-        batches = [tuple(part.to(start.device) for part in batch) for batch in val]
-        scores = {
-            backend: ModelEvaluator(pl_module, space, batches, num_classes=CLASSES, backend=backend)(vectors)
-            for backend in ("vmap", "serial")
-        }
-        apart = (scores["vmap"].values["loss"] - scores["serial"].values["loss"]).abs().max()
-        self.rows.append(near(f"{self.kind}: a game under vmap, losses", float(apart), 1e-4))
 
 
 def memory_that_runs_out(place: Place) -> Iterator[Row]:
@@ -267,18 +300,6 @@ def another_stream(place: Place) -> Iterator[Row]:
     yield near("a fit within a stream of its own: weights", own.apart(usual), ALLOWED["32-true"])
 
 
-def resumed(place: Place) -> Iterator[Row]:
-    """From a checkpoint of this device and of the CPU, against the run that was not interrupted."""
-    for kind, first in itertools.product(NETWORKS, (place, None)):
-        with tempfile.TemporaryDirectory() as folder, tf32(False):
-            whole = ran(place, kind, folder, rounds=3)
-            saving = L.pytorch.callbacks.ModelCheckpoint(dirpath=folder, save_last=True)
-            ran(first, kind, folder, callbacks=[saving])
-            again = ran(place, kind, folder, rounds=3, ckpt_path=str(Path(folder, "last.ckpt")))
-        of = "this device" if first is not None else "the CPU"
-        yield near(f"{kind}: resumed from a checkpoint of {of}", again.apart(whole), ALLOWED["32-true"])
-
-
 def two_ranks(place: Place) -> Iterator[Row]:
     """Two processes on one device, and on two where there are as many; they exchange through the CPU."""
     ways = [[0, 0]]
@@ -290,8 +311,7 @@ def two_ranks(place: Place) -> Iterator[Row]:
         with tempfile.TemporaryDirectory() as folder, tf32(False):
             alone = ran(place, "convolution", folder)
             target = Path(folder, "vector.pt")
-            script = Path(__file__).with_name("gpu_ranks.py")
-            command = [sys.executable, str(script), place.name, ",".join(map(str, devices)), str(target)]
+            command = [sys.executable, __file__, place.name, ",".join(map(str, devices)), str(target)]
             done = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ})
             where = "the CPU" if place.name == "cpu" else "one device" if devices == [0, 0] else "two devices"
             what = f"two ranks on {where}: weights"
@@ -302,61 +322,31 @@ def two_ranks(place: Place) -> Iterator[Row]:
             yield near(what, float((torch.load(target) - alone.vector).norm()) / alone.moved, ALLOWED["32-true"])
 
 
-def peak_memory(place: Place) -> Iterator[Row]:
-    """The most that a fit holds, in models, beside what was there."""
-    if place.name != "cuda":
-        yield Row("peak memory of a fit", f"not here: {place.name} does not count it", "", "not run")
-        return
-    for clients in (CLIENTS, 2 * CLIENTS):
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        with tempfile.TemporaryDirectory() as folder:
-            ended = ran(place, "wide", folder, clients=clients, measured=False)
-        models = (torch.cuda.max_memory_allocated() - before) / (4 * len(ended.vector))
-        size = 4 * len(ended.vector) >> 20
-        yield Row(f"peak of a fit with {clients} clients of {size} MiB each", f"{models:.1f} models", "", "")
-
-
-def one_round(place: Place) -> Iterator[Row]:
-    """Launches and waits of a batch: what two rounds take more for twice as many batches, over these."""
-    few, many = 4, 12
-    for kind in NETWORKS:
-        found = [_counted(place, kind, batches) for batches in (few, many)]
-        extra = 2 * CLIENTS * (many - few)
-        for what in found[0]:
-            each = (found[1][what] - found[0][what]) / extra
-            waits = what.startswith(("waits", ".item()"))
-            verdict = "" if not waits else "ok" if each <= 0 else "FAILED"
-            yield Row(f"{kind}: {what} a batch", f"{each:.2f}", "0" if waits else "", verdict)
-
-
-def _counted(place: Place, kind: str, batches: int) -> dict[str, int]:
-    with tempfile.TemporaryDirectory() as folder:
-        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if place.name == "cuda" else [])]
-        ran(place, kind, folder, batches=batches, measured=False)  # what is made once
-        with profile(activities=activities) as profiled:
-            ran(place, kind, folder, batches=batches, measured=False)
-    events = {event.key: event.count for event in profiled.key_averages()}
-    items = {".item()": events.get("aten::_local_scalar_dense", 0)}
-    if place.name != "cuda":
-        return items
-    return {
-        "launches": sum(events.get(name, 0) for name in LAUNCHES),
-        "waits": sum(events.get(name, 0) for name in WAITS[:3]),
-        **items,
-    }
-
-
 #: In this order, by the title of its table.
 CHECKS: dict[str, Callable[[Place], Iterator[Row]]] = {
     "The CPU's numbers": equal_to_the_cpu,
     "Clients at once": clients_at_once,
-    "Models of a game at once": games_at_once,
     "Memory that runs out": memory_that_runs_out,
     "Streams": another_stream,
-    "Resume": resumed,
     "Two ranks": two_ranks,
-    "Peak memory": peak_memory,
-    "A round under the profiler": one_round,
 }
+
+
+def one_rank(name: str, devices: str, out: Path) -> None:
+    places = [torch.device("cpu") if name == "cpu" else torch.device("cuda", int(each)) for each in devices.split(",")]
+
+    def options() -> dict[str, object]:
+        strategy = FederatedStrategy(parallel_devices=places)
+        ranks.append(strategy)
+        return {"accelerator": name, "devices": len(places) if name == "cpu" else "auto", "strategy": strategy}
+
+    ranks: list[FederatedStrategy] = []
+    with tempfile.TemporaryDirectory() as folder, tf32(False), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = ran(Place(name, places[0], options), "convolution", folder)
+    if ranks[0].global_rank == 0:
+        torch.save(found.vector, out)
+
+
+if __name__ == "__main__":
+    one_rank(sys.argv[1], sys.argv[2], Path(sys.argv[3]))

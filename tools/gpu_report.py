@@ -3,10 +3,10 @@
     make cuda                                                       # or:
     python tools/gpu_report.py [--out docs/results/gpu.md] [--device cuda|cpu] [--short] [--only TITLE ...]
 
-Hardware and versions; the checks of ``gpu_checks.py``: the CPU's numbers in every precision, clients and models at
-once, memory that runs out, streams, resume, two ranks on a device, peak memory, a round under the profiler; the tests
-of ``tests/cuda``; and the ratios of ``bench_gpu.py``. Without a CUDA device it says so, and runs as much of the list as
-goes on the CPU. Ends with 1 where a check has failed.
+Hardware and versions; the checks of ``gpu_checks.py``: the CPU's numbers in every precision, clients at once, memory
+that runs out, streams, two ranks on a device; peak memory and a round under the profiler; the tests of ``tests/cuda``;
+and seconds of a round and of a coalition, against plain loops on the same device. Without a CUDA device it says so, and
+runs as much of the list as goes on the CPU. Ends with 1 where a check has failed.
 """
 
 from __future__ import annotations
@@ -17,23 +17,33 @@ import logging
 import os
 import platform
 import shutil
+import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import bench_round
 import lightning as L
 import torch
-from common import grid
-from gpu_checks import CHECKS, Place, Row
+from bench_shapley import evaluators
+from common import TimedLoop, grid, quiet_trainer
+from gpu_checks import CHECKS, CLIENTS, NETWORKS, Place, Row, ran
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.data import TensorDataset
 
 import flsv
+from flsv import FederatedDataModule, Reporting
 from flsv._lightning.precision import tf32_of
+from flsv.data import IIDPartitioner, Loader, Splits
 
 ROOT = Path(__file__).parents[1]
+LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx")
+WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "aten::_local_scalar_dense")
 OPENING = """# On a GPU: what was run
 
 Does flsv compute on a GPU what it computes on a CPU, and as fast as a plain loop there? `make cuda` runs the list below
@@ -103,22 +113,104 @@ def checked(place: Place, check: Callable[[Place], Any]) -> list[Row]:
     return rows
 
 
-def ratios(place: Place) -> list[Row]:
-    """Seconds of a round, a coalition and of 100 clients at once; against plain loops on the same device."""
-    import bench_gpu
+# ---- what is measured
 
-    rounds, count = (1, 16) if place.short else (3, 256)
-    rows = [*bench_gpu.rounds(place.device, place.name, rounds), *bench_gpu.coalitions(place.device, count)]
-    rows += bench_gpu.clients_at_once(place.name, 4 if place.short else 100, rounds)
-    if place.name == "cuda":
-        rows += bench_gpu.resnet(place.name, 2, None)
-    goals = {"FederatedLoop, data on the device": (1.05, "<="), "engine=vmap": (0.2, "<=")}
-    found = []
-    for kind, name, value, ratio in rows:
-        goal = goals.get(name, (None, ""))[0] if place.name == "cuda" else None
+
+def peak_memory(place: Place) -> Iterator[Row]:
+    """The most that a fit holds, in models, beside what was there."""
+    if place.name != "cuda":
+        yield Row("peak memory of a fit", f"not here: {place.name} does not count it", "", "not run")
+        return
+    for clients in (CLIENTS, 2 * CLIENTS):
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        with tempfile.TemporaryDirectory() as folder:
+            ended = ran(place, "wide", folder, clients=clients, measured=False)
+        models = (torch.cuda.max_memory_allocated() - before) / (4 * len(ended.vector))
+        size = 4 * len(ended.vector) >> 20
+        yield Row(f"peak of a fit with {clients} clients of {size} MiB each", f"{models:.1f} models", "", "")
+
+
+def one_round(place: Place) -> Iterator[Row]:
+    """Launches and waits of a batch: what two rounds take more for twice as many batches, over these."""
+    few, many = 4, 12
+    for kind in NETWORKS:
+        found = [_counted(place, kind, batches) for batches in (few, many)]
+        extra = 2 * CLIENTS * (many - few)
+        for what in found[0]:
+            each = (found[1][what] - found[0][what]) / extra
+            waits = what.startswith(("waits", ".item()"))
+            verdict = "" if not waits else "ok" if each <= 0 else "FAILED"
+            yield Row(f"{kind}: {what} a batch", f"{each:.2f}", "0" if waits else "", verdict)
+
+
+def _counted(place: Place, kind: str, batches: int) -> dict[str, int]:
+    with tempfile.TemporaryDirectory() as folder:
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if place.name == "cuda" else [])]
+        ran(place, kind, folder, batches=batches, measured=False)  # what is made once
+        with profile(activities=activities) as profiled:
+            ran(place, kind, folder, batches=batches, measured=False)
+    events = {event.key: event.count for event in profiled.key_averages()}
+    items = {".item()": events.get("aten::_local_scalar_dense", 0)}
+    if place.name != "cuda":
+        return items
+    return {
+        "launches": sum(events.get(name, 0) for name in LAUNCHES),
+        "waits": sum(events.get(name, 0) for name in WAITS[:3]),
+        **items,
+    }
+
+
+def ratios(place: Place) -> list[Row]:
+    """Seconds of a round, of a coalition, and of a round of many clients; against plain loops on the same device."""
+    count, clients = (1, 4) if place.short else (3, 100)
+    x, y = bench_round.images()
+    there = x.to(place.device), y.to(place.device)
+    away: dict[str, Any] = {"accelerator": place.name}
+
+    def federated(on_device: bool) -> list[float]:
+        return bench_round.federated(x, y, count + 1, True, loader=Loader(on_device=on_device), **away)[1:]
+
+    rounds = {
+        "plain PyTorch": bench_round.plain(*there, count + 1)[1:],
+        "FederatedLoop, data on the device": federated(True),
+        "FederatedLoop, batches copied": federated(False),
+    }
+    found = [("round, s", name, statistics.median(each), rounds["plain PyTorch"]) for name, each in rounds.items()]
+    ways, masks = evaluators(TensorDataset(*bench_round.images(5000)), place.device)
+    base: list[float] = []
+    for name, way in ways.items():
+        way(masks[:16])
+        start = time.perf_counter()
+        way(masks[16 : 32 if place.short else 272]).cpu()
+        took = 1000 * (time.perf_counter() - start) / (16 if place.short else 256)
+        base = base or [took]
+        found.append(("coalition, ms", name, took, base))
+    at_once = {engine: many_lenets(place, engine, clients, count) for engine in ("sequential", "vmap")}
+    found += [
+        (f"{clients} LeNets, round, s", f"engine={engine}", statistics.median(each), at_once["sequential"])
+        for engine, each in at_once.items()
+    ]
+    goals = {"FederatedLoop, data on the device": 1.05, "engine=vmap": 0.2} if place.name == "cuda" else {}
+    rows = []
+    for kind, name, value, first in found:
+        ratio, goal = value / statistics.median(first), goals.get(name)
         verdict = "" if goal is None else "reached" if ratio <= goal else "missed"
-        found.append(Row(f"{kind}: {name}", f"{value:.4g} ({ratio:.2f})", "" if goal is None else f"{goal}", verdict))
-    return found
+        rows.append(Row(f"{kind}: {name}", f"{value:.4g} ({ratio:.2f})", "" if goal is None else f"{goal}", verdict))
+    return rows
+
+
+def many_lenets(place: Place, engine: Any, clients: int, count: int) -> list[float]:
+    """Seconds of a round of many LeNets with 60 images each."""
+    x, y = torch.randn(clients * 60, 1, 28, 28), torch.arange(clients * 60) % 10
+    data = FederatedDataModule(
+        TensorDataset(x, y), IIDPartitioner(num_clients=clients, seed=0), batch_size=20, splits=Splits(server_val=0)
+    )
+    loop = TimedLoop(seed=0, reporting=Reporting(table=False, files=False), engine=engine)
+    with tempfile.TemporaryDirectory() as folder:
+        quiet_trainer(folder, count + 1, [loop], place.name).fit(bench_round.client(bench_round.lenet), data)
+    return loop.wall[1:]
 
 
 def tests(place: Place) -> list[Row]:
@@ -160,7 +252,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("docs/results/gpu.md"))
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
     parser.add_argument("--short", action="store_true", help="fewer and smaller measurements")
-    every = {**CHECKS, "Tests": tests, "Ratios": ratios}
+    every = {**CHECKS, "Peak memory": peak_memory, "A round under the profiler": one_round}
+    every |= {"Tests": tests, "Ratios": ratios}
     parser.add_argument("--only", nargs="+", choices=list(every), metavar="TITLE", help=f"of {', '.join(every)}")
     options = parser.parse_args(arguments)
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)

@@ -1,6 +1,6 @@
 """Trains modules of public packages in a federation and by hand, and says which come to the same.
 
-    python tools/public_projects.py [NAME ...] [--folder runs/public] [--out docs/results/public_projects.md]
+    python tools/public_projects.py [NAME ...] [--folder runs/public] [--out TABLE.md]
 
 The projects stand in ``public_projects.yaml``, their modules in ``public_kinds.py``. What a project needs beside
 flsv's own environment is installed, without its dependencies, into a folder of its own below ``--folder``. Each is
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from common import grid
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent / "tests"), str(HERE)]
@@ -108,35 +109,17 @@ def versions(name: str, project: Mapping[str, Any]) -> str:
         return ""
 
 
-OPENING = """\
-# Public projects
-
-Does a public package's module train in a federation as it would by hand? A module from each package's
-documentation is trained by two clients for two rounds: once by flsv, and once by a loop of Lightning
-Trainers, one per client and round, and means of their state dicts, which shares with flsv only the order of the
-batches and the seeds.
-
-**Of these, {}.** *Equal* means that after the first round every client's model is the same to the bit, and that the
-last global model is the same to the number that stands in the table, the largest difference of an entry: modules in
-float64 to rounding, those that train in float32 by themselves to float32's. *Refused* is what flsv says before
-training. What is not run here is listed with the reason, and is run by the same command where it can be installed.
-"""
+ORDER = ("equal", "refused", "not equal", "failed", "not run")
 
 
-def page(results: Mapping[str, Mapping[str, str]]) -> str:
-    """The page of results."""
-    known = projects()
-    count = {outcome: sum(each["outcome"] == outcome for each in results.values()) for outcome in ORDER}
-    told = ", ".join(f"{number} {outcome}" for outcome, number in count.items() if number)
-    lines = [OPENING.format(told), "| project | what is trained | version | result |", "| --- | --- | --- | --- |"]
+def table(results: Mapping[str, Mapping[str, str]]) -> str:
+    """What came of each, by outcome, and how many there are of each outcome."""
+    known, rows = projects(), [["project", "what is trained", "version", "result"]]
     for name, each in sorted(results.items(), key=lambda item: ORDER.index(item[1]["outcome"])):
         cells = [name, known[name].get("about", ""), versions(name, known[name]), f"{each['outcome']}: {each['why']}"]
-        lines.append("| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |")
-    lines += ["", "By `python tools/public_projects.py`, which installs what is not there into folders of its own.", ""]
-    return "\n".join(lines)
-
-
-ORDER = ("equal", "refused", "not equal", "failed", "not run")
+        rows.append([" ".join(cell.split()).replace("|", "\\|") for cell in cells])
+    count = {outcome: sum(each["outcome"] == outcome for each in results.values()) for outcome in ORDER}
+    return f"{grid(rows)}\n\n{', '.join(f'{number} {outcome}' for outcome, number in count.items() if number)}\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -144,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="projects; default: all")
     parser.add_argument("--folder", type=Path, default=Path("runs/public"), help="of what is installed for them")
-    parser.add_argument("--out", type=Path, help="the page; default: it is printed")
+    parser.add_argument("--out", type=Path, help="write the table there, too")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.one:
@@ -157,10 +140,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in options.names or known:
         results[name] = run(name, known[name], options.folder)
         print(f"{name}: {results[name]['outcome']}, {results[name]['why']}", file=sys.stderr, flush=True)
-    text = page(results)
-    if options.out is None:
-        print(text)
-    else:
+    text = table(results)
+    print(text)
+    if options.out is not None:
         options.out.write_text(text, encoding="utf-8")
     return int(any(each["outcome"] in ("not equal", "failed") for each in results.values()))
 

@@ -1,19 +1,46 @@
-"""What stands between this checkout and a release: `make release` asks it first, and the hosted workflow with the tag.
+"""A release: what stands between this checkout and it, and what the package index would get: RELEASING.md.
 
-    python tools/release.py          # of the version in flsv/__init__.py, before it is tagged
-    python tools/release.py v1.0.0   # of this tag
+    python tools/release.py check [v1.0.0]      # of the version in flsv/__init__.py; or of this tag; changes nothing
+    python tools/release.py wheel [--python python3.12] [--dist dist] [--wheel WHEEL]
+    python tools/release.py locked > constraints.txt        versions that pip would install for flsv[dev,docs] today
+    python tools/release.py lowest > lowest.txt             the lowest versions that pyproject.toml allows
 
-It changes nothing. RELEASING.md has the steps.
+``wheel`` builds the sdist, and the wheel from the sdist, checks both (twine, check-wheel-contents), installs the wheel
+with its hard dependencies alone into a fresh environment, and runs there, outside of the checkout: ``pip check``, a
+fit, its report, its retraining, a valuation before training, and values of a loop of one's own. Needs build, twine and
+check-wheel-contents.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+import os
+import platform
 import re
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
+PYPROJECT = ROOT / "pyproject.toml"
+#: Of tools that check or build and are not used by the package; the newest will do.
+TOOLS = (
+    "ruff",
+    "mypy",
+    "import-linter",
+    "pytest",
+    "pytest-cov",
+    "pre-commit",
+    "hatchling",
+    "mkdocs",
+    "mkdocs-material",
+)
+TOOLS += ("mkdocstrings", "mkdocs-autorefs", "latex2mathml", "check-jsonschema")
+_REQUIREMENT = re.compile(r'[\[ ]"([A-Za-z][\w.-]*)(?:\[[\w,]*\])?>=([\d.]+)')
 _HEAD = re.compile(r"^## \[(?P<version>[^\]]+)\](?: - (?P<date>\d{4}-\d\d-\d\d))?[ \t]*$", flags=re.MULTILINE)
 
 
@@ -82,12 +109,136 @@ def problems(root: Path, tag: str | None = None) -> list[str]:
     return found
 
 
+# ---- the wheel, installed as a stranger does
+
+#: Of the extras: none of them may be there, or the test would not see that flsv needs it.
+EXTRAS = ("timm", "peft", "pyarrow", "flwr", "dp_accounting", "pytest", "hypothesis")
+FIT = "fit --config quickstart --data.partitioner.init_args.num_clients 3 --trainer.max_epochs 2"
+VALUE = "value --config quickstart --out values"
+OWN_LOOP = """
+import importlib.util, pathlib, sys
+import torch, flsv
+
+assert pathlib.Path(flsv.__file__).is_relative_to(sys.prefix), flsv.__file__
+print("flsv", flsv.__version__, "on Python", sys.version.split()[0], "with torch", torch.__version__)
+there = [name for name in %r if importlib.util.find_spec(name)]
+assert not there, f"installed beside the hard dependencies: {there}"
+start = {"weight": torch.zeros(1, 1)}
+sent = [{"weight": torch.full((1, 1), value)} for value in (1.0, 3.0)]
+loader = [(torch.ones(4, 1), torch.ones(4, 1))]
+net, loss = torch.nn.Linear(1, 1, bias=False), torch.nn.functional.mse_loss
+values = flsv.value_round(net, start, sent, loader, metrics="PartialFederatedShapley", loss=loss)
+# v: -1 of nobody (0), 0 of client 0 (1), -4 of client 1 (3), -1 of both (2).
+assert values["PartialFederatedShapley"].tolist() == [2.0, -2.0], values
+"""
+
+
+def run(*command: str | Path, cwd: Path | None = None) -> None:
+    """Run it with nothing of the checkout in its way; its output is shown where it fails."""
+    started = time.perf_counter()
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run([str(part) for part in command], cwd=cwd, env=clean, capture_output=True, text=True)
+    shown = " ".join(Path(part).name if isinstance(part, Path) else part for part in command)
+    if done.returncode:
+        print(done.stdout, done.stderr, sep="\n", file=sys.stderr)
+        raise SystemExit(f"failed ({done.returncode}): {shown}")
+    print(f"{time.perf_counter() - started:6.1f} s  {shown.splitlines()[0]}", flush=True)
+
+
+def build(dist: Path) -> Path:
+    """Build and check both; the wheel's path."""
+    run(sys.executable, "-m", "build", "--outdir", dist, ROOT)
+    wheel, sdist = [*dist.glob("*.whl")], [*dist.glob("*.tar.gz")]
+    if len(wheel) != 1 or len(sdist) != 1:
+        raise SystemExit(f"{dist} has {len(wheel)} wheels and {len(sdist)} sdists. One of each is expected: empty it.")
+    run(sys.executable, "-m", "twine", "check", "--strict", *wheel, *sdist)
+    run(Path(sys.executable).parent / "check-wheel-contents", wheel[0])
+    print(*(f"          {path.name}: {path.stat().st_size / 1e6:.2f} MB" for path in (*wheel, *sdist)), sep="\n")
+    return wheel[0]
+
+
+def use(wheel: Path, python: str, folder: Path) -> None:
+    """Install it into an environment of its own in ``folder``, and run it there."""
+    run(python, "-m", "venv", folder / "venv")
+    own = folder / "venv" / "bin"
+    run(own / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wheel)
+    run(own / "python", "-m", "pip", "check", "--disable-pip-version-check")
+    place = folder / "elsewhere"
+    place.mkdir()
+    run(own / "python", "-c", OWN_LOOP.strip() % (EXTRAS,), cwd=place)
+    run(own / "flsv", *FIT.split(), "--trainer.default_root_dir", "runs", cwd=place)
+    (fitted,) = (place / "runs" / "lightning_logs").iterdir()
+    run(own / "flsv", "retrain", fitted, cwd=place)
+    run(own / "flsv", "report", fitted, cwd=place)
+    run(own / "flsv", *VALUE.split(), cwd=place)
+    made = (
+        fitted / "contributions.csv",
+        fitted / "retrained.csv",
+        fitted / "report.html",
+        place / "values/valuation.csv",
+    )
+    if missing := [str(path.relative_to(place)) for path in made if not path.is_file()]:
+        raise SystemExit(f"missing after these commands: {missing}")
+
+
+# ---- versions, as constraints for pip
+
+
+def lowest(text: str) -> dict[str, str]:
+    """Package to its lowest version.
+
+    Example:
+        >>> lowest('dependencies = [\\n    "torch>=2.4",\\n    "rich>=13",\\n]\\nlora = ["peft>=0.11"]')
+        {'torch': '2.4', 'rich': '13', 'peft': '0.11'}
+    """
+    found = _REQUIREMENT.findall(text)
+    return {name: version for name, version in found if name not in TOOLS}
+
+
+def constraints(report: dict[str, Any]) -> list[str]:
+    """``name==version`` of all but flsv itself, sorted, from pip's report.
+
+    Example:
+        >>> packages = [{"name": "Torch", "version": "2.4.0+cpu"}, {"name": "flsv", "version": "1.0"}]
+        >>> constraints({"install": [{"metadata": package} for package in packages]})
+        ['torch==2.4.0']
+    """
+    found = {each["metadata"]["name"].lower(): each["metadata"]["version"] for each in report["install"]}
+    # A local version (+cpu) is of one index only.
+    return [f"{name}=={version.partition('+')[0]}" for name, version in sorted(found.items()) if name != "flsv"]
+
+
+def locked() -> list[str]:
+    """The lines of constraints.txt, of this Python and system. Nothing is installed."""
+    pip = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet", "--report", "-"]
+    done = subprocess.run([*pip, ".[dev,docs]"], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    version = ".".join(platform.python_version_tuple()[:2])
+    place = f"Python {version}, {platform.system()} {platform.machine()}"
+    head = [f"# flsv[dev,docs] on {place}. `make constraints` makes it; to have the same versions:"]
+    return [*head, "#   PIP_CONSTRAINT=$PWD/constraints.txt make install", *constraints(json.loads(done.stdout))]
+
+
 def main() -> None:
-    found = problems(ROOT, sys.argv[1] if len(sys.argv) > 1 else None)
-    for problem in found:
-        print(problem, file=sys.stderr)
-    if found:
-        raise SystemExit(f"{len(found)} things to do before a release.")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("check", "wheel", "locked", "lowest"))
+    parser.add_argument("tag", nargs="?", help="that is released")
+    parser.add_argument("--python", default=sys.executable, help="of the fresh environment")
+    parser.add_argument("--dist", type=Path, help="where wheel and sdist stay; by default nowhere")
+    parser.add_argument("--wheel", type=Path, help="test this one, build none")
+    asked = parser.parse_args()
+    if asked.what == "check":
+        found = problems(ROOT, asked.tag)
+        print(*found, sep="\n", file=sys.stderr)
+        raise SystemExit(f"{len(found)} things to do before a release." if found else 0)
+    if asked.what in ("locked", "lowest"):
+        lines = [f"{package}=={version}" for package, version in lowest(PYPROJECT.read_text()).items()]
+        print(*(locked() if asked.what == "locked" else lines), sep="\n")
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        wheel = (asked.wheel or build(asked.dist or folder / "dist")).absolute()
+        use(wheel, asked.python, folder)
+    print("the wheel works")
 
 
 if __name__ == "__main__":

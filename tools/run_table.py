@@ -1,20 +1,18 @@
-"""Runs a table: rows, columns and cells stand in a YAML file, and what it measures and reports is named there.
+"""Runs a table: its cells, what they measure and the tables that come of it stand in a YAML file of ``tools/tables``.
 
-    python tools/run_table.py tools/tables/shapfed.yaml [--out FILE.md] [--images docs/images]
-    python tools/run_table.py tools/tables/shapfed.yaml --list           every cell as a command of flsv fit
-    python tools/run_table.py tools/tables/shapfed.yaml --full --short   the paper's setting, a round of each cell
+    python tools/run_table.py shapfed [--csv docs/results/shapfed.csv]     Markdown to the terminal
+    python tools/run_table.py shapfed --list           every cell as a command of flsv fit
+    python tools/run_table.py shapfed --full --short   the paper's setting, one round of each cell on the CPU
 
-The options are those of ``table_presets.py``, which also says what a preset is. The file holds:
+The file holds:
 
     about:    what the table shows, for --help
-    seeds:    how many there are by default (5)
+    seeds:    how many there are by default (5); first_seed: the first of them (0)
     asked:    columns, or beginnings of their names, that run only where they are asked for
-    short:    what --short overrides; or "module:function" of a cell
-    report:   "module:function" from the results and the cells to Markdown
-    images:   "module:function" of the results and a folder, for --images
+    short:    what --short overrides, by rules: ``if`` (row and column to patterns) and ``set``
     measure:  "module:function" of a cell and the folder of the data; blocks and parts may name another
-    blocks:   what the cells are made of, see below; or ``cells``, "module:function" from full and the seeds to cells
-    first_seed, alone, counted: see ``table_presets.Preset``
+    blocks:   what the cells are made of
+    tables:   what is printed, see ``table_report.py``
 
 A block has ``axes``, each a mapping from names to parts (or a list of names), and a cell for every choice of one name
 from each. A part says what its choice changes: ``files`` (below ``configs/``), ``set`` (options of flsv fit), ``small``
@@ -28,40 +26,39 @@ its ``if`` matches (axis to a name or a pattern), and may ``drop`` them or take 
 from __future__ import annotations
 
 import argparse
-import importlib
+import os
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-import table_presets
+import table_report
 import yaml
-from paper_numbers import with_paper
-from table_cells import Results
-from table_presets import Preset
-from table_runs import Cell
+from cells import Cell, Kept, Results, finish, measure, named
+from table_report import matches
 
 Choice = dict[str, Any]  # axis to the chosen name
 TABLES = Path(__file__).with_name("tables")
-KEYS = {"about", "seeds", "asked", "short", "report", "images", "measure", "blocks", "cells"}
-KEYS |= {"first_seed", "alone", "counted"}
+KEYS = {"about", "seeds", "first_seed", "asked", "short", "measure", "blocks", "tables"}
 PART = {"files", "full_files", "set", "small", "full", "unset", "measure", "only", "drop", "also"}
 BLOCK = PART | {"axes", "rules", "row", "column"}
+ONE_ROUND = {"trainer.max_epochs": 1, "trainer.accelerator": "cpu", "trainer.precision": "32-true"}
 
 
 def read_table(path: Path) -> dict[str, Any]:
     """A table's file.
 
     Raises:
-        ValueError: it says something that a table does not have.
+        ValueError: a key that a table does not have.
     """
     table = yaml.safe_load(path.read_text(encoding="utf-8"))
     table = {name: value for name, value in table.items() if not name.startswith("_")}  # anchors of its own
     _check(path, table, KEYS)
-    for block in table.get("blocks", ()):
+    for show in table["tables"]:
+        _check(path, show, table_report.KEYS)
+    for block in table["blocks"]:
         _check(path, block, BLOCK)
         for part in (part for axis in block["axes"].values() if isinstance(axis, Mapping) for part in axis.values()):
             _check(path, part or {}, PART)
@@ -72,74 +69,43 @@ def read_table(path: Path) -> dict[str, Any]:
 
 def cells_of(table: Mapping[str, Any], full: bool, seeds: Sequence[int]) -> list[Cell]:
     """All cells, seed by seed, so that a table that is stopped has whole seeds."""
-    if "cells" in table:
-        return named(table["cells"])(full, seeds)
     return [cell for seed in seeds for block in table["blocks"] for cell in _of_block(block, table, full, seed)]
 
 
-def cells(name: str, full: bool, seeds: Sequence[int]) -> list[Cell]:
-    """Those of a table in ``tools/tables``, by its name."""
-    return cells_of(read_table(TABLES / f"{name}.yaml"), full, seeds)
+def shortened(table: Mapping[str, Any], cell: Cell) -> Cell:
+    """One round on few images, on the CPU."""
+    options = {**cell.overrides, **(ONE_ROUND if cell.files else {})}
+    for rule in table.get("short", ()):
+        if _matches(rule.get("if", {}), {"row": cell.row, "column": cell.column}):
+            options |= rule["set"]
+    return replace(cell, overrides=options)
 
 
-def preset_of(path: Path, images: Path | None = None) -> Preset:
-    """What the command line needs to know of a table."""
-    table = read_table(path)
-
-    def report(results: Results, cells: Sequence[Cell]) -> str:
-        if images is not None and "images" in table:
-            named(table["images"])(results, images)
-        return with_paper(named(table["report"])(results, cells), path.stem)
-
-    short = table.get("short", {})
-    return Preset(
-        path.stem,
-        lambda full, seeds: cells_of(table, full, seeds),
-        report,
-        named(short) if isinstance(short, str) else short,
-        table.get("seeds", 5),
-        tuple(table.get("asked", ())),
-        table.get("first_seed", 0),
-        tuple(table.get("alone", ())),
-        named(table.get("counted", "table_presets:counted")),
-    )
-
-
-def named(path: str) -> Any:
-    """What ``"module:name"`` is."""
-    module, _, name = path.partition(":")
-    return getattr(importlib.import_module(module), name)
-
-
-def _check(path: Path, said: Mapping[str, Any], known: set[str]) -> None:
-    if strange := said.keys() - known:
+def _check(path: Path, given: Mapping[str, Any], known: set[str]) -> None:
+    if strange := given.keys() - known:
         raise ValueError(f"{path}: {', '.join(sorted(strange))} is unknown: expected {', '.join(sorted(known))}.")
 
 
 def _of_block(block: Mapping[str, Any], table: Mapping[str, Any], full: bool, seed: int) -> Iterator[Cell]:
     axes = {name: axis if isinstance(axis, Mapping) else dict.fromkeys(axis) for name, axis in block["axes"].items()}
+    preset = "full" if full else "small"
     for chosen in product(*axes.values()):
         at: Choice = dict(zip(axes, chosen))
         parts = [block, *(axes[name][value] or {} for name, value in at.items())]
-        parts += [rule for rule in block.get("rules", ()) if _matches(rule.get("if", {}), at)]
-        parts = [part for part in parts if part.get("only") in (None, "full" if full else "small")]
-        wanted = len(at) + 1  # a part that is not in this preset takes its cells with it
-        of_choice = [block, *(axes[name][value] or {} for name, value in at.items())]
-        if sum(part in parts for part in of_choice) < wanted or any(part.get("drop") for part in parts):
+        if any(part.get("only", preset) != preset for part in parts):
             continue
-        yield _cell(block, table, parts, {**at, "seed": seed}, full)
+        rules = [rule for rule in block.get("rules", ()) if _matches(rule.get("if", {}), at)]
+        parts += [rule for rule in rules if rule.get("only", preset) == preset]
+        if not any(part.get("drop") for part in parts):
+            yield _cell(block, table, parts, {**at, "seed": seed}, full)
 
 
 def _cell(
-    block: Mapping[str, Any],
-    table: Mapping[str, Any],
-    parts: Sequence[Mapping[str, Any]],
-    at: Choice,
-    full: bool,
+    block: Mapping[str, Any], table: Mapping[str, Any], parts: Sequence[Mapping[str, Any]], at: Choice, full: bool
 ) -> Cell:
     files: list[str] = []
     options: dict[str, Any] = {}
-    measure = table.get("measure", Cell.measure)
+    measurement = table.get("measure", Cell.measure)
     for part in parts:
         files += [*part.get("files", ()), *(part.get("full_files", ()) if full else ())]
         options |= {**part.get("set", {}), **part.get("full" if full else "small", {})}
@@ -147,9 +113,9 @@ def _cell(
             options |= named(part["also"])(at, full)
         for name in part.get("unset", ()):
             options.pop(name, None)
-        measure = part.get("measure", measure)
+        measurement = part.get("measure", measurement)
     row, column = filled(block.get("row", "{row}"), at), filled(block.get("column", "{column}"), at)
-    return Cell(str(row), str(column), at["seed"], tuple(filled(files, at)), filled(options, at), measure)
+    return Cell(str(row), str(column), at["seed"], tuple(filled(files, at)), filled(options, at), measurement)
 
 
 def filled(value: Any, at: Choice) -> Any:
@@ -174,23 +140,71 @@ def filled(value: Any, at: Choice) -> Any:
 def _matches(condition: Mapping[str, Any], at: Choice) -> bool:
     """Whether every axis has one of the names or patterns."""
     return all(
-        any(fnmatchcase(str(at[axis]), str(pattern)) for pattern in (said if isinstance(said, list) else [said]))
-        for axis, said in condition.items()
+        matches(str(at[axis]), patterns if isinstance(patterns, list) else [patterns])
+        for axis, patterns in condition.items()
     )
+
+
+def _columns(cells: Sequence[Cell], names: Sequence[str]) -> set[str]:
+    """The columns of a name; where there is none, those whose names begin with it."""
+    there = {cell.column for cell in cells}
+    return {c for name in names for c in there if c == name or (name not in there and c.startswith(name))}
+
+
+def chosen(table: Mapping[str, Any], options: argparse.Namespace) -> list[Cell]:
+    """The cells that the command line asks for."""
+    first = options.first_seed
+    cells = cells_of(table, options.full, range(first, first + (1 if options.short else options.seeds)))
+    cells = [cell for cell in cells if not options.rows or cell.row in options.rows]
+    if options.columns:
+        return [cell for cell in cells if cell.column in _columns(cells, options.columns)]
+    if options.all or options.full or options.finished or options.list:
+        return cells
+    return [cell for cell in cells if not cell.column.startswith(tuple(table.get("asked", ())))]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    own = argparse.ArgumentParser(add_help=False)
-    own.add_argument("table", type=Path)
-    own.add_argument("--images", type=Path, help="folder for the figures")
-    if not given or given[0] in ("-h", "--help"):
-        print(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("table", help=f"{', '.join(sorted(path.stem for path in TABLES.glob('*.yaml')))}; or a file")
+    parser.add_argument("--root", default=os.environ.get("FLSV_DATA_ROOT", "data"), help="folder of the data sets")
+    parser.add_argument("--full", action="store_true", help="the paper's own setting, for a GPU")
+    parser.add_argument("--short", action="store_true", help="one round, one seed, few images, nothing kept")
+    parser.add_argument("--list", action="store_true", help="print every cell's command and end")
+    parser.add_argument("--seeds", type=int, help="how many")
+    parser.add_argument("--first-seed", type=int)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--columns", nargs="+", help="columns of these names, or whose names begin so: asked for")
+    parser.add_argument("--rows", nargs="+", help="only these rows")
+    parser.add_argument("--all", action="store_true", help="those columns, too, that run only where asked for")
+    parser.add_argument("--kept", type=Path, help="finished cells; default: runs/tables/NAME.jsonl")
+    parser.add_argument("--any-version", action="store_true", help="cells kept by other versions of the sources count")
+    parser.add_argument("--finished", action="store_true", help="report the finished cells, and run nothing")
+    parser.add_argument("--csv", type=Path, help="write the tables there, too")
+    options = parser.parse_args(arguments)
+    path = Path(options.table) if options.table.endswith(".yaml") else TABLES / f"{options.table}.yaml"
+    if not path.is_file():
+        parser.error(f"there is no {path}: expected a name of tools/tables, or a file")
+    table = read_table(path)
+    options.seeds = table.get("seeds", 5) if options.seeds is None else options.seeds
+    options.first_seed = table.get("first_seed", 0) if options.first_seed is None else options.first_seed
+    cells = chosen(table, options)
+    if not cells:
+        parser.error(f"no cell has these rows and columns; asked for by --columns or --all: {table.get('asked', [])}")
+    if options.list:
+        print("\n".join(f"# {cell.column}, {cell.row}\n{cell.command}" for cell in cells))
         return
-    options, rest = own.parse_known_args(given)
-    about = read_table(options.table).get("about", "")
-    table_presets.main(preset_of(options.table, options.images), about, rest)
+    kept = Kept(options.kept or Path(f"runs/tables/{path.stem}.jsonl"), options.any_version)
+    if options.short:
+        results: Results = {cell.key: measure(shortened(table, cell), options.root) for cell in cells}
+    elif options.finished:
+        results = {cell.key: result for cell in cells if (result := kept.find(cell)) is not None}
+    else:
+        results = finish(cells, kept, options.root, options.workers)
+    tables = table_report.report(table["tables"], results)
+    print(f"\n{table_report.markdown(tables)}\n\n{len(results)} of {len(cells)} cells.")
+    if options.csv is not None:
+        table_report.write_csv(options.csv, tables)
 
 
 if __name__ == "__main__":

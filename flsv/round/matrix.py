@@ -17,7 +17,7 @@ from torch import Tensor
 from flsv.functional.divergences import distances
 
 #: Bytes of a block, of which some exist at a time. On a CPU blocks stay in its cache: larger ones are memory that the
-#: system hands out anew, up to six times as slow (``tools/bench_memory.py``). On a GPU a block is a launch of a kernel.
+#: system hands out anew, up to six times as slow. On a GPU a block is a launch of a kernel.
 BLOCK_BYTES, CPU_BLOCK_BYTES = 2**24, 2**20
 #: The part of the machine's memory from which on a matrix lies in a file.
 LARGE = 0.25

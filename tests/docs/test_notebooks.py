@@ -6,7 +6,7 @@ import json
 import time
 from pathlib import Path
 
-import docs_notebooks
+import docs_render
 import pytest
 import yaml
 
@@ -14,10 +14,10 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", docs_notebooks.LESSONS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", docs_render.LESSONS, ids=lambda path: path.stem)
 def test_a_lesson_runs_and_shows_something(path: Path) -> None:
     start = time.process_time()
-    ran = docs_notebooks.run(path)
+    ran = docs_render.run(path)
     assert time.process_time() - start < 20  # of the processor: a lesson is no benchmark
     code = [cell for cell in ran if cell.is_code]
     assert not ran[0].is_code
@@ -25,13 +25,13 @@ def test_a_lesson_runs_and_shows_something(path: Path) -> None:
     assert len(code) < len(ran)
     assert any(cell.pictures for cell in code)
     assert any(cell.printed for cell in code)
-    made = json.loads(docs_notebooks.notebook(ran))
+    made = json.loads(docs_render.notebook(ran))
     assert [cell["cell_type"] for cell in made["cells"]] == ["code" if cell.is_code else "markdown" for cell in ran]
-    assert docs_notebooks.page(path, ran).count("data:image/png") == sum(len(cell.pictures) for cell in code)
+    assert docs_render.page(path, ran).count("data:image/png") == sum(len(cell.pictures) for cell in code)
 
 
 def test_there_is_a_lesson_for_each_of_four_subjects() -> None:
-    names = {path.stem for path in docs_notebooks.LESSONS}
+    names = {path.stem for path in docs_render.LESSONS}
     assert names == {"quickstart", "lightning_project", "own_metric", "shapley_values"}
     assert {"Notebooks": []} in yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
 
@@ -57,11 +57,11 @@ pyplot.plot([1, 2])
 """
     path = tmp_path / "lesson.py"
     path.write_text(source)
-    text, first, second, drawn = docs_notebooks.run(path)
+    text, first, second, drawn = docs_render.run(path)
     assert (text.text, text.is_code) == ("# Title\n\nText.", False)
     assert first.printed == "one\n2\n"
     assert second.printed == ""
     assert len(drawn.pictures) == 1
     path.write_text("# %%\n1 / 0\n")
     with pytest.raises(ZeroDivisionError):
-        docs_notebooks.run(path)
+        docs_render.run(path)

@@ -59,7 +59,7 @@ def test_the_site_has_metrics_with_pictures_lessons_and_algorithms(site: Path) -
         assert "When not to use it" in page
         assert "<math" in page
         assert (site / f"reference/metrics/{name}.svg").stat().st_size > 1000
-    for path in docs_site.docs_notebooks.LESSONS:
+    for path in docs_site.docs_render.LESSONS:
         assert "data:image/png" in (site / f"notebooks/{path.stem}.html").read_text()
         assert json.loads((site / f"notebooks/{path.stem}.ipynb").read_text())["nbformat"] == 4
 

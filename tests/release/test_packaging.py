@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from lowest_versions import _REQUIREMENT
+from release import _REQUIREMENT
 
 import flsv
 

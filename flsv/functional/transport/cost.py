@@ -2,7 +2,7 @@
 revealing one.
 
 Each of the S points that a client returns is a mean of m/S of its m samples. Below the threshold the attack of
-``tools/fedbary_reconstruction.py`` hardly finds a near copy of a sample: ``docs/results/fedbary_reconstruction.md``.
+``tools/paper_fedbary_samples.py`` hardly finds a near copy of a sample: ``docs/results/fedbary_reconstruction.md``.
 
 A class as a Gaussian: the label part of the ground distance.
 

@@ -1,0 +1,270 @@
+"""Tables: YAML becomes cells, each shipped table runs one, finished cells are kept, and numbers become tables."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import cells
+import pytest
+import table_report
+from cells import Cell, CellsFailed, Kept, built, federated_loop, finish, measure, seeded
+from run_table import TABLES, cells_of, main, read_table, shortened
+from scipy import stats
+from table_report import best_other, markdown, paired, report
+
+from flsv.cli.parser import make_cli
+
+ROOT = os.environ.get("FLSV_DATA_ROOT")
+NAMES = sorted(path.stem for path in TABLES.glob("*.yaml"))
+TABLE = """
+_few: &few {set: {data.splits.max_samples: 300}}
+short: [{set: {e: 1}}, {if: {row: p*}, set: {e: 2}}]
+blocks:
+  - axes:
+      source: {digits: *few, mnist: {only: full}}
+      rate: [0.1, 1]
+      row: {FedAvg: {files: [fedavg.yaml]}, pFedMe: {files: [pfedme.yaml], small: {a: 1}, full: {a: 2}}}
+    column: "{source}, {rate}"
+    files: [quickstart.yaml]
+    set: {data.source: "{source}", lr: "{rate}", b: 3}
+    rules:
+      - {if: {row: p*}, unset: [b], measure: "made_up_cells:marked"}
+      - {if: {row: FedAvg, rate: 1}, drop: true}
+tables: [{title: Accuracy, value: accuracy}]
+"""
+
+
+@pytest.fixture(autouse=True)
+def seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # to be restored: seed_everything sets it
+
+
+# ---- cells of a file
+
+
+def test_parts_rules_and_presets(tmp_path: Path) -> None:
+    path = tmp_path / "made_up.yaml"
+    path.write_text(TABLE)
+    table = read_table(path)
+    small = {cell.key: cell for cell in cells_of(table, False, [0, 5])}
+    assert list(small)[:3] == [("FedAvg", "digits, 0.1", 0), ("pFedMe", "digits, 0.1", 0), ("pFedMe", "digits, 1", 0)]
+    assert len(small) == 2 * 3
+    last = small["pFedMe", "digits, 1", 5]
+    assert last.files == ("quickstart.yaml", "pfedme.yaml")
+    assert last.overrides == {"data.source": "digits", "lr": 1, "data.splits.max_samples": 300, "a": 1}
+    assert last.measure == "made_up_cells:marked"
+    assert small["FedAvg", "digits, 0.1", 0].overrides["b"] == 3
+    assert [shortened(table, cell).overrides["e"] for cell in list(small.values())[:2]] == [1, 2]
+    full = {cell.key: cell for cell in cells_of(table, True, [0])}
+    assert len(full) == 2 * 3
+    assert full["pFedMe", "mnist, 0.1", 0].overrides == {"data.source": "mnist", "lr": 0.1, "a": 2}
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "strange"),
+    [("tables:", "table:", "table"), ("only: full", "presets: full", "presets"), ("value:", "values:", "values")],
+)
+def test_what_a_table_does_not_have(tmp_path: Path, right: str, wrong: str, strange: str) -> None:
+    path = tmp_path / "made_up.yaml"
+    path.write_text(TABLE.replace(right, wrong, 1) + ("tables: []" if strange == "table" else ""))
+    with pytest.raises(ValueError, match=f"{strange} is unknown: expected"):
+        read_table(path)
+
+
+def test_every_seed_is_the_cells_and_one_that_no_file_says_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attacks = [{"class_path": "flsv.attacks.SignFlip", "init_args": {"fraction": 0.2, "seed": 0}}]
+    files = ("quickstart.yaml", "scenarios/shapleyfl_closed_set.yaml", "fedprox.yaml")
+    cell = Cell("FedProx", "digits", 3, files, {"data.splits.max_samples": 400, "federation.uploads": attacks})
+    with built(cell, "data") as cli:
+        data, loop = cli.datamodule, federated_loop(cli.trainer)
+        random = (data.splits, data.partitioner, data.corruptions[0], loop.uploads[0])
+        assert [each.seed for each in random] == [3, 3, 3, 3]
+        assert cli.config.seed_everything == cli.config.federation.seed == 3
+    assert seeded({"seed": 0, "a": [{"seed": 1, "b": "seed"}]}, 7) == {"seed": 7, "a": [{"seed": 7, "b": "seed"}]}
+    monkeypatch.setattr(cells, "CONFIGS", tmp_path)
+    text = "data: {partitioner: {class_path: flsv.data.IIDPartitioner, init_args: {num_clients: 2}}}"
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(ValueError, match="another seed than the cell's, 3"), built(Cell("r", "c", 3, ("a.yaml",)), "."):
+        pass
+
+
+@pytest.mark.slow
+def test_the_command_is_the_same_run(tmp_path: Path) -> None:
+    """With the seed that the files have; typed by hand, but for what keeps it quiet."""
+    cell = Cell("FedProx", "digits", 1, ("quickstart.yaml", "fedprox.yaml"), {"trainer.max_epochs": 1})
+    found = measure(cell, "data")
+    files = [part.replace("configs/", f"{cells.CONFIGS}/") for part in shlex.split(cell.command)[2:]]
+    quiet = [f"--{name}={cells.written(value)}" for name, value in cells.QUIET.items()]
+    cli = make_cli([*files, *quiet, "--trainer.default_root_dir", str(tmp_path)], run=False)
+    cli.trainer.fit(cli.model, cli.datamodule)
+    scores = cli.trainer.test(cli.model, cli.datamodule, verbose=False)[0]
+    assert 100 * scores["test_accuracy"] == found["accuracy"]
+
+
+# ---- the shipped tables
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_shipped_tables_have_distinct_cells_in_whole_seeds(name: str) -> None:
+    table = read_table(TABLES / f"{name}.yaml")
+    for full in (False, True):
+        made = cells_of(table, full, [3, 4])
+        assert len({cell.key for cell in made}) == len(made) >= 2
+        assert {cell.seed for cell in made} == {3, 4}
+        assert all(callable(cells.named(cell.measure)) for cell in made)
+    assert all(callable(cells.named(show["of"])) for show in table["tables"] if "of" in show)
+
+
+DIGITS = {"data.source": "digits", "trainer.max_epochs": 2}
+#: A row and a column of each table, and what makes its cell one of digits, where it is not.
+RUN: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "fedbary": ("barycenter", "protocol", {}),
+    "fedbary_reconstruction": ("m = 60, S / m = 1.0", "digits", {}),
+    "estimators": ("permutations", "games", {}),
+    "in_run": ("digits", "every", {}),
+    "intervals": ("runs", "digits_sizes", {}),
+    "inversion": ("unprotected", "digits", {}),
+    "natural": ("nobody", "clinics", {}),
+    "retrain": ("one seed", "tuning", {}),
+    "guo": (
+        "ours",
+        "mnist, softmax, biased",
+        {**DIGITS, "data.batch_size": 10, "data.partitioner.init_args.total": 150, "data.splits.server_val": 0.1},
+    ),
+    "pfedsv": ("pFedSV", "pathological, MNIST", {**DIGITS, "data.splits.max_samples": None}),
+    "privacy_contributions": ("no privacy", "digits", {"data.splits.max_samples": None}),
+    "shadow": ("tuning", "digits_dirichlet", {}),
+    "shapfed": ("values", "figure 3", {"data.splits.max_samples": None}),
+    "shapleyfl": ("AFedSV", "Fashion-MNIST, data noise", {**DIGITS, "data.splits.max_samples": None}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "language_model"])  # which trains one for minutes
+def test_a_cell_of_every_table_runs_and_is_reported(name: str) -> None:
+    row, column, more = RUN[name]
+    if name == "natural" and (ROOT is None or not Path(ROOT, "tables", "opt.csv").exists()):
+        pytest.skip("FLSV_DATA_ROOT is not set, or has no tables/opt.csv")
+    table = read_table(TABLES / f"{name}.yaml")
+    first = table.get("first_seed", 0)
+    (cell,) = (each for each in cells_of(table, False, [first]) if (each.row, each.column) == (row, column))
+    cell = shortened(table, cell)
+    cell = replace(cell, overrides={**cell.overrides, **more})
+    measured = measure(cell, ROOT or "data")
+    if name == "retrain" and not measured:
+        pytest.skip("the first federation's data are not here")
+    made = report(table["tables"], {cell.key: measured})
+    assert made or (name == "natural" and len(measured["values"]) == 4)  # one run is no pair
+    assert not made or any(char.isdigit() for char in markdown(made))
+
+
+# ---- what is kept
+
+
+def made_up(*rows: str, seeds: int = 1) -> list[Cell]:
+    return [
+        Cell(row, "c", seed, ("fedavg.yaml",), {"n": n}, "made_up_cells:marked")
+        for seed in range(seeds)
+        for n, row in enumerate(rows)
+    ]
+
+
+@pytest.fixture
+def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    return tmp_path / "ran.txt"
+
+
+def test_finished_cells_are_not_run_again_and_a_cut_line_is(tmp_path: Path, ran: Path) -> None:
+    path = tmp_path / "kept.jsonl"
+    found = finish(made_up("one", "three", seeds=2), Kept(path), str(tmp_path), workers=1)
+    assert found["three", "c", 1] == {"value": 15.0}
+    assert len(ran.read_text().splitlines()) == 4
+    path.write_text(path.read_text()[:-20])  # killed while it was writing
+    assert finish(made_up("one", "three", seeds=2), Kept(path), str(tmp_path), workers=1) == found
+    assert len(ran.read_text().splitlines()) == 5
+    assert finish(made_up("one", "three", seeds=2), Kept(path), str(tmp_path), workers=1) == found
+    assert len(ran.read_text().splitlines()) == 5
+
+
+def test_other_sources_are_another_cell(tmp_path: Path, ran: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "kept.jsonl"
+    (cell,) = made_up("one")
+    finish([cell], Kept(path), str(tmp_path), workers=1)
+    monkeypatch.setattr(cells, "source_version", lambda: "another")
+    assert Kept(path).find(cell) is None
+    assert Kept(path, any_version=True).find(cell) == {"value": 3.0}
+
+
+def test_one_that_fails_does_not_stop_the_others(tmp_path: Path, ran: Path) -> None:
+    with pytest.raises(CellsFailed, match="1 of 3 cells failed, the first:\nc, bad, seed 0: no such thing"):
+        finish(made_up("one", "bad", "last"), Kept(tmp_path / "kept.jsonl"), str(tmp_path), workers=1)
+    assert ran.read_text().split() == ["one", "0", "last", "0"]
+    with pytest.raises(ValueError, match="the same row, column and seed"):
+        finish(made_up("one", "one"), Kept(tmp_path / "kept.jsonl"), str(tmp_path))
+
+
+def test_the_command_line(tmp_path: Path, ran: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "made_up.yaml"
+    path.write_text(
+        "asked: [large]\nmeasure: made_up_cells:marked\n"
+        "blocks: [{axes: {column: [small, large], row: [a, bb]}, files: [fedavg.yaml]}]\n"
+        "tables: [{title: Values, value: value, minus: {bb: [a]}}]\n"
+    )
+    given = [str(path), "--kept", str(tmp_path / "kept.jsonl"), "--root", str(tmp_path), "--workers", "1"]
+    main([*given, "--seeds", "2", "--csv", str(tmp_path / "out.csv")])
+    out = capsys.readouterr().out
+    assert "| bb | 7.0 ± 7.1 |" in out
+    assert "| bb minus a | **+1.00 [+1.00, +1.00]** |" in out
+    assert "large" not in out
+    assert "Values,bb,small,7.0 ± 7.1\n" in (tmp_path / "out.csv").read_text()
+    main([*given, "--list", "--seeds", "1"])
+    assert capsys.readouterr().out.count("flsv fit --config configs/fedavg.yaml --seed_everything=0") == 4
+    main([*given, "--columns", "large", "--seeds", "1"])
+    assert "| bb | 2.0 ± 0.0 |" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main([*given, "--rows", "nobody"])
+
+
+# ---- numbers become tables
+
+OURS = {0: 61.0, 1: 64.5, 2: 62.0, 3: 66.0, 4: 63.5}
+OTHER = {0: 60.0, 1: 62.0, 2: 61.5, 3: 63.0, 4: 62.0}
+
+
+def test_intervals_are_scipys_over_the_seeds_that_both_have() -> None:
+    found = paired({**OURS, 7: 100.0}, {**OTHER, 9: 0.0})
+    interval = stats.ttest_rel(list(OURS.values()), list(OTHER.values())).confidence_interval(0.95)
+    assert (found.low, found.high, found.pairs) == pytest.approx((interval.low, interval.high, 5))
+    assert str(paired({0: 1.0, 1: 2.0}, {0: 1.0, 1: 2.0})) == "+0.00 [+0.00, +0.00]"
+    assert str(paired({0: 1.5}, {0: 1.0})) == "+0.50"
+    assert paired({0: float("nan")}, {0: 0.0}).pairs == 0
+    assert best_other({"FedAvg": OTHER, "RFA": {0: 50.0}, "ours": OURS}, ("ours",)) == "FedAvg"
+
+
+def test_rows_columns_and_what_is_compared() -> None:
+    results = {
+        (row, column, seed): {"accuracy": [value, value], "by": {"x": {"p": value}, "y": None}}
+        for row, values in {"FedAvg": OTHER, "ours": OURS}.items()
+        for column in ("noise", "tail")
+        for seed, value in values.items()
+    }
+    show = {"title": "T", "value": "accuracy", "rows": ["ours", "FedAvg"], "columns": ["n*"], "ours": ["ours"]}
+    (_, means), (_, differences) = report([{**show, "paper": {"noise": {"FedAvg": "60"}}}], results)
+    assert means == [["", "noise"], ["ours", "63.4 ± 2.0"], ["FedAvg", "61.7 ± 1.1 (60)"]]
+    assert differences[1][0] == "ours minus the best other"
+    assert differences[1][1].endswith("]** against FedAvg")
+    both = report([{**show, "columns": ["*"], "average": "mean"}], results)
+    assert [title for title, _ in both][2] == "T: mean"
+    (_, tokens) = report([{"title": "T", "value": "by/{row}/{column}", "columns": ["noise"]}], results)[0]
+    assert tokens == [["", "p"], ["x", "63.4 ± 2.0"]]
+    (_, pooled) = report([{"title": "T", "value": "accuracy", "pool": "all", "interval": True}], results)[0]
+    assert [row[0] for row in pooled] == ["", "FedAvg", "ours"]
+    assert table_report.spread([], 1) == "-"

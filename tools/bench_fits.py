@@ -1,0 +1,128 @@
+"""What training coalitions costs, in fits: all of them side by side, as `flsv retrain` does, and as shadow models.
+
+    python tools/bench_fits.py [--clients 5 6 8] [--networks mlp lenet batch_norm fast_text] [--repeats 3]
+
+FedAvg on scikit-learn's digits (8x8; for LeNet in 28x28; for fastText 64 words of 1 to 17), batches of 16, SGD, one
+thread. In fits of all clients without metrics, the least of some repetitions: all 2^n coalitions of two seeds, of which
+the first seed's coalition of all is trained in both ways and compared, which is in the time (15 rounds); and, of the
+MLP, ``ShadowShapley`` by its coalitions and parts (20 rounds, values in every round). How near the values of few
+coalitions come: run_table.py shadow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from common import be_quiet, grid, quiet_trainer
+from torch import Tensor, nn
+
+from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
+from flsv.data import DirichletPartitioner, Loader, SizePartitioner, Splits
+from flsv.functional import exact_shapley
+from flsv.games.retraining import RetrainedUtility
+from flsv.loop.side_by_side import SideBySideUtility
+from flsv.metrics import ShadowShapley
+from flsv.models import FastText, LeNet5
+
+SILENT = Reporting(table=False, figures=0, files=False)
+SHADOWS: dict[str, dict[str, Any]] = {
+    "shadows of singles": {"coalitions": "singles"},
+    "shadows of pairs": {"coalitions": "pairs"},
+    "shadows of all": {"coalitions": "all"},
+    "shadows of pairs, heads": {"coalitions": "pairs", "part": "head"},
+    "shadows of all, heads": {"coalitions": "all", "part": "head"},
+}
+
+
+class Words(nn.Module):
+    """A pixel's place and shade as a hashed word."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return (16 * images.flatten(1)).long() + 17 * torch.arange(64, device=images.device) + 1
+
+
+def mlp(norm: bool = False) -> nn.Module:
+    layers = [nn.BatchNorm1d(64)] if norm else []
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 64, bias=not norm), *layers, nn.ReLU(), nn.Linear(64, 10))
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "mlp": mlp,
+    "batch_norm": partial(mlp, True),
+    "fast_text": lambda: nn.Sequential(Words(), FastText(10, (64,), buckets=64 * 17, width=16)),
+    "lenet": lambda: nn.Sequential(nn.Upsample(28), LeNet5(num_classes=10, input_shape=(1, 28, 28))),
+}
+
+
+def game(network: str, clients: int, seed: int, folder: str) -> RetrainedUtility:
+    """Of clients of one to two parts, by retraining."""
+    torch.manual_seed(seed)
+    sizes = SizePartitioner([1 + i / clients for i in range(clients)], seed=0)
+    more: dict[str, Any] = {"splits": Splits(server_val=0.2, seed=0), "loader": Loader(drop_last=True)}
+    data = FederatedDataModule("digits", sizes, batch_size=16, **more)
+    module = ClassifierClient(NETWORKS[network](), optimizer=partial(torch.optim.SGD, lr=0.1))
+
+    def trainer(cohort: Any) -> Any:
+        return quiet_trainer(folder, 15, [FederatedLoop(sampler=cohort, seed=seed, reporting=SILENT)])
+
+    return RetrainedUtility(trainer, module, data, max_clients=20)
+
+
+def whole_fit(network: str, clients: int, folder: str) -> None:
+    game(network, clients, 0, folder)(torch.ones(1, clients, dtype=torch.bool))
+
+
+def all_coalitions(network: str, clients: int, folder: str) -> None:
+    for seed in range(2):
+        exact_shapley(SideBySideUtility(game(network, clients, seed, folder), seed, compare=not seed), clients)
+
+
+def shadowed(options: dict[str, Any] | None, clients: int, folder: str) -> None:
+    """A fit with shadow models; None: without."""
+    data = FederatedDataModule("digits", DirichletPartitioner(clients, 0.5, seed=1, min_samples=40), batch_size=16)
+    module = ClassifierClient("mlp", network_args={"hidden": [64]}, optimizer=partial(torch.optim.SGD, lr=0.1))
+    metrics: dict[str, Any] = {} if options is None else {"shadow": ShadowShapley(**options)}
+    quiet_trainer(folder, 20, [FederatedLoop(metrics=metrics, seed=0, reporting=SILENT)]).fit(module, data)
+
+
+def row(name: str, plain: Callable[[], None], ways: dict[str, Callable[[], None]], repeats: int) -> list[list[str]]:
+    """The least processor seconds of each way, in those of a plain fit; in turns."""
+    every = {"": plain, **ways}
+    least = dict.fromkeys(every, math.inf)
+    plain()  # what is made once
+    for _ in range(repeats):
+        for way, work in every.items():
+            start = time.process_time()
+            work()
+            least[way] = min(least[way], time.process_time() - start)
+    return [[name, way, f"{least['']:.2f}", f"{least[way]:.2f}", f"{least[way] / least['']:.2f}"] for way in ways]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, nargs="+", default=[5, 6, 8])
+    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args()
+    be_quiet()
+    rows = [["network", "clients", "what", "a fit, s", "s", "fits"]]
+    with tempfile.TemporaryDirectory() as folder:
+        for network in options.networks:
+            for n in options.clients:
+                ways = {f"2^{n} coalitions x 2 seeds": partial(all_coalitions, network, n, folder)}
+                rows += row(f"{network} | {n}", partial(whole_fit, network, n, folder), ways, options.repeats)
+        for n in options.clients if "mlp" in options.networks else ():
+            shadows = {name: partial(shadowed, kind, n, folder) for name, kind in SHADOWS.items()}
+            rows += row(f"mlp | {n}", partial(shadowed, None, n, folder), shadows, options.repeats)
+    print(grid(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""How the site shows code: lessons, Python files with cells that are run when it is built; and docstrings.
+
+    python tools/docs_render.py docs/notebooks/quickstart.py lesson.ipynb
+
+A cell begins with ``# %%``, one of text with ``# %% [markdown]``, as editors and jupytext know them. The site has each
+lesson as a page with what its cells print and draw, and as a notebook to download.
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import contextlib
+import io
+import json
+import logging
+import os
+import re
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import griffe
+from latex2mathml.converter import convert
+
+ROOT = Path(__file__).parents[1]
+LESSONS = sorted((ROOT / "docs" / "notebooks").glob("*.py"))
+_TEXT = "[markdown]"
+_ROLE = re.compile(r":(class|func|meth|attr|mod|data|obj|exc):`~?([^`]+)`", flags=re.DOTALL)
+_MATH = re.compile(r":math:`([^`]+)`", flags=re.DOTALL)
+_DISPLAY = re.compile(r"^( *)\.\. math::[ ]*(.*(?:\n(?:\1 +.*|[ ]*))*)", flags=re.MULTILINE)
+#: A doctest under its own heading; with anything else in it, it stays an aside.
+_EXAMPLE = re.compile(r"^( *)Examples?:(?=\n\s*>>>)", flags=re.MULTILINE)
+
+
+@dataclass
+class Cell:
+    """A cell, and what came of it: printed text, what its last line gives, pictures (PNG)."""
+
+    text: str
+    is_code: bool
+    printed: str = ""
+    html: str = ""
+    pictures: list[bytes] = field(default_factory=list)
+
+
+def cells(source: str) -> list[Cell]:
+    """The cells of a file.
+
+    Example:
+        >>> [(cell.is_code, cell.text) for cell in cells("# %% [markdown]\\n# One.\\n# %%\\nx = 1\\n")]
+        [(False, 'One.'), (True, 'x = 1')]
+    """
+    found = []
+    for part in ("\n" + source).split("\n# %%")[1:]:
+        kind, _, text = part.partition("\n")
+        is_code = kind.strip() != _TEXT
+        lines = [line if is_code else line.removeprefix("#").removeprefix(" ") for line in text.strip().splitlines()]
+        found.append(Cell("\n".join(lines), is_code))
+    return found
+
+
+def run(path: Path) -> list[Cell]:
+    """A file's cells, run one after the other in a folder of their own; raises what a cell raises."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    found, scope = cells(path.read_text(encoding="utf-8")), {"__name__": "__notebook__"}
+    with _elsewhere(), _without_logs(), contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for number, cell in enumerate(found):
+            if cell.is_code:
+                _run_cell(cell, f"<{path.name}, cell {number}>", scope)
+    return found
+
+
+def _run_cell(cell: Cell, name: str, scope: dict[str, Any]) -> None:
+    from matplotlib import pyplot
+
+    lines, said = ast.parse(cell.text).body, io.StringIO()
+    last = lines.pop() if lines and isinstance(lines[-1], ast.Expr) and not cell.text.endswith(";") else None
+    with contextlib.redirect_stdout(said):
+        exec(compile(ast.Module(lines, []), name, "exec"), scope)
+        value = None if last is None else eval(compile(ast.Expression(last.value), name, "eval"), scope)
+    figures = [pyplot.figure(number) for number in pyplot.get_fignums()]
+    of = value[0] if isinstance(value, tuple) and value else value
+    if hasattr(of, "savefig"):
+        figures, value = [*(each for each in figures if each is not of), of], None
+    for figure in figures:
+        held = io.BytesIO()
+        figure.savefig(held, format="png", dpi=80, bbox_inches="tight")
+        cell.pictures.append(held.getvalue())
+    pyplot.close("all")
+    cell.printed = said.getvalue()
+    if hasattr(value, "_repr_html_"):
+        cell.html = value._repr_html_()
+    elif value is not None:
+        cell.printed += f"{value!r}\n"
+
+
+@contextlib.contextmanager
+def _without_logs() -> Iterator[None]:
+    """What Lightning says of devices and seeds."""
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+@contextlib.contextmanager
+def _elsewhere() -> Iterator[None]:
+    before, seed = Path.cwd(), os.environ.get("PL_GLOBAL_SEED")
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        try:
+            yield
+        finally:
+            os.chdir(before)
+            os.environ.pop("PL_GLOBAL_SEED", None)
+            os.environ |= {} if seed is None else {"PL_GLOBAL_SEED": seed}
+
+
+def page(path: Path, ran: list[Cell]) -> str:
+    """A lesson as Markdown."""
+    out = []
+    for cell in ran:
+        if not cell.is_code:
+            out.append(cell.text)
+            continue
+        out.append(f"```python\n{cell.text}\n```")
+        out += [f"```text\n{cell.printed.rstrip()}\n```"] if cell.printed.strip() else []
+        out += [f'<div markdown="0">{cell.html}</div>'] if cell.html else []
+        out += [
+            f'<img alt="what the cell draws" src="data:image/png;base64,{_base64(each)}">' for each in cell.pictures
+        ]
+    out.append(f"[As a notebook]({path.stem}.ipynb) for Jupyter, [as a script]({path.name}).")
+    return "\n\n".join(out) + "\n"
+
+
+def notebook(ran: list[Cell]) -> str:
+    """A lesson as a Jupyter notebook (format 4.5), with its outputs."""
+    made = []
+    for number, cell in enumerate(ran):
+        told: dict[str, Any] = {"id": f"cell-{number}", "metadata": {}, "source": cell.text.splitlines(keepends=True)}
+        if not cell.is_code:
+            made.append({"cell_type": "markdown", **told})
+            continue
+        outputs: list[dict[str, Any]] = []
+        if cell.printed:
+            outputs.append({"output_type": "stream", "name": "stdout", "text": cell.printed.splitlines(keepends=True)})
+        shown = [{"text/html": cell.html}] if cell.html else []
+        shown += [{"image/png": _base64(each)} for each in cell.pictures]
+        outputs += [{"output_type": "display_data", "metadata": {}, "data": each} for each in shown]
+        made.append({"cell_type": "code", "execution_count": None, "outputs": outputs, **told})
+    kernel = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+    return json.dumps({"nbformat": 4, "nbformat_minor": 5, "metadata": kernel, "cells": made}, indent=1)
+
+
+def _base64(picture: bytes) -> str:
+    return base64.b64encode(picture).decode()
+
+
+# ---- docstrings: a Griffe extension that shows their reST roles, formulas and doctests as Markdown
+
+
+def markdown(text: str) -> str:
+    """A docstring with references, formulas and doctests as the site shows them.
+
+    Example:
+        >>> markdown("See :class:`flsv.Round`.")
+        'See <autoref identifier="flsv.Round" optional><code>Round</code></autoref>.'
+    """
+    text = _DISPLAY.sub(lambda m: f"{m[1]}{_mathml(m[2], 'block')}\n\n", text)
+    text = _MATH.sub(lambda m: _mathml(m[1], "inline"), text)
+    text = _ROLE.sub(_reference, text)
+    return _EXAMPLE.sub(r"\1Examples:", text)
+
+
+def _mathml(formula: str, display: str) -> str:
+    # Hardly a font has the sign that latex2mathml takes for a difference of sets.
+    return convert(" ".join(formula.split()).replace(r"\setminus", r"\backslash"), display=display)
+
+
+def _reference(match: re.Match[str]) -> str:
+    target = " ".join(match[2].split())
+    shown = target.rpartition(".")[2] if match[1] != "mod" else target
+    return f'<autoref identifier="{target}" optional><code>{shown}</code></autoref>'
+
+
+class Roles(griffe.Extension):
+    """Rewrites every docstring before it is parsed."""
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        if obj.docstring is not None:
+            obj.docstring.value = markdown(obj.docstring.value)
+
+
+if __name__ == "__main__":
+    Path(sys.argv[2]).write_text(notebook(run(Path(sys.argv[1]))), encoding="utf-8")
