@@ -25,9 +25,9 @@ LONGEST, COMPLEXITY, ARGUMENTS = 400, 20, 14
 #: Of what surrounds the package: the limit, and the aim of 1.0.
 BUDGETS = {
     "words of all pages": (41_500, 40_000),
-    "of these of guides": (12_000, 12_000),
-    "lines of tests": (52_000, 30_000),
-    "lines of tools": (6_950, 4_500),
+    "of these of guides": (12_400, 12_000),
+    "lines of tests": (55_600, 30_000),
+    "lines of tools": (7_000, 4_500),
     "scripts in tools": (29, 25),
 }
 #: Rooms of docs/ that are no guides: results, and what is looked up.

@@ -1,7 +1,8 @@
 """The pages of the site that follow from something else: algorithms, the reference, the lists of pages.
 
 As a hook of MkDocs (mkdocs.yml) it makes a page per algorithm out of ``docs/algorithms.yaml`` and ``configs/``, a page
-per package out of its ``__all__``, and the list of all public names. Nothing of that lies in the repository, so nothing of it can be out of date.
+per package out of its ``__all__``, and the list of all public names. Nothing of that lies in the repository, so nothing
+of it can be out of date.
 """
 
 from __future__ import annotations

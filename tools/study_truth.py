@@ -21,7 +21,6 @@ from flsv.benchmark import Federation, federation, names, truth_table
 from flsv.benchmark.federation import quiet
 from flsv.benchmark.registry import entry
 from flsv.benchmark.scores import share_error, shares, spearman
-from flsv.benchmark.truth import ExactTruth
 from flsv.errors import ConfigurationError
 from flsv.functional import few_coalitions, few_coalitions_shapley, kernel_shap
 from flsv.functional.shapley import ShapleyEstimate, permutation_shapley, surrogate_shapley
@@ -60,7 +59,7 @@ def few_retrained(cell: Cell, root: str) -> Measured:
         truth = None if each is None else truth_table(each)
     except ConfigurationError:
         truth = None  # its data are not here
-    if each is None or not isinstance(truth, ExactTruth) or len(truth.seeds) <= cell.overrides["trainings"]:
+    if each is None or truth.utilities is None or len(truth.seeds) <= cell.overrides["trainings"]:
         return {}
     samples = each.num_samples
     each.release()
@@ -223,7 +222,7 @@ def estimated(cell: Cell, root: str) -> Measured:
     of ten players: an accuracy that saturates in the mean of the members' updates.
     """
     truths = [truth_table(federation(name)) for name in names()]
-    tables = [truth.utilities[0].double() for truth in truths if isinstance(truth, ExactTruth)]
+    tables = [truth.utilities[0].double() for truth in truths if truth.utilities is not None]
     games = {"the benchmark's": [table for table in tables if len(table) > 2**5]}
     games["smooth, ten players"] = [smooth(seed) for seed in range(10)]
     found = {}

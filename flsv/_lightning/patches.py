@@ -11,6 +11,7 @@ import lightning as L
 from lightning.pytorch.core.optimizer import _init_optimizers_and_lr_schedulers
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.utilities.types import LRSchedulerTypeTuple
 from torch import nn
 from torch.optim import Optimizer
 from torchmetrics import Metric
@@ -174,3 +175,20 @@ def configured(trainer: L.Trainer) -> tuple[list[Optimizer], list[Any]]:
     """What the module's ``configure_optimizers`` gives now: optimizers and schedulers of their own."""
     optimizers, configs = _init_optimizers_and_lr_schedulers(trainer.lightning_module)
     return optimizers, [config.scheduler for config in configs]
+
+
+def kept_schedulers(trainer: L.Trainer) -> list[str]:
+    """The module's attributes that are learning-rate schedulers which ``configure_optimizers`` does not return."""
+
+    def parts(scheduler: Any) -> Iterator[int]:
+        yield id(scheduler)
+        for part in getattr(scheduler, "_schedulers", ()):
+            yield from parts(part)
+
+    returned = {part for each in trainer.lr_scheduler_configs for part in parts(each.scheduler)}
+    return [
+        f"{name}.{attribute}".lstrip(".")
+        for name, layer in trainer.lightning_module.named_modules()
+        for attribute, value in vars(layer).items()
+        if isinstance(value, LRSchedulerTypeTuple) and id(value) not in returned
+    ]

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any, Literal
 
 import lightning as L
 import torch
-from lightning.pytorch.utilities.types import LRSchedulerTypeTuple
 from torch import Tensor
 from torch.optim import Optimizer
 
-from flsv._lightning.patches import configured
+from flsv._lightning.patches import configured, kept_schedulers
 from flsv._lightning.per_client import LossScale
 from flsv.clients.local_steps import LocalSteps
 from flsv.errors import ConfigurationError
@@ -243,15 +241,6 @@ def _by_index(optimizer: Optimizer, state: Any) -> dict[int, Any]:
     return {i: state[p] for i, p in enumerate(parameters) if p in state}
 
 
-def _parts(scheduler: Any) -> Iterator[Any]:
-    """A scheduler, and those that it is made of."""
-    yield scheduler
-    for value in vars(scheduler).values():
-        for part in value if isinstance(value, (list, tuple)) else [value]:
-            if isinstance(part, LRSchedulerTypeTuple):
-                yield from _parts(part)
-
-
 class Schedules:
     """The schedulers of a fit, each set to the position of the client that trains.
 
@@ -344,15 +333,11 @@ class Schedules:
                     "rate would belong to the client and to the federation at once. Chain them in one scheduler "
                     "(torch.optim.lr_scheduler.SequentialLR or ChainedScheduler)."
                 )
-        returned = {id(part) for each in self._trainer.lr_scheduler_configs for part in _parts(each.scheduler)}
-        for name, layer in self._trainer.lightning_module.named_modules():
-            for attribute, value in vars(layer).items():
-                if isinstance(value, LRSchedulerTypeTuple) and id(value) not in returned:
-                    raise ConfigurationError(
-                        f"{f'{name}.{attribute}' if name else attribute} is a learning-rate scheduler that "
-                        "configure_optimizers does not return: its state would pass from client to client. Return it "
-                        "with {'scheduler': ..., 'interval': 'step'}, and get it by self.lr_schedulers()."
-                    )
+        if kept := kept_schedulers(self._trainer):
+            raise ConfigurationError(
+                f"{kept[0]} is a learning-rate scheduler that configure_optimizers does not return: its state would "
+                "pass from client to client. Return it with {'scheduler': ..., 'interval': 'step'}."
+            )
 
     def _check_owner(self) -> None:
         begun, self._begun = self._begun, []

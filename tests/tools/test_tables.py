@@ -29,7 +29,7 @@ blocks:
       rate: [0.1, 1]
       row: {FedAvg: {files: [fedavg.yaml]}, pFedMe: {files: [pfedme.yaml], small: {a: 1}, full: {a: 2}}}
     column: "{source}, {rate}"
-    files: [quickstart.yaml]
+    files: [digits.yaml]
     set: {data.source: "{source}", lr: "{rate}", b: 3}
     rules:
       - {if: {row: p*}, unset: [b], measure: "made_up_cells:marked"}
@@ -54,7 +54,7 @@ def test_parts_rules_and_presets(tmp_path: Path) -> None:
     assert list(small)[:3] == [("FedAvg", "digits, 0.1", 0), ("pFedMe", "digits, 0.1", 0), ("pFedMe", "digits, 1", 0)]
     assert len(small) == 2 * 3
     last = small["pFedMe", "digits, 1", 5]
-    assert last.files == ("quickstart.yaml", "pfedme.yaml")
+    assert last.files == ("digits.yaml", "pfedme.yaml")
     assert last.overrides == {"data.source": "digits", "lr": 1, "data.splits.max_samples": 300, "a": 1}
     assert last.measure == "made_up_cells:marked"
     assert small["FedAvg", "digits, 0.1", 0].overrides["b"] == 3
@@ -79,7 +79,7 @@ def test_every_seed_is_the_cells_and_one_that_no_file_says_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attacks = [{"class_path": "flsv.attacks.SignFlip", "init_args": {"fraction": 0.2, "seed": 0}}]
-    files = ("quickstart.yaml", "scenarios/shapleyfl_closed_set.yaml", "fedprox.yaml")
+    files = ("digits.yaml", "scenarios/shapleyfl_closed_set.yaml", "fedprox.yaml")
     cell = Cell("FedProx", "digits", 3, files, {"data.splits.max_samples": 400, "federation.uploads": attacks})
     with built(cell, "data") as cli:
         data, loop = cli.datamodule, federated_loop(cli.trainer)
@@ -97,7 +97,7 @@ def test_every_seed_is_the_cells_and_one_that_no_file_says_is_refused(
 @pytest.mark.slow
 def test_the_command_is_the_same_run(tmp_path: Path) -> None:
     """With the seed that the files have; typed by hand, but for what keeps it quiet."""
-    cell = Cell("FedProx", "digits", 1, ("quickstart.yaml", "fedprox.yaml"), {"trainer.max_epochs": 1})
+    cell = Cell("FedProx", "digits", 1, ("digits.yaml", "fedprox.yaml"), {"trainer.max_epochs": 1})
     found = measure(cell, "data")
     files = [part.replace("configs/", f"{cells.CONFIGS}/") for part in shlex.split(cell.command)[2:]]
     quiet = [f"--{name}={cells.written(value)}" for name, value in cells.QUIET.items()]
