@@ -20,13 +20,6 @@ class Frame:
         return pandas.DataFrame(self._values)
 
 
-class ClassLabel:
-    """As Hugging Face's: its numbers have names."""
-
-    def __init__(self, names):
-        self.names = names
-
-
 class HuggingFace:
     """As a data set of the library ``datasets``: rows by number, columns by name."""
 

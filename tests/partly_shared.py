@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from by_hand import (
-    LOCAL_EPOCHS,
-    SEED,
-)
+from by_hand import LOCAL_EPOCHS, SEED
 from torch import nn
 from toys import network
 

@@ -9,9 +9,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from task_kinds import (
-    Kind,
-)
+from task_kinds import Kind
 from torch import Tensor
 from toys import fit, trainer_for
 
@@ -19,9 +17,7 @@ from flsv import Reporting
 from flsv.data import FederatedDataModule, SizePartitioner
 from flsv.functional.shapley import ShapleyEstimate
 from flsv.loop import FederatedLoop
-from flsv.metrics import (
-    LeaveOneOut,
-)
+from flsv.metrics import LeaveOneOut
 from flsv.parameters import ParameterSpace
 
 MASKS = torch.tensor(list(itertools.product([False, True], repeat=3)))

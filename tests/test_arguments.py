@@ -72,16 +72,3 @@ def test_a_data_modules_argument_is_not_set(name: str) -> None:
         ConfigurationError, match=rf"{name} = 3 comes too late.*FederatedDataModule\(\.\.\., {name}=3\)"
     ):
         setattr(data, name, 3)
-
-
-def test_a_batch_size_is_set_and_holds() -> None:
-    data = toy_data()
-    data.batch_size = 4
-    data.setup("fit")
-    assert len(next(iter(data.client_loader(0)))[0]) == 4
-
-
-def test_an_unknown_argument_is_a_type_error() -> None:
-    for made_by in (FederatedLoop, FederatedDataModule):
-        with pytest.raises(TypeError, match="unexpected keyword argument 'server_lr'"):
-            made_by(server_lr=0.5)  # type: ignore[call-arg]

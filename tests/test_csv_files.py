@@ -15,7 +15,7 @@ from flsv.cli.command import write_rows
 from flsv.cli.compare import Outcome, write_csv, write_gains
 from flsv.cli.own_models import MEASURES
 from flsv.cli.value import write_csv as write_valuation
-from flsv.csv_files import LARGEST, csv_text, number, read_csv
+from flsv.csv_files import csv_text, read_csv
 from flsv.report.run_table import CSV, Numbers, read_table, rows_of
 
 NAMES = ('=HYPERLINK("http://x","y")', "+1+1", "-2+3", "@home", "'=1", "'Boston'", "-1", "St. Anna")
@@ -65,11 +65,3 @@ def test_no_file_of_a_run_holds_a_name_as_a_formula(tmp_path: Path) -> None:
         assert named == list(NAMES) or path.name == "compare.csv"
     found = read_table(tmp_path / "contributions.csv", NAMES)[["metric", "client_name", "class_name", "value"]]
     assert found.values.tolist() == [["=sv", name, "=class", -0.5] for name in NAMES]
-
-
-def test_numbers_that_no_computation_bears_are_none() -> None:
-    assert number(repr(LARGEST)) == LARGEST
-    assert number("-inf") == -number("inf")
-    for cell in ("1e301", "-1e301", "nan", "Infinity", "", "a"):
-        with pytest.raises(ValueError, match="a number"):
-            number(cell)

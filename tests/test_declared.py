@@ -20,7 +20,7 @@ import torch
 from annotated_types import Ge, Gt, Le, Lt
 from torch import nn
 
-from flsv import ConfigurationError, FederatedLoop
+from flsv import ConfigurationError
 from flsv.aggregation import Aggregator, FedAvg, TrimmedMean
 from flsv.cli import main
 from flsv.data import IIDPartitioner
@@ -58,13 +58,13 @@ NEEDED: dict[str, dict[str, Any]] = {
 STEP = 1e-6
 
 
+def public_classes(packages: Sequence[str]) -> list[type]:
+    items = [getattr(package, name) for package in map(importlib.import_module, packages) for name in package.__all__]
+    return list(dict.fromkeys(item for item in items if inspect.isclass(item) and not inspect.isabstract(item)))
+
+
 def public() -> list[type]:
-    found: dict[type, None] = {}
-    for package in map(importlib.import_module, PACKAGES):
-        for item in map(partial(getattr, package), package.__all__):
-            if inspect.isclass(item) and not inspect.isabstract(item) and hasattr(item.__init__, "__wrapped__"):
-                found[item] = None
-    return list(found)
+    return [cls for cls in public_classes(PACKAGES) if hasattr(cls.__init__, "__wrapped__")]
 
 
 def alternatives(hint: Any) -> Iterator[tuple[Any, tuple[Any, ...]]]:
@@ -245,7 +245,3 @@ def test_the_command_line_reads_the_same_annotations(tmp_path: Path, capsys: pyt
             raise SystemExit(main(["fit", "--config", str(digits), "--config", str(config)]))
         assert end.value.code == 2
         assert said in capsys.readouterr().err
-
-
-def test_the_loop_takes_them() -> None:
-    assert repr(FederatedLoop(Own(high=3)).aggregator) == "Own(high=3)"

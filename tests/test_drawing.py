@@ -20,7 +20,7 @@ from toys import Plain, fit, toy_sets
 
 from flsv import Reporting
 from flsv.aggregation import FedAvg, ShapFedWA
-from flsv.charts import draw_lines, drawing, label_text
+from flsv.charts import draw_lines, drawing
 from flsv.data import FederatedDataModule, IIDPartitioner, SizePartitioner, Splits, plot_partition
 from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley
@@ -79,12 +79,6 @@ def test_classes_of_one_name_and_one_called_client_keep_their_columns() -> None:
     lines = shown("cssv", by_class([[0.11, 0.22, 0.33]], ["client", "a", "a"])).splitlines()
     assert lines[1].split() == ["client", "client", "(0)", "a", "(1)", "a", "(2)"]
     assert lines[2].split() == ["0", "0.11", "0.22", "0.33"]
-
-
-def test_names_are_shortened_and_stay_on_a_line() -> None:
-    assert label_text("a\n b") == "a b"
-    assert len(label_text("x" * 300)) == 24
-    assert label_text(3) == "3"
 
 
 def test_what_raises_is_a_warning_and_an_interrupt_is_not() -> None:

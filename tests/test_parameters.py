@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-import torchvision
 from torch import nn
 from torchmetrics import MeanMetric
 
@@ -74,14 +73,6 @@ def test_unflatten_gives_views_also_of_a_stack() -> None:
     assert torch.equal(space.flatten(space.unflatten(stack[0])), stack[0])
 
 
-def test_unflatten_drives_functional_call() -> None:
-    module = network().eval()
-    space = ParameterSpace(module)
-    x = torch.randn(2, 1, 8, 8)
-    out = torch.func.functional_call(module, space.unflatten(space.read(module)), (x,))
-    assert torch.allclose(out, module(x))
-
-
 def test_scalar_parameters_and_mixed_precision() -> None:
     module = nn.Linear(2, 2).to(torch.bfloat16)
     module.register_parameter("temperature", nn.Parameter(torch.tensor(2.0)))
@@ -138,11 +129,6 @@ def test_head_of_timm_is_its_classifier() -> None:
     wrapper.backbone = timm.create_model("resnet10t", num_classes=7)
     wrapper.projection = nn.Linear(3, 3)  # comes later, and is not the classifier
     assert ParameterSpace(wrapper).head.name == "backbone.fc"
-
-
-def test_head_of_torchvision_and_of_no_linear_layer() -> None:
-    assert ParameterSpace(torchvision.models.resnet18(num_classes=4)).head.name == "fc"
-    assert ParameterSpace(nn.Conv2d(1, 1, 1)).head is None
 
 
 def test_errors_say_what_to_do() -> None:

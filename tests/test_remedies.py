@@ -15,13 +15,7 @@ from torch import Tensor
 
 from flsv._lightning.round_boundary import _warn_of_the_first_model
 from flsv.aggregation import TrimmedMean
-from flsv.data import (
-    DirichletPartitioner,
-    IIDPartitioner,
-    LongTail,
-    ProportionPartitioner,
-    Splits,
-)
+from flsv.data import DirichletPartitioner, IIDPartitioner, LongTail, ProportionPartitioner, Splits
 from flsv.data.corruption import ClientChoice
 from flsv.data.federated_data import check_full_batches
 from flsv.data.splits import split_federation

@@ -9,20 +9,11 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from by_hand import (
-    PROPORTIONS,
-    ROUNDS,
-    assert_kept,
-    assert_same,
-    cohort,
-    plain_sgd,
-    sharing_by_hand,
-    unequal_data,
-)
+from by_hand import PROPORTIONS, ROUNDS, assert_kept, assert_same, cohort, plain_sgd, sharing_by_hand, unequal_data
 from lightning.pytorch.callbacks import BaseFinetuning
 from partly_shared import HEAD, NORM, frozen, loop
 from torch import Tensor, nn
-from toys import CLASSES, FEATURES, Plain, fit, network, toy_data, vector
+from toys import CLASSES, Plain, fit, network, toy_data, vector
 
 from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg
@@ -31,13 +22,7 @@ from flsv.cli.own_models import OwnModels
 from flsv.clients.algorithms import MoreauSGD
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
-from flsv.metrics import (
-    ClassSpecificShapley,
-    CommunicationCost,
-    ContributionMetric,
-    CosineGradientShapley,
-    PartialFederatedShapley,
-)
+from flsv.metrics import ClassSpecificShapley, CommunicationCost, CosineGradientShapley, PartialFederatedShapley
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import FixedCohort
 
@@ -273,34 +258,6 @@ def test_own_models_are_whole(tmp_path: Path) -> None:
 def test_games_on_a_model_that_is_nowhere_whole_are_refused(tmp_path: Path, share: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"metrics \['sv'\] evaluate models on the server's .* stay at their"):
         fit(loop(share=share, metrics={"sv": PartialFederatedShapley()}), tmp_path)
-
-
-@pytest.mark.filterwarnings("default:.*tensors stay at their clients.*")
-def test_it_is_said_that_the_global_model_is_not_whole(tmp_path: Path) -> None:
-    with pytest.warns(
-        UserWarning, match=r"2 tensors stay at their clients \('net.4.weight', 'net.4.bias'\).*ClientEvaluation"
-    ):
-        fit(loop(share=["!head"]), tmp_path, rounds=1)
-
-
-class Heads(ContributionMetric):
-    """What ``client_heads`` are under this sharing."""
-
-    def init_states(self, num_clients: int, num_classes: int | None) -> None:
-        self.add_state("shape", torch.zeros(3, dtype=torch.long), dist_reduce_fx="sum")
-
-    def update(self, client_ids: Tensor, client_heads: Tensor) -> None:
-        self.shape += torch.tensor(client_heads.shape)
-
-    def compute(self) -> Tensor:
-        return torch.zeros(self.num_clients)
-
-
-def test_a_head_without_its_bias(tmp_path: Path) -> None:
-    metric = Heads()
-    fit(FederatedLoop(share=["!*4.bias"], metrics={"heads": metric}, seed=1), tmp_path, rounds=1)
-    assert metric.shape.tolist() == [3, CLASSES, 8]
-    assert FEATURES == 6
 
 
 def test_what_stays_of_a_client_that_uploads_another_model_is_what_it_trained(tmp_path: Path) -> None:

@@ -10,10 +10,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from by_hand import (
-    assert_kept,
-    unequal_data,
-)
+from by_hand import assert_kept, unequal_data
 from partly_shared import NORM, frozen, loop
 from resuming import assert_resumes
 from toys import Plain, fit, network, toy_data, vector
@@ -22,11 +19,7 @@ from flsv import ClientEvaluation
 from flsv.attacks import SignFlip
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
-from flsv.metrics import (
-    ClassSpecificShapley,
-    CosineGradientShapley,
-    DomainRelevance,
-)
+from flsv.metrics import ClassSpecificShapley, CosineGradientShapley, DomainRelevance
 from flsv.personalization import PFedSV
 from flsv.privacy import GaussianPrivacy
 from flsv.uploads import TopK

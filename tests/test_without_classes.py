@@ -17,13 +17,11 @@ from toys import trainer_for
 
 from flsv import ClassifierClient, ConfigurationError, FederatedDataModule, FederatedLoop, Reporting
 from flsv.aggregation import DivergenceWeighted
-from flsv.attacks import HeadAlignment
 from flsv.data import GroupPartitioner, IIDPartitioner, SizePartitioner
 from flsv.metrics import (
     ClassSpecificShapley,
     CommunicationCost,
     CosineGradientShapley,
-    DomainRelevance,
     PartialFederatedShapley,
     WassersteinContribution,
 )
@@ -198,20 +196,6 @@ def test_what_needs_classes_takes_those_that_are_given(tmp_path: Path) -> None:
     loop = FederatedLoop(DivergenceWeighted(), {"cssv": ClassSpecificShapley()}, seed=0)
     trainer_for(loop, tmp_path, 1).fit(language_model(), data)
     assert loop.contributions["cssv"].shape == (3, 9)
-
-
-def test_a_head_may_be_named_without_classes(tmp_path: Path) -> None:
-    loop = FederatedLoop(uploads=[HeadAlignment(clients=[0], head="net.1")], seed=0)
-    trainer_for(loop, tmp_path, 1).fit(language_model(), texts())
-    assert loop.space.head is not None
-    assert loop.space.head.num_classes == 9
-
-
-def test_a_metric_that_is_judged_by_classes_is_not_judged(tmp_path: Path) -> None:
-    metric = DomainRelevance()
-    loop = FederatedLoop(metrics={"relevance": metric})
-    loop.board.bind(3, 1, ("samples",), None)
-    assert metric.truth is None
 
 
 def test_the_classifier_of_flsv_needs_classes(tmp_path: Path) -> None:

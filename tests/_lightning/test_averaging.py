@@ -76,8 +76,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, list[Tensor]]:
     return found
 
 
-@pytest.mark.parametrize("first", [True, False])
-@pytest.mark.parametrize("batch_norm", [True, False])
+@pytest.mark.parametrize(("batch_norm", "first"), [(True, False), (False, True)])
 @pytest.mark.parametrize(
     ("make", "by_hand"),
     [
@@ -184,33 +183,12 @@ def test_an_exception_during_validation_leaves_the_global_model_in_the_module(tm
         assert torch.equal(*ends)
 
 
-def test_the_trainer_gets_its_callback_back(tmp_path: Path) -> None:
-    callback = WeightAveraging()
-    loop, both, _ = both_orders(callback, True)
-    trainer_for(None, tmp_path, 1, callbacks=both).fit(Plain(), toy_data())
-    assert not {"on_train_batch_end", "on_train_epoch_end", "_swap_models", "on_train_end"} & vars(callback).keys()
-
-
 def test_a_decay_for_batches_is_warned_of(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"after 4 rounds the first round's model still has 100% of the average"):
         fit(FederatedLoop(seed=1), tmp_path, rounds=4, callbacks=[EMAWeightAveraging()])
     several = torch.optim.swa_utils.get_ema_multi_avg_fn(0.99)
     with pytest.warns(UserWarning, match=r"after 4 rounds the first round's model still has 97% of the average"):
         fit(FederatedLoop(seed=1), tmp_path, rounds=4, callbacks=[WeightAveraging(multi_avg_fn=several)])
-
-
-def test_an_averaging_function_of_the_users_own(tmp_path: Path) -> None:
-    calls: list[int] = []
-
-    def latest(average: Tensor, model: Tensor, count: Tensor | int) -> Tensor:
-        calls.append(int(count))
-        return model
-
-    loop, both, models = both_orders(WeightAveraging(avg_fn=latest), True)
-    module = Plain()
-    trainer_for(None, tmp_path, 3, callbacks=both).fit(module, toy_data())
-    assert torch.equal(vector(module), models.made[-1].double())
-    assert set(calls) == {1, 2}  # the first model is copied
 
 
 # ---- StochasticWeightAveraging
@@ -288,15 +266,6 @@ class PerBatch(averaging.WeightAveraging):
 def test_averages_that_cannot_be_right_are_refused(tmp_path: Path, callbacks: list[Callback], match: str) -> None:
     with pytest.raises(ConfigurationError, match=match):
         fit(FederatedLoop(seed=1), tmp_path, Plain(network(batch_norm=False)), callbacks=callbacks)
-
-
-def test_what_is_recommended_instead_works(tmp_path: Path) -> None:
-    """WeightAveraging with BatchNorm, and the rate annealed by rounds."""
-    loop, both, models = both_orders(FromRound3(), True)
-    module = Plain(scheduler=lambda o: torch.optim.swa_utils.SWALR(o, swa_lr=0.05, anneal_epochs=2))
-    trainer_for(None, tmp_path, ROUNDS, callbacks=both).fit(module, toy_data())
-    assert module.trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.05)
-    torch.testing.assert_close(vector(module), mean(models.made[3:]), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("first", [True, False])

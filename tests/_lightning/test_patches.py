@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from types import SimpleNamespace
 
 from flsv._lightning.patches import PatchedAttributes
 
@@ -23,22 +22,3 @@ def test_a_method_is_its_class_s_again() -> None:
     assert (speaker.say(), speaker.word) == ("yes", "yes")
     assert "say" not in vars(speaker)
     assert pickle.loads(pickle.dumps(speaker)).say() == "yes"
-
-
-def test_an_instance_s_own_function_stays_its_own() -> None:
-    owner = SimpleNamespace(say=lambda: "mine", number=1)
-    patched = PatchedAttributes([(owner, "say", None), (owner, "number", 2)])
-    patched.give_back()
-    assert owner.say() == "mine"
-    assert owner.number == 1
-
-
-def test_a_class_inherits_again() -> None:
-    class Child(Speaks):
-        pass
-
-    patched = PatchedAttributes([(Child, "say", lambda self: "no")])
-    assert Child().say() == "no"
-    patched.give_back()
-    assert Child().say() == "yes"
-    assert "say" not in vars(Child)

@@ -55,10 +55,6 @@ def test_shapfed_counts_a_newcomer_as_the_mean_of_the_known() -> None:
     torch.testing.assert_close(weights.float(), torch.tensor([1.0, 0.75, 0.5]) / 2.25)
 
 
-def test_shapfed_with_all_weights_zero_is_uniform() -> None:
-    assert ShapFedWA().weights(make_round([0, 1], [1, 1]), {"cssv": -torch.ones(2, 3)}).tolist() == [0.5, 0.5]
-
-
 def test_shapfed_by_samples() -> None:
     """n_i gamma_i; before anything is measured n_i, which is FedAvg."""
     cssv = torch.tensor([[0.9, 0.5], [-0.2, 0.1], [0.3, 0.3]])
@@ -172,38 +168,6 @@ def test_geometric_median_against_scipy() -> None:
     assert weights.sum() == pytest.approx(1)
 
 
-def test_one_client_far_away_moves_the_median_little_and_the_mean_a_lot() -> None:
-    round = make_round([0, 1, 2, 3, 4], [1] * 5)
-    round.client_vectors[4] += 1000
-    near = round.client_vectors[:4].mean(0)
-    median, _ = GeometricMedian().aggregate(round, {})
-    mean, _ = FedAvg().aggregate(round, {})
-    assert (median - near).norm() < 5 < 500 < (mean - near).norm()
-
-
-@pytest.mark.parametrize("size", [1e10, 1e20, 1e30, 3e38])
-@pytest.mark.parametrize("clients", [3, 5])
-def test_a_huge_update_has_no_weight_in_the_median(size: float, clients: int) -> None:
-    """Also where its square overflows; and the median is that of the others, give or take a step."""
-    round = make_round(list(range(clients)), [1] * clients)
-    round.client_vectors[-1] = size
-    vector, weights = GeometricMedian().aggregate(round, {})
-    assert weights[-1] < 10 / size
-    near = round.client_vectors[:-1]
-    assert (vector - near.mean(0)).norm() <= 2 * (near - near.mean(0)).norm(dim=1).max()
-
-
-def test_whoever_has_not_moved_does_not_hold_the_median() -> None:
-    """The steps of Weiszfeld's algorithm get stuck on a client's model; it must not start on that of a free rider."""
-    round = make_round([0, 1, 2, 3], [1] * 4)
-    round.client_vectors[:3] += 3
-    round.client_vectors[3] = round.global_vector
-    vector, _ = GeometricMedian(iterations=100).aggregate(round, {})
-    points = round.client_vectors.double().numpy()
-    best = minimize(lambda z: sum(((z - x) @ (z - x)) ** 0.5 for x in points), points.mean(0), method="BFGS")
-    assert (vector - torch.from_numpy(best.x)).norm() < 0.05
-
-
 def test_the_median_does_not_look_at_buffers() -> None:
     space = ParameterSpace(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
     cut = space.num_parameters
@@ -221,8 +185,3 @@ def test_identical_models_do_not_divide_by_zero() -> None:
     vector, weights = GeometricMedian().aggregate(round, {})
     assert torch.equal(vector, torch.ones(8))
     torch.testing.assert_close(weights, torch.tensor([0.25, 0.25, 0.5]))
-
-
-def test_geometric_median_arguments() -> None:
-    with pytest.raises(ConfigurationError, match=r"smoothing=0.*above 0"):
-        GeometricMedian(smoothing=0)

@@ -64,8 +64,3 @@ def test_without_old_models_it_says_so(tmp_path: Path) -> None:
     fresh = FederatedLoop(FedBuff(), sampler=UniformSampler(2), seed=SEED)
     with pytest.raises(ConfigurationError, match="StaleStarts"):
         fit(fresh, tmp_path, rounds=ROUNDS)
-
-
-def test_wrong_arguments() -> None:
-    with pytest.raises(ConfigurationError, match="exponent"):
-        FedBuff(exponent=-1)

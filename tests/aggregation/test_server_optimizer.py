@@ -13,7 +13,7 @@ from one_client import cohort, train
 from torch import Tensor, nn
 from toys import Plain, fit, network, toy_data
 
-from flsv.aggregation import FedAdam, FedAvg, FedAvgM, FedYogi, ServerOptimizer
+from flsv.aggregation import FedAdam, FedAvgM, FedYogi, ServerOptimizer
 from flsv.aggregation.server_optimizer import AdaptiveServer
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
@@ -95,12 +95,6 @@ def steps(aggregator: ServerOptimizer, rounds: int = 3) -> Tensor:
     return x
 
 
-def test_sgd_with_a_learning_rate_of_one_is_fedavg() -> None:
-    round = a_round(0, torch.ones(8))
-    vector, _ = ServerOptimizer(partial(torch.optim.SGD, lr=1.0)).aggregate(round, {})
-    torch.testing.assert_close(vector, FedAvg().aggregate(round, {})[0])
-
-
 def test_any_torch_optimizer_will_do() -> None:
     """Algorithm 2's FedAdagrad with beta1 = 0 is torch.optim.Adagrad."""
     x, v = torch.ones(8), torch.full((8,), TAU**2)
@@ -111,15 +105,6 @@ def test_any_torch_optimizer_will_do() -> None:
         x = x + 0.1 * delta / (v.sqrt() + TAU)
     adagrad = partial(torch.optim.Adagrad, lr=0.1, initial_accumulator_value=TAU**2, eps=TAU)
     torch.testing.assert_close(steps(ServerOptimizer(adagrad)), x)
-
-
-def test_an_entry_that_nobody_moves_stays_as_it_is() -> None:
-    """The rounding of an average would be divided by tau."""
-    x = torch.full((8,), 0.1)
-    round = a_round(0, x)
-    round.client_vectors[:, 0] = 0.1
-    vector, _ = FedAdam(lr=1.0, tau=1e-9).aggregate(round, {})
-    assert vector[0] == x[0]
 
 
 def test_a_round_that_fails_leaves_no_trace() -> None:
@@ -179,9 +164,3 @@ def test_its_settings_are_told() -> None:
 def test_wrong_arguments(make: Any) -> None:
     with pytest.raises(ConfigurationError, match="expected|cannot be made"):
         make()
-
-
-@pytest.mark.parametrize(("made", "name"), [(FedAvgM(), "lr"), (FedAvgM(), "momentum"), (FedYogi(), "tau")])
-def test_what_is_set_is_used(made: ServerOptimizer, name: str) -> None:
-    setattr(made, name, 0.125)
-    assert made.optimizer([torch.zeros(1)]).defaults[name] == 0.125

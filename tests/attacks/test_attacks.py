@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from flsv.attacks import FreeRider, GradientPoisoning, Scaling, SignFlip
+from flsv.attacks import FreeRider, GradientPoisoning
 
 SIZE = 100_000
 UPDATE = torch.randn(SIZE, generator=torch.Generator().manual_seed(0)) * 0.01
@@ -35,10 +35,6 @@ def test_gradient_poisoning_adds_29_percent_of_noise_and_keeps_the_direction():
     assert (sent(GradientPoisoning(1, 3)) / UPDATE).mean().item() == pytest.approx(3, abs=0.01)
 
 
-def test_a_free_rider_that_returns_the_global_model():
-    assert not sent(FreeRider()).any()
-
-
 @pytest.mark.parametrize("scale", [0.5, 1.0, 4.0])
 def test_a_free_rider_that_sends_noise_of_a_typical_norm(scale):
     noise = sent(FreeRider("noise", scale=scale))
@@ -46,18 +42,3 @@ def test_a_free_rider_that_sends_noise_of_a_typical_norm(scale):
     # Independent directions have a cosine of about 1 / sqrt(P) = 0.003.
     assert abs(cosine(noise, UPDATE)) < 0.015
     assert abs(cosine(noise, sent(FreeRider("noise", scale=scale), seed=1))) < 0.015
-
-
-def test_a_free_rider_that_would_not_have_moved_sends_nothing():
-    assert not FreeRider("noise").attack(torch.zeros(5), None, torch.Generator()).any()
-
-
-def test_sign_flip_is_the_opposite_direction():
-    assert cosine(sent(SignFlip(scale=3)), UPDATE) == pytest.approx(-1)
-    assert (sent(SignFlip(scale=3)).norm() / UPDATE.norm()).item() == pytest.approx(3, rel=1e-4)
-
-
-def test_scaling_by_the_size_of_the_cohort_replaces_the_average():
-    honest = torch.randn(9, SIZE, generator=torch.Generator().manual_seed(1)) * 1e-6
-    average = torch.cat([honest, sent(Scaling(10.0))[None]]).mean(0)
-    assert torch.allclose(average, UPDATE, atol=1e-5)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint, OnExceptionCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from torch import Tensor
 from torch.utils.data import Dataset
 from toys import Plain, fit, toy_sets, vector
@@ -152,25 +152,3 @@ def test_a_sample_that_cannot_be_read(tmp_path: Path, failure: type[BaseExceptio
         assert "batches in round 1: its data set raised StopIteration" in str(error.value)
     assert loop.round_index == ROUND
     assert vector(module).isfinite().all()
-
-
-def test_the_trainer_has_its_own_step_back(tmp_path: Path) -> None:
-    class Look(Callback):
-        def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-            self.trainer, self.step = trainer, trainer.strategy.training_step
-
-    look = Look()
-    fit(federation(), tmp_path, callbacks=[look], rounds=1)
-    assert look.trainer.strategy.training_step == look.step
-
-
-def test_an_error_of_the_server_names_no_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loop = federation()
-
-    def broken(*_: Any) -> Any:
-        raise ArithmeticError("mine")
-
-    monkeypatch.setattr(loop.aggregator, "aggregate", broken)
-    with pytest.warns(UserWarning, match="is discarded"), pytest.raises(ArithmeticError) as error:
-        fit(loop, tmp_path)
-    assert "at the server in round 0" in said(error)

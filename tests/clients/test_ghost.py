@@ -210,17 +210,6 @@ def test_what_is_changed_after_the_backward_pass_is_noticed() -> None:
         ghost.take()
 
 
-def test_large_layers_hold_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ghost_module, "_SMALL", 0)
-    module, x, y, g = setting("linear")
-    expected = one_by_one(module, x, y, g)
-    ghost = GhostProducts(module, g)
-    ghost.samples = B
-    F.cross_entropy(module(x), y, reduction="sum").backward()
-    assert not any(layer.held for _, layer in ghost._watched)
-    torch.testing.assert_close(ghost.take(), expected)
-
-
 def test_batches_that_are_not_watched_meet_no_hooks() -> None:
     module, x, y, g = setting("linear")
     ghost = GhostProducts(module, g)

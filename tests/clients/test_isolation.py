@@ -141,15 +141,6 @@ def test_double_precision_is_resumed(tmp_path: Path) -> None:
     assert_resumes(lambda: FederatedLoop(seed=1), tmp_path, precision="64-true")
 
 
-def test_tensors_that_training_leaves_alone_are_not_saved(tmp_path: Path) -> None:
-    loop = FederatedLoop(seed=1)
-    module = fit(loop, tmp_path, Attributes(), rounds=1)
-    saved = loop.state_dict()["buffers"]
-    assert sorted(saved["attributes"]) == ["bank", "first"]
-    assert sorted(saved["buffers"]) == ["net.1.num_batches_tracked", "queue"]
-    assert torch.equal(module.bank, saved["attributes"]["bank"])  # the cohort's first client's
-
-
 def test_a_checkpoint_between_two_clients_holds_the_rounds_own(tmp_path: Path) -> None:
     seen = []
 

@@ -11,14 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from flsv.clients import row_step
-from flsv.clients.kernel import (
-    ELEMENTWISE,
-    GatheredBatches,
-    GivenBatches,
-    RowTraining,
-    StackedOptimizer,
-    is_elementwise,
-)
+from flsv.clients.kernel import ELEMENTWISE, GatheredBatches, GivenBatches, RowTraining, StackedOptimizer
 from flsv.errors import ConfigurationError
 
 Batches = list[list[tuple[Tensor, Tensor]]]
@@ -197,16 +190,6 @@ def test_batches_of_any_nesting_are_stacked() -> None:
     assert batch["more"][0].tolist() == [[0, 0], [1, 1]]
     with pytest.raises(ConfigurationError, match="one holds a str"):
         list(GivenBatches([[(torch.ones(2), "name")]]).at([0], 0))
-
-
-def test_optimizers_that_are_not_known() -> None:
-    net = Net()
-
-    class SGD(torch.optim.SGD):
-        pass
-
-    for optimizer in (torch.optim.LBFGS(net.parameters()), SGD(net.parameters(), lr=0.1)):
-        assert not is_elementwise(optimizer)
 
 
 class Decayed(Net):

@@ -15,7 +15,6 @@ from torch.nn.utils import prune
 from toys import FEATURES, Plain, fit, network, toy_data, vector
 
 from flsv.aggregation import FedAdam, FedAvg, GeometricMedian
-from flsv.clients.non_vector_state import NonVectorState
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.metrics import PartialFederatedShapley
@@ -171,38 +170,3 @@ def test_a_module_that_was_pruned_before_keeps_its_masks(tmp_path: Path) -> None
     assert torch.equal(module.net[0].weight_mask, mask)
     assert (module.net[0].weight[mask == 0] == 0).all()
     assert loop.contributions["sv"].abs().max() > 0
-
-
-def test_leftovers_are_read_and_put_back() -> None:
-    module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
-    module[0].register_buffer("bank", torch.zeros(2), persistent=False)
-    module[0].register_buffer("later", None, persistent=False)
-    module.plain, module.batch = torch.zeros(2), torch.ones(2)
-    module.view, module.output = module[0].weight.data[0], module[0].weight.sum()
-    leftovers = NonVectorState(module)
-    before = leftovers.read()
-    assert list(before["buffers"]) == ["0.bank", "0.later", "1.num_batches_tracked"]
-    assert list(before["attributes"]) == ["plain", "batch"]
-    assert leftovers.read(changed=True)["attributes"] == {}
-    counter, batch = module[1].num_batches_tracked, module.batch
-    counter += 5
-    module[0].bank = torch.ones(7)  # of another shape
-    module[0].later = torch.ones(1)
-    module.plain += 1
-    module.batch *= 3
-    module.new = torch.ones(1)
-    module.register_buffer("new_buffer", torch.ones(1), persistent=False)
-    changed = leftovers.read(changed=True)
-    assert list(changed["attributes"]) == ["plain", "batch", "new"]
-    leftovers.write(before)
-    assert module[1].num_batches_tracked is counter
-    assert int(counter) == 0
-    assert module[0].bank.tolist() == module.plain.tolist() == [0.0, 0.0]
-    assert module[0].later is None
-    assert module.batch.tolist() == [1.0, 1.0]
-    assert batch.tolist() == [3.0, 3.0]  # what others hold is not written
-    assert not hasattr(module, "new")
-    assert not hasattr(module, "new_buffer")
-    leftovers.resume(changed)
-    assert module.new.tolist() == [1.0]
-    assert dict(module.named_buffers())["new_buffer"].tolist() == [1.0]

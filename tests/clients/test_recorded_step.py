@@ -93,20 +93,6 @@ def test_played_back_is_the_same_and_what_may_change_is_not_recorded(name: str) 
             torch.testing.assert_close(found[key], value, rtol=0, atol=0)
 
 
-def test_each_shape_is_recorded_for_itself_and_large_weights_are_not() -> None:
-    module = Step(nn.Linear(600, 3))
-    names = ["net.weight", "net.bias"]
-    for models, recorded in ((MODELS, 2), (600, 0)):  # 600 x 1800 numbers: gradients stay two factors
-        states = {n: p.detach().expand(models, *p.shape).clone() for n, p in module.named_parameters()}
-        step, plain = (RowStep(module, names, True, shared=True, often=often) for often in (1, 99))
-        for size in (4, 4, 7, 7, 4):
-            batch = torch.randn(size, 600), torch.arange(size) % 3
-            found, expected = step.played(states, batch) or step(states, batch), plain(states, batch)
-            torch.testing.assert_close(found, expected)
-            assert step.factors.keys() == plain.factors.keys()
-        assert step.recorded == recorded
-
-
 class Moves(Step):
     """On what a round may change."""
 

@@ -105,24 +105,6 @@ def test_every_model_has_its_own(name: str) -> None:
         assert torch.equal(tensor, before[key])
 
 
-def test_what_a_batch_does_not_use_has_a_gradient_of_zeros() -> None:
-    module = Step(nn.Linear(4, 3))
-    module.idle = nn.Parameter(torch.ones(2))
-    states = {name: torch.stack([p.detach()] * 2) for name, p in module.named_parameters()}
-    gradients, _ = RowStep(module, ["idle", "net.weight"])(states, torch.randn(2, BATCH, 4))
-    assert torch.equal(gradients["idle"], torch.zeros(2, 2))
-    assert gradients.keys() == {"idle", "net.weight"}
-
-
-def test_a_step_that_fails_leaves_the_module_its_own_tensors() -> None:
-    module = Step(nn.Linear(4, 3))
-    own = dict(module.named_parameters())
-    states = {name: torch.stack([p.detach()] * 2) for name, p in own.items()}
-    with pytest.raises(RuntimeError, match="size"):
-        RowStep(module, list(own))(states, torch.randn(2, BATCH, 5))
-    assert all(parameter is own[name] for name, parameter in module.named_parameters())
-
-
 def test_a_layer_that_is_frozen_and_not_stacked() -> None:
     module = Step(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)))
     torch.manual_seed(0)

@@ -322,22 +322,6 @@ def test_what_an_optimizer_keeps_in_its_groups_is_resumed(tmp_path: Path, policy
     )
 
 
-class SetsItsRate(Plain):
-    """A decay of its own, step by step, without a scheduler."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        (group,) = self.optimizers().param_groups
-        group["lr"] *= 0.9
-        self.rates = [*getattr(self, "rates", []), group["lr"]]
-        return super().training_step(batch, batch_idx)
-
-
-def test_a_rate_that_changes_while_a_client_trains_is_the_clients(tmp_path: Path) -> None:
-    module = fit(FederatedLoop(seed=SEED), tmp_path, SetsItsRate(), rounds=1)
-    visits = [index for index, rate in enumerate(module.rates) if rate == pytest.approx(0.09)]
-    assert len(visits) == CLIENTS
-
-
 @pytest.mark.parametrize("kind", ["linear", "one cycle", "warm, then cosine", "by hand", "by hand, once an epoch"])
 @pytest.mark.parametrize("within", [False, True])
 def test_schedules_are_resumed(tmp_path: Path, kind: str, within: bool) -> None:

@@ -40,18 +40,6 @@ class NeverOneLogit(Never, OneLogit):
     pass
 
 
-class NeverPlain(Never, Plain):
-    pass
-
-
-class TwoLogits(OneLogit):
-    """As the error message says to write it."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        z = super().forward(x)
-        return torch.stack([torch.zeros_like(z), z], -1)
-
-
 def binary() -> FederatedDataModule:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(160, FEATURES, generator=generator)
@@ -84,18 +72,6 @@ def test_one_logit_is_no_classifier(tmp_path: Path, loop: dict[str, Any], asking
         fit(FederatedLoop(**loop), tmp_path, NeverOneLogit(squeeze), binary())
 
 
-def test_two_logits_made_of_one_are_measured_right(tmp_path: Path) -> None:
-    loop, module, data = FederatedLoop(**EVERY, seed=1), TwoLogits(squeeze=True), binary()
-    fit(loop, tmp_path, module, data)
-    expected = []
-    for client in range(2):
-        x, y = (torch.cat(parts) for parts in zip(*data.client_loader(client, "test")))
-        expected.append(((module.net(x).squeeze(1) > 0) == y).float().mean().item())
-    assert loop.client_accuracy is not None
-    assert loop.client_accuracy.tolist() == pytest.approx(expected)
-    assert max(expected) > 0.8
-
-
 @pytest.mark.parametrize("tests", ["shared", "own"])
 def test_own_models(tmp_path: Path, tests: Any) -> None:
     loop = FederatedLoop(evaluation=ClientEvaluation(keep_trained=True))
@@ -121,16 +97,6 @@ def test_other_shapes(tmp_path: Path, give: Any, said: str) -> None:
         fit(FederatedLoop(**EVERY), tmp_path, Other())
 
 
-def test_more_logits_than_classes_have_an_accuracy_and_no_game(tmp_path: Path) -> None:
-    wide = network()
-    wide[-1] = nn.Linear(8, CLASSES + 2)
-    loop = FederatedLoop(**EVERY, seed=1)
-    fit(loop, tmp_path, Plain(wide))
-    assert loop.client_accuracy is not None
-    with pytest.raises(ConfigurationError, match=r"metrics \['mine'\].* gives torch.float32 \[\d+, 5\]"):
-        fit(FederatedLoop(**game()), tmp_path, Plain(wide))
-
-
 def test_batches_that_are_no_pairs(tmp_path: Path) -> None:
     class Triples(Dataset[Any]):
         targets = torch.arange(60) % CLASSES
@@ -147,21 +113,6 @@ def test_batches_that_are_no_pairs(tmp_path: Path) -> None:
     data = FederatedDataModule(Triples(), SizePartitioner([2, 1]), batch_size=8, splits=Splits(client_test=0.3))
     with pytest.raises(ConfigurationError, match=r"evaluated on batches \(x, y\), and a batch is 3 parts"):
         fit(FederatedLoop(**EVERY), tmp_path, Module(), data)
-
-
-class DictBatches(Dataset[dict[str, Tensor]]):
-    def __len__(self) -> int:
-        return 40
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {"x": torch.zeros(FEATURES), "target": torch.tensor(index % CLASSES)}
-
-
-def test_batches_that_are_no_pairs_are_told_to_be_measured_by_what_is_logged(tmp_path: Path) -> None:
-    data = FederatedDataModule((DictBatches(), DictBatches()), SizePartitioner([2, 1]), batch_size=8)
-    match = r"metrics \['mine'\]: models are evaluated on batches \(x, y\), and a batch is dict.*mode='min' of a game"
-    with pytest.raises(ConfigurationError, match=match):
-        fit(FederatedLoop(**game()), tmp_path, NeverPlain(network()), data)
 
 
 def test_the_trial_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

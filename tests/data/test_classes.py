@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from data_options import grouped
-from lightning.pytorch.cli import LightningArgumentParser
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from flsv.data import (
@@ -15,7 +14,6 @@ from flsv.data import (
     DirichletPartitioner,
     FederatedDataModule,
     GaussianNoise,
-    GroupPartitioner,
     IIDPartitioner,
     OpenSetLabelNoise,
     PathologicalPartitioner,
@@ -107,15 +105,6 @@ def test_data_without_classes_are_of_one_class(kind, partitioner, recwarn):
     assert not recwarn.list
 
 
-@pytest.mark.parametrize("kind", WITHOUT_CLASSES)
-def test_finding_none_takes_one_sample(kind):
-    dataset = WITHOUT_CLASSES[kind]
-    if isinstance(dataset, Items):
-        dataset.reads = 0
-        assert find_classes(dataset, (), {}).missing
-        assert dataset.reads <= 1
-
-
 INTEGERS = [i % 3 for i in range(N)]
 WITH_CLASSES = {
     "tensors": TensorDataset(X, torch.tensor(INTEGERS)),
@@ -164,14 +153,6 @@ def test_whoever_needs_classes_says_so(arguments, kind):
         data.setup("fit")
 
 
-def test_a_partitioner_of_ones_own_is_taken_to_need_them():
-    class Odd(IIDPartitioner):
-        needs_classes = True
-
-    with pytest.raises(ConfigurationError, match=r"Odd\(.*\) needs each sample's class"):
-        FederatedDataModule(WITHOUT_CLASSES["texts"], Odd(3)).setup("fit")
-
-
 def test_labels_of_a_list_an_attribute_or_a_field():
     texts = [{"text": torch.zeros(3), "topic": torch.tensor(i % 4)} for i in range(N)]
     expected = [i % 4 for i in range(N)]
@@ -187,12 +168,6 @@ def test_labels_of_a_list_an_attribute_or_a_field():
         assert data.class_counts.sum(0).tolist() == [10] * 4
         for client in range(2):
             assert data.client_labels(client).tolist() == [expected[i] for i in data.client_indices(client)]
-
-
-def test_labels_that_are_given_win_over_those_of_the_samples():
-    data = FederatedDataModule(WITH_CLASSES["tensors"], IIDPartitioner(2), labels=[0, 1] * (N // 2))
-    data.setup("fit")
-    assert data.num_classes == 2
 
 
 @pytest.mark.parametrize(
@@ -229,13 +204,6 @@ def test_integers_that_cannot_be_classes_are_numbers_unless_somebody_asks(labels
         FederatedDataModule(source, DirichletPartitioner(2, 1.0)).setup("fit")
 
 
-def test_held_out_labels_that_are_none():
-    sets = (TensorDataset(X, torch.tensor(INTEGERS)), TensorDataset(X, torch.full((N,), -1)))
-    with pytest.raises(ConfigurationError, match=r"such as -1 at 0"):
-        FederatedDataModule(sets, IIDPartitioner(2)).setup("fit")
-    FederatedDataModule(sets, IIDPartitioner(2), labels=False).setup("fit")
-
-
 def test_an_index_is_no_class():
     source = TensorDataset(torch.rand(200, 3), torch.randperm(200))
     data = FederatedDataModule(source, IIDPartitioner(2))
@@ -258,24 +226,6 @@ def test_where_the_classes_have_names_a_wrong_label_is_a_mistake(recwarn):
         FederatedDataModule(source, IIDPartitioner(2)).setup("fit")
 
 
-@pytest.mark.parametrize("kind", ["segmentation", "boxes", "multilabel, read", "nothing but inputs"])
-def test_names_of_classes_do_not_make_labels(kind):
-    source = Items(WITHOUT_CLASSES[kind].items, classes=["road", "tree"])
-    data = FederatedDataModule(source, IIDPartitioner(2))
-    data.setup("fit")
-    assert data.class_names == ("samples",)
-
-
-@pytest.mark.parametrize("kind", ["texts", "regression", "graphs to regress on", "dictionaries", "segmentation"])
-def test_groups_make_clients_of_any_data(kind):
-    clinic = np.array(["north", "south", "east"])[np.arange(N) % 3]
-    source = WITHOUT_CLASSES[kind]
-    data = FederatedDataModule(source, GroupPartitioner(), groups=clinic.tolist(), splits=Splits(server_val=0.0))
-    data.setup("fit")
-    assert data.num_samples.tolist() == [13, 14, 13]  # east, north, south
-    assert (clinic[data.client_indices(0)] == "east").all()
-
-
 def test_noise_on_the_inputs_needs_no_classes():
     for kind in ("regression", "multilabel", "forecasting"):
         source = WITHOUT_CLASSES[kind]
@@ -287,53 +237,3 @@ def test_noise_on_the_inputs_needs_no_classes():
         assert not x.isclose(source.tensors[0][rows]).flatten(1).any(1).all()
         assert y.equal(source.tensors[1][rows])  # targets stay as they are
         assert data.class_counts.shape == (2, 1)
-
-
-def test_noise_on_inputs_alone():
-    source = TensorDataset(X)
-    data = FederatedDataModule(source, IIDPartitioner(2), corruptions=[GaussianNoise(clients=[0])], batch_size=100)
-    data.setup("fit")
-    (x,) = next(iter(data.client_loader(0, shuffle=False)))
-    assert (x != X[data.client_indices(0)]).any(1).all()
-    assert source.tensors[0] is X
-
-
-def test_the_number_of_classes_of_a_wrapped_module_is_its_own():
-    import lightning as L
-
-    class Masks(L.LightningDataModule):
-        num_classes = 21
-
-        def train_dataloader(self):
-            return torch.utils.data.DataLoader(WITHOUT_CLASSES["segmentation"], batch_size=4)
-
-    data = FederatedDataModule(Masks(), IIDPartitioner(2))
-    data.setup("fit")
-    assert data.num_classes == 21
-    assert data.class_counts.shape == (2, 1)
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [("false", False), ("topic", "topic"), ("[0, 1, 1]", [0, 1, 1]), ("null", None)],
-)
-def test_labels_on_the_command_line(given, expected):
-    parser = LightningArgumentParser()
-    parser.add_lightning_class_args(FederatedDataModule, "data")
-    data = parser.instantiate_classes(parser.parse_args([f"--data.labels={given}"])).data
-    assert data.labels == expected
-    assert type(data.labels) is type(expected)
-
-
-def test_classification_in_batches_of_floats_is_told_what_to_do(tmp_path):
-    """The labels of a one-logit classifier are often floats: they are classes for a partitioner that asks."""
-    source = TensorDataset(X, torch.tensor(INTEGERS).clamp(max=1).float())
-    data = FederatedDataModule(source, DirichletPartitioner(2, alpha=1.0))
-    data.setup("fit")
-    assert data.num_classes == 2
-    data = FederatedDataModule(source, IIDPartitioner(2))
-    data.setup("fit")
-    assert data.no_classes == "the labels are float32 numbers"
-    data = FederatedDataModule(source, IIDPartitioner(2), labels=INTEGERS)
-    data.setup("fit")
-    assert data.num_classes == 3

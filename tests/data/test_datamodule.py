@@ -3,14 +3,13 @@
 import itertools
 import os
 
-import numpy as np
 import pytest
 import torch
 from data_options import grouped
 from small_sets import Flip, Images, Linear, X, Y, ready, trainer
 from torch.utils.data import TensorDataset
 
-from flsv.data import DirichletPartitioner, FederatedDataModule, GroupPartitioner, IIDPartitioner, Splits, TensorBatches
+from flsv.data import DirichletPartitioner, FederatedDataModule, GroupPartitioner, IIDPartitioner, TensorBatches
 from flsv.errors import ConfigurationError
 
 ROOT = os.environ.get("FLSV_DATA_ROOT")
@@ -74,27 +73,6 @@ def test_everything_follows_from_the_seeds():
     assert not torch.equal(first.server_val_indices, other.server_val_indices)
 
 
-def test_facts_about_the_data():
-    data = ready("digits", IIDPartitioner(5), batch_size=20, max_samples=1000)
-    assert (data.num_clients, data.num_classes, data.input_shape) == (5, 10, (1, 8, 8))
-    assert data.class_names == tuple("0123456789")
-    assert int(data.num_samples.sum()) == 900
-    assert data.describe() == {
-        "source": "digits",
-        "partitioner": "IIDPartitioner(num_clients=5)",
-        "splits.server_val": 0.1,
-        "splits.client_val": 0.0,
-        "splits.client_test": 0.0,
-        "splits.seed": 0,
-        "batch_size": 20,
-        "num_clients": 5,
-        "num_classes": 10,
-        "train_samples": 900,
-        "server_val_samples": 100,
-    }
-    assert str(data) == "FederatedDataModule(source=digits, partitioner=IIDPartitioner(num_clients=5))"
-
-
 def test_what_is_known_before_setup():
     assert FederatedDataModule(partitioner=IIDPartitioner(7)).num_clients == 7
     assert "num_clients" not in FederatedDataModule().describe()
@@ -102,17 +80,6 @@ def test_what_is_known_before_setup():
         _ = FederatedDataModule().class_counts
     with pytest.raises(RuntimeError, match="not loaded yet"):
         _ = FederatedDataModule(partitioner=GroupPartitioner()).num_clients
-
-
-def test_groups_make_clients():
-    data = ready(Images(), GroupPartitioner())
-    assert data.num_clients == 3
-    assert all((data.client_indices(client) % 3 == client).all() for client in range(3))
-    assert data.class_names == Images.classes
-    wards = ready(Images(), GroupPartitioner(), groups="ward")
-    assert all((wards.client_indices(client) // 20 == client).all() for client in range(3))
-    halves = ready(Images(), GroupPartitioner(), groups=["x"] * 30 + ["y"] * 30)
-    assert halves.num_clients == 2
 
 
 @pytest.mark.parametrize("preload", [False, True])
@@ -141,20 +108,6 @@ def test_the_centralized_baseline_trains_on_all_clients_data():
     assert torch.equal(torch.cat(fit.predict(model, data)), Y[:50])
 
 
-def test_pooled_order_changes_with_the_epoch():
-    data, model = FederatedDataModule(TensorDataset(X, Y), splits=Splits(server_val=0.0)), Linear()
-    trainer(reload_dataloaders_every_n_epochs=1).fit(model, data)
-    seen = torch.cat(model.seen["train"])
-    assert not torch.equal(seen[:200], seen[200:])
-
-
-def test_round_loader_takes_the_place_of_the_training_data():
-    data, model = FederatedDataModule(TensorDataset(X, Y)), Linear()
-    data.round_loader = lambda: TensorBatches([X[:3], Y[:3]], None, batch_size=2)
-    trainer().fit(model, data)
-    assert torch.cat(model.seen["train"]).tolist() == [0, 1, 2] * 2
-
-
 def test_setup_again_changes_nothing():
     data, model = FederatedDataModule("digits"), Linear(64, 10)
     data.setup("fit")
@@ -168,30 +121,7 @@ def test_setup_again_changes_nothing():
     data.client_loader(0, "train")
 
 
-def test_no_server_validation():
-    data, model = FederatedDataModule(TensorDataset(X, Y), splits=Splits(server_val=0.0)), Linear()
-    trainer().fit(model, data)
-    assert data.val_dataloader() == []
-    assert model.seen["val"] == []
-    assert int(data.num_samples.sum()) == 200
-
-
 # Asked wrongly
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"batch_size": 0}, "batch_size=0"),
-        ({"eval_batch_size": -1}, "eval_batch_size=-1"),
-        ({"server_val": 1.0}, "server_val=1.0"),
-        ({"max_samples": 0}, "max_samples=0"),
-        ({"partitioner": 5}, r"partitioner=5\): expected a flsv\.data\.Partitioner"),
-    ],
-)
-def test_wrong_arguments_are_found_at_construction(arguments, message):
-    with pytest.raises(ConfigurationError, match=message):
-        FederatedDataModule("digits", **grouped(arguments))
 
 
 @pytest.mark.parametrize(
@@ -221,11 +151,6 @@ def test_clients_and_splits_that_do_not_exist():
             data.client_loader(client, split)
 
 
-def test_no_test_data():
-    with pytest.raises(ConfigurationError, match="TensorDataset has no test data"):
-        ready(TensorDataset(X, Y)).test_dataloader()
-
-
 # Real data
 
 
@@ -239,14 +164,3 @@ def test_real_images_reach_the_clients(name):
     x, y = next(iter(data.val_dataloader()))
     assert x.shape[1:] == data.input_shape == (1, 28, 28)
     assert y.max() < data.num_classes
-
-
-@pytest.mark.skipif(ROOT is None, reason="FLSV_DATA_ROOT is not set: no real image data")
-def test_lesions_as_natural_groups():
-    if not os.path.isfile(os.path.join(ROOT, "ham10000_28.npz")):
-        pytest.skip("FLSV_DATA_ROOT has no ham10000_28.npz")
-    data = ready("ham10000_28.npz", GroupPartitioner(4), root=ROOT, groups="lesion_ids")
-    lesions = np.load(os.path.join(ROOT, "ham10000_28.npz"))["train_lesion_ids"]
-    owners = [set(lesions[data.client_indices(client)]) for client in range(4)]
-    assert all(not a & b for a, b in itertools.combinations(owners, 2))
-    assert data.num_samples.max() - data.num_samples.min() <= 10

@@ -1,13 +1,11 @@
 """The data module around another one."""
 
-import lightning as L
 import pytest
 import torch
-from small_sets import Linear, Somebodys, X, Y, ready, trainer
-from torch.utils.data import DataLoader, TensorDataset
+from small_sets import Linear, Somebodys, Y, ready, trainer
+from torch.utils.data import DataLoader
 
 from flsv.data import FederatedDataModule, IIDPartitioner, TensorBatches
-from flsv.errors import ConfigurationError
 
 
 def test_a_wrapped_module_is_read_as_it_reads_itself():
@@ -26,10 +24,6 @@ def test_a_wrapped_module_is_read_as_it_reads_itself():
     assert wrapped.calls == ["prepare_data", "setup fit", "prepare_data", "setup test"]
 
 
-def test_a_batch_size_given_goes_before_the_wrapped_modules():
-    assert ready(Somebodys(), batch_size=5).client_loader(0).batch_size == 5
-
-
 def test_test_and_predict_loaders_of_a_wrapped_module():
     class Predicting(Somebodys):
         def predict_dataloader(self):
@@ -42,15 +36,6 @@ def test_test_and_predict_loaders_of_a_wrapped_module():
     data.setup("predict")
     data.setup("test")
     assert isinstance(data.predict_dataloader(), DataLoader)
-
-
-def test_a_module_made_from_data_sets():
-    module = L.LightningDataModule.from_datasets(TensorDataset(X, Y), batch_size=16)
-    data = ready(module, server_val=0.25)
-    assert len(data.server_val_indices) == 50
-    assert data.client_loader(0).batch_size == 16
-    with pytest.raises(ConfigurationError, match="LightningDataModule has no test data"):
-        data.test_dataloader()
 
 
 def test_batch_hooks_are_delegated_only_where_the_module_has_them():

@@ -29,19 +29,6 @@ def parse(tmp_path, data, *arguments):
     ).datamodule
 
 
-def test_yaml_of_a_named_set(tmp_path):
-    partitioner = {"class_path": "flsv.data.DirichletPartitioner", "init_args": {"num_clients": 4, "alpha": 0.3}}
-    data = parse(tmp_path, {"source": "digits", "partitioner": partitioner, "batch_size": 16}, "--data.splits.seed=3")
-    assert data.source == "digits"
-    assert repr(data.partitioner) == "DirichletPartitioner(num_clients=4, alpha=0.3)"
-    assert (data.batch_size, data.splits.seed) == (16, 3)
-
-
-@pytest.mark.parametrize("name", ["FashionMNIST", "MNIST", "CIFAR10"])
-def test_yaml_names_of_torchvisions_sets_stay_names(tmp_path, name):
-    assert parse(tmp_path, {"source": name}).source == name
-
-
 def test_yaml_of_a_data_module_and_a_transform(tmp_path, monkeypatch):
     # Class paths are imported, and pytest does not make this file importable.
     project = types.ModuleType("somebodys_project")
@@ -61,20 +48,3 @@ def test_yaml_of_a_data_module_and_a_transform(tmp_path, monkeypatch):
     assert parse(tmp_path, {"source": "somebodys_project.Somebodys"}).source.size == 120
     pair = [{"class_path": "somebodys_project.Images", "init_args": {"length": n}} for n in (30, 10)]
     assert [len(part) for part in parse(tmp_path, {"source": pair}).source] == [30, 10]
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments"),
-    [
-        ("IIDPartitioner", {"num_clients": 3}),
-        ("SizePartitioner", {"proportions": [1, 2, 3]}),
-        ("PathologicalPartitioner", {"num_clients": 3, "classes_per_client": 2}),
-        ("ShardPartitioner", {"num_clients": 3}),
-        ("ProportionPartitioner", {"matrix": [[0.7, 0.5], [0.1, 0.5]], "of": "client", "sizes": [1, 2]}),
-        ("GroupPartitioner", {}),
-        ("GroupPartitioner", {"num_clients": 3}),
-    ],
-)
-def test_yaml_of_every_partitioner(tmp_path, name, arguments):
-    entry = {"class_path": f"flsv.data.{name}", "init_args": arguments}
-    assert type(parse(tmp_path, {"partitioner": entry, "groups": [1, 2, 3]}).partitioner).__name__ == name

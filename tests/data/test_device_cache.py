@@ -12,7 +12,6 @@ from torch.utils.data import TensorDataset
 from toys import Plain, toy_data, toy_sets
 
 from flsv.data import FederatedDataModule, SizePartitioner, device_cache
-from flsv.data.corruption import ClosedSetLabelNoise, Corruption
 from flsv.data.loaders import TensorBatches
 from flsv.errors import ConfigurationError
 
@@ -40,14 +39,6 @@ def test_what_fits(monkeypatch: pytest.MonkeyPatch, free: int | None, fits: bool
     loaders = [data.client_loader(0), data.client_loader(0, shuffle=False), data.client_loader(1, "test")]
     for loader in (*loaders, data.val_dataloader()):
         assert devices(loader) == expected
-
-
-def test_the_choice() -> None:
-    assert devices(resident(toy_data(on_device=True)).client_loader(0)) == {"meta"}
-    assert devices(resident(toy_data(on_device=False)).client_loader(0)) == {"cpu"}
-    assert resident(toy_data(on_device=True), torch.device("cpu")).device_cache is None
-    with pytest.raises(ConfigurationError, match="on_device='yes'.: expected True or False or \"auto\""):
-        toy_data(on_device="yes")
 
 
 class Turned(Plain):
@@ -95,21 +86,6 @@ def test_a_loader_of_an_evaluation_is_made_once() -> None:
     assert data.client_loader(0).indices.device.type == "cpu"  # it is shuffled by a CPU generator
     data.device_cache = None
     assert devices(data.client_loader(0, "test")) == {"cpu"}
-
-
-class Brighter(Corruption):
-    """Changes inputs."""
-
-    def corrupt(self, x: Any, y: Any, num_classes: int, generator: Any) -> Any:
-        return x + 1, y
-
-
-def test_corrupted_clients() -> None:
-    """Are resident like the others."""
-    noise = resident(toy_data(on_device=True, corruptions=[ClosedSetLabelNoise(clients=[0])]))
-    assert devices(noise.client_loader(0)) == devices(noise.client_loader(1)) == {"meta"}
-    other = resident(toy_data(on_device=True, corruptions=[Brighter(clients=[0])]))
-    assert devices(other.client_loader(0)) == devices(other.client_loader(1)) == {"meta"}
 
 
 def test_what_is_gathered_is_the_same() -> None:

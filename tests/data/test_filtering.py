@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from data_options import grouped
 from torch.utils.data import TensorDataset
-from toys import fit
 
-from flsv.data import ClosedSetLabelNoise, FederatedDataModule, GaussianNoise, IIDPartitioner, Loader, Splits
+from flsv.data import FederatedDataModule, GaussianNoise, IIDPartitioner, Loader, Splits
 from flsv.errors import ConfigurationError
-from flsv.features import PCA
-from flsv.loop import FederatedLoop
 from flsv.valuation import FedBary
 
 
@@ -42,34 +38,6 @@ def test_only_flagged_training_samples_are_dropped_and_counts_follow() -> None:
     assert torch.equal(whole.server_val_indices, kept.server_val_indices)
     assert kept.describe()["dropped_samples"] == int(whole.num_samples.sum() - kept.num_samples.sum())
     assert kept.describe()["train_samples"] == int(kept.num_samples.sum())
-
-
-def test_another_detector_and_a_second_setup() -> None:
-    flips = [ClosedSetLabelNoise(rate=0.1, clients=[0])]
-    data = digits(corruptions=flips, drop_flagged=FedBary(PCA(20), label_weight=2.0))
-    left = int(data.corrupted_samples(0).sum())
-    assert left < 0.4 * int(digits(corruptions=flips).corrupted_samples(0).sum())
-    counts = data.class_counts
-    data.setup("validate")
-    assert torch.equal(data.class_counts, counts)
-    assert "dropped_samples" not in digits().describe()
-
-
-def test_without_validation_data_the_clients_are_the_measure() -> None:
-    whole, kept = digits(server_val=0.0), digits(server_val=0.0, drop_flagged=True)
-    assert whole.corrupted_samples(1).sum() > 10 * kept.corrupted_samples(1).sum()
-
-
-def test_a_fit_trains_on_what_is_left(tmp_path: Path) -> None:
-    generator = torch.Generator().manual_seed(0)
-    x, y = torch.randn(200, 6, generator=generator), torch.arange(200) % 3
-    x[:20] += 40
-    data = FederatedDataModule(TensorDataset(x, y), IIDPartitioner(2), batch_size=8, splits=Splits(drop_flagged=True))
-    loop = FederatedLoop(seed=0)
-    fit(loop, tmp_path, data=data, rounds=1)
-    trained = torch.cat([batch[0] for client in range(2) for batch in data.client_loader(client)])
-    assert trained.max() < 10
-    assert data.num_samples.sum() == len(trained)
 
 
 def test_nothing_left_or_no_full_batch() -> None:

@@ -5,7 +5,7 @@ import torch
 from data_options import grouped
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from flsv.data import FederatedDataModule, IIDPartitioner, Loader
+from flsv.data import FederatedDataModule, IIDPartitioner
 from flsv.data.contents import not_finite
 from flsv.errors import ConfigurationError
 
@@ -47,35 +47,3 @@ def test_nothing_to_find():
 def test_test_data_are_refused():
     with pytest.raises(ConfigurationError, match="2 samples of the test data have NaN or infinite inputs: 4, 9"):
         set_up(inputs(), inputs((4, 9), samples=30))
-
-
-def test_the_servers_and_the_clients_own_splits_are_refused():
-    everywhere = range(3000)
-    with pytest.raises(ConfigurationError, match="300 samples of the server's validation set"):
-        set_up(inputs(everywhere), server_val=0.1)
-    for split in ("val", "test"):
-        with pytest.raises(ConfigurationError, match=f"150 samples of client 0's {split} set"):
-            set_up(inputs(everywhere), **{f"client_{split}": 0.1})
-
-
-def test_training_samples_are_warned_of_and_stay():
-    with pytest.warns(UserWarning, match=r"3 samples of the training data have NaN or .*: 3 \.\. 5"):
-        assert set_up(inputs((3, 4, 5))).num_samples.sum() == 3000
-
-
-def test_data_read_sample_by_sample_are_looked_at_when_preloaded():
-    class Samples(Dataset):
-        def __init__(self, x):
-            self.x = x
-            self.targets = Y[: len(x)]
-
-        def __len__(self):
-            return len(self.x)
-
-        def __getitem__(self, index):
-            return self.x[index], self.targets[index]
-
-    pair = Samples(inputs(samples=30)), Samples(inputs((8,), samples=30))
-    FederatedDataModule(pair, IIDPartitioner(2)).setup("fit")
-    with pytest.raises(ConfigurationError, match="1 samples of the test data"):
-        FederatedDataModule(pair, IIDPartitioner(2), loader=Loader(preload=True)).setup("fit")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+from torch.utils.data import Dataset, Subset
 
 from flsv.data.groups import named_groups
 from flsv.errors import ConfigurationError
@@ -41,19 +41,6 @@ def test_groups_by_attribute_name_and_list():
     assert dataset_groups(Samples(PAIRS)) is None
 
 
-def test_groups_that_are_not_there():
-    with pytest.raises(ConfigurationError, match="no attribute 'ward'"):
-        dataset_groups(Samples(PAIRS), "ward")
-    with pytest.raises(ConfigurationError, match=r"one entry per training sample, \[3\].*got shape \[2\]"):
-        dataset_groups(Samples(PAIRS), [1, 2])
-
-
-def test_groups_by_a_field_of_the_samples():
-    rows = [{"x": torch.zeros(2), "clinic": name, "ward": torch.tensor(ward)} for name, ward in zip("bab", (4, 9, 9))]
-    assert dataset_groups(Samples(rows), "clinic").tolist() == [1, 0, 1]
-    assert dataset_groups(Samples(rows), "ward").tolist() == [0, 1, 1]
-
-
 def test_groups_by_a_field_within_a_field():
     rows = [{"x": torch.zeros(2), "meta": {"clinic": name}, "a.b": name} for name in "bab"]
     numbered = [{"meta": {"clinic": number}} for number in (7, 3)]
@@ -64,12 +51,6 @@ def test_groups_by_a_field_within_a_field():
     for wrong in ("meta.ward", "x.clinic", "ward.clinic"):
         with pytest.raises(ConfigurationError, match=f"no attribute '{wrong}'"):
             dataset_groups(Samples(rows), wrong)
-
-
-def test_groups_of_several_data_sets():
-    parts = [Samples(PAIRS, clinic=["a", "b", "a"]), Samples(PAIRS, clinic=["c", "c", "a"])]
-    assert dataset_groups(ConcatDataset(parts), "clinic").tolist() == [0, 1, 0, 2, 2, 0]
-    assert dataset_groups(ConcatDataset([*parts, TensorDataset(torch.zeros(2, 1))])) is None
 
 
 @pytest.mark.parametrize("gaps", [["a", None, "b"], [1.0, float("nan"), 2.0]])

@@ -4,12 +4,11 @@ import random
 from functools import partial
 from typing import Any
 
-import lightning as L
 import numpy as np
 import pytest
 import torch
 from resuming import assert_resumes
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
+from torch.utils.data import Dataset, Subset, TensorDataset
 from toys import CLASSES, FEATURES, Plain, network
 
 from flsv.data import FederatedDataModule, Loader, SizePartitioner
@@ -64,18 +63,6 @@ def test_a_pass_draws_what_its_seed_says(kind: str, workers: int) -> None:
     assert not torch.equal(batches(1), first)
 
 
-def test_a_workers_own_init_is_called_once() -> None:
-    told: Any = torch.zeros(2, dtype=torch.long).share_memory_()
-    loader = make_loader(Held(random.Random(), 4), batch_size=2, num_workers=2, worker_init_fn=partial(_count, told))
-    for passes in (1, 2):
-        assert len(list(loader)) == 2
-        assert told.tolist() == [passes, passes]
-
-
-def _count(told: torch.Tensor, worker: int) -> None:
-    told[worker] += 1
-
-
 class Randomizable:
     """As MONAI's: of the class, until somebody seeds it."""
 
@@ -96,13 +83,6 @@ def test_where_generators_are_found() -> None:
     # A data set in another counts as one of its own.
     around = Subset(Subset(Subset(dataset, [0]), [0]), [0])
     assert list(held_generators(around)) == [f"Subset.dataset.dataset.dataset.{place}" for place in places]
-
-
-def test_what_is_no_generator_of_the_datas() -> None:
-    # Global ones are seeded anyway; a fit holds much, and none of it is the data's.
-    held = Held([np.random.mtrand._rand, torch.default_generator, random._inst])  # type: ignore[attr-defined]
-    assert held_generators(held, Held(L.Trainer), Held(None), default_collate) == {}
-    assert type(make_loader(held, batch_size=2)) is DataLoader
 
 
 def test_generators_draw_apart() -> None:
@@ -135,13 +115,3 @@ def with_a_transform() -> FederatedDataModule:
 @pytest.mark.parametrize("make", [sample_by_sample, partial(sample_by_sample, 2), with_a_transform])
 def test_a_resumed_run_draws_what_the_whole_one_drew(make: Any, tmp_path: Any) -> None:
     assert_resumes(lambda: FederatedLoop(seed=3), tmp_path, lambda: Plain(network(batch_norm=False)), make)
-
-
-def test_data_are_preloaded_alike() -> None:
-    held = Held(np.random.default_rng())
-    seen = []
-    for _ in range(2):
-        data = FederatedDataModule(held, SizePartitioner([2, 1]), loader=Loader(preload=True))
-        data.setup("fit")
-        seen.append(next(iter(data.client_loader(0, shuffle=False)))[0])
-    assert torch.equal(*seen)

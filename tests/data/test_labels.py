@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from flsv.data.labels import class_names_of, count_classes, dataset_labels
+from flsv.data.labels import count_classes, dataset_labels
 from flsv.errors import ConfigurationError
 
 
@@ -38,17 +38,6 @@ def test_stored_labels_spare_reading_the_samples(name, stored):
     assert dataset.reads == 0
 
 
-@pytest.mark.parametrize("key", ["label", "labels", "target", "targets", "y"])
-def test_dictionaries(key):
-    assert dataset_labels(Samples([{"x": 0, key: torch.tensor(label)} for label in (3, 1)])).tolist() == [3, 1]
-
-
-def test_samples_are_read_where_nothing_is_stored():
-    assert dataset_labels(Samples(PAIRS)).tolist() == [3, 1, 2]
-    assert dataset_labels(Samples([(0, "meta", label) for label in (3, 1)])).tolist() == [3, 1]
-    assert dataset_labels(Samples(PAIRS, targets=[0, 0])).tolist() == [3, 1, 2]
-
-
 def test_target_transform_is_what_a_loader_sees():
     dataset = Samples(PAIRS, targets=[3, 1, 2], target_transform=lambda label: label - 1)
     assert dataset_labels(dataset).tolist() == [2, 0, 1]
@@ -60,16 +49,6 @@ def test_subsets_and_concatenations():
     assert dataset_labels(Subset(Subset(tensors, [3, 1, 0]), [0, 2])).tolist() == [8, 5]
     assert dataset_labels(ConcatDataset([tensors, Subset(stored, [2, 0])])).tolist() == [5, 6, 7, 8, 2, 3]
     assert stored.reads == 0
-
-
-def test_only_the_samples_of_a_subset_are_read():
-    dataset = Samples(PAIRS)
-    assert dataset_labels(Subset(dataset, [2])).tolist() == [2]
-    assert dataset.reads == 1
-
-
-def test_whole_floating_point_labels_are_classes():
-    assert dataset_labels(TensorDataset(torch.zeros(2, 2), torch.tensor([1.0, 0.0]))).tolist() == [1, 0]
 
 
 @pytest.mark.parametrize(
@@ -90,17 +69,6 @@ def test_data_without_class_labels(dataset):
         dataset_labels(dataset)
 
 
-def test_class_names_through_subsets():
-    assert class_names_of(Subset(Samples(PAIRS, classes=["cat", "dog"]), [0])) == ("cat", "dog")
-    assert class_names_of(Samples(PAIRS)) == ()
-
-
-def test_wrong_labels_are_counted_and_the_first_is_named():
-    for labels in ([0, 1, -1, -1], [0.0, 1.0, 0.7, -1.0], [0.0, 1.0, torch.nan, torch.inf]):
-        with pytest.raises(ConfigurationError, match=r"2 of 4, such as \S+ at 2"):
-            dataset_labels(TensorDataset(torch.zeros(4, 2), torch.tensor(labels)))
-
-
 def data_of(labels):
     return TensorDataset(torch.zeros(len(labels), 2), torch.tensor(labels))
 
@@ -119,17 +87,6 @@ def test_a_class_that_only_the_test_data_have_is_a_class_too():
         assert count_classes(torch.arange(30) % 3, (), {"test": data_of([0, 3])}) == 4
 
 
-@pytest.mark.parametrize(("labels", "absent"), [([1, 2, 3], "0:"), ([0, 1, 5, 9], r"2 \.\. 4, 6 \.\. 8:")])
-def test_classes_without_a_training_sample_are_warned_of(labels, absent):
-    with pytest.warns(UserWarning, match=f"no training sample is of class {absent}"):
-        assert count_classes(torch.tensor(labels), (), {}) == max(labels) + 1
-
-
-def test_classes_with_names_need_no_sample(recwarn):
-    assert count_classes(torch.tensor([1, 5]), tuple("abcdef"), {}) == 6
-    assert not recwarn.list
-
-
 @pytest.mark.parametrize("split", ["train", "test"])
 @pytest.mark.parametrize("stray", [1000, 10**6, 10**9, 2**62])
 def test_a_stray_label_is_refused(split, stray):
@@ -137,9 +94,3 @@ def test_a_stray_label_is_refused(split, stray):
     train, test = (labels.clone().index_fill(0, torch.tensor(4), stray if split == s else 4) for s in ("train", "test"))
     with pytest.raises(ConfigurationError, match=f"the largest label is {stray}, and there are only 1[01] different"):
         count_classes(train, (), {"test": TensorDataset(torch.zeros(30, 2), test)})
-
-
-@pytest.mark.parametrize("name", ["validation", "test"])
-def test_negative_labels_of_held_out_data(name):
-    with pytest.raises(ConfigurationError, match="not whole numbers from 0 up, 1 of 3, such as -1 at 1"):
-        count_classes(torch.arange(3), (), {name: data_of([0, -1, 2])})

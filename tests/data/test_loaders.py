@@ -1,6 +1,5 @@
 """Batches from tensors equal batches from a DataLoader, and follow from the generator alone."""
 
-import pickle
 from itertools import chain
 
 import pytest
@@ -89,53 +88,10 @@ def test_subsets_of_subsets_are_read_as_tensors():
     assert labels_of(make_loader(nested, batch_size=2)) == [[15, 10], [39]]
 
 
-def test_a_tensor_dataset_with_getitem_of_its_own_is_asked():
-    class Negative(TensorDataset):
-        def __getitem__(self, index):
-            x, y = super().__getitem__(index)
-            return x, -y
-
-    assert labels_of(make_loader(Negative(X, Y), torch.tensor([3]), batch_size=1)) == [[-3]]
-
-
-def test_a_collate_fn_of_ones_own_is_used():
-    loader = make_loader(TENSORS, batch_size=25, collate_fn=lambda samples: len(samples))
-    assert isinstance(loader, DataLoader)
-    assert list(loader) == [25, 25]
-
-
-def test_options_reach_the_data_loader():
-    loader = make_loader(PerSample(), batch_size=8, num_workers=2, pin_memory=False)
-    assert loader.num_workers == 2
-
-
 def test_workers_give_the_same_batches():
     kwargs = {"batch_size": 16, "shuffle": True}
     alone = labels_of(make_loader(PerSample(), generator=generator(), **kwargs))
     assert labels_of(make_loader(PerSample(), generator=generator(), num_workers=1, **kwargs)) == alone
-
-
-def test_transform_is_applied_to_the_first_tensor_only():
-    x, y = next(iter(TensorBatches([X, Y], None, 50, transform=lambda x: x + 1)))
-    assert torch.equal(x, X + 1)
-    assert torch.equal(y, Y)
-
-
-def test_transform_survives_pickling_for_workers():
-    loader = make_loader(PerSample(), batch_size=2, transform=torch.neg)
-    assert torch.equal(pickle.loads(pickle.dumps(loader.collate_fn))([(X[0], 1), (X[1], 2)])[0], -X[:2])
-
-
-def test_batches_stay_on_the_device_of_the_tensors():
-    elsewhere = TensorBatches([X.to("meta"), Y.to("meta")], None, 32, shuffle=True, generator=generator())
-    assert [(x.device.type, tuple(x.shape)) for x, _ in elsewhere] == [("meta", (32, 1, 4, 4)), ("meta", (18, 1, 4, 4))]
-
-
-def test_batches_are_copies():
-    before = X.clone()
-    for x, _ in TensorBatches([X, Y], None, 10):
-        x.zero_()
-    assert torch.equal(X, before)
 
 
 def test_bad_arguments():

@@ -9,21 +9,15 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from own_data import HERE, WORDS, Rows, X, Y, patients, ready
 from torch.utils.data import Subset
-from toys import Plain, fit, toy_sets, trainer_for
+from toys import fit, toy_sets
 
 from flsv import FederatedLoop
 from flsv.aggregation import FedAvg
 from flsv.cli import main
-from flsv.data import (
-    FederatedDataModule,
-    GroupPartitioner,
-    IIDPartitioner,
-)
+from flsv.data import FederatedDataModule, GroupPartitioner, IIDPartitioner
 from flsv.engines.remote.data import RemoteData
 from flsv.errors import ConfigurationError
 from flsv.metrics import ClassSpecificShapley
-from flsv.server.identity import of_fit
-from flsv.server.resume import check_same
 
 
 def test_names_from_groups():
@@ -35,15 +29,6 @@ def test_names_from_groups():
     assert ready(Rows(ward=[i % 2 for i in range(30)]), groups="ward").client_names == ("ward 0", "ward 1")
     # Clients that have parts of groups are not called after them.
     assert ready(HERE, IIDPartitioner(3), groups=wards).client_names == ("0", "1", "2")
-
-
-def test_names_of_merged_groups_are_those_of_their_samples():
-    wards = np.array([f"ward {i * i % 7}" for i in range(60)])
-    data = ready(HERE, GroupPartitioner(2), groups=wards.tolist())
-    for client, name in enumerate(data.client_names):
-        held = set(wards[data.client_indices(client).tolist()])
-        assert set(name.split(" + ")) <= held
-    assert len({name for names in data.client_names for name in names.split(" + ")}) == len(set(wards))
 
 
 def test_remote_data_have_the_sites_names():
@@ -95,30 +80,6 @@ def test_metrics_and_files_have_the_names_and_a_renamed_client_is_refused(tmp_pa
             ConfigurationError, match=r"data.client_names is \[.*\] and was \['Boston', 'Ly/on', 'Köln'\]"
         ):
             fit(loop(), tmp_path / "four", data=data, rounds=3, ckpt_path=path)
-
-
-def test_all_names_count_in_the_identity():
-    named = {f"clinic {chr(65 + i)}": (X[:4], Y[:4]) for i in range(24)}
-    data = ready(clients=named, server_val=0.0)
-    now = of_fit({}, data)
-    assert "clinic X" in now.settings["data.client_names"]
-    check_same(now, now)
-    last = {(name if name != "clinic X" else "clinic Y"): held for name, held in named.items()}
-    with pytest.raises(ConfigurationError, match="client_names"):
-        check_same(now, of_fit({}, ready(clients=last, server_val=0.0)))
-
-
-def test_a_failing_client_is_called_by_its_name(tmp_path):
-    class Failing(Plain):
-        def training_step(self, batch, batch_idx):
-            raise ValueError("no such thing")
-
-    data = FederatedDataModule(clients=toy_clients("Boston", "Lyon"), batch_size=8)
-    loop = FederatedLoop(aggregator=FedAvg(), seed=3)
-    with pytest.raises(ValueError, match="no such thing") as caught:
-        trainer_for(loop, tmp_path).fit(Failing(), data)
-    told = " ".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
-    assert "while client 0 ('Boston') trained in round 0" in told
 
 
 @pytest.mark.parametrize("form", ["folder", "clients", "column"])

@@ -47,12 +47,6 @@ def test_the_same_samples_with_groups_train_the_same():
             assert all(map(torch.equal, mine, theirs))
 
 
-def test_data_sets_that_are_no_tensors():
-    data = ready(clients={"a": Rows(30), "b": HERE, "c": Rows(9)}, server_val=0.0)
-    assert data.num_samples.tolist() == [30, 60, 9]
-    assert data.class_counts[2].tolist() == [3, 3, 3]
-
-
 def test_classes_have_one_numbering():
     data = ready(
         clients={"a": (X, WORDS[Y]), "b": (X[:9], ["eel"] * 9)},

@@ -1,22 +1,13 @@
 """Tables by client: encoded by statistics that clients would send."""
 
-import os
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from own_data import patients, ready
 
-from flsv.data import (
-    Columns,
-    GroupPartitioner,
-    TableData,
-)
+from flsv.data import Columns
 from flsv.errors import ConfigurationError
-
-ROOT = os.environ.get("FLSV_DATA_ROOT")
 
 
 def test_statistics_of_training_rows_are_what_the_clients_would_send():
@@ -73,11 +64,6 @@ def test_a_column_of_two_kinds_names_whose_it_is():
         ready(clients=clients, labels="ill")
 
 
-def test_values_that_are_no_classes_are_counted_over_all_tables():
-    with pytest.raises(ConfigurationError, match="the 2 tables: target 'ill' has 60 different values in 60 rows"):
-        ready(clients=two_clients(ill=(np.arange(30), np.arange(30, 60))), labels="ill")
-
-
 def test_what_nobody_trains_on_changes_no_feature():
     clients = {"Boston": patients(30, 1), "Lyon": patients(50, 2)}
     options = {"labels": "ill", "server_val": 0.2, "client_test": 0.2}
@@ -115,30 +101,3 @@ def test_a_standardized_target_is_fitted_to_training_rows():
 def test_columns_refused(options, message):
     with pytest.raises(ConfigurationError, match=message):
         Columns(**options)
-
-
-@pytest.mark.skipif(ROOT is None or not Path(ROOT, "tables").is_dir(), reason="FLSV_DATA_ROOT has no folder tables")
-class TestRealTables:
-    def test_65_schools_by_name(self):
-        columns = Columns(task="regression", exclude=["student"])
-        data = ready("tables/exam.csv", root=ROOT, labels="normexam", groups="school", columns=columns)
-        assert data.client_names == tuple(f"school {i}" for i in range(1, 66))
-        assert int(data.num_samples.sum()) + len(data.server_val_indices) == 4059
-        fewer = ready(
-            "tables/exam.csv", GroupPartitioner(5), root=ROOT, labels="normexam", groups="school", columns=columns
-        )
-        assert fewer.num_clients == 5
-        assert all(name.endswith("+ 10 more") for name in fewer.client_names)
-
-    def test_four_clinics(self):
-        columns = Columns(features=["Age", "Black", "BMI"])
-        with pytest.warns(UserWarning, match="9 of 823 rows have no 'Preg.ended"):
-            data = ready("tables/opt.csv", root=ROOT, labels="Preg.ended...37.wk", groups="Clinic", columns=columns)
-        assert data.client_names == ("KY", "MN", "MS", "NY")
-        assert data.class_names == ("No", "Yes")
-
-    def test_60_districts_of_a_data_module(self):
-        source = TableData("tables/contraception.csv", "use", group="district", features=["age", "urban"], root=ROOT)
-        data = ready(source, GroupPartitioner())
-        assert data.client_names[:2] == ("district 1", "district 2")
-        assert data.num_clients == 60

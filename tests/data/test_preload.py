@@ -32,13 +32,6 @@ def test_tensors_stay_as_they_are():
     assert preload(dataset) is dataset
 
 
-def test_collate_fn_makes_the_tensors():
-    def stack(samples):
-        return torch.stack([x for x, _ in samples]) + 1, torch.tensor([y for _, y in samples])
-
-    assert preload(Images(3), stack).tensors[0][:, 0, 0, 0].tolist() == [1, 2, 3]
-
-
 def test_samples_that_are_no_tensors():
     class Records(Images):
         def __getitem__(self, index):
@@ -46,14 +39,3 @@ def test_samples_that_are_no_tensors():
 
     with pytest.raises(ConfigurationError, match="preload=True needs samples that collate to a tuple of tensors"):
         preload(Records(3))
-
-
-def test_a_collate_fn_of_the_users_own_is_not_passed_over_for_tensors():
-    dataset = TensorDataset(torch.arange(6.0).view(6, 1), torch.arange(6))
-
-    def doubled(samples):
-        x, y = torch.utils.data.default_collate(samples)
-        return 2 * x, y
-
-    assert torch.equal(preload(dataset, doubled).tensors[0], 2 * dataset.tensors[0])
-    assert preload(dataset) is dataset

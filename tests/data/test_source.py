@@ -7,23 +7,16 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     IterableDataset,
-    RandomSampler,
     SequentialSampler,
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
 )
 
-from flsv.data.sources.base import Reading
 from flsv.data.sources.module import module_source
-from flsv.data.sources.source import open_source, source_name
 from flsv.errors import ConfigurationError
 
 DATA = TensorDataset(torch.zeros(20, 3), torch.arange(20) % 4)
-
-
-def opened(source):
-    return open_source(source, Reading(), {})
 
 
 def module(train, val=None):
@@ -52,30 +45,6 @@ def test_a_loaders_way_of_reading_is_kept():
         "worker_init_fn": None,
     }
     assert source.eval_options == {**source.train_options, "drop_last": False}
-
-
-def test_validation_loaders_data_and_batch_size():
-    val = TensorDataset(torch.zeros(5, 3), torch.zeros(5))
-    source = module_source(module(DataLoader(DATA, batch_size=6), DataLoader(val, batch_size=3)))
-    assert source.val is val
-    assert source.val_loaders is None
-    assert source.eval_options["batch_size"] == 3
-    assert source.train_options["batch_size"] == 6
-
-
-@pytest.mark.parametrize("wrap", [lambda loader: [loader], lambda loader: (loader,)])
-def test_a_list_of_one_loader_is_that_loader(wrap):
-    source = module_source(module(wrap(DataLoader(DATA, batch_size=6)), wrap(DataLoader(DATA, batch_size=3))))
-    assert source.train is DATA
-    assert source.val is DATA
-
-
-def test_validation_loaders_that_are_not_plain_are_used_as_they_are():
-    several = [DataLoader(DATA), DataLoader(DATA)]
-    assert module_source(module(DataLoader(DATA), several)).val_loaders is several
-    shuffled = DataLoader(DATA, shuffle=True)
-    assert module_source(module(DataLoader(DATA), shuffled)).val_loaders is shuffled
-    assert module_source(module(DataLoader(DATA), [])).val_loaders is None
 
 
 def test_samples_held_out_by_a_sampler_stay_held_out():
@@ -119,19 +88,6 @@ def test_a_loader_that_makes_its_own_batches_is_refused_and_validates_as_it_is()
     assert module_source(module(DataLoader(DATA), own)).val_loaders is own
 
 
-def test_torchs_batch_sampler_says_what_a_loader_does_not():
-    batches = BatchSampler(SubsetRandomSampler([1, 4, 9]), 2, True)
-    source = module_source(module(DataLoader(DATA, batch_sampler=batches)))
-    assert source.indices.tolist() == [1, 4, 9]
-    assert (source.train_options["batch_size"], source.train_options["drop_last"]) == (2, True)
-
-
-def test_a_random_part_of_the_samples_in_every_epoch_is_warned_of():
-    for sampler in (RandomSampler(DATA, num_samples=5), RandomSampler(DATA, replacement=True)):
-        with pytest.warns(UserWarning, match="draws samples by RandomSampler.*shuffled plainly instead"):
-            module_source(module(DataLoader(DATA, batch_size=2, sampler=sampler)))
-
-
 @pytest.mark.parametrize(
     ("loader", "message"),
     [
@@ -144,26 +100,3 @@ def test_a_random_part_of_the_samples_in_every_epoch_is_warned_of():
 def test_loaders_whose_samples_cannot_be_dealt(loader, message):
     with pytest.raises(ConfigurationError, match=message):
         module_source(module(loader))
-
-
-def test_data_sets():
-    test = TensorDataset(torch.zeros(5, 3), torch.zeros(5))
-    assert opened(DATA).train is DATA
-    assert opened([DATA]).test is None
-    assert opened((DATA, test)).test is test
-
-
-@pytest.mark.parametrize("source", [[], [DATA] * 3, 5, [DATA, 7]])
-def test_things_that_are_no_data(source):
-    with pytest.raises(
-        ConfigurationError,
-        match=r"source: .* cannot be read as samples, .* Expected a map-style data set|test: a int cannot",
-    ):
-        opened(source)
-
-
-def test_names():
-    assert source_name("digits") == "digits"
-    assert source_name((DATA, DATA)) == "TensorDataset, TensorDataset"
-    assert source_name(module(None)) == "Somebodys"
-    assert len(opened("digits").train) == 1437

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from flsv.data import DirichletPartitioner, GroupPartitioner, IIDPartitioner, SizePartitioner
+from flsv.data import DirichletPartitioner, IIDPartitioner
 from flsv.data.splits import Splits, split_federation
 from flsv.errors import ConfigurationError
 
@@ -38,18 +38,6 @@ def test_sizes_follow_the_fractions():
         assert {name: len(held) for name, held in client.items()} == {"train": 120, "val": 20, "test": 60}
 
 
-def test_zero_fractions_are_empty():
-    splits = split(server_val=0)
-    assert len(splits.server_val) == 0
-    assert all(len(client["val"]) == len(client["test"]) == 0 for client in splits.clients)
-    assert all(held.dtype == torch.int64 for held in sets_of(splits))
-
-
-def test_a_split_that_is_asked_for_has_at_least_one_sample():
-    splits = split(SizePartitioner([3, 897]), client_test=0.1, client_val=0.01)
-    assert {name: len(held) for name, held in splits.clients[0].items()} == {"train": 1, "val": 1, "test": 1}
-
-
 def test_only_the_pool_is_dealt_and_max_samples_counts_all():
     pool = torch.arange(0, 1000, 3)
     splits = split(pool=pool, max_samples=100)
@@ -59,12 +47,6 @@ def test_only_the_pool_is_dealt_and_max_samples_counts_all():
     assert len(torch.cat(sets_of(split(max_samples=5000)))) == 1000
 
 
-def test_a_random_subset_is_spread_over_the_data():
-    used = torch.cat(sets_of(split(max_samples=300))).double()
-    # Mean of 300 of 0 .. 999 drawn without replacement: 499.5 with a deviation of 13.9.
-    assert abs(float(used.mean()) - 499.5) < 4 * 13.9
-
-
 def test_everything_follows_from_the_seeds():
     options = {"client_val": 0.1, "max_samples": 500}
     first, again, other = (sets_of(split(seed=seed, **options)) for seed in (1, 1, 2))
@@ -72,34 +54,6 @@ def test_everything_follows_from_the_seeds():
     assert not torch.equal(first[0], other[0])
 
 
-def test_groups_reach_the_partitioner():
-    groups = torch.arange(1000) // 250
-    for client, held in enumerate(split(GroupPartitioner(), groups=groups).clients):
-        assert (groups[held["train"]] == client).all()
-
-
-@pytest.mark.parametrize("fraction", [-0.1, 1.0, 1.5, float("nan")])
-@pytest.mark.parametrize("name", ["server_val", "client_val", "client_test"])
-def test_fractions_out_of_range(name, fraction):
-    with pytest.raises(ConfigurationError, match=f"{name}=.*expected a finite number in"):
-        Splits(**{name: fraction})
-
-
-def test_fractions_that_leave_nothing():
-    with pytest.raises(ConfigurationError, match="leave nothing to train on"):
-        Splits(client_val=0.5, client_test=0.5)
-
-
-def test_max_samples_must_be_positive():
-    with pytest.raises(ConfigurationError, match="max_samples=0"):
-        Splits(max_samples=0)
-
-
 def test_a_fraction_of_the_pool_that_is_no_sample():
     with pytest.raises(ConfigurationError, match=r"server_val=0\.01. of 20 samples is none"):
         split(pool=torch.arange(20), server_val=0.01)
-
-
-def test_a_client_left_with_nothing_to_train_on_is_named():
-    with pytest.raises(ConfigurationError, match=r"Client 1 has 1 samples.*leave none to train on"):
-        split(SizePartitioner([899, 1]), client_test=0.1)

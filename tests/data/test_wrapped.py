@@ -14,8 +14,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from toys import trainer_for
 
 from flsv import FederatedLoop
-from flsv.data import FederatedDataModule, IIDPartitioner, Loader, SizePartitioner, Splits
-from flsv.data.federated_data import FederatedData
+from flsv.data import FederatedDataModule, IIDPartitioner, SizePartitioner
 from flsv.errors import ConfigurationError
 
 X = torch.randn(120, 4, generator=torch.Generator().manual_seed(0))
@@ -95,22 +94,6 @@ def test_attributes_of_the_wrapped_module_are_reached():
     assert data.vocabulary == 31
 
 
-def test_ones_own_attributes_come_first():
-    data = wrapped(seed=1)
-    assert data.seed == 1
-    assert data.source.seed == 5
-    assert FederatedDataModule(Tokenizer(), IIDPartitioner(3), batch_size=9).batch_size == 9
-
-
-@pytest.mark.parametrize("data", [wrapped(), FederatedDataModule("digits")], ids=["wrapped", "by name"])
-def test_attributes_that_nobody_has(data):
-    for name in ("misspelt", "_hidden", "__wrapped__"):
-        assert not hasattr(data, name)
-        with pytest.raises(AttributeError, match=name):
-            getattr(data, name)
-    assert getattr(data, "misspelt", 3) == 3
-
-
 @pytest.mark.parametrize("twin", [copy.copy, copy.deepcopy, lambda data: pickle.loads(pickle.dumps(data))])
 def test_copies_and_pickles(twin):
     data = wrapped()
@@ -120,24 +103,6 @@ def test_copies_and_pickles(twin):
     assert torch.equal(other.client_indices(1), data.client_indices(1))
     empty = FederatedDataModule.__new__(FederatedDataModule)
     assert not hasattr(empty, "vocabulary")  # and no endless search
-
-
-def test_the_module_reaches_it_while_it_trains(tmp_path):
-    class Asks(Net):
-        def training_step(self, batch):
-            self.told["vocabulary"] = self.trainer.datamodule.vocabulary
-            return super().training_step(batch)
-
-    module = Asks()
-    trainer_for(FederatedLoop(seed=0), tmp_path, 1).fit(module, wrapped())
-    assert module.told["vocabulary"] == 30
-
-
-def test_hyperparameters_of_the_wrapped_module_stay_out_of_checkpoints(tmp_path):
-    trainer = trainer_for(FederatedLoop(seed=0), tmp_path, 1)
-    trainer.fit(Net(), wrapped())
-    trainer.save_checkpoint(tmp_path / "last.ckpt")
-    assert "datamodule_hyper_parameters" not in torch.load(tmp_path / "last.ckpt")
 
 
 # Batch sizes
@@ -154,16 +119,6 @@ def test_batch_size_before_and_after_setup():
     data.setup("fit")
     assert data.batch_size == 5
     assert wrapped().batch_size == 7
-
-
-def test_a_batch_size_that_cannot_be():
-    data = FederatedDataModule(DATA, IIDPartitioner(3), loader=Loader(drop_last=True))
-    data.setup("fit")
-    with pytest.raises(ConfigurationError, match="at least 1"):
-        data.batch_size = 0
-    with pytest.raises(ConfigurationError, match="drop_last=True it would never train"):
-        data.batch_size = 100
-    assert data.batch_size == 32
 
 
 @pytest.fixture(scope="module")
@@ -229,20 +184,6 @@ def test_overfit_batches_are_the_same_in_every_round(source, tmp_path):
     assert torch.equal(torch.cat(module.seen), expected)
 
 
-def test_without_overfit_batches_every_round_is_shuffled_anew(tmp_path):
-    module = Net()
-    data = FederatedDataModule(DATA, IIDPartitioner(2), batch_size=100)
-    trainer_for(FederatedLoop(seed=0), tmp_path, 2).fit(module, data)
-    assert not torch.equal(module.seen[0], module.seen[2])
-
-
-def test_overfit_batches_without_the_loop(tmp_path):
-    module = Net()
-    plain(3, folder=tmp_path, overfit_batches=2).fit(module, FederatedDataModule(DATA, IIDPartitioner(2)))
-    assert len(module.seen) == 6
-    assert all(torch.equal(module.seen[i], module.seen[i % 2]) for i in range(6))
-
-
 # Loaders that others make anew
 
 
@@ -264,12 +205,3 @@ def test_reloading_ones_own_changes_nothing(tmp_path):
         trainer.fit(module, FederatedDataModule(DATA, IIDPartitioner(2)))
         seen.append(torch.cat(module.seen))
     assert torch.equal(*seen)
-
-
-def test_evaluation_batches_have_a_size_of_their_own():
-    loader = Loader(eval_batch_size=6)
-    data = FederatedDataModule((DATA, DATA), IIDPartitioner(2), splits=Splits(server_val=0.0), loader=loader)
-    data.setup("fit")
-    assert data.val_dataloader() == []
-    assert len(next(iter(data.test_dataloader()))[1]) == 6
-    assert isinstance(data._data, FederatedData)

@@ -43,16 +43,6 @@ def test_grey_images_in_a_torchvision_network_of_another_size() -> None:
     assert features.isfinite().all()
 
 
-def test_a_broken_image_breaks_no_other() -> None:
-    x = images(side=28)
-    backbone = Backbone("lenet5")
-    clean = backbone(x)
-    x[1, 0, 3, 3] = float("nan")
-    features = backbone(x)
-    assert features[1].isnan().any()
-    torch.testing.assert_close(features[[0, 2]], clean[[0, 2]])
-
-
 def test_weights_that_do_not_do(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="not both"):
         Backbone("lenet5", pretrained=True, weights="x.pt")

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from flsv.errors import ConfigurationError
-from flsv.features import Penultimate, Pixels, make_features
+from flsv.features import Penultimate
 from flsv.features.penultimate import BATCH
 
 
@@ -45,13 +45,3 @@ def test_wrong_use() -> None:
     with pytest.raises(ConfigurationError, match="given 8 rows for 4 samples"):
         Penultimate()(x, module)
     assert not module.head._forward_pre_hooks  # taken off whatever happens
-
-
-def test_features_by_name() -> None:
-    assert make_features("penultimate").needs_model
-    assert isinstance(make_features("pixels"), Pixels)
-    own = Pixels()
-    assert make_features(own) is own
-    for wrong in ("pixel", "backbone"):
-        with pytest.raises(ConfigurationError, match="expected one of"):
-            make_features(wrong)

@@ -14,7 +14,7 @@ from flsv import Reporting
 from flsv.aggregation import FedAvg
 from flsv.attacks import Scaling
 from flsv.errors import ConfigurationError
-from flsv.filters import CopyFilter, NormCap, OutlierFilter, SampleCap
+from flsv.filters import NormCap, OutlierFilter, SampleCap
 from flsv.loop import FederatedLoop
 from flsv.metrics import ContributionEstimation
 from flsv.personalization import Standalone
@@ -126,18 +126,3 @@ def test_many_at_once_are_bounded_alike(tmp_path: Path) -> None:
 def test_what_cannot_be(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         FederatedLoop(**wrong)
-
-
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (lambda: NormCap(0.0), r"NormCap\(cap=0\.0\)"),
-        (lambda: SampleCap(float("nan")), r"SampleCap\(cap=nan\)"),
-        (lambda: CopyFilter(gap=0.0), r"CopyFilter\(gap=0\.0\)"),
-        (lambda: CopyFilter(echo=1.5), r"CopyFilter\(echo=1\.5\)"),
-        (lambda: CopyFilter(None, None, None), "there is no rule"),
-    ],
-)
-def test_wrong_numbers(make: Any, said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said):
-        make()

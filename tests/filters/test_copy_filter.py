@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,12 +15,9 @@ from toys import Plain, fit, toy_data, trainer_for, vector
 
 from flsv.aggregation import FedAvg
 from flsv.attacks import Alignment, Attack
-from flsv.errors import ConfigurationError
 from flsv.filters import Cohort, CopyFilter, OutlierFilter, UpdateFilter
 from flsv.loop import FederatedLoop
-from flsv.metrics import (
-    CosineGradientShapley,
-)
+from flsv.metrics import CosineGradientShapley
 from flsv.report import open_run
 from flsv.report.for_all import red_lines
 from flsv.round import ClientUpdate
@@ -180,22 +176,6 @@ def test_who_sends_the_sum_of_two_others_updates_is_no_copy() -> None:
     assert not compared(rounds, threshold=0.7, gap=0.45)
     updates[:, 2] = updates[:, 0]
     assert compared([each @ each.T for each in updates], threshold=0.7) == {0: 1, 2: 1}
-
-
-def test_an_outlier_stays_out_of_a_round_with_copies() -> None:
-    outliers, copies = begun(OutlierFilter(exclude=True)), begun(CopyFilter(0.7, gap=None))
-    scale = torch.tensor([1.0, 1, 1, 1, 1, 1e6], dtype=torch.float64)
-    for index in range(3):
-        left = copies.apply(outliers.apply(sent(grams(0.99) * scale * scale[:, None], index)))
-        assert ("far larger" in " ".join(left.said)) == (index == 0)
-    assert re.match("clients 0, 1 .* before anything is paid", left.said[0])
-    assert left.ids == [0, 1, 2, 3, 4]
-
-
-@pytest.mark.parametrize("threshold", [0, 1.1, float("nan")])
-def test_a_similarity_out_of_range(threshold: float) -> None:
-    with pytest.raises(ConfigurationError, match="threshold"):
-        CopyFilter(threshold)
 
 
 ECHOING = [OutlierFilter(), CopyFilter(None, gap=None)]

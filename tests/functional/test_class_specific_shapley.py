@@ -57,13 +57,6 @@ def test_weights_follow_equation_6() -> None:
     assert (share >= 0).all()
 
 
-def test_the_cosines_alone_would_give_negative_weights() -> None:
-    """The reference code leaves (1 + .)/2 out; the weights of eq. 6 stay in [0, 1] where those do not."""
-    cssv = torch.tensor([[0.9, 0.8], [-0.5, -0.6]])
-    assert (cssv.mean(1) / cssv.mean(1).sum() < 0).any()
-    assert (participant_weights(cssv)[1] >= 0).all()
-
-
 def test_all_zero_weights_are_shared_equally() -> None:
     gamma, share = participant_weights(-torch.ones(4, 2))
     assert gamma.tolist() == [0] * 4

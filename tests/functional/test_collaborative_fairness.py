@@ -42,12 +42,6 @@ def test_no_answer_is_nan() -> None:
     assert collaborative_fairness(x[:0], x[:0]).isnan()
 
 
-def test_clients_without_a_number_are_left_out() -> None:
-    nan = float("nan")
-    x, y = torch.tensor([1.0, nan, 2.0, 3.0, 9.0]), torch.tensor([1.0, 5.0, 3.0, 2.0, nan])
-    torch.testing.assert_close(collaborative_fairness(x, y), collaborative_fairness(x[[0, 2, 3]], y[[0, 2, 3]]))
-
-
 def test_shapes() -> None:
     with pytest.raises(ValueError, match=r"standalone \[n\] and final \[n\], got \[2\] and \[3\]"):
         collaborative_fairness(torch.zeros(2), torch.zeros(3))

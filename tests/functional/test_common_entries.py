@@ -36,8 +36,3 @@ def test_averages_keep_what_is_common_to_the_bit() -> None:
     kept = keep_common(plain.clone(), x)
     assert torch.equal(kept[:, common], x[0, common].expand(2, -1))
     assert torch.equal(kept[:, ~common], plain[:, ~common])
-
-
-def test_nan_is_not_common() -> None:
-    assert list(common_entries(torch.tensor([[torch.nan], [torch.nan]]))) == []
-    assert list(common_entries(torch.zeros(2, 0))) == []

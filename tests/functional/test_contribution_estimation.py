@@ -45,15 +45,6 @@ def test_cosines(k: int, dtype: torch.dtype) -> None:
     )
 
 
-def test_others_that_nearly_cancel_have_a_direction_still() -> None:
-    updates = np.array([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0], [-0.99, 0.001, 0.0]])
-    weights = np.array([0.2, 0.4, 0.4])
-    tensor = torch.from_numpy(updates)
-    found = leave_one_out_cosines(tensor @ tensor.T, torch.from_numpy(weights))
-    np.testing.assert_allclose(found.numpy(), reference_cosines(updates, weights), atol=1e-9)
-    assert found[0] > 0.7
-
-
 def test_cosines_of_nothing_are_0() -> None:
     updates = torch.tensor([[1.0, 2.0], [0.0, 0.0], [-1.0, -2.0]])
     gram = updates @ updates.T

@@ -8,9 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flsv.errors import ConfigurationError
-from flsv.functional import MULTI_ROUND_INDICES
-from flsv.functional.over_rounds import round_factor, round_shares
+from flsv.functional.over_rounds import round_factor
 from flsv.metrics import DecayedShapley
 
 NAN = float("nan")
@@ -44,12 +42,6 @@ def test_without_normalization_a_round_counts_by_what_it_gains() -> None:
     assert (skipped, flagged) == (1, 1)
 
 
-def test_values_of_both_signs_with_a_gain_are_taken_literally() -> None:
-    values, skipped, flagged = decayed(torch.tensor([[0.3, -0.1]]), decay=0.5)
-    assert values.tolist() == pytest.approx([0.5 * 1.5, 0.5 * -0.5])
-    assert (skipped, flagged) == (0, 0)
-
-
 def test_a_round_without_anything_is_skipped_and_keeps_its_place() -> None:
     rows = torch.tensor([[0.0, 0.0], [0.2, 0.2]])
     values, skipped, flagged = decayed(rows, decay=0.5)
@@ -78,34 +70,3 @@ def test_threshold() -> None:
     assert decayed(rows, 0.5, threshold=0.25)[0].tolist() == [0.75, 0]
     assert decayed(rows, 0.5, threshold=0.26)[0].tolist() == [0.5, 0]
     assert [round_factor(t, 0.5, 0.2) for t in range(3)] == [0.5, 0.25, 0.0]
-
-
-def test_multi_round_indices() -> None:
-    rows = torch.rand(12, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    shares = rows / rows.sum(1, keepdim=True)
-    torch.testing.assert_close(decayed(rows, **MULTI_ROUND_INDICES["MR"])[0], shares.sum(0))
-    torch.testing.assert_close(decayed(rows, **MULTI_ROUND_INDICES["SOR"])[0], rows.sum(0))
-    kept = sum(0.8**t * shares[t - 1] for t in range(1, 11))  # 0.8^10 = 0.107, 0.8^11 = 0.086
-    torch.testing.assert_close(decayed(rows, **MULTI_ROUND_INDICES["TMR"])[0], kept)
-
-
-def test_shares_of_float32_values_that_cancel() -> None:
-    """Rounding leaves a total of 1e-8: divided by it, the shares would be millions."""
-    shares, skipped, flagged = round_shares(torch.tensor([0.1, 0.2, -0.3]))
-    assert flagged
-    assert not skipped
-    assert shares.tolist() == pytest.approx([1 / 6, 2 / 6, -3 / 6])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"decay": 0.0}, r"decay=0.0\): expected a finite number in \(0, 1\]"),
-        ({"decay": 1.1}, "decay=1.1"),
-        ({"threshold": -0.1}, "threshold=-0.1"),
-        ({"decay": 0.5, "threshold": 0.6}, "no round would be evaluated"),
-    ],
-)
-def test_errors(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        DecayedShapley(**arguments)

@@ -39,7 +39,3 @@ def test_nan_stays_with_its_point():
     points = torch.ones(3, 17)
     points[1, 13] = torch.nan
     assert distances(points, torch.zeros(17)).isnan().tolist() == [False, True, False]
-
-
-def test_nobody():
-    assert distances(torch.empty(0, 17), torch.zeros(17)).tolist() == []

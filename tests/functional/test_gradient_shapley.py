@@ -67,15 +67,6 @@ def test_against_enumeration(n: int, fixed: bool, order: int, lr: float) -> None
     assert found.sum().item() == pytest.approx(whole, abs=1e-12)
 
 
-def test_equal_clients_get_the_same_and_a_hundred_clients_are_fine() -> None:
-    first, second = torch.ones(100), torch.ones(100, 100)
-    found = gradient_shapley(first, second)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, torch.full((100,), -0.015))
-    weighted = gradient_shapley(first, second, weighting=torch.full((100,), 0.01))
-    torch.testing.assert_close(weighted, torch.full((100,), -0.015))
-
-
 def test_a_client_with_a_weight_of_zero_is_a_null_player() -> None:
     first, second = products(4)
     weights = torch.tensor([0.3, 0.0, 0.4, 0.3])

@@ -6,7 +6,6 @@ import pytest
 import torch
 from scipy import stats
 
-from flsv.errors import ConfigurationError
 from flsv.functional import lower_bound
 
 
@@ -27,14 +26,3 @@ def test_it_covers() -> None:
     squares = (values - values.mean(0)).square().sum(0)
     bound = lower_bound(torch.full((4000,), 6), values.mean(0), squares, confidence=0.9)
     assert (bound <= 1).double().mean().item() == pytest.approx(0.9, abs=0.02)
-
-
-def test_one_value_and_none() -> None:
-    count, mean, squares = torch.tensor([0, 1, 1, 1]), torch.full((4,), 0.5), torch.zeros(4)
-    stderr = torch.tensor([0.1, 0.1, 0.0, float("nan")])
-    found = lower_bound(count, mean, squares, stderr, 0.9)
-    assert found[0].isnan()
-    assert found[1:].tolist() == pytest.approx([0.5 - 0.1 * stats.norm.ppf(0.9), 0.5, 0.5])
-    for confidence in (0.4, 1.0):
-        with pytest.raises(ConfigurationError, match=r"confidence=.*lower_bound|lower_bound.*confidence="):
-            lower_bound(count, mean, squares, confidence=confidence)

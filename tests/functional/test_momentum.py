@@ -33,8 +33,3 @@ def test_any_grouping_of_the_rounds_gives_the_recursion() -> None:
         early, late = momentum_merge(parts[:cut], mu), momentum_merge(parts[cut:], mu)
         merged = momentum_value(momentum_merge(torch.stack([early, late]), mu), mu)
         torch.testing.assert_close(merged, expected, equal_nan=True)
-
-
-def test_without_momentum_the_last_round_counts() -> None:
-    parts = torch.stack([momentum_row(torch.tensor([[x]]), 0.0) for x in (1.0, 5.0, 3.0)])
-    assert momentum_value(momentum_merge(parts, 0.0), 0.0).item() == 3.0

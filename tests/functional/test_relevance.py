@@ -22,11 +22,6 @@ def test_overlap_is_above_0_exactly_where_labels_are_shared():
         assert overlap[i, j].item() == pytest.approx(np.minimum(shares[i].numpy(), shares[j].numpy()).sum())
 
 
-def test_overlap_with_a_client_without_samples():
-    overlap = label_overlap(torch.tensor([[3, 0], [0, 0]]))
-    assert overlap.tolist() == [[1, 0], [0, 0]]
-
-
 def test_overlap_of_no_matrix():
     with pytest.raises(ValueError, match=r"\[n, M\]"):
         label_overlap(torch.ones(3))
@@ -44,13 +39,6 @@ def test_auroc_against_scikit_learn(digits):
     pairs = [(i, j) for i in range(n) for j in range(n) if i != j and not math.isnan(relevance[i, j])]
     expected = roc_auc_score([bool(truth[p]) for p in pairs], [float(relevance[p]) for p in pairs])
     assert relevance_auroc(relevance, truth).item() == pytest.approx(expected, abs=1e-12)
-
-
-def test_auroc_takes_a_graded_truth():
-    relevance = torch.tensor([[0.0, 0.9, 0.1], [0.8, 0.0, 0.2], [0.0, 0.1, 0.0]])
-    truth = label_overlap(torch.tensor([[5, 5, 0], [0, 5, 0], [0, 0, 5]]))
-    assert relevance_auroc(relevance, truth).item() == 1
-    assert relevance_auroc(-relevance, truth).item() == 0
 
 
 def test_auroc_without_pairs_of_both_kinds():

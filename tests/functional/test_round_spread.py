@@ -98,32 +98,6 @@ def test_steps_of_an_absent_client_are_between_its_own_rounds_and_stretches_join
         assert torch.equal(both[:, 10], folded(values)[:, 10])
 
 
-def test_a_sum_of_falling_gains_is_held_as_often_as_said_and_by_no_more_than_needed() -> None:
-    """Gains that fall geometrically, and noise of known size: 2000 clients are as many runs."""
-    rounds, noise, clients = 40, 0.02, 2000
-    gains = 0.6 * 0.95 ** torch.arange(rounds, dtype=torch.float64)[:, None]
-    values = gains + noise * torch.randn(
-        rounds, clients, generator=torch.Generator().manual_seed(0), dtype=torch.float64
-    )
-    rows, error = folded(values), noise * rounds**0.5
-    missed = (values.sum(0) - gains.sum()).abs()
-
-    def half(variance: torch.Tensor, freedom: torch.Tensor) -> torch.Tensor:
-        return half_width(variance * rounds, freedom, 0.9)
-
-    steps, (variance, blocks) = half(*step_variance(rows)), spread_variance(rows)
-    assert 0.82 < float((missed <= steps).double().mean()) < 0.97
-    assert 1.64 < float(steps.mean()) / error < 1.64 * 1.35
-    assert float(half(variance, blocks - 1).mean()) / error > 1.64 * 10  # with the trend for noise
-
-
-def test_small_swings_of_large_values_are_not_lost() -> None:
-    values = (made(20) - 7) * 1e-3
-    exact, _ = spread_variance(folded(values))
-    found, _ = spread_variance(folded((values + 1).float()))
-    torch.testing.assert_close(found.double(), exact, rtol=1e-3, atol=0)
-
-
 def test_a_round_joins_and_a_stretch_is_appended() -> None:
     values = made(12)
     values[3:6, 1] = torch.nan  # absent

@@ -18,18 +18,6 @@ def test_no_length_is_above_the_bound_and_none_below_it_changes(cap: float) -> N
     assert (factors[norms <= bound * (1 - 1e-9)] == 1).all()
 
 
-def test_a_multiple_of_an_update_above_the_bound_gains_nothing() -> None:
-    once = torch.tensor([1.0, 2.0, 3.0, 4.0, 9.0])
-    thrice = once * torch.tensor([1, 1, 1, 1, 3])
-    assert (length_factors(once, 1.25) * once)[4] == (length_factors(thrice, 1.25) * thrice)[4] == 3.75
-
-
-def test_updates_of_zero_or_without_end_are_no_part_of_the_median() -> None:
-    norms = torch.tensor([0.0, 0.0, 0.0, float("inf"), 1.0, 2.0, 4.0])
-    assert length_factors(norms, 1.0).tolist() == [1, 1, 1, 1, 1, 1, 0.5]
-    assert length_factors(torch.zeros(3), 1.0).tolist() == [1, 1, 1]
-
-
 def test_samples_that_count() -> None:
     told = torch.tensor([30, 31, 31, 500])
     assert counted(told, None) is told

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from flsv.functional.updates import LARGEST, drowning_updates, large_updates
+from flsv.functional.updates import drowning_updates, large_updates
 
 
 def test_the_score_is_that_of_iglewicz_and_hoaglin():
@@ -24,13 +24,6 @@ def test_what_overflows_is_found_in_any_cohort(clients, size):
     assert large_updates(norms).nonzero().flatten().tolist() == [clients // 2]
 
 
-@pytest.mark.parametrize("clients", [3, 4, 5, 10, 101])
-def test_ten_times_the_others_is_found_from_three_clients_on(clients):
-    norms = torch.linspace(0.9, 1.1, clients)
-    norms[0] = 10
-    assert large_updates(norms).nonzero().flatten().tolist() == [0]
-
-
 @pytest.mark.parametrize(
     "norms",
     [
@@ -48,16 +41,6 @@ def test_no_false_alarm(norms):
     assert not large_updates(torch.tensor(norms)).any()
 
 
-def test_nearly_half_of_the_cohort_may_be_wrong():
-    norms = torch.tensor([1.0, 1.2, 0.9, 1.1, 1e6, 1e7, 2e6])
-    assert large_updates(norms).nonzero().flatten().tolist() == [4, 5, 6]
-
-
-def test_the_largest_is_what_float32_can_square():
-    assert torch.tensor(LARGEST * 0.999).square().isfinite()
-    assert torch.tensor(LARGEST * 1.001).square().isinf()
-
-
 @pytest.mark.parametrize("model_norm", [0.0, 1.0, 1e4])
 def test_what_drowns_is_what_a_sum_in_float32_has_nothing_else_beside(model_norm):
     rest = torch.tensor([1.0, 2.0, 0.5, 0.0])
@@ -68,13 +51,3 @@ def test_what_drowns_is_what_a_sum_in_float32_has_nothing_else_beside(model_norm
         if drowns:
             sum_of_two = torch.tensor(size) + scale / 2
             assert sum_of_two == torch.tensor(size)
-
-
-@pytest.mark.parametrize("norms", [[], [0.0, 0.0], [5.0], [1.0, 1e6]])
-def test_nothing_drowns_by_itself(norms):
-    assert not drowning_updates(torch.tensor(norms)).any()
-
-
-@pytest.mark.parametrize("size", [1e20, float("inf")])
-def test_what_overflows_drowns_whoever_else_there_is(size):
-    assert drowning_updates(torch.tensor([size]), model_norm=1e30).tolist() == [True]

@@ -13,24 +13,15 @@ import sklearn.metrics
 import torch
 import torchmetrics
 from played import federated, never, played
-from task_kinds import (
-    Data,
-    Kind,
-    Multilabel,
-    Regression,
-    numbers,
-)
+from task_kinds import Data, Kind, Multilabel, Regression, numbers
 from torch import Tensor
 from toys import fit, trainer_for
 
 from flsv import Reporting
 from flsv.errors import ConfigurationError
 from flsv.games.retraining import RetrainedUtility
-from flsv.games.scores import ClassScore
 from flsv.loop import FederatedLoop
-from flsv.metrics import (
-    PartialFederatedShapley,
-)
+from flsv.metrics import PartialFederatedShapley
 from flsv.parameters import ParameterSpace
 
 
@@ -88,27 +79,6 @@ def by_scikit_learn(name: str, probabilities: np.ndarray, y: np.ndarray) -> floa
     if probabilities.shape[1] == 2:
         return float(of[name](y, probabilities[:, 1]))
     return float(np.mean([of[name](y == c, probabilities[:, c]) for c in np.unique(y)]))
-
-
-@pytest.mark.parametrize("name", ["auroc", "average_precision", "f1"])
-@pytest.mark.parametrize(("classes", "occur"), [(2, 2), (3, 3), (4, 3), (12, 12), (12, 5)])
-def test_a_score_with_ties_and_classes_that_do_not_occur(name: str, classes: int, occur: int) -> None:
-    draw = torch.Generator().manual_seed(classes + occur)
-    y = torch.arange(90) % occur
-    logits = torch.randn(90, classes, generator=draw) + torch.nn.functional.one_hot(y, classes)
-    logits[:, occur:] -= 9.0  # what does not occur is not predicted: scikit-learn counts it otherwise
-    probabilities = logits.round().softmax(1)
-    assert probabilities[:, 0].unique().numel() < 90
-    score = ClassScore(name)
-    for rows in torch.arange(90).split(32):
-        score.update(probabilities[rows], y[rows])
-    assert score.compute().item() == pytest.approx(by_scikit_learn(name, probabilities.numpy(), y.numpy()), abs=1e-6)
-
-
-def test_a_class_that_is_predicted_and_does_not_occur_lowers_f1() -> None:
-    score = ClassScore("f1")
-    score.update(torch.eye(3)[[0, 1, 2, 0]], torch.tensor([0, 1, 1, 0]))
-    assert score.compute().item() == pytest.approx((1 + 2 / 3 + 0) / 3)
 
 
 @pytest.mark.slow

@@ -53,20 +53,6 @@ def test_every_metric_against_naive_averaging_and_scikit_learn(
     assert games.evaluations == 2 * 16
 
 
-def test_classes_without_samples() -> None:
-    net, data = module(), batches(classes=CLASSES - 1)
-    round = a_round(net)
-    evaluator = ModelEvaluator(net, round.space, data, num_classes=CLASSES)
-    masks = all_masks(4)
-    per_class = CoalitionUtility(round, evaluator, metric="per_class_accuracy")(masks)
-    assert per_class.shape == (16, CLASSES)
-    assert per_class[:, -1].eq(0).all()
-    balanced = CoalitionUtility(round, evaluator, metric="balanced_accuracy")(masks)
-    np.testing.assert_allclose(balanced, per_class[:, :-1].mean(-1))
-    expected = [naive_scores(naive_model(net, round, mask, "uniform"), data)["balanced_accuracy"] for mask in masks]
-    np.testing.assert_allclose(balanced, expected)
-
-
 def test_two_hundred_clients() -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(36, CLASSES))
     round = a_round(net, clients=200)
@@ -162,20 +148,6 @@ def test_the_gradient_is_that_of_the_model_that_is_asked_about() -> None:
     assert len(asked) == 2
     products = games.gradient_products().gradient
     torch.testing.assert_close(products, torch.stack([first, second]).double() @ whole(first))
-
-
-def test_a_gradient_is_of_its_round_alone() -> None:
-    """Also where the next round's start lies in the same memory."""
-    module = nn.Linear(2, 2, bias=False)
-    space, vector = ParameterSpace(module), torch.zeros(4)
-    games = CoalitionGames(ModelEvaluator(module, space, [(torch.eye(2), torch.tensor([0, 1]))], num_classes=2))
-    found = []
-    for _ in range(2):
-        games.begin(Round(0, torch.arange(2), torch.tensor([9, 1]), vector, torch.zeros(2, 4), space))
-        found.append(games.gradient(vector))
-        games.end()
-        vector += torch.tensor([1.0, 0, 0, 1])
-    assert found[1].norm() < found[0].norm()
 
 
 def test_every_model_that_was_evaluated_counts_also_after_its_round() -> None:

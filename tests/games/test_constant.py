@@ -12,10 +12,8 @@ import pytest
 import torch
 from page_text import text_of
 from torch import Tensor
-from toys import FEATURES, Plain, fit, network, toy_data, trainer_for, vector
+from toys import Plain, fit, toy_data, trainer_for
 
-from flsv import Reporting
-from flsv.data import FederatedDataModule, IIDPartitioner, Splits
 from flsv.games.constant import LEVEL, ranked_apart, told_apart
 from flsv.games.scores import Scores, score_batch
 from flsv.loop import FederatedLoop
@@ -56,14 +54,6 @@ def test_ranks_that_have_nothing_to_do_with_the_labels_are_hardly_ever_told_apar
     assert ranked_apart(y.float(), (y > 0).long())
 
 
-@pytest.mark.parametrize("by", BY)
-def test_a_constant_answer_is_not_told_apart_and_one_that_follows_the_labels_is(by: str) -> None:
-    y = torch.tensor([0] * 70 + [1] * 30)
-    prior = torch.tensor([0.7, 0.3]).log().repeat(100, 1)
-    assert not told_apart(scores_of(prior, y), by)
-    assert told_apart(scores_of(prior + 2 * torch.nn.functional.one_hot(y, 2), y), by)
-
-
 class Stuck(Plain):
     """Gives all classes the same logit, and with a learning rate learns what to give."""
 
@@ -71,21 +61,6 @@ class Stuck(Plain):
         super().__init__(optimizer=lambda parameters: torch.optim.SGD(parameters, lr=lr))
         for parameter in list(self.parameters())[-2:]:
             torch.nn.init.zeros_(parameter)
-
-
-class OneLogit(Plain):
-    """Two classes by one number."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x)[:, 0]
-
-    def training_step(self, batch: object, batch_idx: int) -> Tensor:
-        x, y = batch
-        return torch.nn.functional.binary_cross_entropy_with_logits(self(x), y.float())
-
-    def validation_step(self, batch: object, batch_idx: int) -> None:
-        x, y = batch
-        self.log("val_acc", ((self(x) > 0) == y).float().mean())
 
 
 class Pair(Plain):
@@ -184,26 +159,6 @@ def test_where_it_cannot_be_known_that_is_said(
     assert "whether the model has learned anything is not known: " in capsys.readouterr().out
     own = text_of(write_report(tmp_path, 0))
     assert "Whether the model has learned anything is not known." in own
-
-
-def test_one_logit_for_two_classes_is_judged_by_its_ranks(tmp_path: Path) -> None:
-    y = torch.arange(200) % 2
-    x = torch.randn(200, FEATURES, generator=torch.Generator().manual_seed(0)) + 2 * y[:, None]
-    data = FederatedDataModule((x, y), IIDPartitioner(3), batch_size=8, splits=Splits(server_val=0.2))
-    fit(FederatedLoop(metrics={"cgsv": CosineGradientShapley()}, seed=0), tmp_path, OneLogit(), data, rounds=2)
-    told = told_of(tmp_path)[0]["paid_in"][""]
-    assert (told["by"], told["told_apart"]) == ("auroc", True)
-
-
-def test_looking_changes_nothing(tmp_path: Path) -> None:
-    """Neither the random numbers nor the module; with dropout, which draws."""
-    found = []
-    for options in ({}, {"reporting": Reporting(table=False, files=False)}):
-        loop = FederatedLoop(metrics={"cgsv": CosineGradientShapley()}, seed=0, **options)
-        module = fit(loop, tmp_path / str(len(found)), Plain(network(dropout=0.5)), rounds=2)
-        found.append([vector(module), loop.contributions["cgsv"], torch.get_rng_state()])
-        assert bool(loop.state.start) == (not options)
-    assert all(torch.equal(one, other) for one, other in zip(*found))
 
 
 def test_the_start_is_the_first_fits_after_a_resume(tmp_path: Path) -> None:

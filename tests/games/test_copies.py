@@ -195,17 +195,6 @@ def test_who_copies_nothing_is_let_train(tmp_path: Path) -> None:
     assert torch.equal(vector(fit(FederatedLoop(seed=2), tmp_path, make(), rounds=1)), vector(plain))
 
 
-def test_the_trial_leaves_the_module_and_random_numbers_alone() -> None:
-    module = network()
-    module[1].running_var.fill_(2.0)
-    before, state = copy.deepcopy(module.state_dict()), torch.get_rng_state()
-    batches = [(torch.randn(5, FEATURES, generator=torch.Generator().manual_seed(0)), torch.zeros(5).long())]
-    ModelEvaluator(module, ParameterSpace(module), batches, num_classes=CLASSES)
-    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
-    assert torch.equal(torch.get_rng_state(), state)
-    assert module.training
-
-
 def test_a_plain_tensor_is_as_it_is_in_the_module() -> None:
     module = nn.Sequential(nn.Linear(FEATURES, CLASSES))
     module.register_forward_hook(lambda layer, args, output: output + layer.center)
@@ -259,16 +248,6 @@ def test_outputs_that_are_kept_with_their_graphs_do_not_hinder_copies(tmp_path: 
     kept = module.outputs.all
     assert len(kept["loss"]) == len(kept["train"])
     assert all(output.grad_fn is not None for output in (*kept["train"], *kept["loss"]))
-
-
-def test_one_output_that_is_kept_twice_is_one_in_the_copy() -> None:
-    module = Kept()
-    output = module.net[0].weight * 2
-    module.outputs = [output, [output]]  # type: ignore[assignment]
-    own = copied(module).outputs
-    assert own[0] is own[1][0]
-    assert torch.equal(own[0], output)
-    assert own[0].grad_fn is None
 
 
 @pytest.mark.parametrize("evaluate", ["val_acc", "accuracy"])

@@ -52,15 +52,6 @@ def test_a_killed_game_goes_on_where_it_was(tmp_path: Path, ranks: Ranks) -> Non
     assert third.asked == []
 
 
-def test_a_coalition_that_is_named_twice_is_asked_for_once(tmp_path: Path) -> None:
-    game, told = Game(), []
-    twice = KeptUtility(game, tmp_path / "game.csv", {}, Two(), lambda done, of: told.append((done, of)))
-    values = twice(MASKS[[1, 2, 1, 2, 3]])
-    torch.testing.assert_close(values, Game()(MASKS[[1, 2, 1, 2, 3]]).double(), rtol=0, atol=0)
-    assert game.asked == [int(m) for m in (MASKS[[1, 2, 3]] * 2 ** torch.arange(3)).sum(1)]
-    assert told == [(2, 3), (3, 3)]
-
-
 HEAD = b'# {"a": "1"}\nseed,coalition,utility\n'
 
 
@@ -91,15 +82,3 @@ def test_a_training_of_players_that_there_are_not_is_refused(tmp_path: Path) -> 
     path.write_bytes(HEAD + b"0,1+7,0.5\n")
     with pytest.raises(ConfigurationError, match=r"trained is \[1, 7\], expected players 0 to 2"):
         KeptUtility(Game(), path, {"a": 1})(MASKS)
-
-
-def test_a_line_that_was_cut_within_a_character_is_dropped(tmp_path: Path) -> None:
-    path = tmp_path / "game.csv"
-    path.write_bytes(HEAD + "0,1,0.5\né".encode()[:-1])
-    assert KeptUtility(Game(), path, {"a": 1}).known == {(1,): 0.5}
-
-
-def test_what_is_not_finite_is_not_kept(tmp_path: Path) -> None:
-    path = tmp_path / "game.csv"
-    assert KeptUtility(lambda masks: masks.sum(1) / 0, path, {})(MASKS[1:]).isinf().all()
-    assert KeptUtility(Game(), path, {}).known == {}

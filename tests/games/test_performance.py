@@ -28,7 +28,6 @@ from torch import Tensor
 from toys import Plain, fit, toy_data, trainer_for
 
 from flsv import ClientEvaluation, Reporting
-from flsv.cli.parser import make_cli
 from flsv.data import FederatedDataModule, SizePartitioner, Splits
 from flsv.errors import ConfigurationError
 from flsv.games.retraining import RetrainedUtility
@@ -151,37 +150,6 @@ FAMILY: dict[str, Any] = {
 
 
 @pytest.mark.slow
-def test_every_metric_that_plays_takes_it_and_a_round_evaluates_once(tmp_path: Path) -> None:
-    """The module logs the cross-entropy, so its games are those of negative_loss; and they share evaluations."""
-
-    class Logs(Plain):
-        validations = 0
-
-        def on_train_epoch_start(self) -> None:
-            if self.current_epoch == 0:
-                type(self).validations = 0  # the trials are over
-
-        def validation_step(self, batch: Any, batch_idx: int) -> None:
-            type(self).validations += 1
-            self.log("my/loss", torch.nn.functional.cross_entropy(self(batch[0]), batch[1]))
-            self.log("my/other", 1.0)
-
-    logged = {name: make(performance="my/loss", mode="min") for name, make in FAMILY.items()}
-    known = {f"known_{name}": make(performance="negative_loss") for name, make in FAMILY.items()}
-    loop = FederatedLoop(metrics={**logged, **known}, seed=3, reporting=Reporting(table=False))
-    data = toy_data((4, 1, 2), server_val=0.3)
-    fit(loop, tmp_path, Logs(), data, rounds=2, limit_val_batches=0)
-    for name in FAMILY:
-        torch.testing.assert_close(
-            loop.contributions[name], loop.contributions[f"known_{name}"], rtol=1e-3, atol=2e-5, msg=name
-        )
-    # 2 rounds with two weightings (uniform, renormalized aggregation weights; the empty one is one model), and one game
-    # on whole histories; and the model that the run starts from.
-    batches = len(list(data.val_dataloader()))
-    assert Logs.validations == batches * (2 * (8 + 7) + 8 + 1)
-
-
-@pytest.mark.slow
 def test_resumed_bit_for_bit_and_not_with_another_measure(tmp_path: Path) -> None:
     def loop(average: str = "macro", mode: Any = "min") -> FederatedLoop:
         f1 = torchmetrics.F1Score(task="multiclass", num_classes=5, average=average)
@@ -231,32 +199,6 @@ def test_precision_is_the_trainers(tmp_path: Path, precision: str) -> None:
     found = loop.contributions
     torch.testing.assert_close(found["logged"], found["loss"], rtol=1e-3, atol=1e-5)
     torch.testing.assert_close(found["metric"], found["hits"])
-
-
-@pytest.mark.slow
-def test_from_a_configuration(tmp_path: Path) -> None:
-    (tmp_path / "own.yaml").write_text(
-        """
-federation:
-  reporting: {table: false}
-  metrics:
-    loss:
-      class_path: flsv.metrics.PartialFederatedShapley
-      init_args: {performance: val_loss, mode: min}
-    f1:
-      class_path: flsv.metrics.LeaveOneOut
-      init_args:
-        performance:
-          class_path: torchmetrics.F1Score
-          init_args: {task: multiclass, num_classes: 10, average: macro}
-data: {source: digits, splits: {max_samples: 200}}
-trainer: {max_epochs: 1, logger: false, enable_progress_bar: false, enable_model_summary: false, accelerator: cpu}
-"""
-    )
-    cli = make_cli(["fit", "-c", str(tmp_path / "own.yaml"), "--trainer.default_root_dir", str(tmp_path)])
-    (loop,) = (callback for callback in cli.trainer.callbacks if isinstance(callback, FederatedLoop))
-    assert loop.metrics["f1"].performance.of.average == "macro"
-    assert all(value.isfinite().all() for value in loop.contributions.values())
 
 
 def test_by_retraining(tmp_path: Path) -> None:
@@ -335,19 +277,3 @@ def test_refused_before_the_first_round(tmp_path: Path, kind: Any, measure: Any,
 def test_refused_at_construction(make: Any, measure: Any, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         make(**measure)
-
-
-def test_values_per_class_are_accuracies() -> None:
-    with pytest.raises(ConfigurationError, match="values per class are those of the classes' accuracies"):
-        PartialFederatedShapley(per_class=True, performance="val_loss", mode="min")
-
-
-def test_a_mode_turns_a_metric_round(tmp_path: Path) -> None:
-    found = []
-    for mode in (None, "min", "max"):
-        torch.manual_seed(1)
-        squares = torchmetrics.MeanSquaredError()
-        found.append(played(tmp_path, Regression(), federated(Regression.data()), performance=squares, mode=mode)[0])
-    assert (found[0] < 0).all()
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], -found[2])

@@ -8,7 +8,7 @@ from pathlib import Path
 import lightning as L
 import pytest
 import torch
-from toys import CLASSES, Plain, fit, network, toy_data, toy_sets, trainer_for, vector
+from toys import Plain, fit, network, toy_data, toy_sets, trainer_for, vector
 
 from flsv.data import FederatedDataModule, SizePartitioner
 from flsv.errors import ConfigurationError
@@ -93,22 +93,10 @@ def test_a_coalition_is_trained_once_whoever_asks(tmp_path: Path) -> None:
     assert exact.values.sum().item() == pytest.approx(float(utility(masks((0, 1, 2))) - utility(masks(()))))
 
 
-def test_truncation_saves_trainings(tmp_path: Path) -> None:
-    fits = Fits()
-    utility = RetrainedUtility(trainers(tmp_path, fits, rounds=1), Plain(), data())
-    permutation_shapley(utility, 3, truncation=1.0, num_permutations=5)
-    assert fits == [[0, 1, 2]]  # the empty coalition is what that starts from
-
-
 def test_the_empty_coalition_alone(tmp_path: Path) -> None:
     module = Plain()
     utility = RetrainedUtility(trainers(tmp_path, [], rounds=1), module, data())
     assert utility(masks((), ())).tolist() == pytest.approx([scores(module, utility.data)[0]] * 2)
-
-
-def test_per_class_values(tmp_path: Path) -> None:
-    utility = RetrainedUtility(trainers(tmp_path, [], rounds=1), Plain(), data(), metric="per_class_accuracy")
-    assert exact_shapley(utility, 3).values.shape == (3, CLASSES)
 
 
 def test_a_failed_training_is_no_value(tmp_path: Path) -> None:

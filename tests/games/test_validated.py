@@ -30,9 +30,7 @@ from toys import fit
 from flsv import Reporting
 from flsv.games import ValidatedModels
 from flsv.loop import FederatedLoop
-from flsv.metrics import (
-    PartialFederatedShapley,
-)
+from flsv.metrics import PartialFederatedShapley
 from flsv.parameters import ParameterSpace
 from flsv.seeding import isolated_rngs
 

@@ -6,7 +6,6 @@ import copy
 import importlib.util
 import warnings
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,6 @@ from lightning.pytorch.callbacks import (
     BackboneFinetuning,
     Callback,
     DeviceStatsMonitor,
-    EarlyStopping,
     GradientAccumulationScheduler,
     LambdaCallback,
     LearningRateMonitor,
@@ -27,7 +25,6 @@ from lightning.pytorch.callbacks import (
     OnExceptionCheckpoint,
     RichProgressBar,
     ThroughputMonitor,
-    Timer,
     TQDMProgressBar,
 )
 from lightning.pytorch.loggers import CSVLogger
@@ -37,8 +34,7 @@ from toys import CLASSES, FEATURES, Plain, fit, sgd, toy_data, trainer_for, vect
 
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
-from flsv.metrics import ClassSpecificShapley, CumulativeShapley
-from flsv.sampling import UniformSampler
+from flsv.metrics import CumulativeShapley
 from flsv.seeding import generator_for
 
 SEED = 5
@@ -57,14 +53,6 @@ def test_the_round_is_the_x_axis_and_no_value_is_named_step(tmp_path: Path) -> N
     assert [int(row["step"]) for row in rows if row["train_loss_step"]] == list(range(39))
     assert "step" not in module.trainer.callback_metrics
     assert "log_metrics" not in vars(module.trainer._logger_connector)
-
-
-def test_a_modules_own_step_stays_its_own(tmp_path: Path) -> None:
-    module = Logs()
-    module.own_step = True
-    fit(FederatedLoop(seed=1), tmp_path, module, logger=CSVLogger(tmp_path))
-    assert [int(row["step"]) for row in logged(tmp_path) if row["train_loss_epoch"]] == [100, 101, 102]
-    assert module.trainer.callback_metrics["step"] == 102
 
 
 @pytest.mark.parametrize("validation", [True, False])
@@ -91,22 +79,6 @@ def test_checkpoints_are_named_by_the_global_step(tmp_path: Path, validation: bo
     assert all(torch.equal(half["state_dict"][name], value) for name, value in start["state_dict"].items())
     resumed = fit(FederatedLoop(seed=1), tmp_path, ckpt_path=tmp_path / "steps" / "epoch=1-step=20.ckpt")
     assert torch.equal(vector(resumed), vector(module))
-
-
-def test_checkpoints_of_weights_only_hold_the_global_model_too(tmp_path: Path) -> None:
-    """Lightning asks no callback about those."""
-    every = ModelCheckpoint(tmp_path / "w", "{step}", every_n_train_steps=7, save_top_k=-1, save_weights_only=True)
-    seen: list[Tensor] = [vector(Plain())]
-
-    class Rounds(Callback):
-        def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-            seen.append(vector(module))
-
-    fit(FederatedLoop(seed=1), tmp_path, enable_checkpointing=True, callbacks=[every, Rounds()])
-    for step in range(7, 39, 7):
-        saved = Plain()
-        saved.load_state_dict(torch.load(tmp_path / "w" / f"step={step}.ckpt", weights_only=True)["state_dict"])
-        assert torch.equal(vector(saved), seen[step // 13])
 
 
 # ---- stopping
@@ -139,16 +111,6 @@ def test_where_training_stops_within_a_round_nobody_validates_a_client(tmp_path:
         saved = Plain()
         saved.load_state_dict(torch.load(path, weights_only=False)["state_dict"])
         assert torch.equal(vector(saved), vector(module))
-
-
-def test_a_timer(tmp_path: Path) -> None:
-    loop = FederatedLoop(seed=1)
-    module = fit(loop, tmp_path, callbacks=[Timer(timedelta(seconds=0))])
-    assert loop.round_index == 0
-    assert torch.equal(vector(module), vector(Plain()))
-    loop = FederatedLoop(seed=1)
-    fit(loop, tmp_path, callbacks=[Timer(timedelta(days=1))], rounds=1)
-    assert loop.round_index == 1
 
 
 def test_on_exception_checkpoint(tmp_path: Path) -> None:
@@ -296,14 +258,6 @@ def test_callbacks_that_only_look_change_nothing(
     if name == "LearningRateMonitor":
         rates = [float(row["lr-SGD"]) for row in logged(tmp_path) if row["lr-SGD"]]
         assert rates == pytest.approx([0.1 * 0.9 ** (i // 13) for i in range(39)])
-
-
-def test_a_cohort_of_some_and_a_monitor(tmp_path: Path) -> None:
-    """A client that nobody has seen has no value, and Lightning says which there are."""
-    loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, sampler=UniformSampler(1), seed=1)
-    stop = EarlyStopping("cssv/client_0", strict=False, patience=9)
-    fit(loop, tmp_path, rounds=6, callbacks=[stop])
-    assert loop.round_index == 6
 
 
 class AddsHead(Callback):

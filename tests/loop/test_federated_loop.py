@@ -20,9 +20,7 @@ from toys import Plain, adam, fit, network, sgd, toy_data, vector
 from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg, ShapFedWA
 from flsv.attacks import Scaling
-from flsv.clients.algorithms import FedProx
 from flsv.data import FederatedDataModule
-from flsv.filters import OutlierFilter
 from flsv.functional import class_specific_shapley, participant_weights
 from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley
@@ -98,78 +96,6 @@ def test_same_global_model_as_by_hand(tmp_path: Path, optimizer: Any, batch_norm
     assert loop.round_index == 3
 
 
-@pytest.mark.parametrize(
-    ("loop", "trainer", "by_hand"),
-    [
-        ({"local_epochs": 3}, {}, {"local_epochs": 3}),
-        ({}, {"accumulate_grad_batches": 3}, {"accumulate": 3}),
-        ({}, {"gradient_clip_val": 0.5}, {"clip": 0.5}),
-        ({"client_algorithm": "FedProx"}, {"gradient_clip_val": 0.5}, {"mu": 0.3, "clip": 0.5}),
-        ({"client_algorithm": "FedProx"}, {"accumulate_grad_batches": 2}, {"mu": 0.3, "accumulate": 2}),
-    ],
-)
-def test_lightning_options_mean_the_same_as_by_hand(
-    tmp_path: Path, loop: dict[str, Any], trainer: dict[str, Any], by_hand: dict[str, Any]
-) -> None:
-    if "client_algorithm" in loop:
-        loop = {**loop, "client_algorithm": FedProx(mu=0.3)}
-    net = network().double()  # so that nothing but the algorithm can differ
-    expected = fedavg_by_hand(net, toy_data(), sgd, **by_hand)
-    module = fit(FederatedLoop(seed=SEED, **loop), tmp_path, Plain(copy.deepcopy(net)), precision="64-true", **trainer)
-    assert_same(module, expected, tolerance=1e-10)
-
-
-def test_fedprox_without_weight_is_fedavg_and_with_weight_stays_nearer(tmp_path: Path) -> None:
-    def run(**kwargs: Any) -> Tensor:
-        return vector(fit(FederatedLoop(seed=1, **kwargs), tmp_path, Plain(network(batch_norm=False)), rounds=1))
-
-    start = vector(Plain(network(batch_norm=False)))
-    far, near = run(client_algorithm=FedProx(0.0)), run(client_algorithm=FedProx(3.0))
-    assert torch.equal(far, run())
-    assert (near - start).norm() < 0.5 * (far - start).norm()
-
-
-def test_accumulation_does_not_leak_from_client_to_client(tmp_path: Path) -> None:
-    """With Lightning's own counting, windows of 4 would span clients of 5, 2 and 3 batches."""
-    with_one = vector(fit(FederatedLoop(seed=1), tmp_path, accumulate_grad_batches=4, rounds=1))
-    steps = []
-
-    class CountSteps(Callback):
-        def on_before_optimizer_step(self, trainer: L.Trainer, module: L.LightningModule, optimizer: Any) -> None:
-            steps.append(trainer.fit_loop.batch_idx)
-
-    data = toy_data()
-    again = vector(
-        fit(FederatedLoop(seed=1), tmp_path, data=data, accumulate_grad_batches=4, rounds=1, callbacks=[CountSteps()])
-    )
-    assert torch.equal(with_one, again)
-    batches = [len(data.client_loader(i, generator=torch.Generator())) for i in range(3)]
-    assert len(steps) == sum(-(-n // 4) for n in batches)
-
-
-class Manual(Plain):
-    """The same module with manual optimization."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.automatic_optimization = False
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        optimizer = self.optimizers()
-        optimizer.zero_grad()
-        loss = super().training_step(batch, batch_idx)
-        self.manual_backward(loss)
-        optimizer.step()
-        return loss.detach()
-
-
-def test_manual_optimization(tmp_path: Path) -> None:
-    for term in (None, FedProx(0.1)):
-        automatic = fit(FederatedLoop(seed=SEED, client_algorithm=term), tmp_path)
-        manual = fit(FederatedLoop(seed=SEED, client_algorithm=term), tmp_path, Manual())
-        torch.testing.assert_close(vector(manual), vector(automatic))
-
-
 def test_server_lr_moves_parameters_part_of_the_way_and_buffers_all_of_it(tmp_path: Path) -> None:
     net = network()
     full = fit(FederatedLoop(seed=SEED), tmp_path, Plain(copy.deepcopy(net)), rounds=1).net
@@ -187,13 +113,6 @@ def test_same_seed_same_bits_other_seed_other_model(tmp_path: Path) -> None:
     assert not torch.equal(vector(a), vector(c))
 
 
-def test_seed_everything_is_the_default_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # so that it is restored
-    L.seed_everything(17)
-    implicit = vector(fit(FederatedLoop(), tmp_path))
-    torch.testing.assert_close(implicit, vector(fit(FederatedLoop(seed=17), tmp_path)), rtol=0, atol=0)
-
-
 def test_replaced_loops_share_no_state(tmp_path: Path) -> None:
     """Metrics and filters of a loop are its own, also where another made from it is fitted later."""
     base = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, uploads=[Scaling(100.0, clients=[1])])
@@ -207,12 +126,6 @@ def test_replaced_loops_share_no_state(tmp_path: Path) -> None:
     assert (dict(first.named), dict(clean.named)) == (named, {})
 
 
-def test_without_filters_what_is_not_finite_is_left_out_all_the_same() -> None:
-    (guard,) = FederatedLoop(filters=[]).filters
-    assert isinstance(guard, OutlierFilter)
-    assert guard.threshold is None
-
-
 def test_a_client_does_not_depend_on_who_else_is_in_the_cohort(tmp_path: Path) -> None:
     class Only(UniformSampler):
         def sample(
@@ -224,12 +137,6 @@ def test_a_client_does_not_depend_on_who_else_is_in_the_cohort(tmp_path: Path) -
     fit(FederatedLoop(everyone, seed=1), tmp_path, Plain(network(dropout=0.5)), rounds=1)
     fit(FederatedLoop(alone, sampler=Only(1), seed=1), tmp_path, Plain(network(dropout=0.5)), rounds=1)
     assert torch.equal(everyone.rounds[0][1], alone.rounds[0][1])
-
-
-def test_cohorts_change_from_round_to_round(tmp_path: Path) -> None:
-    keep = KeepUpdates()
-    fit(FederatedLoop(keep, sampler=UniformSampler(1), seed=1), tmp_path, rounds=8)
-    assert {client for cohort in keep.rounds for client in cohort} == {0, 1, 2}
 
 
 # ---- metric to weight and back
@@ -323,16 +230,6 @@ def test_clients_own_models_are_evaluated_on_their_own_test_split(tmp_path: Path
         }
         assert {name: scores[client].item() for name, scores in loop.client_scores.items()} == pytest.approx(expected)
     assert not torch.equal(before, vector(module))
-
-
-def test_without_a_personalizer_the_own_model_is_the_global_one(tmp_path: Path) -> None:
-    loop = FederatedLoop(evaluation=ClientEvaluation(every=1), seed=1)
-    data = toy_data()
-    module = fit(loop, tmp_path, data=data).eval()
-    x, y = (torch.cat(parts) for parts in zip(*data.client_loader(0, "test")))
-    assert loop.client_accuracy[0] == pytest.approx((module(x).argmax(-1) == y).float().mean().item())
-    assert not loop.state.starts
-    assert not loop.received()
 
 
 # ---- optimizers and schedulers

@@ -11,41 +11,10 @@ import torch
 from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from small_loops import KeepUpdates, shapfed
 from torch import Tensor
-from toys import CLASSES, Plain, fit, flat, sgd, toy_data, trainer_for, vector
+from toys import Plain, fit, flat, sgd, toy_data, trainer_for, vector
 
 from flsv import ClientEvaluation
 from flsv.loop import FederatedLoop
-
-
-class RecordRates(Callback):
-    def __init__(self) -> None:
-        self.rates: dict[tuple[int, int], list[float]] = {}
-
-    def on_train_batch_start(self, trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int) -> None:
-        loop = next(c for c in trainer.callbacks if isinstance(c, FederatedLoop))
-        assert loop.current_client is not None
-        self.rates.setdefault((loop.round_index, loop.current_client), []).append(
-            trainer.optimizers[0].param_groups[0]["lr"]
-        )
-
-
-@pytest.mark.parametrize("policy", ["reset", "keep"])
-def test_an_epoch_scheduler_steps_once_a_round(tmp_path: Path, policy: str) -> None:
-    record = RecordRates()
-    module = Plain(scheduler=lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.5), interval="epoch")
-    fit(FederatedLoop(client_optimizer=policy, seed=1), tmp_path, module, callbacks=[record])
-    for (r, _), rates in record.rates.items():
-        assert rates == pytest.approx([0.1 * 0.5**r] * len(rates))
-
-
-@pytest.mark.parametrize("policy", ["reset", "keep"])
-def test_a_step_scheduler_belongs_to_the_client(tmp_path: Path, policy: str) -> None:
-    record = RecordRates()
-    module = Plain(scheduler=lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9), interval="step")
-    fit(FederatedLoop(client_optimizer=policy, seed=1), tmp_path, module, callbacks=[record])
-    for client in range(3):
-        own = [rate for r in range(3) for rate in record.rates[r, client]]
-        assert own == pytest.approx([0.1 * 0.9**i for i in range(len(own))])
 
 
 def test_plateau_scheduler_watches_the_global_model(tmp_path: Path) -> None:
@@ -86,21 +55,6 @@ def test_validation_checkpoints_and_early_stopping_see_the_global_model(tmp_path
     assert torch.equal(vector(module), seen[-1])
 
 
-def test_limits_hold_per_client_and_local_epoch(tmp_path: Path) -> None:
-    counts: list[int] = []
-
-    class Count(Callback):
-        def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-            counts.append(trainer.num_training_batches)
-
-    data = toy_data()
-    data.setup("fit")
-    batches = [len(data.client_loader(i, generator=torch.Generator())) for i in range(3)]
-    for limit, expected in ((2, sum(min(2, n) for n in batches)), (0.5, sum(max(1, int(n / 2)) for n in batches))):
-        fit(FederatedLoop(seed=1, local_epochs=2), tmp_path, rounds=1, limit_train_batches=limit, callbacks=[Count()])
-        assert counts.pop() == 2 * expected
-
-
 def test_fast_dev_run_is_one_round_of_one_batch_per_client(tmp_path: Path) -> None:
     loop = shapfed(evaluation=ClientEvaluation(every=1))
     trainer = L.Trainer(
@@ -133,20 +87,3 @@ def test_sanity_check_and_a_second_fit(tmp_path: Path) -> None:
     first = vector(fit(loop, tmp_path, num_sanity_val_steps=2))
     again = vector(fit(loop, tmp_path))
     assert torch.equal(first, again)  # a new trainer starts anew
-
-
-def test_mixed_precision(tmp_path: Path) -> None:
-    exact = vector(fit(FederatedLoop(seed=1), tmp_path))
-    loop = shapfed(evaluation=ClientEvaluation(every=1))
-    mixed = fit(loop, tmp_path, precision="bf16-mixed")
-    assert loop.contributions["cssv"].isfinite().all()
-    assert next(mixed.parameters()).dtype == torch.float32
-    assert not torch.equal(vector(mixed), exact)
-
-
-def test_it_learns(tmp_path: Path) -> None:
-    loop = shapfed()
-    module = fit(loop, tmp_path, rounds=8)
-    trainer = trainer_for(None, tmp_path)
-    assert trainer.test(module, toy_data(), verbose=False)[0]["test_acc"] > 0.85
-    assert loop.contributions["cssv"].shape == (3, CLASSES)

@@ -8,13 +8,9 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import (
-    Callback,
-    EarlyStopping,
-    ModelCheckpoint,
-)
+from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
-from logging_module import Logs, logged
+from logging_module import logged
 from torch import Tensor
 from toys import fit, toy_data
 
@@ -116,15 +112,3 @@ def test_early_stopping_and_checkpoints_by_contribution(tmp_path: Path, name: st
     values = [seen[name] for seen in record.seen]
     assert best.best_model_score.item() == pytest.approx(max(values))
     assert Path(best.best_model_path).stem == f"epoch={values.index(max(values))}"
-
-
-def test_an_accuracy_that_comes_late(tmp_path: Path) -> None:
-    loop = FederatedLoop(evaluation=ClientEvaluation(every=2), seed=1)
-    fit(loop, tmp_path, callbacks=[EarlyStopping("client_accuracy/mean", mode="max", strict=False)])
-    assert loop.round_index == 3
-
-
-def test_early_stopping_by_the_training_loss(tmp_path: Path) -> None:
-    loop = FederatedLoop(seed=1)
-    fit(loop, tmp_path, Logs(), rounds=6, callbacks=[EarlyStopping("train_loss", min_delta=9.0, patience=1)])
-    assert loop.round_index == 2

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 from pathlib import Path
 from typing import Any
 
 import lightning as L
-import pytest
 from toys import fit
 
-import flsv.report
 from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley
 from flsv.round.result import RoundResult, RunResult, Sink
-
-SINKS = {"run_table": "CSV", "record": "Record", "tensorboard": "TensorBoard", "trackers": "Trackers"} | {
-    "progress": "Terminal",
-    "measured": "Monitored",
-}
 
 
 class Remembers(Sink, L.Callback):
@@ -52,18 +44,3 @@ def test_a_sink_gets_every_result_and_is_closed(tmp_path: Path) -> None:
     assert (first, last) == ((0, False, {0, 1, 2}, []), (1, True, {0, 1, 2}, []))
     assert (end[:2], closed) == ((2, {"cssv": "class"}), False)
     assert {"cssv", "samples", "rounds", "weight"} <= end[2]
-
-
-def test_of_a_fit_that_fails_it_is_told(tmp_path: Path) -> None:
-    sink = Remembers(fails=True)
-    with pytest.raises(ArithmeticError):
-        fit(FederatedLoop(seed=1), tmp_path, rounds=2, callbacks=[sink])
-    assert [call if isinstance(call, bool) else call[0] for call in sink.calls] == [0, True]
-
-
-def test_no_sink_knows_another() -> None:
-    folder = Path(flsv.report.__file__).parent
-    for module in SINKS:
-        tree = ast.parse((folder / f"{module}.py").read_text())
-        named = {name.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for name in node.names}
-        assert not named & {sink for other, sink in SINKS.items() if other != module}, module

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import pickle
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from toys import fit, toy_data
 from flsv import metrics
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
-from flsv.metrics import ContributionMetric, DomainRelevance
+from flsv.metrics import ContributionMetric
 
 
 class Curious(ContributionMetric):
@@ -45,25 +44,6 @@ def test_only_a_metric_that_declares_it_is_told_the_class_counts(tmp_path: Path)
     assert judged.compute().tolist() == [1, 1, 1]
 
 
-def test_of_ours_only_domain_relevance_declares_it() -> None:
-    ours = [getattr(metrics, name) for name in metrics.__all__]
-    assert [metric for metric in ours if getattr(metric, "uses_ground_truth", False)] == [DomainRelevance]
-
-
-def test_the_sizes_of_the_clients_are_checked_before_training(tmp_path: Path) -> None:
-    told: list[Any] = []
-
-    class Choosy(Curious):
-        def check(self, num_samples: torch.Tensor) -> None:
-            told.append(num_samples)
-            raise ConfigurationError("too small")
-
-    data = toy_data()
-    with pytest.raises(ConfigurationError, match="too small"):
-        fit(FederatedLoop(metrics={"choosy": Choosy()}), tmp_path, data=data)
-    assert torch.equal(told[0], data.num_samples)
-
-
 @pytest.mark.parametrize("name", ["../x", "a/b", "", "a\nb"])
 def test_a_name_that_is_a_path_is_refused(name: str) -> None:
     with pytest.raises(ConfigurationError, match="metric .*: expected a plain name"):
@@ -89,14 +69,6 @@ def test_what_a_metric_was_made_with_cannot_be_set(name: str) -> None:
     again = pickle.loads(pickle.dumps(metric))
     with pytest.raises(ConfigurationError, match="comes too late"):
         again.num_clients = 3
-
-
-def test_a_bound_metric_keeps_its_sizes() -> None:
-    metric = metrics.ClassSpecificShapley()
-    metric.bind(3, 2)
-    assert (metric.num_clients, metric.num_classes) == (3, 2)
-    with pytest.raises(ConfigurationError, match="num_classes = 4 comes too late"):
-        metric.num_classes = 4
 
 
 def test_the_updates_of_a_stranger_are_checked_and_counted() -> None:

@@ -43,12 +43,6 @@ def test_both_halves_by_hand_with_somebody_absent() -> None:
     np.testing.assert_allclose(metric.diagnostics()["gain"][:3].numpy(), gain[:3], rtol=1e-5)
 
 
-def test_where_no_round_gains_anything_directions_count_alone() -> None:
-    metric = BlendedContribution(num_clients=2)
-    metric.update(torch.arange(2), 0, additive([-1.0, -2.0]), torch.tensor([[1.0, 0.0], [1.0, 0.0]]))
-    torch.testing.assert_close(metric.compute(), torch.tensor([0.5, 0.5]))
-
-
 def test_in_a_loop_it_has_the_decayed_game_and_the_aggregates_directions(tmp_path: Path) -> None:
     metrics = {"blended": BlendedContribution(), "decayed": DecayedShapley(normalize=False)}
     loop = FederatedLoop(metrics=metrics, reporting=Reporting(table=False), seed=0)

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
-from toys import fit, toy_sets
 
-from flsv.data import FederatedDataModule, GaussianNoise, IIDPartitioner, Splits
 from flsv.errors import ConfigurationError
-from flsv.loop import FederatedLoop
 from flsv.metrics import CalibratedOTGradient
 from flsv.valuation import clients_of, sample_values, server_of
 
@@ -58,14 +53,3 @@ def test_the_papers_rule() -> None:
     assert torch.equal(values.flagged, values.gradients > 0)
     with pytest.raises(ConfigurationError, match="rule='worst'"):
         CalibratedOTGradient(rule="worst")
-
-
-def test_in_a_loop_noise_is_found_at_the_client_that_has_it(tmp_path: Path) -> None:
-    noise = GaussianNoise(std=12.0, sample_rate=0.25, clients=[1])
-    data = FederatedDataModule(toy_sets(600), IIDPartitioner(3), corruptions=[noise], splits=Splits(server_val=0.25))
-    metric = CalibratedOTGradient(features="pixels", support=40, iterations=4, every=0)
-    loop = FederatedLoop(metrics={"ot": metric}, seed=1)
-    fit(loop, tmp_path, data=data, rounds=2)
-    assert loop.contributions["ot"].argmin() == 1
-    assert metric.diagnostics()["flagged"][1] > 0.15
-    assert metric.diagnostics()["flagged"][[0, 2]].max() < 0.12

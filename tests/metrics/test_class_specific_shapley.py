@@ -49,24 +49,6 @@ def test_running_value_is_algorithm_1(momentum: float) -> None:
     assert got[[2, 4]].isnan().all()  # never seen
 
 
-def test_forward_gives_this_round_and_goes_on_accumulating() -> None:
-    live = metric()
-    for ids, seed in ROUNDS:
-        now = live(torch.tensor(ids), *heads(seed, len(ids)))
-        torch.testing.assert_close(now[ids], class_specific_shapley(*heads(seed, len(ids))))
-        assert now[[i for i in range(5) if i not in ids]].isnan().all()
-    torch.testing.assert_close(live.compute(), expected(), equal_nan=True)
-    assert live.rounds == len(ROUNDS)
-
-
-def test_memory_does_not_grow_with_the_rounds() -> None:
-    live = feed(metric())
-    size = sum(state.numel() for state in live.state_dict().values())
-    for _ in range(20):
-        feed(live)
-    assert sum(state.numel() for state in live.state_dict().values()) == size
-
-
 def test_one_number_per_client_is_a_cosine_like_its_parts() -> None:
     live = feed(metric())
     overall = live.per_client(live.compute())
@@ -97,46 +79,6 @@ def test_two_classes_are_one_number_and_it_is_said(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         ClassSpecificShapley().bind(3, 3)
-
-
-def test_bound_late() -> None:
-    live = ClassSpecificShapley()
-    with pytest.raises(ConfigurationError, match="pass num_clients and num_classes"):
-        feed(live)
-    live.bind(5, 2)
-    torch.testing.assert_close(feed(live).compute(), expected(), equal_nan=True)
-    live.bind(5, 2)  # binding again keeps what was counted
-    torch.testing.assert_close(live.compute(), expected(), equal_nan=True)
-    with pytest.raises(
-        ConfigurationError, match=r"num_clients=5\) does not fit the federation, which has num_clients=7"
-    ):
-        live.bind(7, 2)
-
-
-def test_where_the_loop_finds_the_heads() -> None:
-    assert metric().round_fields == {}
-    assert set(metric(source="weights").round_fields.values()) == {"client_head_weights", "server_head_weights"}
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({"momentum": 1.0}, r"momentum=1.0\): expected a finite number in \[0, 1\)"),
-        ({"source": "gradients"}, 'expected "update" or "weights"'),
-    ],
-)
-def test_wrong_arguments(kwargs: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        metric(**kwargs)
-    with pytest.raises(ConfigurationError, match=r"num_clients=1\): expected a whole number of at least 2"):
-        ClassSpecificShapley(num_clients=1, num_classes=2)
-    with pytest.raises(ConfigurationError, match=r"num_classes=0\): expected a whole number of at least 1"):
-        ClassSpecificShapley(num_clients=2, num_classes=0)
-
-
-def test_wrong_updates() -> None:
-    with pytest.raises(ValueError, match=r"\[k=1, M, D\], got \[2, 2, 4\]"):
-        metric().update(torch.tensor([3]), *heads(0, 2))
 
 
 def test_weighed_by_samples_two_halves_come_to_the_whole_and_cosines_stay() -> None:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import math
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from jsonargparse import ArgumentParser
 from torch import Tensor
 
-from flsv import ConfigurationError, FederatedLoop, metrics
-from flsv.cli.parser import make_cli
+from flsv import ConfigurationError
 from flsv.metrics import CoalitionValue
 from flsv.metrics.coalitions import Decay, LowerBound, MovingAverage, Sum, SurrogateAverage
 
@@ -134,23 +130,6 @@ def test_values_per_class_are_those_of_each_class_by_itself(value: Any, fold: An
     assert by_class.compute()[:4].isfinite().all()
 
 
-@pytest.mark.parametrize("fold", ALL_FOLDS)
-def test_two_parts_of_a_run_are_merged(fold: Any) -> None:
-    def made() -> CoalitionValue:
-        return CoalitionValue(N, value="banzhaf", fold=fold)
-
-    first, second, whole = played(made(), range(2)), played(made(), range(2, ROUNDS)), played(made())
-    second.merge_state(first)
-    torch.testing.assert_close(second.compute(), whole.compute(), equal_nan=True)
-    for mine, theirs in zip(second.intervals() or (), whole.intervals() or ()):
-        torch.testing.assert_close(mine, theirs, equal_nan=True, rtol=1e-3, atol=1e-4)
-
-
-def test_folds_of_other_arguments_are_not_merged() -> None:
-    with pytest.raises(ConfigurationError, match=r"fold=Decay\(decay=0.5.*cannot be merged"):
-        CoalitionValue(3, fold=Decay(0.5)).merge_state(CoalitionValue(3, fold="decay"))
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -171,56 +150,3 @@ def test_folds_of_other_arguments_are_not_merged() -> None:
 def test_what_does_not_go_together_is_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=f"CoalitionValue.*{message}"):
         CoalitionValue(**arguments)
-
-
-@pytest.mark.slow
-def test_from_a_configuration(tmp_path: Path) -> None:
-    (tmp_path / "own.yaml").write_text(
-        """
-federation:
-  reporting: {table: false}
-  metrics:
-    orders:
-      class_path: flsv.metrics.CoalitionValue
-      init_args: {performance: negative_loss, value: banzhaf, estimator: permutation, fold: sum}
-    faded:
-      class_path: flsv.metrics.CoalitionValue
-      init_args:
-        value: beta
-        estimator_args: {alpha: 1, beta: 4}
-        weighting: aggregation
-        fold:
-          class_path: flsv.metrics.coalitions.Decay
-          init_args: {decay: 0.9, normalize: false}
-data: {source: digits, splits: {max_samples: 300}}
-trainer: {max_epochs: 2, logger: false, enable_progress_bar: false, enable_model_summary: false, accelerator: cpu}
-"""
-    )
-    cli = make_cli(["fit", "-c", str(tmp_path / "own.yaml"), "--trainer.default_root_dir", str(tmp_path)])
-    (loop,) = (callback for callback in cli.trainer.callbacks if isinstance(callback, FederatedLoop))
-    assert loop.metrics["faded"].fold == Decay(0.9, normalize=False)
-    assert all(value.isfinite().all() for value in loop.contributions.values())
-
-
-PRESETS = [getattr(metrics, name) for name in metrics.__all__ if issubclass(getattr(metrics, name), CoalitionValue)]
-
-
-@pytest.mark.parametrize("preset", [preset for preset in PRESETS if preset is not CoalitionValue])
-def test_a_preset_tells_the_arguments_that_it_takes(preset: type[CoalitionValue]) -> None:
-    parameters = inspect.signature(preset).parameters
-    assert {"value", "fold", "args"}.isdisjoint(parameters)
-    own = inspect.signature(preset.__init__).parameters
-    for name, parameter in inspect.signature(CoalitionValue).parameters.items():
-        if name in parameters and name not in own:
-            assert parameter.default == parameters[name].default
-    required = {"rounds": 2} if "rounds" in parameters else {}
-    told = {name: p.default for name, p in parameters.items() if p.kind is not p.VAR_KEYWORD and name != "rounds"}
-    assert isinstance(preset(**required, **told), preset)  # it takes every one of them
-    for chosen in {"value": "shapley", "fold": "sum"}.items():
-        with pytest.raises(TypeError, match=f"multiple values.*'{chosen[0]}'"):
-            preset(**required, **dict([chosen]))
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(preset, "metric")
-    shown = {action.dest.removeprefix("metric.") for action in parser._actions}
-    assert set(told) <= shown
-    assert {"value", "fold"}.isdisjoint(shown)

@@ -20,12 +20,6 @@ def test_all_at_once_or_one_by_one() -> None:
     torch.testing.assert_close(parts.compute(), whole.compute())
 
 
-def test_everybody_has_the_same_model() -> None:
-    metric = CollaborativeFairness()
-    metric.update(ALONE, torch.full((4,), 0.7))
-    assert metric.compute().isnan()
-
-
 def test_shapes() -> None:
     with pytest.raises(ValueError, match="expected standalone"):
         CollaborativeFairness().update(ALONE, FINAL[:2])

@@ -118,16 +118,6 @@ def _round(ids: torch.Tensor) -> Round:
     return Round(0, ids, torch.ones(len(ids)), torch.zeros(3), torch.zeros(len(ids), 3), space)
 
 
-def test_equal_directions_with_uniform_consensus() -> None:
-    models = torch.randn(3, 6, generator=torch.Generator().manual_seed(1))
-    weights = torch.tensor([0.7, 0.2, 0.1])
-    for consensus, used in (("weights", weights), ("uniform", torch.full((3,), 1 / 3))):
-        metric = ContributionEstimation(3, consensus=consensus)  # type: ignore[arg-type]
-        metric.update(torch.arange(3), models, weights, weights @ models, judges(torch.arange(3), models))
-        expected = reference_cosines(models.double().numpy(), used.double().numpy())
-        np.testing.assert_allclose(metric.diagnostics()["cosine"].numpy(), expected, atol=1e-6)
-
-
 def test_who_is_alone_is_judged_by_what_it_started_from() -> None:
     metric, model = ContributionEstimation(2), torch.tensor([[1.0, 2.0]])
     metric.update(torch.tensor([1]), model, torch.tensor([1.0]), model[0], judges(torch.tensor([1]), model))

@@ -9,13 +9,10 @@ import pytest
 import torch
 from toys import fit
 
-from flsv.aggregation import CGSV, FedAvg
-from flsv.errors import ConfigurationError
-from flsv.functional.agreement import cohort_reputation, updated_reputation
+from flsv.aggregation import CGSV
+from flsv.functional.agreement import updated_reputation
 from flsv.loop import FederatedLoop
 from flsv.metrics import CosineGradientShapley
-from flsv.sampling import UniformSampler
-from flsv.server.identity import described
 
 
 def by_hand(
@@ -60,14 +57,6 @@ def test_the_floor_holds_and_reputations_sum_to_one() -> None:
             updated_reputation(wrong, torch.ones(2))
 
 
-def test_newcomers() -> None:
-    ids, samples = torch.tensor([2, 0]), torch.tensor([30, 10])
-    assert cohort_reputation(None, ids, samples).tolist() == [0.75, 0.25]
-    assert cohort_reputation(torch.full((3,), float("nan")), ids, samples).tolist() == [0.75, 0.25]
-    held = torch.tensor([0.5, 1.5, float("nan")])
-    assert cohort_reputation(held, ids, samples).tolist() == [1.0, 0.5]
-
-
 def alike(rho: float, n: int) -> torch.Tensor:
     """n updates of length 1, any two of which have the cosine rho."""
     return torch.cat([(1 - rho) ** 0.5 * torch.eye(n), torch.full((n, 1), rho**0.5)], dim=1)
@@ -85,18 +74,6 @@ def test_the_first_round_remembers_nothing_or_the_shares(init: Any, first: float
     expected = phi / phi.sum() if init == "zero" else (w := 0.95 * sizes / sizes.sum() + 0.05 * phi) / w.sum()
     torch.testing.assert_close(metric.compute(), expected, rtol=1e-5, atol=1e-6)
     assert metric.compute()[0].item() == pytest.approx(first, abs=1e-3)
-
-
-def test_a_run_is_not_resumed_with_the_other_start() -> None:
-    assert described(CosineGradientShapley()) != described(CosineGradientShapley(init="shares"))
-
-
-def test_without_weights_the_first_round_weighs_by_data() -> None:
-    given, alone = (CosineGradientShapley(num_clients=3) for _ in range(2))
-    samples, updates = torch.tensor([5, 3, 2]), torch.randn(3, 20)
-    given.update(torch.arange(3), updates, samples, samples / samples.sum())
-    alone.update(torch.arange(3), updates, samples)
-    torch.testing.assert_close(alone.compute(), given.compute())
 
 
 def test_full_participation_is_the_papers_recursion() -> None:
@@ -157,21 +134,3 @@ def test_in_a_loop_it_is_updated_after_aggregation_with_the_weights_used(tmp_pat
         updates = round.client_updates[:, :cut]
         _, reputation = by_hand(updates, reputation, alpha=0.7, weights=weights)
     torch.testing.assert_close(loop.contributions["cgsv"], reputation.float())
-
-
-def test_partial_participation_in_a_loop(tmp_path: Path) -> None:
-    loop = FederatedLoop(FedAvg(), {"cgsv": CosineGradientShapley()}, sampler=UniformSampler(2), seed=3)
-    fit(loop, tmp_path, rounds=6)
-    assert loop.contributions["cgsv"].sum().item() == pytest.approx(1)
-
-
-def test_errors() -> None:
-    with pytest.raises(ConfigurationError, match=r"alpha=1"):
-        CosineGradientShapley(alpha=1.0)
-    with pytest.raises(ConfigurationError, match=r"floor=0"):
-        CosineGradientShapley(floor=0)
-    with pytest.raises(ConfigurationError, match=r'init=\'ones\'.*expected "zero" or "shares"'):
-        CosineGradientShapley(init="ones")
-    metric = CosineGradientShapley(num_clients=2)
-    with pytest.raises(ValueError, match=r"client_updates \[k=2, P\], got \[3, 5\]"):
-        metric.update(torch.arange(2), torch.zeros(3, 5))

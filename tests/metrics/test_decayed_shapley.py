@@ -9,7 +9,6 @@ import pytest
 import torch
 from toys import Plain, fit, network, toy_data, validation_loss
 
-from flsv import ConfigurationError
 from flsv.aggregation import DivergenceWeighted
 from flsv.functional import exact_shapley
 from flsv.loop import FederatedLoop
@@ -86,17 +85,6 @@ def test_rounds_without_gain_are_counted() -> None:
         "flagged": 1,
         "truncated": 0,
     }
-
-
-def test_wrong_arguments() -> None:
-    for arguments, message in (
-        ({"decay": 0.0}, "decay=0.0"),
-        ({"threshold": 0.9}, "threshold=0.9"),
-        ({"coalition_weights": "mean"}, '"renormalized" or "fixed"'),
-        ({"estimator": "guess"}, "estimator='guess'"),
-    ):
-        with pytest.raises(ConfigurationError, match=f"DecayedShapley.*{message}"):
-            DecayedShapley(**arguments)
 
 
 # ---- inside a federation

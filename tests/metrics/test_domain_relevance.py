@@ -40,12 +40,6 @@ def test_equation_5(alpha):
         torch.testing.assert_close(metric.compute(), phi.masked_fill(~looked, nan), equal_nan=True)
 
 
-def test_the_score_starts_at_0():
-    metric = DomainRelevance(2)
-    metric.update(torch.tensor([1]), torch.tensor([[0.8, nan]]))
-    assert metric.compute()[1, 0].item() == pytest.approx(0.4)
-
-
 def test_auroc_and_found_against_a_given_truth():
     truth = torch.rand(N, N, generator=torch.Generator().manual_seed(1)) > 0.5
     metric = DomainRelevance(N, truth=truth)
@@ -70,11 +64,6 @@ def test_the_truth_is_the_label_overlap_of_the_federation():
     given = DomainRelevance(truth=torch.zeros(3, 3))
     given.bind(3, 2, class_counts=torch.ones(3, 2))
     assert not given.truth.any()
-
-
-def test_one_number_per_client_is_what_the_others_think_of_it():
-    value = torch.tensor([[9.0, 0.2, nan], [0.4, 9.0, nan], [0.2, -0.4, nan]])
-    torch.testing.assert_close(DomainRelevance(3).per_client(value), torch.tensor([0.3, -0.1, nan]), equal_nan=True)
 
 
 def test_wrong_input():

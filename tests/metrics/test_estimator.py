@@ -38,11 +38,6 @@ def test_arguments_that_no_estimator_has(metric: Any, needed: dict[str, Any], es
     metric(**needed, estimator=estimator, estimator_args={"budget": 100})
 
 
-def test_numbers_that_are_none() -> None:
-    with pytest.raises(ConfigurationError, match=r"PartialFederatedShapley\(estimator_args.truncation=nan\)"):
-        PartialFederatedShapley(estimator="gtg", estimator_args={"truncation": float("nan")})
-
-
 def test_functions_of_ones_own() -> None:
     def mine(utility: Any, num_players: int, *, depth: int, generator: Any) -> ShapleyEstimate:
         return exact_shapley(utility, num_players)
@@ -60,27 +55,3 @@ def test_functions_of_ones_own() -> None:
         metric = PartialFederatedShapley(num_clients=3, estimator=estimator, estimator_args={"depth": 3})
         metric.update(torch.arange(3), play)
         assert metric.compute().tolist() == pytest.approx([1, 1, 1])
-
-
-@pytest.mark.parametrize(
-    ("estimator", "arguments", "says"),
-    [
-        ("beta", {"alpha": -1.0}, r"alpha=-1.0"),
-        ("auto", {"surrogate": "cubic"}, r"surrogate='cubic' is unknown"),
-        ("permutation", {"budget": 1}, "budget=1"),
-        ("permutation", {"budget": "many"}, "expected a whole number"),
-    ],
-)
-def test_what_is_out_of_range_for_any_game(estimator: str, arguments: dict[str, Any], says: str) -> None:
-    drawn = torch.get_rng_state()
-    with pytest.raises(ConfigurationError, match=rf"CumulativeShapley\(estimator_args=.*{says}"):
-        CumulativeShapley(estimator=estimator, estimator_args=arguments)
-    assert torch.equal(torch.get_rng_state(), drawn)
-
-
-@pytest.mark.parametrize("metric", [PartialFederatedShapley, SurrogateFederatedShapley, CumulativeShapley])
-def test_an_unknown_weighting(metric: Any) -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"""weighting='sample'\): expected "uniform" or "samples" or "fixed\""""
-    ):
-        metric(weighting="sample")

@@ -107,12 +107,6 @@ def test_surrogate_is_equation_3() -> None:
     assert not seen.isnan().any()
 
 
-def test_surrogate_of_equal_values_is_one_half() -> None:
-    metric = SurrogateFederatedShapley(num_clients=3, estimator="exact")
-    metric.update(torch.arange(3), lambda masks: torch.zeros(len(masks)))
-    assert metric.compute().tolist() == [0.5] * 3
-
-
 @pytest.mark.parametrize("value", ["shapley", "banzhaf", "beta"])
 def test_auto_keeps_to_a_budget_for_few_players_too(value: Any) -> None:
     metric = CoalitionValue(8, value=value, estimator_args={"budget": 60})
@@ -121,24 +115,6 @@ def test_auto_keeps_to_a_budget_for_few_players_too(value: Any) -> None:
     exact = CoalitionValue(8, value=value, estimator_args={"budget": 2**8})
     exact.update(torch.arange(8), lambda masks: masks.sum(1).double() ** 2)
     assert exact.diagnostics()["stderr"].tolist() == [0.0] * 8
-
-
-def test_auto_is_exact_for_few_and_bounded_for_many() -> None:
-    few, many = PartialFederatedShapley(num_clients=3), PartialFederatedShapley(num_clients=12)
-    few.update(torch.arange(3), table_game(3)[1])
-    assert few.diagnostics()["evaluations"] == 8
-    many.update(torch.arange(12), lambda masks: masks.float().mean(1).sqrt(), torch.Generator().manual_seed(0))
-    assert many.diagnostics()["evaluations"] <= 240
-    torch.testing.assert_close(many.compute().sum(), torch.tensor(1.0), rtol=1e-3, atol=1e-3)
-
-
-def test_wrong_arguments() -> None:
-    with pytest.raises(ConfigurationError, match=r"estimator='shapley'\): expected a function or one of"):
-        PartialFederatedShapley(estimator="shapley")
-    with pytest.raises(ConfigurationError, match="momentum"):
-        PartialFederatedShapley(momentum=1.0)
-    with pytest.raises(ConfigurationError, match="expected 1 or 2"):
-        GradientShapley(order=3)  # type: ignore[arg-type]
 
 
 # ---- inside a federation
@@ -266,29 +242,3 @@ def test_s_fedavg_is_the_reference() -> None:
     ours.update(torch.tensor([0, 2]), lambda masks: masks.float() @ torch.tensor([0.3, -0.1]))
     torch.testing.assert_close(ours.compute()[[0, 2]], torch.tensor([0.3, -0.1]))
     assert ours.prior is None
-
-
-def test_a_federation_draws_by_relevance_that_starts_at_one_over_n(tmp_path: Path) -> None:
-    seen: list[tuple[Tensor | None, Tensor]] = []
-
-    class Watch(SoftmaxSampler):
-        def sample(self, num_clients: int, contributions: Any, generator: Any, round_index: int = 0) -> Tensor:
-            held = contributions.get("sv")
-            ids = super().sample(num_clients, contributions, generator, round_index)
-            seen.append((None if held is None else held.clone(), ids))
-            return ids
-
-    metric = PartialFederatedShapley(momentum=0.75, init="uniform")
-    fit(FederatedLoop(FedAvg(), {"sv": metric}, sampler=Watch(2, "sv"), seed=0), tmp_path, rounds=3)
-    assert seen[0][0] is None
-    held, ids = seen[1]
-    never = sorted(set(range(len(held))) - set(seen[0][1].tolist()))
-    assert held[never].tolist() == pytest.approx([1 / len(held)] * len(never))
-
-
-def test_init_is_a_number_or_uniform() -> None:
-    with pytest.raises(ConfigurationError, match=r"init='first'.*a finite number or \"uniform\" or None"):
-        PartialFederatedShapley(init="first")
-    metric = PartialFederatedShapley(2, estimator="exact", momentum=0.5, init=0.4)
-    metric.update(torch.arange(2), lambda masks: masks.float() @ torch.tensor([1.0, 0.0]))
-    torch.testing.assert_close(metric.compute(), torch.tensor([0.7, 0.2]))

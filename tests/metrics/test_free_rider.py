@@ -12,7 +12,6 @@ from toys import Plain, fit, network, toy_data
 from flsv import Reporting
 from flsv.aggregation import ShapleyWeighted
 from flsv.attacks import FreeRider
-from flsv.errors import ConfigurationError
 from flsv.functional import normalize_shapley
 from flsv.loop import FederatedLoop
 from flsv.metrics import PartialFederatedShapley, SurrogateFederatedShapley
@@ -70,14 +69,3 @@ def test_positive_normalization() -> None:
     assert normalize_shapley(rounding, "positive").tolist() == [0, 1]
     with pytest.raises(ValueError, match="expected"):
         normalize_shapley(values, "max")  # type: ignore[arg-type]
-
-
-def test_an_average_without_a_prior_starts_at_the_first_round() -> None:
-    metric = SurrogateFederatedShapley(num_clients=4, beta=0.5, **STRICT)
-    for worth in ([0.0, -1.0, 2.0], [1.0, 1.0, -1.0]):
-        metric.update(torch.tensor([0, 1, 3]), lambda masks, worth=worth: masks.float() @ torch.tensor(worth))
-    expected = torch.tensor([0.5 * 0 + 0.5 * 1, 0.5, torch.nan, 0.5 * 1 + 0.5 * 0])
-    torch.testing.assert_close(metric.compute(), expected, equal_nan=True)
-    assert metric.prior is None
-    with pytest.raises(ConfigurationError, match='expected "min-max" or "positive"'):
-        SurrogateFederatedShapley(normalize="max")  # type: ignore[arg-type]

@@ -14,7 +14,6 @@ from toys import fit, toy_data
 from flsv import FederatedLoop, Reporting
 from flsv.data import FederatedDataModule, IIDPartitioner, Splits
 from flsv.errors import ConfigurationError
-from flsv.functional import gradient_agreement
 from flsv.metrics import GradientAgreement
 from flsv.models import build_network
 from flsv.models.classifier import ClassifierClient
@@ -63,21 +62,6 @@ def test_who_is_absent_early_is_not_punished() -> None:
         plain[ids] -= slopes
     assert torch.allclose(metric.compute(), torch.full((3,), 1 / 3))
     assert plain[1] < plain[0] / 2  # what a sum would say
-
-
-def test_nothing_and_harm_are_worth_nothing() -> None:
-    updates = torch.tensor([[1.0, 1.0], [0.0, 0.0], [-1.0, -1.0]])
-    metric = GradientAgreement(num_clients=3)
-    metric.update(torch.arange(3), torch.tensor([-1.0, 0.0, 1.0]), updates, torch.tensor([50, 50, 50]))
-    assert metric.compute().tolist() == [1.0, 0.0, 0.0]
-
-
-def test_nobody_is_of_use() -> None:
-    nan = float("nan")
-    value = gradient_agreement(torch.tensor([-1.0, -2.0, nan]), torch.tensor([1.0, 3.0, nan]))
-    assert value[:2].tolist() == [0.25, 0.75]  # the other kind counts alone
-    assert value[2].isnan()
-    assert gradient_agreement(torch.tensor([-1.0, -2.0]), torch.tensor([-1.0, 0.0])).tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("balanced", [False, True])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -133,16 +132,6 @@ def test_what_no_sample_has_moved_is_the_rest(tmp_path: Path) -> None:
     ):
         other, _, _ = run(federation(), tmp_path, module, rounds=1, **options)
         assert other[:, CLASSES].abs().min() > 1e-5
-
-
-def test_some_steps_count_for_all(tmp_path: Path) -> None:
-    every, _, rounds = run(federation(), tmp_path, rounds=4)
-    some, kept, _ = run(federation(every=3), tmp_path, rounds=4)
-    torch.testing.assert_close(some.sum(1), every.sum(1), atol=1e-6, rtol=1e-5)
-    classes = [values[:, :CLASSES].flatten() for values in (every, some)]
-    assert not torch.equal(*classes)
-    assert torch.corrcoef(torch.stack(classes))[0, 1] > 0.8
-    assert rounds[0].num_steps is not None
 
 
 def test_a_step_that_is_looked_at_counts_for_those_that_are_not(tmp_path: Path) -> None:
@@ -285,15 +274,6 @@ def test_batches_in_another_order_are_noticed(tmp_path: Path, epochs: int, round
     assert loop.round_index == rounds - 1
 
 
-def test_the_metric_alone_says_what_it_needs() -> None:
-    with pytest.raises(ConfigurationError, match=r"client_algorithm=flsv.clients.algorithms.InRunValues\(\)"):
-        FederatedLoop(metrics={"in_run": InRunShapley()})
-    with pytest.raises(ConfigurationError, match=r"order=3\): expected 1 or 2"):
-        InRunShapley(order=3)  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="every"):
-        InRunValues(every=0)
-
-
 def test_it_is_gradient_shapley_with_fixed_weights(tmp_path: Path) -> None:
     class Fixed(ContributionMetric):
         per_class = False
@@ -316,15 +296,6 @@ def test_it_is_gradient_shapley_with_fixed_weights(tmp_path: Path) -> None:
     loop = federation(metrics={"fixed": Fixed(), "gradient": GradientShapley()})
     values, _, _ = run(loop, tmp_path)
     torch.testing.assert_close(values.sum(1).float(), loop.contributions["fixed"])
-
-
-def test_the_picture_names_its_columns() -> None:
-    metric = InRunShapley(2, 2)
-    metric.class_names = ["cat", "dog"]
-    metric.update(torch.tensor([0, 1]), torch.ones(2, 2), torch.ones(2), torch.ones(2) / 2)
-    _, ax = metric.plot()
-    assert [label.get_text() for label in ax.get_xticklabels()] == ["cat", "dog", "rest"]
-    assert copy.deepcopy(metric).columns() == ["cat", "dog", "rest"]
 
 
 def test_intervals_are_of_a_client_s_whole_value() -> None:

@@ -6,11 +6,7 @@ import pytest
 from metric_table import CASES
 
 from flsv.errors import ConfigurationError
-from flsv.metrics import (
-    ClassSpecificShapley,
-    ContributionMetric,
-    PartialFederatedShapley,
-)
+from flsv.metrics import ClassSpecificShapley, ContributionMetric, PartialFederatedShapley
 
 needs_merge = pytest.mark.skipif(
     not hasattr(ClassSpecificShapley, "merge_state"), reason="torchmetrics before 1.5 cannot merge"

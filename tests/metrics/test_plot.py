@@ -6,7 +6,6 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import pytest
 import torch
@@ -44,12 +43,6 @@ def test_what_is_not_known_is_no_zero(tmp_path: Path) -> None:
     save(plot_contributions(torch.full((3,), NAN), stderr=torch.full((3,), NAN))[0], tmp_path)
 
 
-def test_a_value_without_neighbors_is_a_point() -> None:
-    values = [0.5, NAN, 0.25, 0.125, NAN, 1.0]
-    axis = plot_contributions([torch.tensor([value]) for value in values])[1]
-    assert (axis.lines[0].get_marker(), axis.lines[0].get_markevery()) == ("o", [0, 5])
-
-
 def test_bars_have_names_a_unit_a_zero_line_and_standard_errors(tmp_path: Path) -> None:
     figure, axis = plot_contributions(
         torch.tensor([0.1, -0.2, NAN]),
@@ -65,23 +58,6 @@ def test_bars_have_names_a_unit_a_zero_line_and_standard_errors(tmp_path: Path) 
     (errors,) = next(bars for bars in axis.containers if getattr(bars, "has_yerr", False)).lines[2]
     assert np.allclose([segment[:, 1] for segment in errors.get_segments()], [[0.09, 0.11], [-0.22, -0.18]])
     save(figure, tmp_path)
-
-
-def test_sorted_on_request() -> None:
-    value = torch.tensor([0.1, NAN, 0.3, -0.2])
-    axis = plot_contributions(value, client_names="abcd", sort=True)[1]
-    assert labels(axis.get_xticklabels()) == ["c", "a", "d", "b"]
-    assert [bar.get_height() for bar in axis.patches] == pytest.approx([0.3, 0.1, -0.2])
-    axis = plot_contributions(value[:, None].expand(4, 2), client_names="abcd", sort=True)[1]
-    assert labels(axis.get_yticklabels()) == ["c", "a", "d", "b"]
-    assert np.ma.filled(axis.images[0].get_array(), 9)[:, 0] == pytest.approx([0.3, 0.1, -0.2, 9])
-
-
-def test_one_scale_if_it_is_said() -> None:
-    for limits, shown in (((-0.5, 1.0), (-1.0, 1.0)), ((0.0, 0.2), (0.0, 0.2))):
-        for scale in (0.01, 0.1):
-            axis = plot_contributions(torch.rand(3, 4) * scale, limits=limits)[1]
-            assert axis.images[0].get_clim() == shown
 
 
 @pytest.mark.parametrize("shape", [(100, 100), (41, 3), (100,), (25, 100), (6, 25, 4)])
@@ -128,17 +104,6 @@ def test_small_multiples_share_scale_colors_and_whole_rounds(tmp_path: Path) -> 
         plot_contributions(rows, ax=shown[0])
 
 
-def test_twenty_clients_have_a_look_each() -> None:
-    axis = plot_contributions([torch.rand(20)] * 3)[1]
-    assert len({(line.get_color(), line.get_linestyle()) for line in axis.lines}) == 20
-
-
-@pytest.mark.parametrize("value", [[], torch.rand(2, 2, 2), [torch.tensor(1.0)]])
-def test_other_shapes_are_refused(value: Any) -> None:
-    with pytest.raises(ValueError, match="expected"):
-        plot_contributions(value)
-
-
 def test_metrics_draw_with_names_and_units() -> None:
     cssv = ClassSpecificShapley(num_clients=2, num_classes=2)
     cssv.bind(2, 2, ["Shirt", "Dress"], client_names=["Boston", "Lyon"])
@@ -154,10 +119,3 @@ def test_metrics_draw_with_names_and_units() -> None:
     sampled.update(torch.arange(3), lambda masks: masks.float().sum(1))
     sampled.variance += 0.01
     assert [bars for bars in sampled.plot()[1].containers if getattr(bars, "has_yerr", False)]
-
-
-def test_the_colors_are_those_of_petroff() -> None:
-    if "petroff10" not in matplotlib.style.available:
-        pytest.skip("matplotlib before 3.10 has no petroff10")
-    with matplotlib.style.context("petroff10"):
-        assert matplotlib.rcParams["axes.prop_cycle"].by_key()["color"] == list(PALETTE)

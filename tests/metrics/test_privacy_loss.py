@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from flsv.filters import OutlierFilter
 from flsv.loop import FederatedLoop
 from flsv.metrics.cost import PrivacyLoss
 from flsv.privacy import GaussianPrivacy, gaussian_epsilon
-from flsv.sampling import UniformSampler
 from flsv.uploads import Upload, UploadContext
 
 COHORTS = ([0, 2], [2], [2, 3], [0, 2])
@@ -37,12 +35,6 @@ def test_epsilon_counts_the_rounds_of_each_client() -> None:
     assert metric.spent() is None
 
 
-def test_without_noise_nothing_is_private() -> None:
-    metric = run(PrivacyLoss(GaussianPrivacy(clip=1.0, noise_multiplier=0.0), num_clients=4))
-    assert metric.compute()[[0, 2, 3]].isinf().all()
-    assert metric.compute()[1].isnan()
-
-
 def test_the_budget_is_spent_by_whoever_took_part_most() -> None:
     privacy = GaussianPrivacy(clip=1.0, noise_multiplier=2.0, max_epsilon=4.5)
     assert privacy.affordable_rounds() == 4
@@ -55,23 +47,6 @@ def test_the_budget_is_spent_by_whoever_took_part_most() -> None:
         "client 2 has spent epsilon = 4.377 in 4 rounds, and one more would make it 4.983, above max_epsilon=4.5 "
         "(delta=1e-05)"
     )
-
-
-def test_in_a_loop_it_follows_the_cohorts(tmp_path: Path) -> None:
-    cohorts: list[list[int]] = []
-
-    class Watched(UniformSampler):
-        def sample(self, *args: Any) -> torch.Tensor:
-            cohort = super().sample(*args)
-            cohorts.append(cohort.tolist())
-            return cohort
-
-    metric = PrivacyLoss(GaussianPrivacy(clip=1.0, noise_multiplier=1.0))
-    loop = FederatedLoop(metrics={"loss": metric}, sampler=Watched(2), seed=3)
-    fit(loop, tmp_path, rounds=4)
-    taken = [sum(client in cohort for cohort in cohorts) for client in range(3)]
-    expected = torch.tensor([gaussian_epsilon(1.0, rounds) if rounds else float("nan") for rounds in taken])
-    torch.testing.assert_close(loop.contributions["loss"], expected, equal_nan=True)
 
 
 class Swollen(Upload):

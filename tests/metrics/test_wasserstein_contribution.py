@@ -9,12 +9,9 @@ import pytest
 import torch
 from toys import Plain, fit, toy_data
 
-from flsv.data import GaussianNoise
 from flsv.errors import ConfigurationError
-from flsv.features import PCA
 from flsv.loop import FederatedLoop
 from flsv.metrics import CalibratedOTGradient, WassersteinContribution
-from flsv.sampling import UniformSampler
 from flsv.valuation import FedBary, clients_of, server_of
 
 CHEAP: dict[str, Any] = {"support": 6, "iterations": 4}
@@ -79,28 +76,6 @@ def test_the_support_suits_the_smallest_client_of_the_federation_also_while_it_i
     assert torch.equal(default.diagnostics()["distance"][:2], named.diagnostics()["distance"][:2])
 
 
-def test_without_validation_data_and_without_using_them() -> None:
-    clients = clients_of([draw(40, 1), draw(40, 2), draw(40, 3, 4.0)])
-    none = WassersteinContribution(3, features="pixels", **CHEAP)
-    none.update(torch.arange(3), clients, None, generator=seeded())
-    unused = WassersteinContribution(3, features="pixels", use_validation=False, **CHEAP)
-    unused.update(torch.arange(3), clients, server_of(*draw(20, 0, 9.0)), generator=seeded())
-    assert torch.equal(none.compute(), unused.compute())
-    assert none.compute().argmin() == 2
-
-
-def test_wrong_use() -> None:
-    clients = clients_of([draw(20, 1), draw(20, 2)])
-    with pytest.raises(ConfigurationError, match="every=-1"):
-        WassersteinContribution(every=-1)
-    with pytest.raises(ConfigurationError, match="support=0"):
-        WassersteinContribution(support=0)
-    with pytest.raises(ValueError, match="are not those of client_ids"):
-        WassersteinContribution(2, features="pixels").update(torch.tensor([1, 0]), clients)
-    with pytest.raises(ConfigurationError, match="no model before training"):
-        WassersteinContribution(2).update(torch.arange(2), clients, global_vector=torch.zeros(3))
-
-
 # In a loop
 
 
@@ -149,18 +124,3 @@ def test_in_a_loop_it_sees_the_features_of_the_global_model(tmp_path: Path) -> N
         clients_of(sets), server_of(*features(data.val_dataloader())), generator, judge=False
     )
     torch.testing.assert_close(found, wanted.shares, rtol=1e-4, atol=1e-5)
-
-
-def test_a_noisy_client_contributes_least_in_a_loop_with_partial_participation(tmp_path: Path) -> None:
-    data = toy_data((1, 1, 1, 1), corruptions=[GaussianNoise(std=4.0, clients=[2])])
-    metric = WassersteinContribution(features=PCA(4), every=0, **CHEAP)
-    fit(FederatedLoop(metrics={"ot": metric}, sampler=UniformSampler(2), seed=1), tmp_path, data=data, rounds=8)
-    assert metric.compute().isfinite().all()
-    assert metric.compute().argmin() == 2
-
-
-def test_an_option_that_is_an_argument_too_is_refused() -> None:
-    with pytest.raises(TypeError, match="multiple values for keyword argument 'label_weight'"):
-        WassersteinContribution(label_weight=2.0, options={"label_weight": 1.0})
-    with pytest.raises(TypeError, match="multiple values for keyword argument 'rule'"):
-        CalibratedOTGradient(options={"rule": "positive"})

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from flsv.errors import ConfigurationError
 from flsv.models import CharacterModel
 
 OPTIONS = {
@@ -74,9 +73,3 @@ def test_a_checkpoint(tmp_path):
     again = CharacterModel.load_from_checkpoint(tmp_path / "it.ckpt")
     text = torch.tensor([[1, 2, 3]])
     assert torch.equal(again(text), model(text))
-
-
-@pytest.mark.parametrize("name", ["width", "hidden", "layers", "characters"])
-def test_sizes(name):
-    with pytest.raises(ConfigurationError, match=rf"{name}=0\): expected a whole number of at least 1"):
-        CharacterModel(**{name: 0})

@@ -1,34 +1,24 @@
 """ClassifierClient alone, without the federated loop, on scikit-learn's digits."""
 
-import sys
 import warnings
 from functools import partial
 
 import lightning as L
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-import yaml
-from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.cli import ReduceLROnPlateau as CliPlateau
 from sklearn.datasets import load_digits
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, roc_auc_score
 from torch import nn
-from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader, TensorDataset
 
 from flsv.errors import ConfigurationError
-from flsv.models import MLP, LeNet5
+from flsv.models import MLP
 from flsv.models.classifier import ClassifierClient
 
 SMALL = {"channels": [4, 8], "hidden": [16], "padding": 2}
-YAML = """
-network: lenet5
-network_args: {channels: [4, 8], hidden: [16], padding: 2}
-optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.05, momentum: 0.9}}
-scheduler: {class_path: torch.optim.lr_scheduler.CosineAnnealingLR, init_args: {T_max: 50}}
-"""
 
 
 class Digits(L.LightningDataModule):
@@ -82,15 +72,6 @@ def _equal_states(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_known_shape_builds_at_once():
-    client = ClassifierClient("lenet5", SMALL, num_classes=10, input_shape=(1, 8, 8))
-    assert isinstance(client.network, LeNet5)
-    assert client(torch.rand(2, 1, 8, 8)).shape == (2, 10)
-    network = client.network
-    client.configure_model()
-    assert client.network is network
-
-
 def test_unknown_shape_builds_from_the_data(trainer):
     client = ClassifierClient("lenet5", SMALL)
     assert not client.state_dict()
@@ -117,16 +98,6 @@ def test_same_seed_same_weights_however_it_is_built(trainer):
     L.seed_everything(3, verbose=False)
     later.configure_model()
     assert _equal_states(now.state_dict(), later.state_dict())
-
-
-def test_training_learns_digits(trainer):
-    client = ClassifierClient("lenet5", SMALL, optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9))
-    before = trainer().validate(client, Digits(), verbose=False)[0]
-    fit = trainer(max_epochs=8)
-    fit.fit(client, Digits())
-    after = fit.validate(client, Digits(), verbose=False)[0]
-    assert after["val_loss"] < 0.5 * before["val_loss"]
-    assert after["val_accuracy"] > 0.75
 
 
 def test_training_step_is_the_cross_entropy_and_logs_nothing(trainer):
@@ -169,28 +140,6 @@ def test_scores_are_scikit_learns_over_the_whole_set(trainer, class_weights):
     assert {name.replace("val_", "test_"): value for name, value in val.items()} == pytest.approx(test)
 
 
-def test_only_val_accuracy_is_on_the_progress_bar(trainer):
-    fit = trainer(max_epochs=1)
-    fit.fit(ClassifierClient("softmax"), Digits())
-    assert set(fit.progress_bar_metrics) == {"val_accuracy"}
-
-
-def test_state_is_the_networks_alone(trainer):
-    client = ClassifierClient("shapley_fl_fmnist", class_weights=[1.0] * 10)
-    trainer(max_epochs=1).fit(client, Digits())
-    assert set(client.state_dict()) == {f"network.{name}" for name in client.network.state_dict()}
-
-
-@pytest.mark.parametrize("scheduler_interval", ["epoch", "step"])
-def test_scheduler_interval(trainer, scheduler_interval):
-    client = ClassifierClient(
-        "softmax", scheduler=partial(CosineAnnealingLR, T_max=50), scheduler_interval=scheduler_interval
-    )
-    fit = trainer(max_epochs=2)
-    fit.fit(client, Digits())
-    assert fit.lr_scheduler_configs[0].scheduler.last_epoch == {"epoch": 2, "step": 20}[scheduler_interval]
-
-
 @pytest.mark.parametrize(
     ("scheduler", "monitor"),
     [(ReduceLROnPlateau, "val_loss"), (partial(CliPlateau, monitor="val_accuracy"), "val_accuracy")],
@@ -199,18 +148,6 @@ def test_plateau_scheduler(trainer, scheduler, monitor):
     fit = trainer(max_epochs=1)
     fit.fit(ClassifierClient("softmax", scheduler=scheduler), Digits())
     assert fit.lr_scheduler_configs[0].monitor == monitor
-
-
-def test_bf16_mixed(trainer):
-    client = ClassifierClient("lenet5", SMALL, optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9))
-    fit = trainer(max_epochs=4, precision="bf16-mixed")
-    before = fit.validate(client, Digits(), verbose=False)[0]["val_loss"]
-    fit.fit(client, Digits())
-    assert fit.validate(client, Digits(), verbose=False)[0]["val_loss"] < before
-    probabilities = torch.cat(fit.predict(client, Digits()))
-    assert probabilities.dtype == torch.float32
-    torch.testing.assert_close(probabilities.sum(1), torch.ones(len(probabilities)))
-    assert all(p.dtype == torch.float32 for p in client.parameters())
 
 
 def test_checkpoint_without_data_module(trainer, tmp_path):
@@ -245,90 +182,6 @@ def test_checkpoint_of_a_network_object(trainer, tmp_path):
     assert _equal_states(loaded.state_dict(), client.state_dict())
 
 
-def test_subclass_with_its_own_arguments(trainer, tmp_path):
-    class Mine(ClassifierClient):
-        def __init__(self, temperature=1.0, **kwargs):
-            super().__init__(**kwargs)
-            self.temperature = temperature
-
-    network = MLP(10, (1, 8, 8), hidden=(16,))
-    client = Mine(temperature=2.0, network=network, class_weights=np.ones(10))
-    fit = trainer(max_epochs=1)
-    fit.fit(client, Digits())
-    fit.save_checkpoint(tmp_path / "client.ckpt")
-    hparams = torch.load(tmp_path / "client.ckpt", weights_only=True)["hyper_parameters"]
-    assert (hparams["temperature"], hparams["network"]) == (2.0, "object:flsv.models.linear.MLP")
-    assert Mine.load_from_checkpoint(tmp_path / "client.ckpt", network=network).temperature == 2.0
-
-
-@pytest.mark.parametrize("subclass_mode", [False, True])
-def test_lightning_cli(subclass_mode, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["test"])
-    model = yaml.safe_load(YAML)
-    config = {
-        "model": {"class_path": "flsv.models.classifier.ClassifierClient", "init_args": model}
-        if subclass_mode
-        else model
-    }
-    (tmp_path / "model.yaml").write_text(yaml.safe_dump(config))
-    options = {
-        "accelerator": "cpu",
-        "max_epochs": 1,
-        "default_root_dir": str(tmp_path),
-        "logger": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
-    cli = LightningCLI(
-        L.LightningModule if subclass_mode else ClassifierClient,
-        Digits,
-        subclass_mode_model=subclass_mode,
-        run=False,
-        args=["--config", str(tmp_path / "model.yaml")],
-        trainer_defaults=options,
-    )
-    cli.trainer.fit(cli.model, cli.datamodule)
-    optimizer = cli.trainer.optimizers[0]
-    assert isinstance(optimizer, torch.optim.SGD)
-    assert optimizer.defaults["momentum"] == 0.9
-    assert isinstance(cli.trainer.lr_scheduler_configs[0].scheduler, CosineAnnealingLR)
-    assert cli.model.network.features[0].out_channels == 4
-
-    path = cli.trainer.checkpoint_callback.best_model_path
-    hparams = torch.load(path, weights_only=True)["hyper_parameters"]
-    assert hparams["num_classes"] == 10
-    loaded = ClassifierClient.load_from_checkpoint(path)
-    assert _equal_states(loaded.state_dict(), cli.model.state_dict())
-    assert loaded.configure_optimizers()["optimizer"].defaults["momentum"] == 0.9
-
-
-@pytest.mark.parametrize(
-    ("model", "kind", "lr"),
-    [
-        ({}, torch.optim.SGD, 0.01),
-        ({"optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.2}}}, torch.optim.Adam, 0.2),
-        # The default's learning rate stays where only the class is named: jsonargparse keeps what both classes take.
-        ({"optimizer": "torch.optim.AdamW"}, torch.optim.AdamW, 0.01),
-    ],
-)
-def test_optimizers_from_yaml(model, kind, lr, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["test"])
-    args = {"model": {"num_classes": 10, "input_shape": [1, 28, 28], **model}}
-    cli = LightningCLI(ClassifierClient, run=False, args=args, trainer_defaults={"accelerator": "cpu", "logger": False})
-    optimizer = cli.model.configure_optimizers()
-    assert type(optimizer) is kind
-    assert optimizer.defaults["lr"] == lr
-
-
-def test_network_object_from_yaml(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["test"])
-    network = {"class_path": "flsv.models.MLP", "init_args": {"num_classes": 3, "input_shape": [5], "hidden": [4]}}
-    args = {"model": {"network": network, "num_classes": 3}}
-    cli = LightningCLI(ClassifierClient, run=False, args=args, trainer_defaults={"accelerator": "cpu", "logger": False})
-    assert cli.model(torch.rand(2, 5)).shape == (2, 3)
-    assert cli.model.hparams.network["class_path"] == "flsv.models.MLP"
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -355,13 +208,6 @@ def test_nobody_knows(trainer, missing):
     del known[missing]
     with pytest.raises(ConfigurationError, match=f"{missing} is not known"):
         trainer(max_epochs=1).fit(ClassifierClient("mlp", **known), Digits(known=False))
-
-
-def test_without_data_module(trainer):
-    data = Digits()
-    data.setup("fit")
-    client = ClassifierClient("mlp", num_classes=10, input_shape=(1, 8, 8))
-    trainer(max_epochs=1).fit(client, data.train_dataloader(), data.val_dataloader())
 
 
 @pytest.mark.parametrize(

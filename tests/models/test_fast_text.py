@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch.nn.functional import embedding_bag
 
-from flsv import ClassifierClient
 from flsv.errors import ConfigurationError
-from flsv.models import FastText, build_network
+from flsv.models import FastText
 
 
 def test_it_is_the_mean_of_the_words_vectors():
@@ -31,13 +30,6 @@ def test_padding_is_not_trained():
         network(torch.tensor([[3, 0, 0], [9, 2, 0]])).logsumexp(1).sum().backward()
         optimizer.step()
     assert (network.embedding.weight[0] == 0).all()
-
-
-def test_by_name():
-    network = build_network("fast_text", 8, (20,), buckets=100, width=6)
-    assert sum(p.numel() for p in network.parameters()) == 100 * 6 + 6 * 8 + 8
-    client = ClassifierClient("fast_text", {"buckets": 100}, num_classes=8, input_shape=(20,))
-    assert client.training_step((torch.randint(2**32, (4, 20)), torch.arange(4)), 0).isfinite()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from by_hand import LOCAL_EPOCHS, SEED, assert_same, sharing_by_hand
 from resuming import assert_resumes
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
-from toys import fit, toy_data, vector
+from toys import fit, toy_data
 
 from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg
@@ -145,31 +145,11 @@ def test_with_a_frozen_the_average_of_adapters_is_the_average_of_what_they_do(tm
     assert missed[False] > 1e-3
 
 
-def test_averaging_both_is_said(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match=r"LoRA's A and B are averaged one by one .* flsv\.models\.lora\.freeze_a"):
-        fit(federated(), tmp_path, Transformer(), sentences(), rounds=1)
-
-
 def small(exact: bool = True, **kwargs: Any) -> LoRAClient:
     torch.manual_seed(0)
     optimizer = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
     options: dict[str, Any] = {"network": "mlp", "network_args": {"hidden": [8, 8]}, "optimizer": optimizer, **kwargs}
     return LoRAClient(rank=2, exact=exact, **options)
-
-
-def test_the_ready_made_client(tmp_path: Path) -> None:
-    loop = federated()
-    module = fit(loop, tmp_path, small(), toy_data())
-    assert isinstance(module, LoRAClient)
-    assert loop.space.size == 2 * (8 * 2) + 8 * 3 + 3  # B of two layers, and the head
-    assert {name.split(".")[-3] for name in loop.space.names if "lora" in name} == {"lora_B"}
-    with torch.no_grad():
-        path = tmp_path / "saved.ckpt"
-        module.trainer.save_checkpoint(path)
-        again = LoRAClient.load_from_checkpoint(path, weights_only=False)
-    assert torch.equal(vector(again), vector(module))
-    x = torch.rand(5, 6)
-    assert torch.equal(again.eval()(x), module.eval()(x))
 
 
 def test_resumes(tmp_path: Path) -> None:

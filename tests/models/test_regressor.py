@@ -73,28 +73,6 @@ def test_losses_are_means_over_samples(fitted):
     torch.testing.assert_close(predicted, model(data.x).detach())
 
 
-def test_several_validation_loaders(tmp_path):
-    data = Lines()
-    parts = [DataLoader(TensorDataset(data.x[part], data.y[part]), batch_size=4) for part in (slice(5), slice(5, 37))]
-    model = RegressorClient(input_shape=(4,))
-    trainer = L.Trainer(default_root_dir=tmp_path, **OPTIONS)
-    trainer.validate(model, parts, verbose=False)
-    with torch.no_grad():
-        errors = (model(data.x) - data.y).square()
-    for index, part in enumerate((errors[:5], errors[5:])):
-        logged = trainer.callback_metrics[f"val_loss/dataloader_idx_{index}"]
-        assert logged.item() == pytest.approx(part.mean().item(), rel=1e-5)
-
-
-def test_a_checkpoint_needs_no_data_module(fitted, tmp_path):
-    trainer, model = fitted(hidden=[7], scheduler=partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5))
-    assert trainer.optimizers[0].param_groups[0]["lr"] == 0.025
-    trainer.save_checkpoint(tmp_path / "it.ckpt")
-    again = RegressorClient.load_from_checkpoint(tmp_path / "it.ckpt")
-    x = torch.randn(3, 4)
-    assert torch.equal(again(x), model(x))
-
-
 def test_refused(fitted):
     with pytest.raises(ConfigurationError, match=r"input_shape=\(3,\), but the data have \(4,\)"):
         fitted(input_shape=(3,))

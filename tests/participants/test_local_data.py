@@ -9,9 +9,8 @@ from toys import fit, toy_data
 from flsv import ClientEvaluation
 from flsv.data import ClosedSetLabelNoise
 from flsv.loop import FederatedLoop
-from flsv.metrics import CommunicationCost, ContributionMetric
 from flsv.participants import LocalData
-from flsv.personalization import Personalizer, Standalone
+from flsv.personalization import Personalizer
 from flsv.round import FederationState, Round
 from flsv.sampling import UniformSampler
 from flsv.strategy import Federation
@@ -110,87 +109,8 @@ def test_an_empty_split_is_named(tmp_path: Path) -> None:
         ask(lambda local, round: local.samples("val"), tmp_path, toy_data(client_val=0.0))
 
 
-class Reporting(Standalone):
-    reports = ("label_divergence",)
-
-    def report(self, local: LocalData) -> dict[str, float]:
-        return {"label_divergence": float(local.class_counts.max())}
-
-
-class Divergence(ContributionMetric):
-    def init_states(self, num_clients: int, num_classes: int | None) -> None:
-        self.add_state("seen", torch.full((num_clients,), float("nan"), dtype=torch.float64), dist_reduce_fx="sum")
-
-    def update(self, client_ids: torch.Tensor, label_divergence: torch.Tensor) -> None:
-        self.seen[client_ids] = label_divergence
-
-    def compute(self) -> torch.Tensor:
-        return self.seen
-
-
-def test_what_a_strategy_lets_clients_report_reaches_the_round(tmp_path: Path) -> None:
-    data = toy_data()
-    loop = FederatedLoop(personalizer=Reporting(), metrics={"d": Divergence()})
-    fit(loop, tmp_path, data=data, rounds=1)
-    assert torch.equal(loop.contributions["d"], data.class_counts.max(1).values.double())
-
-
-class Traffic(ContributionMetric):
-    def init_states(self, num_clients: int, num_classes: int | None) -> None:
-        self.add_state("down", torch.zeros(num_clients), dist_reduce_fx="sum")
-
-    def update(self, client_ids: torch.Tensor, uploaded: torch.Tensor, downloaded: torch.Tensor) -> None:
-        self.down[client_ids] += downloaded
-
-    def compute(self) -> torch.Tensor:
-        return self.down
-
-
-class Twice(Personalizer):
-    """Sends a second model beside the start point."""
-
-    sends = ("spare",)
-
-    def send(self, client: int, start: Any, state: FederationState) -> dict[str, torch.Tensor]:
-        return {"spare": state.model()}
-
-    def personalize(self, round: Round, contributions: Any, models: Any) -> dict[int, torch.Tensor]:
-        return {}
-
-
-@pytest.mark.parametrize(("personalizer", "models"), [(None, 2), (Standalone(), 1), (Twice(), 4)])
-def test_what_crosses_is_counted(tmp_path: Path, personalizer: Any, models: int) -> None:
-    loop = FederatedLoop(personalizer=personalizer, metrics={"traffic": Traffic()})
-    fit(loop, tmp_path, rounds=2)
-    assert loop.contributions["traffic"].tolist() == [models * loop.space.size] * 3
-
-
 def accuracy(local: LocalData, models: torch.Tensor) -> torch.Tensor:
     return local.evaluate(models, "test").value("accuracy")
-
-
-class Judging(ContributionMetric):
-    """Every client evaluates k models."""
-
-    def init_states(self, num_clients: int, num_classes: int | None) -> None:
-        self.add_state("seen", torch.zeros(num_clients), dist_reduce_fx="sum")
-
-    def update(self, client_ids: torch.Tensor, clients: Any, client_vectors: torch.Tensor) -> None:
-        for client in clients:
-            accuracy = client.ask(
-                lambda local, models: local.evaluate(models, "test").value("accuracy"), client_vectors
-            )
-            self.seen[client.id] = accuracy.mean()
-
-    def compute(self) -> torch.Tensor:
-        return self.seen
-
-
-def test_what_a_metric_asks_of_clients_counts(tmp_path: Path) -> None:
-    loop = FederatedLoop(metrics={"judging": Judging(), "cost": CommunicationCost()})
-    fit(loop, tmp_path, rounds=1)
-    size = loop.space.size
-    assert loop.contributions["cost"].tolist() == [[size + 3, size + 3 * size]] * 3
 
 
 class Starting(Personalizer):

@@ -73,10 +73,6 @@ def asked(folder: Path, rounds: int, ckpt_path: Path | None = None) -> list[floa
     return loop.contributions["asked"].tolist()
 
 
-def test_a_counter_reads_the_number_of_rounds(tmp_path: Path) -> None:
-    assert asked(tmp_path, 4) == [4.0, 4.0, 4.0]
-
-
 def test_a_counter_reads_the_same_after_a_resume(tmp_path: Path) -> None:
     asked(tmp_path / "half", 2)
     assert asked(tmp_path / "rest", 4, tmp_path / "half/last.ckpt") == [4.0, 4.0, 4.0]

@@ -104,16 +104,3 @@ def test_what_is_no_share(share: Any) -> None:
 def test_what_names_nothing(share: Any, said: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(said)):
         sharing(share, network())
-
-
-@pytest.mark.parametrize(
-    ("share", "said"),
-    [
-        (["!norm"], "no normalization layer"),
-        (["!head"], "no linear layer for a classifier head"),
-        ("trainable", "no parameter of the module requires a gradient"),
-    ],
-)
-def test_words_for_what_the_module_does_not_have(share: Any, said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said):
-        sharing(share, nn.Conv2d(1, 1, 1).requires_grad_(False))

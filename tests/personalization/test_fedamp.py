@@ -11,7 +11,6 @@ import pytest
 import torch
 from toys import fit, toy_data
 
-from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.personalization import FedAMP, HeurFedAMP
 from flsv.sampling import UniformSampler
@@ -36,14 +35,6 @@ def test_it_is_a_gradient_step_on_the_attention_inducing_function() -> None:
     squared = ((w[:, None] - w[None]) ** 2).sum(-1)
     (gradient,) = torch.autograd.grad((1 - torch.exp(-squared / 5.0)).sum() / 4, w)
     torch.testing.assert_close(amp.attention(w.detach()) @ w.detach(), w.detach() - 0.7 * gradient)
-
-
-def test_too_large_an_alpha_leaves_a_convex_combination() -> None:
-    weights = FedAMP(alpha=10.0, sigma=1.0).attention(torch.tensor([[0.0], [0.1], [9.0]]))
-    assert (weights >= 0).all()
-    torch.testing.assert_close(weights.sum(1), torch.ones(3, dtype=torch.float64))
-    assert weights[0, 0] == pytest.approx(0, abs=1e-12)
-    assert weights[2, 2] == pytest.approx(1)
 
 
 def test_identical_models_stay_what_they_are() -> None:
@@ -88,10 +79,3 @@ def test_clients_start_from_the_mixture_of_the_last_uploads(tmp_path: Path, amp:
     for client, model in loop.state.starts.items():
         torch.testing.assert_close(model, own[client])
         assert (loop.space.unflatten(model)["net.1.running_var"] > 0).all()
-
-
-def test_wrong_arguments() -> None:
-    with pytest.raises(ConfigurationError, match=r"alpha=0\): expected a finite number above 0"):
-        FedAMP(0)
-    with pytest.raises(ConfigurationError, match=r"expected a finite number in \[0, 1\]"):
-        HeurFedAMP(1.5)

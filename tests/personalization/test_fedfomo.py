@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from task_kinds import Glue
 from toys import Plain, fit, network, toy_data
 
-from flsv.data import FederatedDataModule, SizePartitioner, Splits
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.personalization import FedFomo
@@ -104,14 +102,6 @@ class Local:
         return -self.losses
 
 
-def test_nobody_is_better_than_where_it_started() -> None:
-    start, worse = torch.zeros(3), torch.ones(3)
-    local = Local(start, worse, [1.0, 2.0, 5.0])
-    values = mix_models(local, [2 * worse], 3)  # type: ignore[arg-type]
-    assert torch.equal(local.state[OWN_MODEL], start)
-    torch.testing.assert_close(values, torch.tensor([-1 / 3, -2 / 3], dtype=torch.float64))
-
-
 def test_a_model_that_is_the_start_and_a_broken_one_weigh_nothing() -> None:
     start, other = torch.zeros(3), torch.tensor([1.0, 0.0, 0.0])
     local = Local(start, start, [1.0, 1.0, 0.5, float("nan"), float("inf")])
@@ -134,28 +124,12 @@ def chosen(personalizer: FedFomo, affinity: list[float], rounds: int = 200, firs
     return counts / rounds
 
 
-def test_the_most_helpful_are_downloaded_with_ties_at_random() -> None:
-    often = chosen(FedFomo(2, epsilon=0), [9.0, 0.1, 0.5, 0.1, -0.2])
-    assert often[[0, 2, 4]].tolist() == [0, 1, 0]
-    assert often[1] + often[3] == pytest.approx(1)
-    assert 0.4 < often[1] < 0.6
-
-
 def test_exploration_and_its_decay() -> None:
     affinity = [0.0, 1.0, 0.0, 0.0, 0.0]
     explored = chosen(FedFomo(1, epsilon=0.4, epsilon_decay=0), affinity, rounds=400)
     assert explored[1] == pytest.approx(0.6 + 0.4 / 4, abs=0.08)
     assert (explored[2:] > 0.04).all()
     assert chosen(FedFomo(1, epsilon=0.4, epsilon_decay=0.1), affinity, first=4)[1] == 1
-
-
-def test_wrong_arguments(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"num_downloads=0\): expected a whole number of at least 1"):
-        FedFomo(0)
-    with pytest.raises(ConfigurationError, match=r"epsilon.*expected a finite number"):
-        FedFomo(epsilon=1.5)
-    with pytest.raises(ConfigurationError, match=r"clients \[0, 1, 2\] have none"):
-        fit(FederatedLoop(personalizer=FedFomo()), tmp_path, data=toy_data())
 
 
 class Logs(Plain):
@@ -173,15 +147,6 @@ def test_by_what_the_module_logs(tmp_path: Path) -> None:
         runs.append([round.peer_values for round, *_ in personalizer.seen])
     for one, other in zip(*runs):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4, equal_nan=True)
-
-
-def test_any_task(tmp_path: Path) -> None:
-    """Batches that are no pairs, and a loss that falls."""
-    data = FederatedDataModule(Glue.data(), SizePartitioner([2, 1]), splits=Splits(client_val=0.4))
-    personalizer = Watched(num_downloads=1, performance="loss_all", mode="min")
-    fit(FederatedLoop(personalizer=personalizer, seed=3), tmp_path, Glue(), data, rounds=2)
-    assert all(round.peer_values.isfinite().all() for round, *_ in personalizer.seen)
-    assert personalizer.seen[-1][0].peer_values.abs().sum() > 0
 
 
 def test_a_name_that_nobody_logs_is_refused_before_the_first_round(tmp_path: Path) -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from toys import Plain, fit, toy_sets
 
 from flsv.data import FederatedDataModule, Loader, ProportionPartitioner, Splits
-from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.personalization import IFCA
 from flsv.sampling import UniformSampler
@@ -77,27 +75,6 @@ def test_algorithm_1(tmp_path: Path) -> None:
     assert len(used) > 1
 
 
-def test_the_first_models_are_different_and_of_the_right_scale(tmp_path: Path) -> None:
-    personalizer = Watched(4, spread=0.5)
-    loop = FederatedLoop(personalizer=personalizer, seed=0)
-    fit(loop, tmp_path, rounds=1)
-    round, clusters, *_ = personalizer.seen[0]
-    assert torch.equal(clusters[0], round.global_vector)
-    parts, first = loop.space.unflatten(clusters), loop.space.unflatten(round.global_vector)
-    weight = parts["net.0.weight"] - first["net.0.weight"]
-    assert float(weight[1:].std()) == pytest.approx(0.5 * float(first["net.0.weight"].std()), rel=0.2)
-    assert (weight[1:] != weight[1]).flatten(1).any(1).tolist() == [False, True, True]
-    assert torch.equal(parts["net.1.running_var"], first["net.1.running_var"].expand(4, -1))
-
-
-def test_clients_of_a_kind_find_each_other(tmp_path: Path) -> None:
-    personalizer = Watched(2)
-    fit(FederatedLoop(personalizer=personalizer, local_epochs=3, seed=1), tmp_path, data=two_groups(), rounds=4)
-    round, before, *_ = personalizer.seen[-1]
-    chosen = [[torch.equal(start, cluster) for cluster in before].index(True) for start in round.start_vectors]
-    assert chosen[0] == chosen[1] != chosen[2] == chosen[3]
-
-
 def test_one_cluster_is_fedavg_with_equal_weights(tmp_path: Path) -> None:
     from flsv.aggregation import FedAvg
 
@@ -105,10 +82,3 @@ def test_one_cluster_is_fedavg_with_equal_weights(tmp_path: Path) -> None:
     loops = [FederatedLoop(FedAvg("uniform"), personalizer=p, seed=2) for p in (ifca, None)]
     modules = [fit(loop, tmp_path) for loop in loops]
     torch.testing.assert_close(ifca._clusters[0], loops[1].space.read(modules[1]))
-
-
-def test_wrong_arguments() -> None:
-    with pytest.raises(ConfigurationError, match=r"num_clusters=0"):
-        IFCA(0)
-    with pytest.raises(ConfigurationError, match=r"spread=.*above 0"):
-        IFCA(2, spread=0)

@@ -6,12 +6,9 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from toys import Plain, fit, network, toy_data, trainer_for
 
-from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.personalization import PFedHN
 from flsv.sampling import UniformSampler
@@ -73,57 +70,6 @@ def test_one_step_per_client_along_the_vector_jacobian_product(tmp_path: Path) -
         moved = after.embedding.weight - personalizer.seen[0][1].embedding.weight
         if all(absent not in seen[0].client_ids for seen in personalizer.seen):
             assert not moved[absent].any()
-
-
-class Largest(TorchDispatchMode):
-    """The most elements of a tensor that an operator has made, and not changed in place."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, torch.Tensor) and not any(alias is not None for alias in _aliases(func)):
-            self.elements = max(self.elements, result.numel())
-        return result
-
-
-def _aliases(func: Any) -> list[Any]:
-    return [each.alias_info for each in func._schema.returns]
-
-
-class Frugal(PFedHN):
-    """Notes how large its steps' tensors are, against the last layer."""
-
-    def personalize(self, round: Any, contributions: Any, models: Any) -> Any:
-        with Largest() as largest:
-            own = super().personalize(round, contributions, models)
-        assert self._network is not None
-        self.largest, self.weights = largest.elements, self._network.writer.weight.numel()
-        return own
-
-
-def test_a_step_makes_no_second_network(tmp_path: Path) -> None:
-    """The last layer has ``hidden`` times the weights of a model: its gradient is never held."""
-    personalizer = Frugal(hidden=50)
-    run(tmp_path, personalizer, rounds=1)
-    assert 0 < personalizer.largest < personalizer.weights
-
-
-def test_a_clients_own_step_takes_its_model_nearer_to_what_it_trained(tmp_path: Path) -> None:
-    """By the share lr (1 + hidden) that the docstring gives, as long as the last layer is all that learns."""
-    personalizer = Watched(lr=0.005, hidden=99)
-    run(tmp_path, personalizer, rounds=1, sampler=UniformSampler(1))
-    ((round, _, after),) = personalizer.seen
-    cut = round.space.num_parameters
-    step = after(round.client_ids[0]).detach() - round.global_vector[:cut]
-    torch.testing.assert_close(step, 0.5 * round.client_updates[0, :cut], rtol=1e-3, atol=1e-5)
-
-
-def test_wrong_arguments() -> None:
-    with pytest.raises(ConfigurationError, match=r"PFedHN\(lr=0\)"):
-        PFedHN(lr=0)
-    with pytest.raises(ConfigurationError, match=r"hidden=0.*of at least 1"):
-        PFedHN(hidden=0)
 
 
 def test_a_second_fit_goes_on_and_a_third_begins_anew(tmp_path: Path) -> None:

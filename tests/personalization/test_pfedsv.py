@@ -89,15 +89,6 @@ def test_all_values_negative_keeps_the_own_model_as_it_was_before_noise() -> Non
     assert torch.equal(torch.stack([models[1], models[2]]), vectors[1:])
 
 
-def test_the_own_player_is_the_model_before_noise() -> None:
-    vectors = random_models(2)
-    own = vectors[0] + 0.5
-    client = Judged(0, closeness(own), own)
-    _, round = play(begun(2, PFedSV()), [client, Judged(1, lambda vector: 0)], vectors)
-    pair = torch.stack([own, vectors[1]]).numpy()
-    np.testing.assert_allclose(round.peer_values[0], exact_values(pair, closeness(own)), atol=1e-6)
-
-
 @pytest.mark.parametrize("better", [True, False])
 def test_the_safeguard_refuses_a_mixture_that_is_worse(better: bool) -> None:
     vectors = random_models(2)
@@ -110,21 +101,6 @@ def test_the_safeguard_refuses_a_mixture_that_is_worse(better: bool) -> None:
     assert (round.peer_values[0] > 0).all()
     assert not torch.equal(free[0], vectors[0])
     assert torch.equal(careful[0], free[0] if better else vectors[0])
-
-
-def test_identical_models() -> None:
-    vectors = random_models(1).expand(3, -1).clone()
-    models, _ = play(begun(3, PFedSV()), [Judged(i, closeness(vectors[0])) for i in range(3)], vectors)
-    for model in models.values():
-        torch.testing.assert_close(model, vectors[0])
-
-
-def test_k_larger_than_the_federation() -> None:
-    _, round = play(begun(3, PFedSV(k=99)), [Judged(i, lambda v: 0.5) for i in range(3)], random_models(3))
-    # Down: the first model that a client starts from, and the others'. Up: a model, and what the three are worth.
-    assert round.downloaded.tolist() == [(1 + 2) * SPACE.size] * 3
-    assert round.uploaded.tolist() == [SPACE.size + 3] * 3
-    assert not round.peer_values.isnan().any()
 
 
 def test_who_is_absent_is_downloaded_as_it_was_and_who_never_came_is_not() -> None:
@@ -286,9 +262,3 @@ def test_wrong_arguments(arguments: Any) -> None:
 def test_a_metric_of_another_kind() -> None:
     with pytest.raises(ConfigurationError, match="DomainRelevance"):
         play(begun(2, PFedSV()), [Judged(0, lambda v: 0)], random_models(1), torch.zeros(2))
-
-
-# Whole federations
-def test_an_empty_validation_set_is_named() -> None:
-    with pytest.raises(ConfigurationError, match=r"clients \[1\]"):
-        begun(3, PFedSV(), val=torch.tensor([4, 0, 1]))

@@ -132,12 +132,3 @@ def accuracy_of(local: LocalData, models: Tensor, split: Any = "val") -> Tensor:
 
 def loss_of(local: LocalData, models: Tensor) -> Tensor:
     return local.evaluate(models).value("negative_loss")
-
-
-def test_a_client_keeps_no_more_than_its_own_model() -> None:
-    clients = [Judged(i, lambda v: 0.5) for i in range(3)]
-    play(begun(3, PFedSV(game="joining")), clients, random_models(3))
-    for client in clients:
-        with at(client.data) as local:
-            model = local.state[OWN_MODEL]
-        assert model.untyped_storage().nbytes() == model.numel() * model.element_size()

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from toys import Plain, fit, network
 
-from flsv import ClassifierClient, ClientEvaluation, FederatedDataModule, Reporting
-from flsv.aggregation import FedAvg, ShapFedWA
-from flsv.attacks import FreeRider
-from flsv.cli.own_models import OwnModels
-from flsv.data import IIDPartitioner
-from flsv.errors import ConfigurationError
+from flsv.aggregation import ShapFedWA
 from flsv.functional import class_specific_shapley
 from flsv.loop import FederatedLoop
-from flsv.metrics import ClassSpecificShapley, CosineGradientShapley
+from flsv.metrics import ClassSpecificShapley
 from flsv.personalization import ShapFedPersonalizer
 from flsv.sampling import UniformSampler
 
@@ -76,58 +69,3 @@ def test_absent_clients_keep_theirs_and_newcomers_have_none(tmp_path: Path) -> N
     last = personalizer.rounds[-1]
     if first != second:
         assert last.start_vectors is None  # it starts from the global model
-
-
-def test_unmeasured_clients_count_as_the_mean(tmp_path: Path) -> None:
-    personalizer = Watched()
-    fit(shapfed(personalizer, seed=1), tmp_path, rounds=1)
-    (round,) = personalizer.rounds
-    nan = float("nan")
-    cssv = torch.tensor([[1.0, 1.0, 1.0], [nan, nan, nan], [0.0, 0.0, 0.0]])
-    own = personalizer.personalize(round, {"cssv": cssv}, {})
-    torch.testing.assert_close(own[0], round.server_vector)
-    torch.testing.assert_close(own[1], 0.75 * round.server_vector + 0.25 * round.client_vectors[1])
-    torch.testing.assert_close(own[2], 0.5 * round.server_vector + 0.5 * round.client_vectors[2])
-
-
-def test_a_metric_that_is_not_per_class(tmp_path: Path) -> None:
-    loop = FederatedLoop(
-        FedAvg(),
-        {"cgsv": CosineGradientShapley()},
-        ShapFedPersonalizer("cgsv"),
-        reporting=Reporting(table=False),
-        seed=0,
-    )
-    with pytest.raises(ConfigurationError, match=r"one value per client and class"):
-        fit(loop, tmp_path, rounds=1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["zero", "noise"])
-@pytest.mark.parametrize("rider", [0, 3])
-def test_free_riders_rank_last_and_get_the_worst_models(tmp_path: Path, mode: Any, rider: int) -> None:
-    """Digits dealt equally to five clients, so that nothing but free-riding tells one from the others.
-
-    While training goes on, that is: at gamma = 1/2 a free-rider lags about a round behind the global model, and once
-    that no longer changes there is nothing left to lag behind.
-    """
-    data = FederatedDataModule("digits", IIDPartitioner(5), batch_size=16)
-    loop = FederatedLoop(
-        ShapFedWA("cssv"),
-        {"cssv": ClassSpecificShapley()},
-        ShapFedPersonalizer("cssv"),
-        uploads=[FreeRider(mode, clients=[rider])],
-        evaluation=ClientEvaluation(keep_trained=True),
-        reporting=Reporting(table=False),
-        seed=0,
-    )
-    own = OwnModels(loop)
-    torch.manual_seed(0)
-    module = ClassifierClient("mlp", {"hidden": [32]}, optimizer=partial(torch.optim.SGD, lr=0.03))
-    fit(loop, tmp_path, module, data, rounds=12, callbacks=[own])
-    gamma = loop.metrics["cssv"].per_client(loop.contributions["cssv"])
-    honest = torch.arange(5) != rider
-    assert gamma[honest].min() > gamma[rider] + 0.1
-    received = own.scores["received"]["accuracy"]
-    assert received[honest].min() > received[rider] + 0.005
-    assert loop.weights[honest].min() > loop.weights[rider]

@@ -11,9 +11,8 @@ from torch import nn
 
 from flsv.errors import ConfigurationError
 from flsv.parameters import ParameterSpace
-from flsv.privacy import GaussianPrivacy, gaussian_epsilon
+from flsv.privacy import GaussianPrivacy
 from flsv.seeding import generator_for
-from flsv.uploads import UploadContext
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -57,15 +56,6 @@ def test_noise_has_the_standard_deviation_that_epsilon_assumes() -> None:
     assert kurtosis == pytest.approx(3, abs=5 * math.sqrt(24 / size))
 
 
-def test_noise_does_not_depend_on_the_update() -> None:
-    privacy = GaussianPrivacy(clip=1.0, noise_multiplier=1.0)
-    small, large = (torch.full((50,), value) for value in (0.001, 7.0))
-    bare = GaussianPrivacy(clip=1.0, noise_multiplier=0.0)
-    noises = [privacy.protect(u, generator(4)) - bare.protect(u, generator(4)) for u in (torch.zeros(50), small, large)]
-    torch.testing.assert_close(noises[0], noises[1])
-    torch.testing.assert_close(noises[0], noises[2])
-
-
 def test_every_client_and_round_has_its_own_noise_and_always_the_same() -> None:
     privacy = GaussianPrivacy(clip=1.0, noise_multiplier=1.0)
     update = torch.zeros(10_000)
@@ -75,36 +65,6 @@ def test_every_client_and_round_has_its_own_noise_and_always_the_same() -> None:
     assert torch.equal(sent, again)
     correlations = torch.corrcoef(sent) - torch.eye(3)
     assert correlations.abs().max() < 5 / math.sqrt(10_000)
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_what_is_not_finite_stays_so_and_is_dropped_by_the_loop(bad: float) -> None:
-    sent = GaussianPrivacy(clip=1.0, noise_multiplier=1.0).protect(torch.tensor([1.0, bad]), generator())
-    assert not sent.isfinite().all()
-
-
-@pytest.mark.parametrize("accountant", ["exact", "rdp"])
-@pytest.mark.parametrize(("noise_multiplier", "max_epsilon"), [(2.0, 11.5), (1.0, 5.0), (1.0, 100.0), (20.0, 3.0)])
-def test_the_budget_lasts_as_long_as_it_lasts(accountant: Any, noise_multiplier: float, max_epsilon: float) -> None:
-    privacy = GaussianPrivacy(1.0, noise_multiplier, max_epsilon=max_epsilon, accountant=accountant)
-    rounds = privacy.affordable_rounds()
-    assert rounds is not None
-    counted = 1
-    while gaussian_epsilon(noise_multiplier, counted + 1, accountant=accountant) <= max_epsilon:
-        counted += 1
-    assert rounds == counted
-    assert privacy.epsilon(rounds) <= max_epsilon < privacy.epsilon(rounds + 1)
-
-
-def test_without_a_budget() -> None:
-    assert GaussianPrivacy(1.0, 1.0).affordable_rounds() is None
-    assert GaussianPrivacy(1.0, 0.0).epsilon(3) == math.inf
-
-
-def test_delta_and_accountant_are_those_asked_for() -> None:
-    privacy = GaussianPrivacy(clip=1.0, noise_multiplier=2.0, delta=1e-3, accountant="rdp")
-    assert privacy.epsilon(4) == gaussian_epsilon(2.0, 4, 1e-3, "rdp")
-    assert repr(privacy) == "GaussianPrivacy(clip=1.0, noise_multiplier=2.0, delta=0.001, accountant='rdp')"
 
 
 def test_buffers_do_not_bear_noise() -> None:
@@ -134,12 +94,3 @@ def test_buffers_do_not_bear_noise() -> None:
 def test_errors(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         GaussianPrivacy(**{"clip": 1.0, "noise_multiplier": 1.0, **arguments})
-
-
-def test_noise_on_the_updates_device() -> None:
-    """Is the usual noise on the CPU; other devices: ``tests/cuda``."""
-    update, context = torch.ones(50), UploadContext(1, 3, 50, 4, seed=7)
-    usual, there = (GaussianPrivacy(1.0, 2.0, noise_on_device=where) for where in (False, True))
-    assert torch.equal(usual.apply(update, context), there.apply(update, context))
-    assert "noise_on_device=True" in repr(there)
-    assert "noise_on_device" not in repr(usual)

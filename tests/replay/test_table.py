@@ -38,7 +38,7 @@ HERE = By("replay/test_replay.py::test_as_by_hand", attack=True)
 SERVER_OPTIMIZER = By("aggregation/test_server_optimizer.py::test_same_global_model_as_by_hand")
 COMPRESSION = By("uploads/test_compression.py::test_same_global_model_as_by_hand")
 FEDBUFF = By("aggregation/test_fedbuff.py::test_same_global_model_as_by_hand")
-FEDDYN = By("clients/algorithms/test_feddyn.py::test_same_models_and_gradients_as_by_hand")
+FEDDYN = By("clients/algorithms/test_variates.py::test_same_models_and_states_as_by_hand")
 
 TABLE: dict[str, By] = {
     **dict.fromkeys(CASES, HERE),
@@ -49,7 +49,7 @@ TABLE: dict[str, By] = {
     "FedBuff": FEDBUFF,
     "StaleStarts": FEDBUFF,
     "FedNova": By("aggregation/test_fednova.py::test_same_models_as_by_hand"),
-    "SCAFFOLD": By("clients/algorithms/test_scaffold.py::test_same_models_and_variates_as_by_hand"),
+    "SCAFFOLD": By("clients/algorithms/test_variates.py::test_same_models_and_states_as_by_hand"),
     "FedDyn": FEDDYN,
     "FedDynServer": FEDDYN,
     "Ditto": By("clients/algorithms/test_ditto.py::test_same_models_as_by_hand"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -104,18 +103,6 @@ def test_files_have_no_name_and_copies_lie_in_one(tmp_path: Path, monkeypatch: p
     assert in_a_file(copy)
     assert not list(tmp_path.iterdir())
     assert len(empty_rows(2, torch.zeros(4), "s3://elsewhere")) == 2
-
-
-@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="files are mapped on Linux only")
-def test_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(matrix, "LARGE", 0)
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(OSError, match="No space left"):
-        empty_rows(3, torch.zeros(4), tmp_path)
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_control_groups_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

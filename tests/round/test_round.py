@@ -95,11 +95,6 @@ def test_server_fields_exist_only_after_aggregation() -> None:
     torch.testing.assert_close(after.server_head, round.space.head.rows(after.server_update), rtol=1e-4, atol=1e-5)
 
 
-def test_nothing_is_computed_before_it_is_asked_for() -> None:
-    assert not {"client_updates", "client_heads"} & set(make_round().__dict__)
-    assert {"client_heads", "server_head", "num_samples", "client_ids"} <= VOCABULARY
-
-
 def test_no_head() -> None:
     with pytest.raises(ConfigurationError, match="no linear layer"):
         _ = make_round(module=nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))).client_heads

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from by_hand import PROPORTIONS, ROUNDS, SEED, assert_same, batches, buffers_of, copies, put, unequal_data
-from resuming import assert_resumes
 from torch import Tensor, nn
 from torch.optim import SGD
 from toys import Plain, fit, network
@@ -88,16 +87,6 @@ def test_as_by_hand(tmp_path: Path, engine: str) -> None:
     # The model to be judged, and the model to train from; up goes one, for a loss is a plain number.
     assert all(row["down"] == [2 * size] * M and row["up"] == [size] * M for row in counts.seen)
     assert len({tuple(cohort) for cohort in cohorts}) > 1
-
-
-def test_resumes(tmp_path: Path) -> None:
-    assert_resumes(lambda: loop(metrics={"counts": Counts()}), tmp_path, data=unequal_data)
-    # What was asked before the checkpoint counts to the round after it.
-    counts = Counts()
-    path = tmp_path / "checkpoints/last.ckpt"
-    module = fit(loop(metrics={"counts": counts}), tmp_path / "rest", Plain(), unequal_data(), rounds=3, ckpt_path=path)
-    size = sum(p.numel() for p in module.parameters()) + 2 * 8  # BatchNorm's statistics
-    assert [row["down"] for row in counts.seen] == [[2 * size] * M]
 
 
 def test_as_many_candidates_as_take_part_are_drawn_by_their_shares() -> None:

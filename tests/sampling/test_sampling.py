@@ -20,14 +20,6 @@ from flsv.sampling import (
 )
 
 
-def test_errors() -> None:
-    with pytest.raises(ConfigurationError, match="cohort_size=0.*a whole number of at least 1"):
-        UniformSampler(0)
-    UniformSampler(5).check(5)
-    with pytest.raises(ConfigurationError, match=r"cohort_size=6\) cannot be met: the federation has 5 clients. Lower"):
-        UniformSampler(6).check(5)
-
-
 def frequencies(
     sampler: ClientSampler, n: int, contributions: dict[str, torch.Tensor], draws: int = 4000
 ) -> torch.Tensor:
@@ -63,14 +55,6 @@ def test_inclusion_probabilities_are_the_frequencies(sampler: ClientSampler) -> 
     said = sampler.inclusion_probabilities(5, SSV)
     # Five standard deviations of 4000 draws (and of the softmax sampler's own 4096).
     assert ((seen - said).abs() <= 5 * (2 * 0.25 / 4000) ** 0.5).all(), (seen, said)
-
-
-def test_bernoulli_draws_again_until_there_are_two() -> None:
-    generator = torch.Generator().manual_seed(0)
-    sizes = {len(BernoulliSampler(1.0).sample(6, {}, generator)) for _ in range(300)}
-    assert min(sizes) == 2
-    # The coin's own probability would be too small by a lot: division by it would overweight everybody.
-    assert BernoulliSampler(1.0).inclusion_probabilities(6, {})[0] > 1.8 / 6
 
 
 def test_importance_coins_are_theorem_5_1() -> None:
@@ -200,10 +184,3 @@ def test_a_systematic_cohort_has_one_size_and_weights_that_sum_to_one(weights: t
             torch.testing.assert_close(total, torch.tensor(1.0))
     if n <= 12 and not (weights == 0).any() and not weights.isnan().any():
         assert (together > 0).all()  # the line's order changes: no two clients always miss each other
-
-
-def test_a_systematic_cohort_of_one_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"cohort_size=1.*a whole number of at least 2"):
-        SystematicShapleySampler(1)
-    with pytest.raises(ConfigurationError, match=r"cannot be met: the federation has 3 clients. Lower"):
-        SystematicShapleySampler(4).check(3)

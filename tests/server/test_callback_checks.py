@@ -23,11 +23,3 @@ def test_those_that_change_optimizers_come_right_after_the_loop_in_their_own_ord
     trainer.callbacks = [thaws, first, anneals, loop, last, *rest]
     check_callbacks(trainer, loop)
     assert trainer.callbacks == [first, loop, thaws, anneals, last, *rest]
-
-
-def test_the_others_stay_where_they_are() -> None:
-    loop, first = FederatedLoop(), Other()
-    trainer: Any = L.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu", enable_progress_bar=False)
-    trainer.callbacks = [first, loop]
-    check_callbacks(trainer, loop)
-    assert trainer.callbacks == [first, loop]

@@ -17,7 +17,7 @@ from toys import Plain, fit, network, toy_data, toy_sets, trainer_for
 from flsv import ClientEvaluation, ConfigurationError, Reporting
 from flsv.aggregation import CGSV, FedAvg, ShapFedWA, ShapleyWeighted
 from flsv.attacks import HeadAlignment, SignFlip
-from flsv.data import FederatedDataModule, Files, IIDPartitioner
+from flsv.data import FederatedDataModule, IIDPartitioner
 from flsv.loop import FederatedLoop
 from flsv.metrics import (
     ClassSpecificShapley,
@@ -185,13 +185,6 @@ def test_a_module_that_metrics_cannot_evaluate_is_told_of_those_that_need_not(
         fit(FederatedLoop(metrics={"mine": metric}), tmp_path, kind(), data, rounds=1)
 
 
-def test_those_work_with_it(tmp_path: Path) -> None:
-    neither = {"cssv": ClassSpecificShapley(), "cgsv": CosineGradientShapley()}
-    loop = FederatedLoop(metrics=neither, seed=1, reporting=Reporting(table=False))
-    fit(loop, tmp_path, Bare(), rounds=2)
-    assert all(value.isfinite().all() for value in loop.contributions.values())
-
-
 def test_empty_client_too_many_clients_and_empty_validation_set(tmp_path: Path) -> None:
     small = toy_sets(samples=12)[0]
     for kwargs, match in (
@@ -204,11 +197,6 @@ def test_empty_client_too_many_clients_and_empty_validation_set(tmp_path: Path) 
         IIDPartitioner(1)
     with pytest.raises(ConfigurationError, match="at least 2 clients"):
         IIDPartitioner(0)
-
-
-def test_missing_data_root(tmp_path: Path) -> None:
-    data = FederatedDataModule("mnist", IIDPartitioner(2), files=Files(root=str(tmp_path / "nowhere")))
-    refused(FederatedLoop(), tmp_path, r"nowhere.*download", data=data)
 
 
 @pytest.mark.parametrize(

@@ -91,21 +91,6 @@ def test_the_federations_model_is_trained_as_without(tmp_path: Path) -> None:
     assert all(torch.equal(value, models[1][name]) for name, value in models[0].items())
 
 
-class Numbered(Plain):
-    """Notes what every training step is told of its batch."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        self.seen = [*getattr(self, "seen", []), (batch_idx, float(batch[0].sum()))]
-        return super().training_step(batch, batch_idx)
-
-
-def test_both_models_are_told_the_same_number_of_a_batch(tmp_path: Path) -> None:
-    """It begins anew in every local epoch."""
-    module = Numbered()
-    fit(ditto(), tmp_path, module, unequal_data(), rounds=1)
-    assert module.seen[::2] == module.seen[1::2]
-
-
 def test_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="Leave the personalizer out"):
         fit(ditto(personalizer=FedAMP()), tmp_path, data=unequal_data())

@@ -9,7 +9,6 @@ from torch import nn
 from toys import Plain, fit, network
 
 from flsv.clients.algorithms import ClientContext, FedProx
-from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.parameters import ParameterSpace
 from flsv.participants import LocalData
@@ -37,11 +36,6 @@ def test_gradient_is_that_of_the_proximal_term(sent: bool) -> None:
         torch.testing.assert_close(got, own + added)
 
 
-def test_negative_mu() -> None:
-    with pytest.raises(ConfigurationError, match=r"mu=-1\): expected a finite number of at least 0"):
-        FedProx(mu=-1)
-
-
 @pytest.mark.parametrize("anchor", ["start", "global"])
 def test_clients_are_held_near_what_the_anchor_names(tmp_path: Path, anchor: Any) -> None:
     class Apart(Personalizer):
@@ -64,8 +58,3 @@ def test_clients_are_held_near_what_the_anchor_names(tmp_path: Path, anchor: Any
         module,
         rounds=2,
     )
-
-
-def test_an_unknown_anchor() -> None:
-    with pytest.raises(ConfigurationError, match="anchor='own'"):
-        FedProx(anchor="own")  # type: ignore[arg-type]

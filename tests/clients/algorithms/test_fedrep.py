@@ -60,27 +60,6 @@ def test_same_models_and_heads_as_by_hand(tmp_path: Path, batch_norm: bool) -> N
     assert not torch.equal(module.net[0].weight, net[0].weight)
 
 
-def test_clipping_sees_what_is_trained_only(tmp_path: Path) -> None:
-    """A clip that the head's gradients are below and the body's with them would not be."""
-    net, norms = network(batch_norm=False), []
-
-    class Watched(Plain):
-        def on_before_zero_grad(self, optimizer: Any) -> None:
-            norms.append([name for name, p in self.net.named_parameters() if p.grad is not None])
-
-    fit(fedrep(), tmp_path, Watched(net, decaying), unequal_data(), rounds=1, gradient_clip_val=0.1)
-    assert ["0.weight", "0.bias"] in norms
-    assert HEAD in norms
-    assert all(names in ([], HEAD, ["0.weight", "0.bias"]) for names in norms)
-
-
-def test_patterns_say_what_the_head_is(tmp_path: Path) -> None:
-    federated = fedrep(share=["!net.1.*", "!net.4.*"])
-    fit(federated, tmp_path, data=unequal_data(), rounds=1)
-    kept = next(iter(federated.state_dict()["clients"].values()))
-    assert {name.split(".")[2] for name in kept} == {"1", "4"}
-
-
 def test_what_cannot_work_is_refused_before_training(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"FedRep\(\) trains the part that a client keeps, and all"):
         fit(fedrep(share="all"), tmp_path)

@@ -16,7 +16,6 @@ from toys import Plain, fit, network
 from flsv.aggregation import FedAvg
 from flsv.clients.algorithms import PerFedAvg
 from flsv.data import FederatedDataModule
-from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.sampling import UniformSampler
 from flsv.seeding import generator_for
@@ -95,9 +94,3 @@ def test_hessian_free_is_close_to_the_hessian(tmp_path: Path) -> None:
         return max(float((p - q).detach().abs().max()) for p, q in zip(a.parameters(), b.parameters()))
 
     assert distance(module.net, expected) < 0.02 * distance(first_order, expected)
-
-
-@pytest.mark.parametrize("arguments", [{"alpha": 0}, {"delta": -1.0}, {"hessian": "exact"}])
-def test_wrong_arguments(arguments: Any) -> None:
-    with pytest.raises(ConfigurationError, match=next(iter(arguments))):
-        PerFedAvg(**arguments)

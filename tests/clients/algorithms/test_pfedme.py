@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-import yaml
 from toys import Plain, fit, network
 
 from flsv import ClientEvaluation
@@ -20,61 +17,7 @@ from flsv.clients.algorithms import MoreauSGD
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 
-CONFIG = Path(__file__).parents[3] / "configs/pfedme.yaml"
-#: The defaults of main.py in the authors' code: personal_learning_rate, learning_rate, lamda and K.
-AUTHORS = {"lr": 0.09, "outer_lr": 0.005, "lamda": 15, "inner_steps": 5}
 MOREAU = partial(MoreauSGD, lr=0.08, outer_lr=0.1, lamda=4.0, inner_steps=3)
-
-
-def test_inner_and_outer_steps() -> None:
-    rng = np.random.default_rng(0)
-    matrix, shift = rng.normal(size=(3, 3)), rng.normal(size=(5, 3))
-    matrix = matrix @ matrix.T / 3
-    w = rng.normal(size=3)
-    parameter = torch.nn.Parameter(torch.from_numpy(w.copy()))
-    unused = torch.nn.Parameter(torch.ones(2))
-    optimizer = MOREAU([parameter, unused])
-    theta = w.copy()
-    for b in shift:  # five batches, each with its own quadratic loss
-
-        def closure(b: np.ndarray = b) -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = parameter @ torch.from_numpy(matrix) @ parameter / 2 - parameter @ torch.from_numpy(b)
-            loss.backward()
-            return loss
-
-        optimizer.step(closure)
-        for _ in range(3):
-            theta = theta - 0.08 * (matrix @ theta - b + 4.0 * (theta - w))
-        w = w - 0.1 * 4.0 * (w - theta)
-        np.testing.assert_allclose(parameter.detach().numpy(), theta)
-    optimizer.upload_parameters()
-    np.testing.assert_allclose(parameter.detach().numpy(), w)
-    assert unused.tolist() == [1, 1]
-
-
-def test_many_inner_steps_reach_the_proximal_point() -> None:
-    """argmin of a/2 theta^2 + lamda/2 (theta - w)^2 is lamda w / (a + lamda)."""
-    parameter = torch.nn.Parameter(torch.tensor([2.0]))
-    optimizer = MoreauSGD([parameter], lr=0.1, outer_lr=0.01, lamda=4.0, inner_steps=200)
-
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = (3.0 / 2 * parameter**2).sum()
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)
-    assert parameter.item() == pytest.approx(4.0 * 2.0 / 7.0, rel=1e-4)
-
-
-def test_the_defaults_and_the_configuration_are_the_authors() -> None:
-    signature = inspect.signature(MoreauSGD).parameters
-    assert {name: signature[name].default for name in AUTHORS} == AUTHORS
-    config = yaml.safe_load(CONFIG.read_text())
-    assert config["model"]["init_args"]["optimizer"]["init_args"] == AUTHORS
-    assert inspect.signature(FedAvg).parameters["server_lr"].default == 1  # beta
-    assert "server_lr" not in config["federation"]["aggregator"]["init_args"]
 
 
 def test_one_batch_with_the_defaults_by_hand() -> None:
@@ -95,27 +38,6 @@ def test_one_batch_with_the_defaults_by_hand() -> None:
     assert parameter.item() == pytest.approx(theta, rel=1e-12)
     optimizer.upload_parameters()
     assert parameter.item() == pytest.approx(1 - 0.005 * 15 * (1 - theta), rel=1e-12)  # 0.075 of the way
-
-
-@pytest.mark.parametrize(
-    ("outer_lr", "lamda", "share"), [(0.125, 4.0, "0.5"), (0.2, 5.0, "1"), (0.0666, 15.0, "0.999")]
-)
-def test_where_w_nearly_is_theta_a_warning_says_so(outer_lr: float, lamda: float, share: str) -> None:
-    parameter = torch.nn.Parameter(torch.zeros(1))
-    with pytest.warns(UserWarning, match=rf"w moves {share} of the way to theta.*FedAvg with fine-tuning.*= 0\.075"):
-        MoreauSGD([parameter], outer_lr=outer_lr, lamda=lamda)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        MoreauSGD([parameter], outer_lr=0.499 / lamda, lamda=lamda)
-
-
-def test_a_group_of_parameters_is_looked_at_too() -> None:
-    first, second = (torch.nn.Parameter(torch.zeros(1)) for _ in range(2))
-    groups: list[dict[str, Any]] = [{"params": [first]}, {"params": [second], "outer_lr": 0.06}]
-    with pytest.warns(UserWarning, match=r"outer_lr=0\.06, lamda=15\): w moves 0\.9 "):
-        MoreauSGD(groups)
-    with pytest.raises(ConfigurationError, match=r"outer_lr=0\.07\): expected a finite number in \(0, 0\.0666667\]"):
-        MoreauSGD([groups[0], {**groups[1], "outer_lr": 0.07}])
 
 
 def moreau_client(optimizer: Any = MOREAU) -> Plain:

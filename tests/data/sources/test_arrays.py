@@ -1,10 +1,11 @@
-"""Arrays as data sets."""
+"""Arrays and pixels as data sets."""
 
 import numpy as np
 import pytest
 import torch
 
 from flsv.data.sources.arrays import array_set, is_pair_of_arrays
+from flsv.data.sources.base import image_tensor
 from flsv.errors import ConfigurationError
 
 
@@ -54,3 +55,14 @@ def test_what_is_a_pair():
     assert not is_pair_of_arrays((x, [y, y]))
     assert not is_pair_of_arrays((x, torch.utils.data.TensorDataset(torch.zeros(2))))
     assert not is_pair_of_arrays((x, y, x))
+
+
+def test_pixels_are_scaled_and_normalized_by_channel():
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 4, 6, 3), dtype=np.uint8)
+    mean, std = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
+    expected = ((pixels / 255 - mean) / std).transpose(0, 3, 1, 2)
+    images = image_tensor(pixels, mean, std)
+    assert images.shape == (5, 3, 4, 6)
+    assert images.dtype == torch.float32
+    assert images.is_contiguous()
+    np.testing.assert_allclose(images.numpy(), expected, atol=1e-6)

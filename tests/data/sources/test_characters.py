@@ -1,8 +1,5 @@
 """Running text in pieces."""
 
-import os
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -10,10 +7,6 @@ from flsv.data import CharacterData, FederatedDataModule, GroupPartitioner, Spli
 from flsv.data.sources.csv_data import windows
 from flsv.errors import ConfigurationError
 
-ROOT = os.environ.get("FLSV_DATA_ROOT")
-real = pytest.mark.skipif(
-    ROOT is None or not Path(ROOT, "text").is_dir(), reason="FLSV_DATA_ROOT is not set or has no folder text"
-)
 ROWS = ['sea,"The fish, and his wife"', "wood,ein Wölfchen im Wald", "sea,the sea", "wood,a"]
 
 
@@ -40,11 +33,6 @@ def test_every_byte_but_the_first_is_predicted_at_most_once(length):
     assert len(data) - 1 - len(predicted) < length
 
 
-def test_short_texts_have_no_piece():
-    assert windows("", 3).shape == windows("abc", 3).shape == (0, 4)
-    assert windows("abcd", 3).shape == (1, 4)
-
-
 def test_samples(make):
     data = make(val_fraction=0)
     (pieces,) = data.train_set.tensors
@@ -63,13 +51,6 @@ def test_samples(make):
     assert batch.shape == (4, 6)
 
 
-def test_held_out_pieces(make):
-    data = make(val_fraction=0.3, test_fraction=0.3, length=2)
-    sizes = [len(part) for part in (data.train_set, data.val_set, data.test_set)]
-    assert sizes == [9, 7, 7]  # of 10 + 10 + 3
-    assert set(data.train_set.groups.tolist()) == {"sea", "wood"}
-
-
 def test_refused(make):
     for options, message in (
         ({"text": "tale"}, r"no column 'tale' \(text\)"),
@@ -80,21 +61,3 @@ def test_refused(make):
     ):
         with pytest.raises(ConfigurationError, match=message):
             make(**options)
-
-
-def test_a_file_for_testing(make, tmp_path):
-    (tmp_path / "more.csv").write_text("group,text\nsea,nothing but waves\n")
-    assert len(make(test_path="more.csv").test_set) == 3
-
-
-@real
-def test_grimms_tales():
-    data = CharacterData("text/grimm_tales.csv", group="group", root=ROOT, length=64)
-    federated = FederatedDataModule(data, GroupPartitioner())
-    federated.setup("fit")
-    assert federated.num_clients == 5
-    assert data.group_names[-1] == "Tales of the Stupid Ogre"
-    total = 64 * (len(data.train_set) + len(data.val_set))
-    # UTF-8 takes three bytes for a typographic quote; less than a piece of each tale is left out.
-    assert 396_000 - 54 * 64 < total < 420_000
-    assert federated.num_samples.min() > 50

@@ -8,7 +8,7 @@ import torch
 from data_options import grouped
 from PIL import Image
 
-from flsv.data import Columns, DirichletPartitioner, FederatedDataModule, Files, GroupPartitioner, load_image_data
+from flsv.data import DirichletPartitioner, FederatedDataModule, GroupPartitioner, load_image_data
 from flsv.errors import ConfigurationError
 
 CLIENTS = {
@@ -76,28 +76,6 @@ def test_what_the_server_has_of_its_own(tmp_path):
         ready(str(tmp_path))
 
 
-def test_paths_of_clients(tmp_path):
-    images(tmp_path)
-    data = ready(clients={"a": str(tmp_path / "Lyon"), "b": "Boston"}, root=str(tmp_path), test="clinic 10")
-    assert (data.client_names, data.class_names) == (("a", "b"), ("cat", "dog"))
-    assert data.class_counts.tolist() == [[0, 8], [6, 4]]
-    with pytest.raises(ConfigurationError, match="client 'b': 'Paris' was not found, or cannot be read: looked at"):
-        ready(clients={"a": str(tmp_path / "Lyon"), "b": "Paris"})
-    with pytest.raises(ConfigurationError, match="client 'b': .*was not found, or cannot be read"):
-        ready(clients={"a": str(tmp_path / "Lyon"), "b": str(tmp_path)})
-
-
-def test_a_class_folder_without_images_is_a_class(tmp_path):
-    (images(tmp_path) / "Lyon" / "yak").mkdir()
-    assert ready(str(tmp_path)).class_names == ("cat", "dog", "eel", "yak")
-
-
-def test_a_broken_image_is_named(tmp_path):
-    (images(tmp_path) / "Lyon" / "dog" / "3.png").write_bytes(b"<html>404</html>")
-    with pytest.raises(ConfigurationError, match=r"client 'Lyon': .*3\.png cannot be read as an image"):
-        ready(str(tmp_path))
-
-
 def test_images_without_splits(tmp_path):
     images(tmp_path)
     data = load_image_data(str(tmp_path / "Boston"), image_size=4)
@@ -137,12 +115,6 @@ def test_a_folder_is_what_its_files_are(tmp_path):
         assert torch.equal(a, b)
 
 
-def test_tabs(tmp_path):
-    for name in "ab":
-        (tmp_path / f"{name}.tsv").write_text("age\till\n" + "3\t0\n4\t1\n" * 5)
-    assert ready(str(tmp_path), labels="ill").num_samples.tolist() == [10, 10]
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -165,24 +137,6 @@ def test_refused_folders(tmp_path, change, message):
         ready(str(tmp_path))
 
 
-def test_refused_tables(tmp_path):
-    tables(tmp_path)
-    with pytest.raises(ConfigurationError, match=r"Boston\.csv is a table: say labels.* It has age, sex, ill"):
-        ready(str(tmp_path))
-    (tmp_path / "Lyon.csv").write_text("age,ill\n3,0\n")
-    with pytest.raises(ConfigurationError, match=r"Lyon.* has no column 'sex'"):
-        ready(str(tmp_path), labels="ill")
-    (tmp_path / "Lyon.csv").write_text("age,sex,ill\n")
-    with pytest.raises(ConfigurationError, match=r"client 'Lyon': .*there are no samples"):
-        ready(str(tmp_path), labels="ill")
-    (tmp_path / "Lyon.csv").write_text("age,sex,ill\nthirty,f,1\n")
-    with pytest.raises(ConfigurationError, match=r"Lyon\.csv, line 2: 'thirty' in 'age' is no finite number"):
-        ready(str(tmp_path), labels="ill")
-    (tmp_path / "Lyon.csv").write_text("age,sex,ill\n30,f,\n")
-    with pytest.raises(ConfigurationError, match=r"Lyon\.csv: no row has a 'ill'"):
-        ready(str(tmp_path), labels="ill")
-
-
 def test_other_ways_to_say_whose_they_are_are_refused(tmp_path):
     images(tmp_path)
     with pytest.raises(
@@ -192,18 +146,3 @@ def test_other_ways_to_say_whose_they_are_are_refused(tmp_path):
     with pytest.raises(ConfigurationError, match="which says whose the samples are. Leave groups out"):
         ready(str(tmp_path), groups="ward")
     assert ready(str(tmp_path), GroupPartitioner(2)).client_names == ("Boston + clinic 2", "clinic 10 + Lyon")
-
-
-def test_the_number_of_clients_is_not_known_before(tmp_path):
-    data = FederatedDataModule(str(images(tmp_path)), files=Files(image_size=4))
-    with pytest.raises(RuntimeError, match="not loaded yet"):
-        _ = data.num_clients
-    data.setup("fit")
-    assert data.num_clients == 4
-
-
-def test_columns_of_tables_by_client(tmp_path):
-    tables(tmp_path)
-    data = ready(str(tmp_path), labels="age", columns=Columns(task="regression", features=["sex"]))
-    assert data.no_classes is not None
-    assert data.input_shape == (2,)

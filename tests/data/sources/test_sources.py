@@ -116,28 +116,3 @@ def test_what_has_splits_of_its_own_is_dealt_as_a_whole(labels):
         FederatedDataModule(clients={"a": "registry://scans", "b": "registry://scans"}).setup("fit")
     with pytest.raises(ConfigurationError, match="test: the source has test data of its own"):
         FederatedDataModule("registry://scans", test=(torch.zeros(2, 1), [0, 1])).setup("fit")
-
-
-def test_what_a_kind_gives_is_read_as_if_it_had_been_given():
-    data = FederatedDataModule(clients={"a": "pairs", "b": (torch.zeros(9, 2), ["well"] * 9)})
-    data.setup("fit")
-    assert data.class_names == ("ill", "well")
-    assert data.client_names == ("a", "b")
-
-
-def test_a_kind_may_read_folders_whole_and_by_client(tmp_path):
-    for client, shift in (("Boston", 0), ("Lyon", 50)):
-        (tmp_path / client).mkdir()
-        for row in range(20):
-            (tmp_path / client / f"{'ab'[row % 2]}{row:02}.slice").write_text(str(row + shift))
-    alone = FederatedDataModule(str(tmp_path / "Lyon"))
-    alone.setup("fit")
-    assert alone.class_names == ("a", "b")
-    named = {name: str(tmp_path / name) for name in ("Boston", "Lyon")}
-    seen = []
-    for given in ({"source": str(tmp_path)}, {"clients": named}):
-        data = FederatedDataModule(**given)
-        data.setup("fit")
-        assert data.client_names == ("Boston", "Lyon")
-        seen.append(data.content_hashes())
-    assert seen[0] == seen[1]

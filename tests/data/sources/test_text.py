@@ -1,20 +1,14 @@
 """Texts as hashed words."""
 
-import os
 import zlib
-from pathlib import Path
 
 import pytest
 import torch
 
-from flsv.data import DirichletPartitioner, FederatedDataModule, GroupPartitioner, Splits, TextData
+from flsv.data import FederatedDataModule, GroupPartitioner, Splits, TextData
 from flsv.data.sources.csv_data import hashed_words
 from flsv.errors import ConfigurationError
 
-ROOT = os.environ.get("FLSV_DATA_ROOT")
-real = pytest.mark.skipif(
-    ROOT is None or not Path(ROOT, "text").is_dir(), reason="FLSV_DATA_ROOT is not set or has no folder text"
-)
 ROWS = ['ship,sea,"A boat, ""a"" port"', "earn,land,Profit rose", "ship,sea,Größe 漢字", "earn,land,loss"] * 3
 
 
@@ -62,13 +56,6 @@ def test_texts_without_words_are_zeros_and_it_is_said(make):
     assert (data.train_set.tensors[0][12:] == 0).all()
 
 
-def test_rows_without_a_class_are_left_out_and_it_is_said(make):
-    with pytest.warns(UserWarning, match=r"1 of 13 rows have no 'label' \(label\)"):
-        data = make([*ROWS, ",sea,what is it"], val_fraction=0)
-    assert len(data.train_set) == 12
-    assert data.train_set.classes == ("earn", "ship")
-
-
 def test_refused(make):
     for options, message in (
         ({"label": "topic"}, r"no column 'topic' \(label\)"),
@@ -82,13 +69,3 @@ def test_refused(make):
     ):
         with pytest.raises(ConfigurationError, match=message):
             make(**options)
-
-
-@real
-def test_reuters():
-    data = TextData("text/reuters_r8_train.csv", test_path="text/reuters_r8_test.csv", root=ROOT, max_words=50)
-    federated = FederatedDataModule(data, DirichletPartitioner(5, alpha=0.5))
-    federated.setup("fit")
-    assert federated.class_names == ("acq", "crude", "earn", "grain", "interest", "money-fx", "ship", "trade")
-    assert int(federated.num_samples.sum()) + len(data.val_set) == 5485
-    assert len(data.test_set) == 2189

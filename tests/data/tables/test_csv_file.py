@@ -20,15 +20,6 @@ def test_quotes_unicode_blank_lines_and_lines_inside_values(tmp_path):
     assert len(file) == 2
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path):
-    assert list(read_csv(written(tmp_path, "a;b\n1;2\n", "utf-8-sig"), ";").frame) == ["a", "b"]
-
-
-def test_long_values(tmp_path):
-    file = read_csv(written(tmp_path, "tale\n" + "x" * 300_000 + "\n"))
-    assert [len(value) for value in file.frame["tale"]] == [300_000]
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -46,14 +37,3 @@ def test_long_values(tmp_path):
 def test_what_is_no_table_is_refused(tmp_path, text, message):
     with pytest.raises(ConfigurationError, match=message):
         read_csv(written(tmp_path, text))
-
-
-def test_other_encodings_are_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"table\.csv cannot be read .* in UTF-8"):
-        read_csv(written(tmp_path, "a\nGröße\n", "latin-1"))
-
-
-def test_an_unknown_column_gets_a_suggestion(tmp_path):
-    file = read_csv(written(tmp_path, "Clinic,age\nA,3\n"))
-    with pytest.raises(ConfigurationError, match=r"no column 'clinic' \(group\)\. Did you mean 'Clinic'\? It has Clin"):
-        file.column("clinic", "group")

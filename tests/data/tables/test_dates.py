@@ -2,9 +2,7 @@
 
 import datetime as dt
 import json
-import os
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -16,7 +14,6 @@ from flsv.data.sources.encoder import TableEncoder
 from flsv.data.sources.table import Table, frame_table
 from flsv.errors import ConfigurationError
 
-ROOT = os.environ.get("FLSV_DATA_ROOT")
 CAME = ["2024-02-28", "2023-12-31", "", "2024-03-01"]
 LEFT = ["2024-03-01", "2024-01-02", "2024-05-05", "2024-03-01"]
 EVERY = np.ones(4, dtype=bool)
@@ -58,30 +55,6 @@ def test_dates_as_they_are_written_elsewhere():
     assert encoder.read[0].values[[0, 1, 3]].tolist() == expected
     with pytest.raises(ConfigurationError, match=r"line 2: '28.02.2024' in 'came' is no date as YYYY-MM-DD"):
         encoded({"dates": {"came": "days"}, "exclude": ["left"]}, came=["28.02.2024", *CAME[1:]])
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"dates": {"came": "days", "ill": "days"}}, "nor among features, categorical or dates"),
-        ({"dates": {"cam": "days"}}, r"no column 'cam' \(dates\)\. Did you mean 'came'"),
-        ({"dates": {"left": "cam"}}, r"no column 'cam' \(dates\)\. Did you mean 'came'"),
-    ],
-)
-def test_what_is_refused(options, message):
-    def all_that_is_done():
-        Columns(**options).check_roles("ill", None)
-        encoded(options)
-
-    with pytest.raises(ConfigurationError, match=message):
-        all_that_is_done()
-
-
-def test_columns_may_be_a_dictionary():
-    made = FederatedDataModule("a.csv", labels="ill", columns={"exclude": ["id"]})
-    assert made._reading.columns == Columns(exclude=["id"])
-    with pytest.raises(TypeError, match="unexpected keyword argument 'excluded'"):
-        FederatedDataModule("a.csv", labels="ill", columns={"excluded": ["id"]})
 
 
 def pasted(error):
@@ -147,19 +120,3 @@ def test_an_identifier_alone_is_warned_of_and_can_be_meant(tmp_path):
         warnings.simplefilter("error")
         FederatedDataModule(frame, labels="ill", columns={"features": ["patient", "age"]}).setup("fit")
         FederatedDataModule(frame.rename(columns={"patient": "weight"}), labels="ill").setup("fit")
-
-
-@pytest.mark.skipif(ROOT is None or not Path(ROOT, "tables").is_dir(), reason="FLSV_DATA_ROOT has no folder tables")
-def test_four_real_clinics_by_what_the_message_says():
-    """170 columns, among them an identifier, words among numbers, and columns that are known after the outcome."""
-    given = {"labels": "Preg.ended...37.wk", "groups": "Clinic", "files": Files(root=ROOT)}
-    with pytest.raises(ConfigurationError, match="columns cannot be used") as found:
-        FederatedDataModule("tables/opt.csv", columns={"max_categories": 2}, **given).setup("fit")
-    options = pasted(found.value)
-    assert "PID" in options["exclude"]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        data = FederatedDataModule("tables/opt.csv", columns=options, **given)
-        data.setup("fit")
-    assert data.client_names == ("KY", "MN", "MS", "NY")
-    assert len(data.column_cards) > 160

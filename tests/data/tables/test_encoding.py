@@ -7,7 +7,7 @@ import pytest
 from flsv.data import Columns
 from flsv.data.sources.encoder import TableEncoder
 from flsv.data.sources.table import Table
-from flsv.data.sources.values import parsed, read_column, without_gaps
+from flsv.data.sources.values import read_column, without_gaps
 
 
 @pytest.fixture
@@ -44,17 +44,6 @@ def test_nothing_of_held_out_rows_leaks(table):
     other = x.copy()
     other[~fit] *= -7
     np.testing.assert_array_equal(standardize(other, fit)[fit], standardize(x, fit)[fit])
-
-
-@pytest.mark.parametrize("value", [0.1, 1e9 / 3, 1e-9, 0.0])
-def test_equal_values_have_no_spread(value):
-    x = np.full((7, 1), value)
-    assert np.abs(standardize(x, np.ones(7, dtype=bool))).max() <= 1e-6
-
-
-@pytest.mark.parametrize("words", [["1", "two"], ["1", "inf"], ["1", "nan"], ["1", "1_000"], ["1", "1,5"]])
-def test_what_are_no_finite_numbers(words):
-    assert np.isnan(parsed(words)).tolist() == [False, True]
 
 
 def test_gaps():

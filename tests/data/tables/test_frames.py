@@ -6,10 +6,9 @@ import pytest
 import torch
 from data_options import grouped
 from frames import Frame, HuggingFace
-from torch.utils.data import TensorDataset
 
 from flsv.data import Columns, FederatedDataModule
-from flsv.data.sources.table import frame_table, is_columnar, read_csv
+from flsv.data.sources.table import read_csv
 from flsv.errors import ConfigurationError
 
 ROWS = 40
@@ -28,18 +27,6 @@ def ready(*args, **kwargs):
 
 def everything(data):
     return [data._data.train.tensors, [data.client_indices(i) for i in range(data.num_clients)]]
-
-
-def test_columns_as_text():
-    frame = pandas.DataFrame({"a": [1.0, None, 3.0], "b": [0.1, None, 2.0], "c": [True, None, " x"], "d": [1, 2, 3]})
-    table = frame_table(frame)
-    assert {name: table.words(name, "").fillna("").tolist() for name in table.frame} == {
-        "a": ["1", "", "3"],
-        "b": ["0.1", "", "2.0"],
-        "c": ["True", "", "x"],
-        "d": ["1", "2", "3"],
-    }
-    assert table.places([0, 2]) == "row 0, 2"
 
 
 def test_what_columns_say_of_themselves_stays():
@@ -81,13 +68,6 @@ def test_columns_that_are_no_features(values, message):
     assert ready(frame, labels="ill", columns=Columns(exclude=["odd"])).input_shape == (1,)
 
 
-def test_clients_whose_columns_are_of_other_kinds():
-    parts = {"Boston": Frame(zip=[1, 2] * 20, ill=[0, 1] * 20), "Lyon": Frame(zip=["1", "2"] * 20, ill=[0, 1] * 20)}
-    with pytest.raises(ConfigurationError, match="'zip' has numbers in .* of 'Boston' and categories in .* of 'Lyon'"):
-        ready(clients=parts, labels="ill")
-    assert ready(clients=parts, labels="ill", columns=Columns(categorical=["zip"])).input_shape == (2,)
-
-
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
@@ -113,23 +93,6 @@ def test_spellings_of_a_client_and_of_a_category_are_warned_of():
         pytest.warns(UserWarning, match="'sex' has 'F', 'f', each for itself"),
     ):
         ready(frame, labels="ill", groups="ward")
-
-
-def test_columns_called_by_numbers():
-    frame = pandas.DataFrame(dict(enumerate(PATIENTS.values())))
-    named = ready(Frame(**PATIENTS), labels="ill", groups="ward", columns=Columns(features=["age"]))
-    numbered = ready(frame, labels=3, groups=2, columns=Columns(features=[0]))
-    torch.testing.assert_close(everything(numbered), everything(named), rtol=0, atol=0)
-    with pytest.raises(ConfigurationError, match=r"no column '7' \(labels\)"):
-        ready(frame, labels=7)
-
-
-def test_what_has_columns():
-    assert is_columnar(Frame(a=[1], b=[2]))
-    for other in ([1], {"columns": [1]}, np.zeros((2, 2)), TensorDataset(torch.zeros(2)), "columns", None):
-        assert not is_columnar(other)
-    with pytest.raises(ConfigurationError, match="columns are called 'a', 'a'"):
-        frame_table(pandas.DataFrame([[1, 2]], columns=["a", "a"]))
 
 
 def test_a_frame_is_a_federation_in_one_line():
@@ -177,22 +140,6 @@ def test_refused(options, message):
         ready(Frame(**PATIENTS), **options)
 
 
-def test_missing_groups_and_labels():
-    gone = [None, *WARD[1:]]
-    with pytest.raises(ConfigurationError, match=r"1 of 40 rows have no 'ward' \(group\): row 0"):
-        ready(Frame(**{**PATIENTS, "ward": gone}), labels="ill", groups="ward")
-    with pytest.warns(UserWarning, match=r"1 of 40 rows have no 'ill' \(target\) and are left out"):
-        data = ready(Frame(**{**PATIENTS, "ill": [None, *map(float, ILL[1:])]}), labels="ill", groups="ward")
-    assert data.class_names == ("0", "1")  # not 0.0 and 1.0
-    assert int(data.num_samples.sum()) + len(data.server_val_indices) == 39
-
-
-def test_columns_of_images_or_arrays_are_no_table():
-    source = HuggingFace({"x": [[i, 0.5] for i in range(20)], "y": ["no", "yes"] * 10})
-    with pytest.raises(ConfigurationError, match="'x' has values of the type list"):
-        ready(source, labels="y")
-
-
 def test_splits_by_name():
     train, test = (HuggingFace({"x": [1.0, 2.0] * n, "y": ["a", "b"] * n}) for n in (20, 5))
     data = ready({"train": train, "validation": test, "test": test}, labels="y")
@@ -201,12 +148,6 @@ def test_splits_by_name():
     assert sum(len(y) for _, y in data.test_dataloader()) == 10
     with pytest.raises(ConfigurationError, match="Data by client are given as clients"):
         ready({"Boston": train, "Lyon": test}, labels="y")
-
-
-def test_hugging_face_without_label_stays_rows():
-    rows = HuggingFace({"x": [torch.ones(2)] * 20, "label": [0, 1] * 10})
-    data = ready(rows)
-    assert set(next(iter(data.client_loader(0)))) == {"x", "label"}
 
 
 def test_pandas():

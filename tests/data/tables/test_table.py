@@ -1,7 +1,6 @@
 """Tables with a column for the clients, made here and real."""
 
 import os
-from collections import Counter
 from pathlib import Path
 
 import lightning as L
@@ -10,7 +9,7 @@ import pytest
 import torch
 
 from flsv import ClassifierClient
-from flsv.data import FederatedDataModule, GroupPartitioner, IIDPartitioner, Splits, TableData
+from flsv.data import FederatedDataModule, GroupPartitioner, Splits, TableData
 from flsv.errors import ConfigurationError
 
 ROOT = os.environ.get("FLSV_DATA_ROOT")
@@ -82,23 +81,6 @@ def test_every_row_is_in_one_place_and_the_seed_says_where(make):
     assert sorted(dose for part in found(other) for dose in part) == doses
 
 
-def test_groups_are_clients_and_small_ones_keep_a_sample(make):
-    lines = [*rows(30, wards=("1", "2", "10")), "3,50,f,plain,1.5,1"]
-    data = make(lines, val_fraction=0.5, test_fraction=0.3)
-    federated = FederatedDataModule(data, GroupPartitioner())
-    federated.setup("fit")
-    assert data.group_names == ("1", "2", "3", "10")
-    assert federated.num_clients == 4
-    assert federated.num_samples[2] == 1
-    assert federated.num_samples.sum() == 31 - 16 - 9
-    assert federated.num_samples.tolist() == [Counter(data.train_set.groups.tolist())[ward] for ward in (1, 2, 3, 10)]
-    assert federated.class_names == ("0", "1")
-    assert federated.input_shape == data.input_shape
-    assert len(federated.server_val_indices) == 0
-    with pytest.raises(ConfigurationError, match="31 of 31 samples are to be held out, but one of each of the 4"):
-        make(lines, val_fraction=0.5, test_fraction=0.47)
-
-
 def test_regression_needs_no_classes(make):
     data = make(target="dose", task="regression", val_fraction=0)
     federated = FederatedDataModule(data, GroupPartitioner(), splits=Splits(server_val=0.2))
@@ -126,12 +108,6 @@ def test_a_test_file_is_encoded_by_the_training_rows(make):
     assert len(data.train_set) == 36
     same = make()
     assert torch.equal(same.train_set.tensors[0], data.train_set.tensors[0])
-
-
-def test_rows_without_a_target_are_left_out_and_it_is_said(make):
-    with pytest.warns(UserWarning, match=r"2 of 42 rows have no 'ill' \(target\)"):
-        data = make([*rows(), "A,30,f,plain,0.1,", "B,30,f,plain,0.1,NA"], val_fraction=0)
-    assert len(data.train_set) == 40
 
 
 @pytest.mark.parametrize(
@@ -184,14 +160,6 @@ def test_refused_columns(make):
         make(["A,30,f,plain,0.1,", "A,30,f,plain,0.1,NA"])
 
 
-def test_a_column_of_marks_as_categories(make):
-    lines = [f"A,{['0', '1', '2', '3+'][i % 4]},f,,0,{i % 2}" for i in range(40)]
-    data = make(lines, features=["age"], categorical=["age"])
-    assert data.feature_names == ("age=0", "age=1", "age=2", "age=3+")
-    with pytest.raises(ConfigurationError, match=r"line 5: '3\+' in 'age'.*name it in categorical"):
-        make(lines, features=["age"])
-
-
 def test_it_trains_without_a_federation(make, tmp_path):
     data = make(rows(200), val_fraction=0.2, test_fraction=0.2)
     options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
@@ -201,21 +169,6 @@ def test_it_trains_without_a_federation(make, tmp_path):
     trainer.fit(model, data)
     (scores,) = trainer.test(model, data, verbose=False)
     assert scores["test_accuracy"] > 0.85
-
-
-def test_small_tables_and_marks_of_gaps(make):
-    data = make(["A,-9,f,x,1,0", "A,3,f,x,2,1", "B,5,f,x,0,0"], gaps=[-9], val_fraction=0)
-    assert data.train_set.classes == ("0", "1")
-    assert data.feature_names[-1] == "age missing"
-    assert data.train_set.tensors[0][:, 0].tolist() == [0, -1, 1]
-
-
-def test_without_groups(make):
-    data = FederatedDataModule(make(group=None, exclude=["ward"]), IIDPartitioner(3))
-    data.setup("fit")
-    assert data.num_samples.tolist() == [12, 12, 12]
-    with pytest.raises(ConfigurationError, match="needs to know each sample's group"):
-        FederatedDataModule(make(group=None), GroupPartitioner()).setup("fit")
 
 
 def test_a_standardized_target(make):
@@ -252,38 +205,3 @@ def test_clinics():
     everything = TableData("tables/opt.csv", "Clinic", root=ROOT)
     everything.setup()
     assert len(everything.feature_names) > 169
-
-
-@real
-def test_schools():
-    data = TableData("tables/exam.csv", "normexam", "regression", "school", root=ROOT)
-    data.setup()
-    assert data.group_names == tuple(map(str, range(1, 66)))
-    assert len(data.train_set) + len(data.val_set) == 4059
-    assert "student" in data.feature_names
-
-
-def test_what_a_file_was_taken_for_is_said(make, caplog):
-    with caplog.at_level("INFO", logger="lightning.pytorch.utilities.rank_zero"):
-        make()
-    (said,) = [record.getMessage() for record in caplog.records if "is read as" in record.getMessage()]
-    assert [line.strip() for line in said.splitlines()[1:]] == [
-        "numbers: age, dose",
-        "categories: sex, note",
-    ]
-    assert "wards.csv is read as (otherwise: categorical, gaps and exclude" in said
-
-
-@pytest.mark.parametrize("day", ["2024-01-{:02}", "2024-01-{:02} 12:30", "{:02}.01.2024", "{:02}/01/2024"])
-def test_days_are_no_categories(make, day):
-    lines = [f"A,{day.format(1 + i % 9)},f,x,{i},{i % 2}" for i in range(40)]
-    with pytest.raises(ConfigurationError, match=r"the values of 'age' are dates.*exclude: \[age\]"):
-        make(lines)
-    assert make(lines, exclude=["age", "sex", "note"]).feature_names == ("dose",)
-    assert len(make(lines, categorical=["age"], features=["age"]).feature_names) == 9
-
-
-def test_a_number_that_single_precision_does_not_hold(make):
-    lines = [f"A,{i if i != 3 else 1e300},f,x,{i},{i % 2}" for i in range(40)]
-    with pytest.raises(ConfigurationError, match=r"wards.csv, line 5: 1e.300 in 'age' is too large"):
-        make(lines)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from functools import partial
 
 import pytest
 import torch
 from functional.shapley.games import Watched, accuracy_table, closed_form_games, random_table, rng, table_game
 from scipy import integrate, special
 
-from flsv.errors import ConfigurationError
-from flsv.functional.shapley import banzhaf, beta_shapley, exact_shapley, leave_one_out
+from flsv.functional.shapley import beta_shapley, exact_shapley, leave_one_out
 from flsv.functional.shapley.other_values import beta_weights
 
 PARAMETERS = [(1.0, 1.0), (16.0, 1.0), (4.0, 1.0), (1.0, 4.0), (0.5, 2.5)]
@@ -89,16 +86,6 @@ def test_standard_error_is_within_a_quarter_of_the_spread() -> None:
     assert ((claimed / spread - 1).abs() < 0.25).all(), claimed / spread
 
 
-def test_draws_where_the_weight_is() -> None:
-    seen = []
-    for alpha, beta in ((16.0, 1.0), (1.0, 16.0)):
-        utility = Watched(lambda masks: masks.sum(dim=1).double())
-        beta_shapley(utility, 12, alpha=alpha, beta=beta, budget=200, generator=rng())
-        seen.append(torch.tensor([sum(mask) for mask in utility.seen]).bincount())
-    assert seen[0][2] > 2 * seen[0][10]
-    assert seen[1][10] > 2 * seen[1][2]
-
-
 @pytest.mark.parametrize(("alpha", "beta"), [(2.0, 1.0), (1.0, 1.0), (1.0, 3.0)])
 def test_draws_each_size_as_often_as_minimizes_the_variance(alpha: float, beta: float) -> None:
     """Of m coalitions of size s, m s/n have a player and m (n - s)/n do not; if utilities spread equally, the sum of
@@ -114,36 +101,3 @@ def test_draws_each_size_as_often_as_minimizes_the_variance(alpha: float, beta: 
     spread = {s: (weights[s - 1] ** 2 * n / s + weights[s] ** 2 * n / (n - s)) ** 0.5 for s in free}
     for s in free:
         assert drawn[s] == pytest.approx(spread[s] * sum(drawn[f] for f in free) / sum(spread.values()), abs=1.5)
-
-
-def test_what_a_duplicate_gains() -> None:
-    """A player that comes as two: the figures of the module's docstring."""
-
-    def owners(*who: int) -> Callable[[torch.Tensor], torch.Tensor]:
-        def utility(masks: torch.Tensor) -> torch.Tensor:
-            present = torch.stack([masks[:, [p for p, o in enumerate(who) if o == i]].any(1) for i in range(4)], dim=1)
-            return 1 - 0.5 ** present.double().sum(1)
-
-        return utility
-
-    shares = {}
-    for name, estimator in {
-        "shapley": exact_shapley,
-        "banzhaf": banzhaf,
-        "leave_one_out": leave_one_out,
-        "beta(16, 1)": beta_shapley,
-        "beta(1, 4)": partial(beta_shapley, alpha=1, beta=4),
-    }.items():
-        one, two = estimator(owners(0, 1, 2, 3), 4).values, estimator(owners(0, 0, 1, 2, 3), 5).values
-        assert one[0] / one.sum() == pytest.approx(0.25)
-        shares[name] = round((two[:2].sum() / two.sum()).item(), 2)
-        if name == "banzhaf":
-            torch.testing.assert_close(two[:2].sum(), one[0])
-    expected = {"shapley": 0.33, "banzhaf": 0.29, "leave_one_out": 0, "beta(16, 1)": 0.39, "beta(1, 4)": 0.17}
-    assert shares == expected
-
-
-@pytest.mark.parametrize("name", ["alpha", "beta"])
-def test_parameters_are_above_0(name: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"{name}=0.*above 0"):
-        beta_shapley(lambda masks: masks.sum(dim=1), 3, **{name: 0})

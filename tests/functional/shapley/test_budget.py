@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from functional.shapley.games import rng
 
-from flsv.functional.shapley.sampling import Moments, resolve_budget
+from flsv.functional.shapley.sampling import Moments
 
 
 def test_moments_of_batches_are_those_of_the_whole() -> None:
@@ -16,16 +16,3 @@ def test_moments_of_batches_are_those_of_the_whole() -> None:
     assert moments.count == 23
     torch.testing.assert_close(moments.mean, samples.mean(dim=0))
     torch.testing.assert_close(moments.stderr, samples.std(dim=0) / 23**0.5)
-
-
-def test_one_sample_has_no_standard_error() -> None:
-    moments = Moments()
-    moments.add(torch.ones(1, 3))
-    assert moments.stderr.isnan().all()
-
-
-def test_default_budget() -> None:
-    assert resolve_budget("f", 20, None, 40, None) == 1000
-    assert resolve_budget("f", 4, None, 8, None) == 16
-    assert resolve_budget("f", 20, None, 40, 0.1) == 2**20
-    assert resolve_budget("f", 3, 8, 1000, None) == 8

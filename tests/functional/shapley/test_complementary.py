@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from functional.shapley.games import random_table, reference_shapley, rng, table_game
-
-from flsv.functional.shapley import complementary_shapley
+from functional.shapley.games import random_table, reference_shapley
 
 
 @pytest.mark.parametrize("n", range(1, 7))
@@ -18,13 +16,3 @@ def test_formula(n: int) -> None:
             inside = [b for b in range(2**n) if b >> i & 1 and b.bit_count() == size]
             expected[i] += sum(table[b] - table[2**n - 1 - b] for b in inside) / len(inside) / n
     torch.testing.assert_close(expected, torch.from_numpy(reference_shapley(table)))
-
-
-@pytest.mark.parametrize("n", [7, 8])
-def test_odd_part_only(n: int) -> None:
-    # U(S) - U(N \ S) does not see what a coalition and its complement have in common.
-    table = random_table(n, seed=1)
-    even = random_table(n, seed=2)
-    even = even + even.flip(0)
-    values = [complementary_shapley(table_game(t), n, budget=70, generator=rng()).values for t in (table, table + even)]
-    torch.testing.assert_close(*values)

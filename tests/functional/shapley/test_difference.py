@@ -7,16 +7,10 @@ import math
 
 import pytest
 import torch
-from functional.shapley.games import accuracy_table, closed_form_games, random_table, reference_shapley, rng, table_game
+from functional.shapley.games import random_table, reference_shapley, rng, table_game
 
 from flsv.errors import ConfigurationError
-from flsv.functional.shapley import (
-    DifferenceEstimate,
-    difference_shapley,
-    normalize_differences,
-    normalize_shapley,
-    permutation_shapley,
-)
+from flsv.functional.shapley import DifferenceEstimate, difference_shapley, normalize_differences, normalize_shapley
 from flsv.functional.shapley.difference import _coalitions
 
 
@@ -91,26 +85,6 @@ def test_sampled_values_and_differences_agree(base: int) -> None:
     torch.testing.assert_close(normalize_differences(estimate.differences), normalize_shapley(estimate.values))
 
 
-@pytest.mark.parametrize("n", [2, 3, 4, 5, 6, 9])
-@pytest.mark.parametrize("shared", [True, False])
-def test_every_draw_compares_the_base_with_everybody(n: int, shared: bool) -> None:
-    for base in (0, n // 2, n - 1):
-        others = [player for player in range(n) if player != base]
-        sizes = torch.arange(n - 1).repeat(3)
-        with_base, with_other = _coalitions(n, base, sizes, shared, rng())
-        assert with_base.shape == with_other.shape == (len(sizes), n - 1, n)
-        for draw, size in enumerate(sizes.tolist()):
-            for row, player in enumerate(others):
-                first, second = with_base[draw, row], with_other[draw, row]
-                assert first.sum() == second.sum() == size + 1
-                assert set((first & ~second).nonzero().flatten().tolist()) == {base}
-                assert set((second & ~first).nonzero().flatten().tolist()) == {player}
-            distinct = torch.cat([with_base[draw], with_other[draw]]).unique(dim=0)
-            assert len(distinct) <= (n + 1 if shared else 2 * (n - 1))
-            if size in (0, n - 2):
-                assert len(distinct) == n
-
-
 def test_shared_coalitions_are_uniform_for_each_player() -> None:
     n, size = 6, 2
     with_base, _ = _coalitions(n, 0, torch.full((9000,), size), True, rng())
@@ -118,44 +92,6 @@ def test_shared_coalitions_are_uniform_for_each_player() -> None:
         counts = with_base[:, row].unique(dim=0, return_counts=True)[1]
         assert len(counts) == math.comb(n - 2, size)
         assert (counts - 1500).abs().max() < 4.5 * 1500**0.5
-
-
-def test_sharing_halves_the_error() -> None:
-    table = accuracy_table(6, seed=3)
-    truth = torch.from_numpy(reference_shapley(table))
-    error = [
-        torch.stack(
-            [
-                difference_shapley(table_game(table), 6, shared=shared, budget=40, generator=rng(s)).values - truth
-                for s in range(100)
-            ]
-        )
-        .square()
-        .mean()
-        for shared in (True, False)
-    ]
-    assert error[0] < 0.75 * error[1]
-
-
-def test_additive_games_are_exact_from_the_first_round() -> None:
-    utility, expected = closed_form_games(12)["additive"]
-    estimate = difference_shapley(utility, 12, budget=24, generator=rng())
-    torch.testing.assert_close(estimate.values, expected)
-    assert estimate.stderr.isnan().all()
-
-
-@pytest.mark.slow
-def test_better_than_monte_carlo_at_small_budgets() -> None:
-    error = {difference_shapley: 0.0, permutation_shapley: 0.0}
-    for game in range(4):
-        table = accuracy_table(9, seed=game)
-        exact = normalize_shapley(difference_shapley(table_game(table), 9, budget=512).values)
-        for estimator in error:
-            keywords = {"antithetic": False} if estimator is permutation_shapley else {}
-            for seed in range(40):
-                values = estimator(table_game(table), 9, budget=120, generator=rng(seed), **keywords).values
-                error[estimator] += float((normalize_shapley(values) - exact).square().mean())
-    assert error[difference_shapley] < error[permutation_shapley]
 
 
 def test_base_must_be_a_player() -> None:

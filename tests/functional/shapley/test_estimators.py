@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from functools import partial
 
@@ -19,7 +18,7 @@ from functional.shapley.games import (
 )
 
 from flsv.errors import ConfigurationError
-from flsv.functional.shapley import ESTIMATORS, ShapleyEstimate, normalize_shapley
+from flsv.functional.shapley import ESTIMATORS, ShapleyEstimate
 
 PLAIN_GTG = partial(ESTIMATORS["gtg"], truncation=None, round_truncation=None, convergence=None)
 MONTE_CARLO = partial(ESTIMATORS["permutation"], antithetic=False)
@@ -39,16 +38,6 @@ SAMPLED = {
     "regression": ESTIMATORS["regression"],
 }
 ENUMERATING = [name for name in ESTIMATORS if name not in ("gtg", "leave_one_out", "banzhaf", "beta")]
-
-
-@pytest.mark.parametrize("name", ESTIMATORS)
-def test_one_signature(name: str) -> None:
-    parameters = inspect.signature(ESTIMATORS[name]).parameters
-    assert list(parameters)[:2] == ["utility", "num_players"]
-    for keyword in ("budget", "generator", "target_stderr"):
-        assert parameters[keyword].kind is inspect.Parameter.KEYWORD_ONLY
-        assert parameters[keyword].default is None
-    assert all(p.default is not inspect.Parameter.empty for p in list(parameters.values())[2:])
 
 
 @pytest.mark.parametrize("n", range(1, 7))
@@ -138,14 +127,6 @@ def test_symmetric_and_null_players(name: str) -> None:
         assert (values[:, 6] == 0).all()
 
 
-@pytest.mark.parametrize("name", ["additive", "constant"])
-@pytest.mark.parametrize("estimator", ["permutation", "monte_carlo", "regression", "surrogate", "gtg"])
-def test_additive_games_need_no_luck(estimator: str, name: str) -> None:
-    utility, expected = closed_form_games(12)[name]
-    estimate = SAMPLED[estimator](utility, 12, budget=120, generator=rng())
-    torch.testing.assert_close(estimate.values.double(), expected, atol=1e-5, rtol=0)
-
-
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_one_player(name: str) -> None:
     for keywords in ({}, {"budget": 2}, {"target_stderr": 0.1}):
@@ -153,13 +134,6 @@ def test_one_player(name: str) -> None:
         assert estimate.values.tolist() == [3.0]
         assert estimate.evaluations == 2
         assert estimate.stderr.tolist() == [0.0]
-
-
-@pytest.mark.parametrize("name", SAMPLED)
-def test_equal_utilities_are_half_for_everybody(name: str) -> None:
-    for n, budget in ((1, 2), (3, 8), (7, 60)):
-        estimate = SAMPLED[name](lambda masks: torch.full((len(masks),), 0.3), n, budget=budget, generator=rng())
-        assert normalize_shapley(estimate.values).tolist() == [0.5] * n
 
 
 @pytest.mark.slow

@@ -44,21 +44,8 @@ def test_definition_4_1_second_line_is_a_misprint(n: int) -> None:
     assert abs(printed.sum() - (table[-1] - table[0])) > 0.01, "the printed weights would be efficient"
 
 
-def test_more_coalitions_than_one_call_takes() -> None:
-    weights = torch.arange(17, dtype=torch.float64)
-    estimate = exact_shapley(lambda masks: masks.double() @ weights, 17)
-    torch.testing.assert_close(estimate.values, weights)
-    assert estimate.evaluations == 2**17
-
-
 @pytest.mark.parametrize("estimator", [exact_shapley, banzhaf])
 def test_too_many_players_fail_at_once_and_name_the_cost(estimator) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ConfigurationError, match=re.escape("2^25 = 33,554,432 evaluations")) as caught:
         estimator(lambda masks: pytest.fail("evaluated"), 25)
     assert "budget" in str(caught.value)
-
-
-def test_budget_below_two_to_the_n() -> None:
-    with pytest.raises(ConfigurationError, match=re.escape("minimum of 2^5 = 32 evaluations")):
-        exact_shapley(lambda masks: masks.sum(dim=1), 5, budget=31)
-    assert exact_shapley(lambda masks: masks.sum(dim=1), 5, budget=32).evaluations == 32

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from flsv.errors import ConfigurationError
 from flsv.functional import exact_shapley, few_coalitions, few_coalitions_shapley, interval_over_seeds
 from flsv.functional.shapley.few_coalitions import PARTS, prior_variance, retrained_shapley
 from flsv.functional.shapley.surrogate import Kernel, averaged_membership, fit_surrogate, gaussian, gram, membership
@@ -185,48 +184,10 @@ def test_unequal_clients_are_not_taken_for_noise(which: str, most: float) -> Non
     assert ((found.values - exact).abs() <= 1.645 * found.stderr).all()
 
 
-def test_known_noise_may_exceed_the_bound() -> None:
-    masks = few_coalitions(5, "both")
-    utilities = played(masks, *game(5))
-    found = few_coalitions_shapley(masks, utilities, noise=100.0).values
-    torch.testing.assert_close(found, found.mean().expand(5), rtol=0.02, atol=0)
-    assert float(few_coalitions_shapley(masks, utilities).values.std()) > 10 * float(found.std())
-
-
 def test_coalitions_that_are_all_worth_the_same() -> None:
     found = few_coalitions_shapley(few_coalitions(4, "both"), torch.full((10,), 0.5))
     assert found.values.tolist() == [0.0] * 4
     assert found.stderr.tolist() == [0.0] * 4
-
-
-def test_what_is_asked_for() -> None:
-    sizes = {
-        "singles": 9,
-        "leave-one-out": 9,
-        "both": 16,
-        "pairs": 30,
-        "pairs+leave-one-out": 37,
-        "all": 128,
-        "auto": 128,
-    }
-    assert {which: len(few_coalitions(7, which)) for which in sizes} == sizes  # type: ignore[arg-type]
-    assert few_coalitions(8).equal(few_coalitions(8, "pairs+leave-one-out"))
-    assert len(few_coalitions(8)) == 2 + 8 + 28 + 8
-    assert few_coalitions(1).int().tolist() == [[0], [1]]
-    assert few_coalitions(2, "both").int().tolist() == [[0, 0], [1, 1], [1, 0], [0, 1]]
-    with pytest.raises(ConfigurationError, match="which='some'.*auto"):
-        few_coalitions(3, "some")  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match=r"23 players needs 2\^23 .* Ask for \"both\""):
-        few_coalitions(23, "all")
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"noise": -0.1}, {"noise": float("nan")}, {"hint_weight": 0.0}, {"hint_weight": -1.0}]
-)
-def test_numbers_out_of_range_are_refused(wrong: dict[str, float]) -> None:
-    masks = few_coalitions(4, "both")
-    with pytest.raises(ConfigurationError, match=next(iter(wrong))):
-        few_coalitions_shapley(masks, masks.double().sum(1), hint=torch.ones(4), **wrong)
 
 
 def test_wrong_input() -> None:
@@ -240,26 +201,3 @@ def test_wrong_input() -> None:
     ):
         with pytest.raises(ValueError, match=words):
             few_coalitions_shapley(bad_masks, bad)
-
-
-def test_noise_is_in_the_unit_of_the_utilities() -> None:
-    draw = torch.Generator().manual_seed(4)
-    masks = few_coalitions(6, "both")
-    utilities = masks.double() @ torch.rand(6, generator=draw).double() + 0.1 * torch.randn(14, generator=draw).double()
-    plain = few_coalitions_shapley(masks, utilities, noise=0.3)
-    assert not torch.allclose(plain.values, few_coalitions_shapley(masks, utilities, noise=0.0).values)
-    for factor in (1e-3, 1e3):
-        found = few_coalitions_shapley(masks, factor * utilities, noise=factor * 0.3)
-        torch.testing.assert_close(found.values, factor * plain.values)
-        torch.testing.assert_close(found.stderr, factor * plain.stderr)
-
-
-@pytest.mark.parametrize("which", ["singles", "both"])
-def test_a_hint_weighs_a_tenth_of_a_part(which: str) -> None:
-    masks = few_coalitions(6, which)  # type: ignore[arg-type]
-    utilities = torch.randn(len(masks), generator=torch.Generator().manual_seed(2)).double()
-    hint = torch.arange(6.0)
-    found = [few_coalitions_shapley(masks, utilities, hint=hint).values]
-    found += [few_coalitions_shapley(masks, utilities, hint=hint, hint_weight=w).values for w in (0.1, 10.0)]
-    torch.testing.assert_close(found[0], found[1])
-    assert not torch.allclose(found[0], found[2])

@@ -24,21 +24,8 @@ def test_remembers_and_counts(n: int) -> None:
     assert game(masks[:0]).shape == (0, 5, 1)
 
 
-def test_cost_is_cumulative_over_groups() -> None:
-    game = MemoizedGame(lambda masks: masks.sum(dim=1), 2)
-    none, first, both = [False, False], [True, False], [True, True]
-    game(torch.tensor([none]))
-    assert game.cost(torch.tensor([[none, first], [first, first], [both, none]])).tolist() == [1, 1, 2]
-
-
 def test_columns_must_not_change() -> None:
     game = MemoizedGame(lambda masks: torch.zeros(len(masks), len(masks)), 3)
     game(torch.eye(3).bool()[:1])
     with pytest.raises(ValueError, match="number of columns must not change"):
         game(~torch.eye(3).bool())
-
-
-def test_utilities_that_carry_gradients_or_come_as_arrays() -> None:
-    scale = torch.ones((), requires_grad=True)
-    assert not MemoizedGame(lambda masks: masks.sum(dim=1) * scale, 3)(torch.eye(3).bool()).requires_grad
-    assert MemoizedGame(lambda masks: masks.numpy().sum(axis=1), 3)(torch.eye(3).bool()).tolist() == [[1.0]] * 3

@@ -86,17 +86,6 @@ def test_ties_and_zeros() -> None:
     assert p([3, 2, 1, 0], 4) == [1, 1, 1, 1]
 
 
-def test_order_scale_and_dtype() -> None:
-    weights = torch.tensor([0.1, 0.4, 0.2, 0.3])
-    p = importance_probabilities(weights, 2)
-    assert p.dtype == torch.float32
-    assert importance_probabilities(weights.double(), 2).dtype == torch.float64
-    assert importance_probabilities(torch.tensor([1, 4, 2, 3]), 2).dtype == torch.float32
-    torch.testing.assert_close(importance_probabilities(1000 * weights, 2), p)
-    shuffle = torch.tensor([2, 0, 3, 1])
-    torch.testing.assert_close(importance_probabilities(weights[shuffle], 2), p[shuffle])
-
-
 def test_errors() -> None:
     for m in (0, -1, 4.5, float("nan")):
         with pytest.raises(ConfigurationError, match="expected_cohort"):

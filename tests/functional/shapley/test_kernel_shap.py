@@ -5,19 +5,13 @@ import pytest
 import torch
 from scipy.optimize import LinearConstraint, minimize
 
-from flsv.functional import exact_shapley, few_coalitions, kernel_shap
+from flsv.functional import few_coalitions, kernel_shap
 from flsv.functional.shapley.few_coalitions import Which
 
 
 def worths(masks: torch.Tensor, seed: int = 0) -> torch.Tensor:
     table = torch.rand(2 ** masks.shape[1], generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return table[(masks * 2 ** torch.arange(masks.shape[1])).sum(1)]
-
-
-@pytest.mark.parametrize("n", [1, 2, 3, 5])
-def test_all_coalitions_give_the_shapley_value(n: int) -> None:
-    masks = few_coalitions(n, "all")
-    torch.testing.assert_close(kernel_shap(masks, worths(masks)), exact_shapley(worths, n).values)
 
 
 @pytest.mark.parametrize("which", ["singles", "leave-one-out", "both"])
@@ -34,11 +28,6 @@ def test_it_is_the_least_weighted_square(which: Which) -> None:
         tol=1e-12,
     )
     np.testing.assert_allclose(kernel_shap(masks, utilities).numpy(), best.x, atol=1e-5)
-
-
-def test_an_additive_game_is_known_from_each_alone() -> None:
-    masks, gains = few_coalitions(5, "singles"), torch.tensor([0.3, -1.0, 2.0, 0.0, 0.5]).double()
-    torch.testing.assert_close(kernel_shap(masks, 7 + masks.double() @ gains), gains)
 
 
 def test_what_the_coalitions_leave_open_is_dealt_out_equally() -> None:

@@ -35,13 +35,6 @@ def test_what_is_drawn(n: int, paired: bool, cover: bool) -> None:
                 assert (~layer.masks).any(dim=0).all()
 
 
-def test_everything_can_be_drawn() -> None:
-    sample = LayeredSample(6, paired=True, generator=rng())
-    sample.grow(10**9)
-    assert [len(layer.masks) for layer in sample.layers] == [6, 15, 10]
-    assert all(layer.fraction == 1 for layer in sample.layers)
-
-
 def test_allocation_follows_the_inverse_root() -> None:
     n, sample = 40, LayeredSample(40, paired=False, generator=rng())
     sample.grow(4000)

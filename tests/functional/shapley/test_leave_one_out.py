@@ -6,7 +6,6 @@ import pytest
 import torch
 from functional.shapley.games import Watched, random_table, table_game
 
-from flsv.errors import ConfigurationError
 from flsv.functional.shapley import leave_one_out
 
 
@@ -18,8 +17,3 @@ def test_random_tables(n: int) -> None:
     torch.testing.assert_close(estimate.values, torch.stack([table[full] - table[full ^ 1 << i] for i in range(n)]))
     assert estimate.evaluations == n + 1
     assert (estimate.stderr == 0).all()
-
-
-def test_budget() -> None:
-    with pytest.raises(ConfigurationError, match="minimum of 7 evaluations"):
-        leave_one_out(table_game(random_table(6)), 6, budget=6)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from functional.shapley.games import Watched, accuracy_table, random_table, rng, table_game
+from functional.shapley.games import accuracy_table, random_table, rng, table_game
 
-from flsv.errors import ConfigurationError
 from flsv.functional.shapley import MemoizedGame, exact_shapley, permutation_shapley
 from flsv.functional.shapley.game import t_quantile
 from flsv.functional.shapley.permutation import marginals_along
@@ -31,13 +30,6 @@ def test_marginals_and_truncation(truncation: float | None) -> None:
         torch.testing.assert_close(row, expected)
 
 
-def test_all_columns_must_be_close_to_truncate() -> None:
-    table = torch.stack([torch.ones(64), random_table(6).float()], dim=1)
-    game = MemoizedGame(table_game(table), 6)
-    marginals_along(game, random_permutations(40, 6, rng()), 1e-6)
-    assert game.evaluations > 50
-
-
 def test_truncation_saves_evaluations() -> None:
     def saturating(masks: torch.Tensor) -> torch.Tensor:
         return 1 - 0.1 ** masks.sum(dim=1).double()
@@ -48,48 +40,12 @@ def test_truncation_saves_evaluations() -> None:
     assert (truncated.values - 1 / 15).abs().max() < 0.07
 
 
-def test_number_of_permutations() -> None:
-    for antithetic, expected in ((True, 4), (False, 3)):
-        utility = Watched(lambda masks: masks.double() @ torch.arange(30, dtype=torch.float64))
-        estimate = permutation_shapley(utility, 30, num_permutations=3, antithetic=antithetic, generator=rng())
-        assert estimate.evaluations == 2 + expected * 29
-
-
-def test_permutations_end_where_the_budget_does() -> None:
-    estimate = permutation_shapley(table_game(random_table(8)), 8, num_permutations=50, budget=30, generator=rng())
-    assert estimate.evaluations <= 30
-
-
-def test_antithetic_pairs_pay_on_concave_games() -> None:
-    def utility(masks: torch.Tensor) -> torch.Tensor:
-        return (masks.double() @ torch.linspace(0.5, 1, 9, dtype=torch.float64)).sqrt()
-
-    exact = exact_shapley(utility, 9).values
-    error = {
-        antithetic: sum(
-            (
-                permutation_shapley(utility, 9, antithetic=antithetic, budget=100, generator=rng(s)).values - exact
-            ).square()
-            for s in range(40)
-        ).mean()
-        for antithetic in (True, False)
-    }
-    assert error[True] < 0.75 * error[False]
-
-
 def test_standard_error_needs_two_different_pairs() -> None:
     # The budget is exactly one pair: whatever else fits is a repeat of it.
     for seed in range(20):
         estimate = permutation_shapley(table_game(random_table(3)), 3, budget=6, generator=rng(seed))
         assert estimate.stderr.isnan().all()
     assert permutation_shapley(table_game(accuracy_table(8)), 8, budget=30, generator=rng()).stderr.isfinite().all()
-
-
-def test_wrong_arguments() -> None:
-    with pytest.raises(ConfigurationError, match="truncation=-1"):
-        permutation_shapley(table_game(random_table(3)), 3, truncation=-1)
-    with pytest.raises(ConfigurationError, match="num_permutations=0"):
-        permutation_shapley(table_game(random_table(3)), 3, num_permutations=0)
 
 
 def test_intervals_of_few_pairs_hold_the_value_by_students_t() -> None:

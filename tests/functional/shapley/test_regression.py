@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from functional.shapley.games import accuracy_table, random_table, reference_shapley, rng, table_game
+from functional.shapley.games import random_table, reference_shapley, rng, table_game
 
-from flsv.functional.shapley import MemoizedGame, permutation_shapley, regression_shapley
+from flsv.functional.shapley import MemoizedGame, regression_shapley
 from flsv.functional.shapley.layers import LayeredSample
 
 
@@ -51,15 +51,3 @@ def test_paired_form_is_the_same_problem_on_the_sample(n: int) -> None:
         coalitions.double().numpy(), gain, np.array(weights), float(table[-1] - table[0])
     )
     np.testing.assert_allclose(estimate.values.numpy(), solution)
-
-
-def test_better_than_orders_on_averaging_games() -> None:
-    table = accuracy_table(6, seed=2)
-    truth = torch.from_numpy(reference_shapley(table))
-    error = {
-        f: torch.stack([f(table_game(table), 6, budget=40, generator=rng(s)).values - truth for s in range(50)])
-        .square()
-        .mean()
-        for f in (regression_shapley, permutation_shapley)
-    }
-    assert error[regression_shapley] < 0.5 * error[permutation_shapley]

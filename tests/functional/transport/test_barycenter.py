@@ -51,13 +51,6 @@ def test_distances_are_those_to_the_barycenter() -> None:
     torch.testing.assert_close(found.distances, expected, rtol=1e-2, atol=0)
 
 
-def test_weights_pull_and_points_stay_apart() -> None:
-    samples = three_gaussians()
-    points = barycenter(samples, 20, support=30, weights=torch.tensor([8.0, 1.0, 1.0]))
-    assert len(points.unique(dim=0)) == 30
-    torch.testing.assert_close(points.mean(0), torch.tensor([0.9, 0.5], dtype=torch.float64), atol=0.3, rtol=0)
-
-
 def test_wrong_input_says_so() -> None:
     clients = [TransportClient(x) for x in three_gaussians()]
     with pytest.raises(ConfigurationError, match="clients is empty"):

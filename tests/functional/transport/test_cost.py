@@ -9,7 +9,7 @@ from functional.transport.test_statistics import labeled
 from torch import Tensor
 
 from flsv.errors import ConfigurationError
-from flsv.functional.transport import class_statistics, label_augmented_cost, label_embedding
+from flsv.functional.transport import label_augmented_cost, label_embedding
 
 
 def stacked(x: Tensor, y: Tensor, covariance: str, weight: float) -> np.ndarray:
@@ -44,21 +44,6 @@ def test_an_unlabeled_side_leaves_the_features() -> None:
     for labels, labels2 in [(None, y2), (y, None), (None, None)]:
         torch.testing.assert_close(label_augmented_cost(x, labels, x2, labels2), expected)
     torch.testing.assert_close(label_augmented_cost(x, y, x2, y2, label_weight=0.0), expected)
-
-
-def test_a_class_that_one_side_lacks_is_far_from_all_of_its() -> None:
-    x = torch.tensor([[0.0], [1.0], [10.0], [11.0]])
-    cost = label_augmented_cost(x, torch.tensor([0, 0, 1, 1]), x[:2], torch.tensor([0, 0]))
-    torch.testing.assert_close(cost[2], torch.tensor([10.0**2 + 100, 9.0**2 + 100]))
-
-
-def test_statistics_can_be_given() -> None:
-    (x, y), (x2, y2) = labeled(0), labeled(1)
-    first, other = class_statistics(x2, y2), class_statistics(x, y)
-    cost = label_augmented_cost(x, y, x2, y2, statistics=first, statistics2=other)
-    between = (first.means[first.index(y)][:, None] - other.means[other.index(y2)]).square().sum(-1)
-    between += (first.deviations[first.index(y)][:, None] - other.deviations[other.index(y2)]).square().sum(-1)  # type: ignore[index]
-    torch.testing.assert_close(cost, torch.cdist(x, x2) ** 2 + between)
 
 
 def test_wrong_input_is_named() -> None:

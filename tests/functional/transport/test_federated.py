@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from functional.transport.transport_data import mnist_features, needs_data
 from torch import Tensor
 
 from flsv.errors import ConfigurationError
@@ -15,7 +14,6 @@ from flsv.functional.transport import (
     TransportClient,
     TransportServer,
     federated_wasserstein,
-    label_embedding,
     wasserstein_distance,
 )
 
@@ -45,21 +43,6 @@ def test_s_of_m_is_exact_after_20_iterations(dim: int, dtype: torch.dtype) -> No
     assert result.distance >= exact * (1 - 1e-5)
 
 
-def test_the_error_about_halves() -> None:
-    x, x2 = gaussians(10)
-    result = exactly(x, x2, iterations=8)
-    errors = result.history - wasserstein_distance(x, x2)
-    assert (errors[1:6] < 0.6 * errors[:5]).all()
-
-
-@needs_data
-def test_s_of_m_is_exact_on_labeled_mnist() -> None:
-    x, y, x2, y2 = mnist_features(300, 300)
-    result = exactly(label_embedding(x, y), label_embedding(x2, y2), iterations=20)
-    exact = wasserstein_distance(x, x2, y=y, y2=y2)
-    torch.testing.assert_close(result.distance, exact, rtol=1e-3, atol=0)
-
-
 @pytest.mark.parametrize("support", [1, 10, 40])
 @pytest.mark.parametrize("p", [1, 2])
 def test_fewer_points_stay_above(support: int, p: int) -> None:
@@ -69,23 +52,12 @@ def test_fewer_points_stay_above(support: int, p: int) -> None:
     assert (result.history > wasserstein_distance(x, x2, p=p)).all()
 
 
-def test_more_points_are_nearer() -> None:
-    x, x2 = gaussians(5)
-    found = [federated_wasserstein(x, x2, support=s, iterations=10, generator=seeded()).distance for s in (5, 50)]
-    assert found[0] > found[1] > exactly(x, x2, iterations=10).distance
-
-
 def test_gamma_ends_where_t_says() -> None:
     x, x2 = gaussians(3)
     result = exactly(x, x2, iterations=25, t=0.75)
     torch.testing.assert_close(
         wasserstein_distance(x, result.gamma), 0.9 * wasserstein_distance(x, x2), rtol=1e-3, atol=0
     )
-
-
-def test_equal_sets_come_out_near_0() -> None:
-    x, _ = gaussians(3)
-    assert exactly(x, x.flip(0), iterations=20).distance < 1e-4
 
 
 def test_a_run_is_reproducible_and_the_roles_exchange_points_and_numbers() -> None:
@@ -106,11 +78,6 @@ def test_a_run_is_reproducible_and_the_roles_exchange_points_and_numbers() -> No
     assert torch.equal(wired.eta, server.eta)
 
 
-def test_one_sample_a_side() -> None:
-    result = exactly(torch.zeros(1, 2), torch.tensor([[3.0, 4.0]]), iterations=20)
-    torch.testing.assert_close(result.distance, torch.tensor(5.0))
-
-
 def test_wrong_input_says_so() -> None:
     x, x2 = gaussians(3)
     with pytest.raises(ConfigurationError, match="have 2 features and the server's have 3"):
@@ -125,28 +92,3 @@ def test_wrong_input_says_so() -> None:
         TransportClient(x.index_fill(0, torch.tensor(3), torch.nan))
     with pytest.raises(ConfigurationError, match="samples has 3 features and gamma has 2"):
         TransportClient(x).answer(x2[:, :2])
-
-
-def test_a_client_refuses_points_that_would_show_its_samples_whoever_asks() -> None:
-    x, x2 = gaussians(3, m=60)
-    client = TransportClient(x)
-    assert client.answer(x2[:29])[0].shape == (29, 3)
-    # A server that departs from the protocol and asks for more than it has announced gets nothing either.
-    for points in (30, 60, 100):
-        with pytest.raises(
-            ConfigurationError, match=f"support={points}: the client has 60 samples.*support=29 or less"
-        ):
-            client.answer(x2[:points])
-    with pytest.raises(ConfigurationError, match="allow_reconstruction=True"):
-        federated_wasserstein(x, x2, support=30, iterations=1)
-
-
-def test_with_more_points_than_samples_the_answer_holds_the_samples() -> None:
-    x, x2 = gaussians(3, m=30)
-    client = TransportClient(x, allow_reconstruction=True)
-    gamma = TransportServer(x2).start(60, generator=seeded())
-    eta, _ = client.answer(gamma)
-    found = 2 * eta - gamma
-    assert (torch.cdist(found, x).amin(0) < 1e-6).all()
-    hidden, _ = TransportClient(x).answer(gamma[:14])
-    assert (torch.cdist(2 * hidden - gamma[:14], x) > 1e-3).all()

@@ -47,11 +47,3 @@ def test_wrong_settings_say_so() -> None:
         interpolating_measure(x, x, support=0)
     with pytest.raises(ConfigurationError, match=r"initial: expected \[7, 3\]"):
         interpolating_measure(x, x, support=7, initial=x)
-
-
-def test_the_place_is_counted_from_the_first_side_whichever_has_the_support() -> None:
-    many, one = torch.tensor([[0.0], [2.0]]), torch.tensor([[9.0]])
-    torch.testing.assert_close(interpolating_measure(many, one, support=1, t=0.25), torch.tensor([[3.0]]))
-    torch.testing.assert_close(interpolating_measure(one, many, support=1, t=0.25), torch.tensor([[7.0]]))
-    ends = interpolating_measure(many, one, support=2, t=0.25)
-    torch.testing.assert_close(ends, torch.tensor([[2.25], [3.75]]))

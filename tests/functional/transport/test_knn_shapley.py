@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import math
 
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from flsv.errors import ConfigurationError
 from flsv.functional.transport import knn_shapley
 
 
@@ -40,22 +38,3 @@ def test_values_are_shapleys(m: int, k: int) -> None:
     x, x2, y, y2 = rng.normal(size=(m, 2)), rng.normal(size=(3, 2)), rng.integers(0, 2, m), rng.integers(0, 2, 3)
     found = knn_shapley(*(torch.from_numpy(a) for a in (x, y, x2, y2)), k=k)
     np.testing.assert_allclose(found, brute_force(x, y, x2, y2, k), atol=1e-12)
-
-
-def test_chunks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    generator = torch.Generator().manual_seed(0)
-    x, y = torch.randn(20, 3, generator=generator), torch.randint(3, (20,), generator=generator)
-    whole = knn_shapley(x, y, x + 0.1, y, k=3)
-    module = importlib.import_module("flsv.functional.transport.values")  # the package has a function of that name
-    monkeypatch.setattr(module, "CHUNK_ENTRIES", 45)
-    torch.testing.assert_close(knn_shapley(x, y, x + 0.1, y, k=3), whole)
-
-
-def test_wrong_input_says_so() -> None:
-    x, y = torch.zeros(3, 2), torch.tensor([0, 1, 1])
-    with pytest.raises(ConfigurationError, match="k=0"):
-        knn_shapley(x, y, x, y, k=0)
-    with pytest.raises(ConfigurationError, match="x2 is empty"):
-        knn_shapley(x, y, x[:0], y[:0])
-    with pytest.raises(ConfigurationError, match="2 features and x2 has 1"):
-        knn_shapley(x, y, x[:, :1], y)

@@ -56,12 +56,6 @@ def test_label_distance_is_the_frobenius_sum(covariance: str) -> None:
     np.testing.assert_allclose(label_distance(a, b), expected)
 
 
-def test_repeating_the_data_leaves_the_statistics() -> None:
-    x, y = labeled(3)
-    once, thrice = class_statistics(x, y), class_statistics(x.repeat(3, 1), y.repeat(3))
-    assert torch.allclose(label_distance(once, thrice).diagonal(), torch.zeros(3, dtype=torch.float64), atol=1e-12)
-
-
 def test_wrong_covariances_and_labels_say_so() -> None:
     x, y = labeled(4)
     with pytest.raises(ConfigurationError, match="covariance"):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from functional.transport.test_statistics import labeled
-from functional.transport.transport_data import mnist_features, needs_data
-from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from flsv.errors import ConfigurationError
@@ -15,7 +13,6 @@ from flsv.functional.transport import (
     client_values,
     debiased_potential,
     direct_values,
-    federated_wasserstein,
     label_embedding,
 )
 
@@ -25,43 +22,6 @@ def blobs(count: int, seed: int) -> tuple[Tensor, Tensor]:
     y = torch.randint(4, (count,), generator=generator)
     centers = 2 * torch.randn(4, 8, generator=torch.Generator().manual_seed(9))
     return torch.randn(count, 8, generator=generator) + centers[y], y
-
-
-def flipped(y: Tensor, share: float, classes: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(5)
-    bad = torch.rand(len(y), generator=generator) < share
-    return torch.where(bad, (y + torch.randint(1, classes, y.shape, generator=generator)) % classes, y), bad
-
-
-def received(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor, support: int) -> Tensor:
-    sides = label_embedding(x, y), label_embedding(x2, y2)
-    generator = torch.Generator().manual_seed(0)
-    return federated_wasserstein(*sides, support=support, iterations=8, generator=generator).gamma
-
-
-@pytest.mark.parametrize("share", [0.05, 0.3])
-def test_flips_and_feature_noise_of_blobs_are_found(share: float) -> None:
-    (x, y), (x2, y2) = blobs(300, 0), blobs(200, 1)
-    noisy, bad = flipped(y, share, 4)
-    gamma = received(x, noisy, x2, y2, 80)
-    for part in ("both", "labels"):
-        assert roc_auc_score(bad, client_values(x, noisy, gamma, part=part)) > 0.95
-        assert roc_auc_score(bad, direct_values(x, noisy, x2, y2, part=part)) > 0.9
-    assert roc_auc_score(bad, client_values(x, noisy, gamma, part="features")) < 0.7
-    shaken = x + 3 * bad[:, None] * torch.randn(x.shape, generator=torch.Generator().manual_seed(2))
-    gamma = received(shaken, y, x2, y2, 80)
-    for part in ("both", "features"):
-        assert roc_auc_score(bad, client_values(shaken, y, gamma, part=part)) > 0.93
-        assert roc_auc_score(bad, direct_values(shaken, y, x2, y2, part=part)) > 0.93
-
-
-@needs_data
-@pytest.mark.parametrize("share", [0.05, 0.3])
-def test_flips_of_mnist_are_found_through_the_protocol(share: float) -> None:
-    x, y, x2, y2 = mnist_features(1000, 500)
-    noisy, bad = flipped(y, share, 10)
-    gamma = received(x, noisy, x2, y2, 250)
-    assert roc_auc_score(bad, client_values(x, noisy, gamma, part="labels")) > 0.94
 
 
 def test_parts_add_up_and_the_features_part_is_the_debiased_potential() -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from games.naive import CLASSES, FIXED, a_round, all_masks, batches, module
 from torch import nn
 
-from flsv.games import CoalitionGames, CoalitionUtility, ModelEvaluator
+from flsv.games import CoalitionGames, ModelEvaluator
 from flsv.games.table import CoalitionModels
 from flsv.parameters import ParameterSpace
 from flsv.round import Round
@@ -50,24 +48,6 @@ def test_metrics_of_a_round_share_every_evaluation(monkeypatch: pytest.MonkeyPat
     games.end()
     with pytest.raises(RuntimeError, match="begin"):
         games.utility()
-
-
-def test_the_table_is_unharmed_by_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    net = module()
-    round = a_round(net)
-    evaluator = ModelEvaluator(net, round.space, batches(), num_classes=CLASSES)
-    utility = CoalitionUtility(round, evaluator)
-    expected = CoalitionUtility(round, evaluator)(all_masks(4))
-
-    def interrupted(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(evaluator, "evaluate", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            utility(all_masks(4))
-    assert utility.evaluations == 0
-    assert torch.equal(utility(all_masks(4)), expected)
 
 
 def test_coalitions_of_all_rounds_are_counted_once_each() -> None:

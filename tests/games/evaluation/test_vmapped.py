@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torchmetrics import MeanSquaredError
 from torchmetrics.classification import MulticlassF1Score
 
-from flsv.errors import ConfigurationError
 from flsv.games import CoalitionTable, CoalitionUtility, ModelEvaluator
 from flsv.parameters import ParameterSpace
 from flsv.seeding import isolated_rngs
@@ -117,27 +116,3 @@ def test_a_module_that_vmap_cannot_handle_is_evaluated_one_at_a_time() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         CoalitionUtility(round, evaluator)(all_masks(4))
-
-
-class Unwilling(MulticlassF1Score):
-    """Fails after its trial."""
-
-    updates = 0
-
-    def update(self, *args: Any) -> None:
-        type(self).updates += 1
-        if self.updates > len(batches()):
-            raise RuntimeError("tensors of two devices")
-        super().update(*args)
-
-
-def test_only_what_vmap_cannot_do_is_held_against_it() -> None:
-    """A failing metric is an error, and not the end of vmap for the rest of the run."""
-    net, data = module(), batches()
-    round = a_round(net)
-    evaluator = ModelEvaluator(net, round.space, data, num_classes=CLASSES, backend="vmap", metric=Unwilling(CLASSES))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with pytest.raises(ConfigurationError, match="two devices"):
-            CoalitionUtility(round, evaluator)(all_masks(4))
-    assert evaluator.backend == "vmap"

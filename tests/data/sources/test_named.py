@@ -1,11 +1,62 @@
-"""Folders of image files."""
+"""Data sets by name: digits, Gaussians, folders of images, and names that are none."""
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from sklearn.datasets import load_digits
 
-from flsv.data.sources.named import folder
+from flsv.data import load_image_data
+from flsv.data.sources.named import CENTRES, SPREAD, digits, folder, gaussians
 from flsv.errors import ConfigurationError
+
+
+def test_missing_file_says_where_it_was_looked_for(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"No data set 'xrays.npz' was found") as caught:
+        load_image_data("xrays.npz", root=str(tmp_path))
+    assert str(tmp_path / "xrays.npz") in str(caught.value)
+
+
+def test_train_and_test_are_all_images_once():
+    data = digits()
+    images = torch.cat([data.train.tensors[0], data.test.tensors[0]])
+    labels = torch.cat([data.train.tensors[1], data.test.tensors[1]])
+    pixels, classes = load_digits(return_X_y=True)
+    ours = sorted(map(tuple, np.column_stack([images.flatten(1).numpy() * 16, labels]).tolist()))
+    assert ours == sorted(map(tuple, np.column_stack([pixels, classes]).tolist()))
+    assert images.min() == 0
+    assert images.max() == 1
+    assert images.dtype == torch.float32
+
+
+def test_split_is_stratified_and_fixed():
+    first, second = digits(), digits()
+    assert torch.equal(first.train.tensors[0], second.train.tensors[0])
+    share = torch.bincount(first.test.tensors[1]) / torch.bincount(
+        torch.cat([first.train.tensors[1], first.test.tensors[1]])
+    )
+    assert (share - 0.2).abs().max() < 0.01
+    assert first.num_classes == len(first.class_names) == 10
+    assert first.val is None
+
+
+def test_points_lie_around_their_centres_and_features_are_theirs():
+    data = gaussians()
+    features, labels = data.train.tensors
+    x, y = features[:, 0], features[:, 1]
+    torch.testing.assert_close(features[:, 2:], torch.stack([x * x, y * y, x * y], dim=1))
+    assert torch.bincount(labels).tolist() == [1000] * 4
+    for label, center in enumerate(CENTRES):
+        points = features[labels == label, :2]
+        torch.testing.assert_close(points.mean(0), torch.tensor(center), atol=0.1, rtol=0)
+        torch.testing.assert_close(points.std(0), torch.full((2,), SPREAD), atol=0.06, rtol=0)
+
+
+def test_always_the_same_and_test_points_are_others():
+    first, second = gaussians(), load_image_data("Gaussians")
+    assert torch.equal(first.train.tensors[0], second.train.tensors[0])
+    assert not torch.equal(first.train.tensors[0][:2000], first.test.tensors[0])
+    assert first.num_classes == len(first.class_names) == 4
 
 
 def make(root, splits=("train", "test"), classes=("cat", "dog"), side=10):
@@ -28,19 +79,9 @@ def test_images_are_resized_and_scaled(tmp_path):
     assert (len(data.train), len(data.test), data.val) == (6, 6, None)
 
 
-def test_validation_folder_is_used_where_there_is_one(tmp_path):
-    assert len(folder(make(tmp_path, splits=("train", "test", "val"))).val) == 6
-
-
 def test_no_test_folder(tmp_path):
     with pytest.raises(ConfigurationError, match="not a folder of images as expected"):
         folder(make(tmp_path, splits=("train",)))
-
-
-def test_a_class_folder_without_images(tmp_path):
-    (make(tmp_path) / "train" / "eel").mkdir()
-    with pytest.raises(ConfigurationError, match="eel"):
-        folder(tmp_path)
 
 
 def test_classes_must_agree_between_splits(tmp_path):
@@ -66,16 +107,6 @@ def test_a_file_that_is_no_image_is_named(tmp_path, split, change):
     file.write_bytes(change(file))
     with pytest.raises(ConfigurationError, match=rf"{split}/dog/1\.png cannot be read as an image"):
         folder(tmp_path)
-
-
-def test_what_is_found_broken_only_when_it_is_decoded_is_named_too(tmp_path):
-    make(tmp_path)
-    jpeg = tmp_path / "train" / "cat" / "1.jpg"
-    Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)).save(jpeg)
-    jpeg.write_bytes(jpeg.read_bytes()[:900])
-    data = folder(tmp_path, image_size=8)
-    with pytest.raises(ConfigurationError, match=r"train/cat/1\.jpg cannot be read as an image: .*truncated"):
-        [data.train[i] for i in range(len(data.train))]
 
 
 @pytest.mark.parametrize(("dtype", "name"), [(np.uint16, "x.png"), (np.int32, "x.tif"), (np.float32, "x.tif")])

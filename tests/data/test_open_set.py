@@ -6,15 +6,7 @@ import torch
 from data_options import grouped
 from torch.utils.data import TensorDataset
 
-from flsv.data import (
-    FederatedDataModule,
-    IIDPartitioner,
-    OpenSetLabelNoise,
-    PathologicalPartitioner,
-    ProportionPartitioner,
-    ShardPartitioner,
-    load_image_data,
-)
+from flsv.data import FederatedDataModule, IIDPartitioner, OpenSetLabelNoise, ShardPartitioner, load_image_data
 from flsv.errors import ConfigurationError
 
 EVEN = [0, 2, 4, 6, 8]
@@ -81,51 +73,10 @@ def test_what_is_evaluated_on_is_known_classes_only():
     assert data.num_classes == 10
 
 
-def test_those_who_are_not_concerned_have_known_classes_only():
-    data = ready((TensorDataset(X, Y),), IIDPartitioner(5), corruptions=[OpenSetLabelNoise(EVEN, clients=[1, 3])])
-    assert data.malicious == [1, 3]
-    for client in range(5):
-        x, y = (torch.cat(column) for column in zip(*data.client_loader(client)))
-        irrelevant = (x[:, 0].long() % 2 == 0).float().mean().item()
-        assert irrelevant == (pytest.approx(0.5, abs=0.1) if client in (1, 3) else 0)
-        assert (y % 2 == 1).all()
-    assert data.num_samples.tolist() == [len(data.client_indices(client)) for client in range(5)]
-
-
-def test_two_groups_of_irrelevant_clients():
-    each = [OpenSetLabelNoise(EVEN, clients=[client], to=to) for client, to in ((0, "next"), (1, "random"))]
-    data = ready((TensorDataset(X, Y),), IIDPartitioner(3), corruptions=each)
-    assert data.malicious == [0, 1]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"unknown_classes": [-1]}, "of at least 0"),
-        ({"to": "last"}, "expected .next. or"),
-    ],
-)
-def test_wrong_arguments(arguments, message):
-    with pytest.raises(ConfigurationError, match=message):
-        OpenSetLabelNoise(**{"unknown_classes": [0], **arguments})
-
-
 @pytest.mark.parametrize("unknown", [list(range(10)), [10]])
 def test_classes_that_leave_nothing_or_do_not_exist(unknown):
     with pytest.raises(ConfigurationError, match="at least one of them must stay known"):
         relabeled(OpenSetLabelNoise(unknown))
-
-
-def test_an_honest_client_without_known_classes():
-    with pytest.raises(ConfigurationError, match=r"Without the classes .*, client 1 has no samples"):
-        ready(
-            (TensorDataset(X, Y),),
-            ProportionPartitioner([[1] * 10, [1] + [0] * 9], of="client"),
-            corruptions=[OpenSetLabelNoise(EVEN, clients=[0])],
-        )
-    # A client that is concerned may well have nothing else.
-    data = ready((TensorDataset(X, Y),), PathologicalPartitioner(10, 1), corruptions=[OpenSetLabelNoise(EVEN)])
-    assert len(data.malicious) == 5
 
 
 def test_a_server_without_known_classes():

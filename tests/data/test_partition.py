@@ -1,0 +1,324 @@
+"""Who is dealt what: each partitioner against its paper, and what holds for all of them."""
+
+import numpy as np
+import pytest
+import torch
+
+from flsv.data import (
+    DirichletPartitioner,
+    GroupPartitioner,
+    IIDPartitioner,
+    Partitioner,
+    PathologicalPartitioner,
+    ProportionPartitioner,
+    ShardPartitioner,
+    SizePartitioner,
+    partition_counts,
+    plot_partition,
+)
+from flsv.data.partition.base import cut
+from flsv.errors import ConfigurationError
+
+BASE_LABELS = torch.randint(0, 10, (1000,), generator=torch.Generator().manual_seed(7))
+
+
+BASE_GROUPS = torch.randint(0, 12, (1000,), generator=torch.Generator().manual_seed(8))
+
+
+MAKERS = {
+    "iid": lambda seed: IIDPartitioner(5, seed=seed),
+    "size": lambda seed: SizePartitioner([2, 3, 4, 5, 6], seed=seed),
+    "dirichlet": lambda seed: DirichletPartitioner(5, alpha=0.3, seed=seed),
+    "pathological": lambda seed: PathologicalPartitioner(5, classes_per_client=2, seed=seed),
+    "shard": lambda seed: ShardPartitioner(5, shards_per_client=2, seed=seed),
+    "class shares": lambda seed: ProportionPartitioner([[0.6], [0.1], [0.1], [0.1], [0.1]], seed=seed),
+    "client shares": lambda seed: ProportionPartitioner([[1.0]] * 5, of="client", total=500, seed=seed),
+    "counts": lambda seed: ProportionPartitioner([[5.0], [6.0], [7.0], [8.0], [9.0]], of="count", seed=seed),
+    "group": lambda seed: GroupPartitioner(5, seed=seed),
+}
+
+
+USE_EVERYTHING = ("iid", "size", "dirichlet", "pathological", "shard", "class shares", "group")
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_every_sample_is_in_one_place_at_most(name):
+    parts = MAKERS[name](0)(BASE_LABELS, 10, BASE_GROUPS)
+    everything = np.concatenate([part.numpy() for part in parts])
+    assert len(parts) == 5
+    assert all(len(part) > 0 and part.dtype == torch.int64 for part in parts)
+    assert all((part.diff() > 0).all() for part in parts)
+    assert len(np.unique(everything)) == len(everything)
+    assert everything.min() >= 0
+    assert everything.max() < 1000
+    if name in USE_EVERYTHING:
+        assert len(everything) == 1000
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_partition_is_a_function_of_seed_and_labels(name):
+    first = MAKERS[name](3)(BASE_LABELS, 10, BASE_GROUPS)
+    torch.manual_seed(99)
+    np.random.seed(99)  # noqa: NPY002 - a partitioner must not read the global generator
+    state = torch.get_rng_state()
+    again = MAKERS[name](3)(BASE_LABELS, 10, BASE_GROUPS)
+    other = MAKERS[name](4)(BASE_LABELS, 10, BASE_GROUPS)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert torch.equal(torch.get_rng_state(), state)
+    differs = any(not torch.equal(a, b) for a, b in zip(first, other, strict=True))
+    assert differs is (name != "group")
+
+
+def test_counts_match_a_plain_count():
+    parts = IIDPartitioner(4)(BASE_LABELS, 10)
+    expected = [[sum(int(BASE_LABELS[i]) == c for i in part.tolist()) for c in range(10)] for part in parts]
+    assert partition_counts(parts, BASE_LABELS, 10).tolist() == expected
+
+
+def test_a_partitioner_of_ones_own_is_checked():
+    class Fixed(Partitioner):
+        def __init__(self, parts):
+            super().__init__(len(parts))
+            self.parts = parts
+
+        def partition(self, labels, num_classes, groups, generator):
+            return [torch.tensor(part, dtype=torch.long) for part in self.parts]
+
+    labels = torch.zeros(5, dtype=torch.long)
+    assert [part.tolist() for part in Fixed([[3, 0], [1]])(labels, 1)] == [[0, 3], [1]]
+    with pytest.raises(ConfigurationError, match="gives the clients 2, 0 of 5 samples"):
+        Fixed([[0, 1], []])(labels, 1)
+    with pytest.raises(ConfigurationError, match="gives the clients 2, 0, 0 of 5"):
+        Fixed([[0, 1], [], []])(labels, 1)
+    with pytest.raises(ConfigurationError, match="no sample may be dealt twice"):
+        Fixed([[0, 1], [1, 2]])(labels, 1)
+
+
+@pytest.mark.parametrize(("length", "shares"), [(7, [0.7, 0.1, 0.1, 0.1]), (1000, [0.3] * 3), (3, [0.25] * 4)])
+def test_cut_is_within_one_of_the_exact_sizes(length, shares):
+    pieces = cut(torch.arange(length), torch.tensor(shares))
+    assert torch.cat(pieces).tolist() == list(range(sum(map(len, pieces))))
+    for piece, share in zip(pieces, shares, strict=True):
+        assert abs(len(piece) - share * length) < 1
+    assert abs(sum(map(len, pieces)) - sum(shares) * length) <= 0.5
+
+
+SIZES_LABELS = torch.arange(10).repeat(600)
+
+
+def test_iid_sizes_differ_by_one_at_most():
+    sizes = [len(part) for part in IIDPartitioner(7)(SIZES_LABELS, 10)]
+    assert sum(sizes) == 6000
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_iid_classes_are_spread_as_chance_has_it():
+    counts = partition_counts(IIDPartitioner(10)(SIZES_LABELS, 10), SIZES_LABELS, 10).double()
+    # Pearson's statistic of a 10 x 10 table has 81 degrees of freedom: mean 81, deviation 12.7.
+    statistic = float(((counts - 60) ** 2 / 60).sum())
+    assert 81 - 4 * 12.7 < statistic < 81 + 4 * 12.7
+
+
+@pytest.mark.parametrize("scale", [1, 1 / 20, 1000])
+def test_sizes_follow_the_proportions_on_any_scale(scale):
+    parts = SizePartitioner([scale * share for share in (2, 3, 4, 5, 6)])(SIZES_LABELS, 10)
+    assert [len(part) for part in parts] == [600, 900, 1200, 1500, 1800]
+
+
+DIRICHLET_LABELS = torch.arange(10).repeat_interleave(600)
+
+
+@pytest.mark.parametrize("alpha", [0.3, 1.0, 10.0])
+def test_class_shares_have_the_moments_of_the_dirichlet(alpha):
+    clients, seeds = 5, 150
+    draws = [
+        partition_counts(DirichletPartitioner(clients, alpha, seed=s)(DIRICHLET_LABELS, 10), DIRICHLET_LABELS, 10)
+        for s in range(seeds)
+    ]
+    shares = torch.stack(draws).double() / 600
+    # Redrawing while a client is empty hardly ever happens here; each share is Beta(alpha, (clients - 1) alpha).
+    variance = (1 / clients) * (1 - 1 / clients) / (clients * alpha + 1)
+    assert shares.mean((0, 2)).sub(1 / clients).abs().max() < 4 * (variance / (10 * seeds)) ** 0.5
+    assert float(shares.var()) == pytest.approx(variance, rel=0.15)
+
+
+def test_all_samples_are_used_and_the_minimum_is_met():
+    parts = DirichletPartitioner(20, alpha=0.5, min_samples=100)(DIRICHLET_LABELS, 10)
+    assert sum(map(len, parts)) == 6000
+    assert min(map(len, parts)) >= 100
+
+
+def test_a_tiny_alpha_is_refused_with_what_to_do():
+    with pytest.raises(ConfigurationError, match="in 1000 draws over 6000 samples.* raise alpha, which splits"):
+        DirichletPartitioner(num_clients=100, alpha=0.01)(DIRICHLET_LABELS, 10)
+
+
+def test_the_papers_split():
+    labels = torch.arange(10).repeat(600)
+    counts = partition_counts(ShardPartitioner(100, 2)(labels, 10), labels, 10)
+    assert (counts.sum(1) == 60).all()
+    assert (counts.sum(0) == 600).all()
+    # 200 shards of 30 samples, all of one class each: a client has 60 of one class or 30 of two.
+    assert set(counts.flatten().tolist()) == {0, 30, 60}
+
+
+def test_uneven_sizes_differ_by_one_sample_per_shard():
+    labels = torch.randint(0, 10, (1003,), generator=torch.Generator().manual_seed(0))
+    sizes = [len(part) for part in ShardPartitioner(7, 3)(labels, 10)]
+    assert sum(sizes) == 1003
+    assert max(sizes) - min(sizes) <= 3
+
+
+def test_each_shard_is_a_stretch_of_the_sorted_labels():
+    labels = torch.arange(4).repeat(25)
+    (first, second) = ShardPartitioner(2, 1, seed=5)(labels, 4)
+    assert sorted([labels[first].unique().tolist(), labels[second].unique().tolist()]) == [[0, 1], [2, 3]]
+
+
+def test_more_shards_than_samples():
+    with pytest.raises(ConfigurationError, match=r"12 shards cannot be cut from 10 samples. Lower num_clients"):
+        ShardPartitioner(4, 3)(torch.zeros(10, dtype=torch.long), 1)
+
+
+PATHOLOGICAL_LABELS = torch.arange(10).repeat(100)
+
+
+@pytest.mark.parametrize(("clients", "classes"), [(5, 2), (10, 3), (7, 4), (3, 10), (20, 1), (100, 2)])
+def test_every_client_has_its_number_of_classes_and_every_class_a_holder(clients, classes):
+    parts = PathologicalPartitioner(clients, classes, seed=1)(PATHOLOGICAL_LABELS, 10)
+    counts = partition_counts(parts, PATHOLOGICAL_LABELS, 10)
+    holders = (counts > 0).sum(0)
+    assert ((counts > 0).sum(1) == classes).all()
+    assert (counts.sum(0) == 100).all()
+    assert holders.max() - holders.min() <= 1
+    for label in range(10):
+        held = counts[counts[:, label] > 0, label]
+        assert held.max() - held.min() <= 1
+
+
+def test_classes_without_samples_are_not_dealt():
+    labels = torch.tensor([0, 3, 3, 7, 7, 0, 0, 3])
+    counts = partition_counts(PathologicalPartitioner(3, 1)(labels, 10), labels, 10)
+    assert counts.sum(0).nonzero().flatten().tolist() == [0, 3, 7]
+    with pytest.raises(ConfigurationError, match="of 3 classes only"):
+        PathologicalPartitioner(3, 4)(labels, 10)
+
+
+def test_a_class_with_fewer_samples_than_holders():
+    labels = torch.tensor([0, 0, 0, 0, 0, 1])
+    with pytest.raises(ConfigurationError, match="class 1 has fewer samples than its 2 holders"):
+        PathologicalPartitioner(4, 1)(labels, 2)
+
+
+PROPORTIONS_LABELS = torch.arange(10).repeat(600)
+
+
+def counts_of(partitioner, labels=PROPORTIONS_LABELS, num_classes=10):
+    return partition_counts(partitioner(labels, num_classes), labels, num_classes)
+
+
+def test_shapfed_imbalanced():
+    counts = counts_of(ProportionPartitioner([[0.7], [0.1], [0.1], [0.1]]))
+    assert counts.tolist() == [[420] * 10, [60] * 10, [60] * 10, [60] * 10]
+
+
+def test_shapfed_heterogeneous():
+    rest = [0.25] * 9
+    counts = counts_of(ProportionPartitioner([[1, *rest], [0, *rest], [0, *rest], [0, *rest]]))
+    assert counts[:, 0].tolist() == [600, 0, 0, 0]
+    assert (counts[:, 1:] == 150).all()
+
+
+def test_shapfed_chest_xrays():
+    labels = torch.cat([torch.zeros(1214), torch.ones(3494)]).long()
+    shares = np.array([[0.4, 0.0], [0.3, 0.1], [0.2, 0.2], [0.1, 0.3], [0.0, 0.4]])
+    counts = counts_of(ProportionPartitioner(shares.tolist()), labels, 2)
+    assert np.abs(counts.numpy() - shares * [1214, 3494]).max() < 1
+    assert counts.sum(0).tolist() == [1214, 3494]
+
+
+def test_random_matrices_are_met_within_a_sample():
+    rng = np.random.default_rng(0)
+    labels = torch.from_numpy(rng.integers(0, 6, 997))
+    for _ in range(20):
+        shares = rng.dirichlet(np.ones(5), size=6).T[:4]
+        counts = counts_of(ProportionPartitioner(shares.tolist()), labels, 6)
+        assert np.abs(counts.numpy() - shares * np.bincount(labels, minlength=6)).max() < 1
+
+
+def test_guo_eighty_percent_of_two_classes():
+    rows = [[0.4 if label // 2 == client else 0.025 for label in range(10)] for client in range(4)]
+    rows.append([0.5 if label >= 8 else 0.0 for label in range(10)])
+    counts = counts_of(ProportionPartitioner(rows, of="client", total=1000))
+    assert counts.sum(1).tolist() == [200] * 5
+    assert counts[0].tolist() == [80, 80, 5, 5, 5, 5, 5, 5, 5, 5]
+    assert counts[4].tolist() == [0] * 8 + [100, 100]
+
+
+def test_client_shares_use_as_much_as_the_scarcest_class_allows():
+    labels = torch.cat([torch.zeros(100), torch.ones(1000)]).long()
+    counts = counts_of(ProportionPartitioner([[1, 1], [1, 3]], of="client"), labels, 2)
+    # Both clients have T/2; class 0 is asked for T/4 + T/8 = 100, so T = 266.7.
+    assert counts.sum(0)[0] <= 100
+    assert counts[:, 0].tolist() == [67, 33]
+    assert counts.sum(1).tolist() == [133, 133]
+
+
+def test_client_shares_never_exceed_a_class():
+    rng = np.random.default_rng(1)
+    labels = torch.from_numpy(rng.integers(0, 5, 300))
+    for _ in range(50):
+        mix = rng.dirichlet(np.full(5, 0.5), size=7)
+        counts = counts_of(ProportionPartitioner(mix.tolist(), of="client"), labels, 5)
+        assert (counts.sum(0) <= torch.bincount(labels, minlength=5)).all()
+
+
+def test_more_in_total_than_the_classes_bear():
+    with pytest.raises(ConfigurationError, match="At most total=600 fits"):
+        ProportionPartitioner([[1] + [0] * 9, [1] + [0] * 9], of="client", total=601)(PROPORTIONS_LABELS, 10)
+
+
+def test_counts():
+    matrix = [[10, 0, 5], [0, 20, 5]]
+    assert counts_of(ProportionPartitioner(matrix, of="count"), torch.arange(3).repeat(20), 3).tolist() == matrix
+
+
+def test_counts_beyond_what_there_is():
+    with pytest.raises(ConfigurationError, match="class 3 has 600 samples, but the matrix asks for 602"):
+        ProportionPartitioner([[1, 1, 1, 301] + [1] * 6] * 2, of="count")(PROPORTIONS_LABELS, 10)
+
+
+def test_as_many_columns_as_classes():
+    with pytest.raises(ConfigurationError, match=r"the data have 10 classes, but the rows have \[2\] entries"):
+        ProportionPartitioner([[0.5, 0.5], [0.5, 0.5]])(PROPORTIONS_LABELS, 10)
+
+
+DEALT_GROUPS = torch.tensor([40] * 5 + [10] * 2 + [30] * 4 + [20] * 3)
+
+
+LABELS_OF_GROUPS = torch.zeros(len(DEALT_GROUPS), dtype=torch.long)
+
+
+def test_one_client_per_group_in_order():
+    parts = GroupPartitioner()(LABELS_OF_GROUPS, 1, DEALT_GROUPS)
+    assert [DEALT_GROUPS[part].unique().tolist() for part in parts] == [[10], [20], [30], [40]]
+    assert [len(part) for part in parts] == [2, 3, 4, 5]
+
+
+def test_groups_are_dealt_from_the_largest_to_the_smallest():
+    parts = GroupPartitioner(num_clients=3)(LABELS_OF_GROUPS, 1, DEALT_GROUPS)
+    assert [DEALT_GROUPS[part].unique().tolist() for part in parts] == [[10, 40], [30], [20]]
+
+
+@pytest.mark.parametrize(("clients", "classes"), [(2, 2), (5, 10), (30, 17), (100, 10), (10, 100), (3, 1)])
+def test_bars_have_the_lengths_of_the_counts(clients, classes, tmp_path):
+    counts = torch.randint(0, 9, (clients, classes), generator=torch.Generator().manual_seed(0)) + 1
+    figure, axes = plot_partition(counts)
+    widths = torch.zeros(clients, dtype=torch.long)
+    for bar in axes.patches:
+        widths[round(bar.get_y() + bar.get_height() / 2)] += round(bar.get_width())
+    assert widths.tolist() == counts.sum(1).tolist()
+    figure.savefig(tmp_path / "partition.png", dpi=50)
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert labels[0] == "0"
+    assert len(labels) <= 50
