@@ -101,7 +101,7 @@ class RunReports:
         metrics, reporting = self._federation.board.metrics, self._config.reporting
         module, names = trainer.lightning_module, (data.client_names, data.class_names)
         merged = {**module.hparams_initial, **getattr(data, "hparams_initial", {}), **described}
-        columns = chosen(self._config.strategies, data, self._state.seed, trainer.max_epochs)
+        columns = chosen(self._config.strategies, data, self._state.seed, trainer.max_epochs, trainer.optimizers)
         draw = lambda: plot_partition(data.class_counts, data.class_names, data.client_names)[0]  # noqa: E731
         sinks: list[Sink] = []
         others = []

@@ -225,13 +225,11 @@ class Monitored(Sink):
 
 
 class Point(NamedTuple):
-    """A client's number in a curve: of which tag, and of which class, if of any."""
+    """A client's number in a curve."""
 
     client: int
     tag: str
     value: float
-    metric: str
-    column: int | None = None
 
 
 def points_of(
@@ -252,15 +250,15 @@ def points_of(
         if row.column:
             if 0 < counts[row.metric] * clients <= MOST_PER_CLASS:
                 tag = f"{row.metric}/{class_part(int(row.column), class_names)}"
-                yield Point(row.client, tag, row.value, row.metric, int(row.column))
+                yield Point(row.client, tag, row.value)
             continue
         tag = client_score(row.metric) if row.metric in OWN_SCORES else row.metric
         for what, number in (("", row.value), ("/low", row.low), ("/high", row.high)):
             if number == number:
-                yield Point(row.client, f"{tag}{what}", number, row.metric)
+                yield Point(row.client, f"{tag}{what}", number)
     for client, loss in result.losses.items():
         if loss == loss:
-            yield Point(client, "train_loss", loss, "train_loss")
+            yield Point(client, "train_loss", loss)
 
 
 def in_one_place(points: Iterable[Point], client_names: Sequence[str] | None) -> dict[str, float]:

@@ -1,12 +1,11 @@
-"""The sink TensorBoard: a run of its own, and one per client and per class.
+"""The sink TensorBoard: a run of its own, and one per client.
 
 TensorBoard shows groups of charts by the alphabet, capitals first: the clients' values of all metrics, and their
 pictures, are in a group that comes before what the module logs.
 
-TensorBoard colors and names lines by run. A run per client, ``<run>/clients/Boston``, in which every client has the
-same tags, puts all clients into one chart, in colors, with names, in every tab. A run per class,
-``<run>/classes/3_Dress``, puts all classes of one client into one. The run's own file keeps what is nobody's alone. Of
-more than :data:`MOST_RUNS` clients all curves are the run's, a tag each.
+TensorBoard colors and names lines by run. A run per client, ``<run>/Boston``, in which every client has the same tags,
+puts all clients into one chart, in colors, with names, in every tab. The run's own file keeps what is nobody's alone.
+Of more than :data:`MOST_RUNS` clients all curves are the run's, a tag each.
 """
 
 from __future__ import annotations
@@ -26,6 +25,8 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from matplotlib.figure import Figure
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.plugins.hparams.api_pb2 import MetricInfo, MetricName
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
@@ -38,8 +39,8 @@ from flsv.participants.artifacts import client_folders
 from flsv.report.folder import Reporting
 from flsv.report.measured import (
     MOST_PER_CLASS,
+    Point,
     class_part,
-    client_part,
     client_score,
     curves_of,
     in_one_place,
@@ -51,7 +52,7 @@ from flsv.round.result import RoundResult, Row, RunResult, Sink
 
 #: Begins the tags of what is to be seen first.
 FIRST = "Contributions/"
-#: Clients up to which each has a run, and classes likewise.
+#: Clients up to which each has a run.
 MOST_RUNS = 30
 #: Pictures of a metric in a run, unless something else is asked for; TensorBoard keeps as many.
 PICTURES = 10
@@ -90,8 +91,14 @@ class TensorBoard(Sink):
         self._reporting, self._evaluated = reporting, evaluated
         self._per_class = curves_of(metrics, reporting.per_class)
         self._by_client = len(client_names) <= MOST_RUNS
-        self._client_folders = client_folders(client_names)
-        self._writers: dict[str, SummaryWriter] = {}
+        self._labels = client_labels(len(client_names), client_names)
+        self._folders = client_folders(self._labels)
+        self._margins = [
+            name
+            for name, metric in metrics.items()
+            if isinstance(metric, ContributionMetric) and metric.over_rounds is not None
+        ]
+        self._writers: dict[int, SummaryWriter] = {}
         self._extremes: dict[str, tuple[float, float]] = {}
         self._chosen: Mapping[str, str | int | float] = {}
         self._first_round, self._in_table = 0, False
@@ -136,10 +143,7 @@ class TensorBoard(Sink):
         points = list(points_of(result, self._per_class, len(names), self._class_names))
         own = dict(result.shared)
         if self._by_client:
-            of_client = ((p.client, self._tag(p.tag), p.value) for p in points)
-            self._write_runs("clients", self._client_folders, of_client, index)
-            of_class = ((p.column, f"{p.metric}/{client_part(p.client, names)}", p.value) for p in points)
-            self._write_runs("classes", self._class_folders, of_class, index)
+            self._write_clients(points, index)
         else:
             own |= in_one_place(points, names)
         # One event for the round: an event per scalar takes 30 us each, and there are n x M of them.
@@ -156,9 +160,8 @@ class TensorBoard(Sink):
         """After the last round: a table of the clients, and the run's line in the table of runs."""
         if not self._in_table:
             self._write_hyperparameters(accuracies(self._logged()))
-        clients = len(self._client_names)
-        columns = client_columns(result.table, result.columns, clients)
-        text = text_table({"client": client_labels(clients, self._client_names), **columns})
+        columns = client_columns(result.table, result.columns, len(self._labels))
+        text = text_table({"client": self._labels, **columns})
         self._writer.add_text("contributions", text, result.round_index)
         self.flush()
 
@@ -168,7 +171,7 @@ class TensorBoard(Sink):
             writer.flush()
 
     def close(self, failed: bool = False) -> None:
-        """Close the clients' and classes' files; the run's own is the logger's."""
+        """Close the clients' files; the run's own is the logger's."""
         for writer in self._writers.values():
             writer.close()
         self._writers = {}
@@ -198,26 +201,19 @@ class TensorBoard(Sink):
     def _tag(self, tag: str) -> str:
         return f"{FIRST}{tag}" if tag in self._metrics else tag
 
-    @property
-    def _class_folders(self) -> list[str]:
-        """Of the classes that have a run."""
-        names = list(self._class_names or ()) if self._per_class else []
-        parts = [class_part(j, names).removeprefix("class_") for j in range(len(names))]
-        return parts if self._by_client and 1 < len(parts) <= MOST_RUNS else []
-
-    def _write_runs(
-        self, kind: str, folders: Sequence[str], points: Iterable[tuple[int | None, str, float]], step: int
-    ) -> None:
+    def _write_clients(self, points: Iterable[Point], step: int) -> None:
         scalars: dict[int, dict[str, float]] = {}
-        for place, tag, value in points:
-            if place is not None and folders:
-                scalars.setdefault(place, {})[tag] = value
-        for place, own in scalars.items():
-            folder = f"{kind}/{folders[place]}"
-            if folder not in self._writers:
-                since = self._first_round or None
-                self._writers[folder] = SummaryWriter(self._folder / folder, purge_step=since, flush_secs=FLUSH)
-            _add(self._writers[folder], own, step)
+        for point in points:
+            scalars.setdefault(point.client, {})[self._tag(point.tag)] = point.value
+        for client, own in scalars.items():
+            # A margin chart wants the value at the steps of its ends, and there are none in the first round.
+            for name in self._margins:
+                if f"{name}/low" in own:
+                    own[f"{name}/value"] = own[self._tag(name)]
+            if client not in self._writers:
+                folder, since = self._folder / self._folders[client], self._first_round or None
+                self._writers[client] = SummaryWriter(folder, purge_step=since, flush_secs=FLUSH)
+            _add(self._writers[client], own, step)
 
     def _draw(self, tag: str, draw: Callable[[], Figure], step: int) -> None:
         with drawing(tag):
@@ -229,46 +225,51 @@ class TensorBoard(Sink):
         return [name for name in self._trainer.callback_metrics if name.split("/")[0] not in ours]
 
     def _write_hyperparameters(self, logged: Sequence[str]) -> None:
-        results = [*logged]
+        results = [MetricInfo(name=MetricName(tag=tag)) for tag in logged]
+        # TensorBoard ticks the first five.
+        for name in self._metrics if self._by_client else ():
+            for label, folder in zip(self._labels, self._folders):
+                value = MetricName(group=folder, tag=self._tag(name))  # the client's run, below this one
+                results.append(MetricInfo(name=value, display_name=f"{name} {label}"))
         if self._evaluated:
-            # TensorBoard ticks the first five.
-            results += ["client_accuracy/mean", "client_accuracy/min", "client_accuracy/std"]
-            results += [f"{client_score(name)}/mean" for name in OWN_SCORES[1:]]
-        for summary in hparams(dict(self._chosen), dict.fromkeys(results, 0.0)):
+            tags = ["client_accuracy/mean", "client_accuracy/min", "client_accuracy/std"]
+            tags += [f"{client_score(name)}/mean" for name in OWN_SCORES[1:]]
+            results += [MetricInfo(name=MetricName(tag=tag)) for tag in tags]
+        experiment, *session = hparams(dict(self._chosen), {})
+        plugin = experiment.value[0].metadata.plugin_data
+        content = HParamsPluginData.FromString(plugin.content)
+        content.experiment.metric_infos.extend(results)
+        plugin.content = content.SerializeToString()
+        for summary in (experiment, *session):
             self._writer._get_file_writer().add_summary(summary)
         self._in_table = True
 
     def _charts(self) -> dict[str, dict[str, Chart]]:
-        """The charts of the run in Custom Scalars: of all clients, and per class and per client of a metric."""
+        """The charts of the run in Custom Scalars: of all clients, with intervals and per class of a metric."""
         end = "$" if self._by_client else "/client_[^/]+$"
         more = ["weight", "train_loss", "update_norm", *(map(client_score, OWN_SCORES) if self._evaluated else ())]
         tags = {name: self._tag(name) if self._by_client else name for name in (*self._metrics, *more)}
         charts = {"all clients": {name: _lines(re.escape(tag) + end) for name, tag in tags.items()}}
-        margins = {
-            name: ["Margin", [tags[name], f"{name}/low", f"{name}/high"]]
-            for name, metric in self._metrics.items()
-            if isinstance(metric, ContributionMetric) and metric.over_rounds is not None
-        }
-        if self._by_client and margins:
-            charts["all clients with intervals"] = margins
+        if self._by_client and self._margins:
+            charts["all clients, intervals of this run only"] = {
+                name: ["Margin", [f"{name}/{what}" for what in ("value", "low", "high")]] for name in self._margins
+            }
         for name in self._per_class:
             charts |= self._charts_of_classes(name, end)
         return charts
 
     def _charts_of_classes(self, name: str, end: str) -> dict[str, dict[str, Chart]]:
         """Of a metric's values per class, if it has any and they are curves."""
-        names, classes = self._client_names, list(self._class_names or ())
-        few = 1 < len(classes) <= MOST_PER_CLASS / len(names)
+        classes = list(self._class_names or ())
+        few = 1 < len(classes) <= MOST_PER_CLASS / len(self._labels)
         if not few or not getattr(self._metrics[name], "per_class", False):
             return {}
         titles = [f"class {each}" if str(each).isdigit() else str(each) for each in classes]
         tags = [re.escape(f"{name}/{class_part(j, classes)}") + end for j in range(len(classes))]
-        charts = {f"{name} by class": {title: _lines(tag) for title, tag in zip(titles, tags)}}
-        if self._class_folders:
-            tags = [re.escape(f"{name}/{client_part(i, names)}") + "$" for i in range(len(names))]
-            labels = client_labels(len(names), names)
-            charts[f"{name} by client"] = {label: _lines(tag) for label, tag in zip(labels, tags)}
-        return charts
+        charts = {title: _lines(tag) for title, tag in zip(titles, tags)}
+        if self._by_client:
+            charts["all classes: choose a client on the left"] = _lines(re.escape(f"{name}/class_") + "[^/]*$")
+        return {f"{name} by class": charts}
 
 
 def _wait_past(folder: Path) -> None:
@@ -335,7 +336,7 @@ def draw_metric(metric: Metric, name: str, value: Tensor, round_index: int, **st
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
         style = {key: value for key, value in style.items() if key in known}
     figure, axis = metric.plot(value, **style)
-    axis.set_title(f"{label_text(name)}, round {round_index}")
+    axis.set_title(f"{label_text(name)}, round {round_index + 1}")
     return figure, axis
 
 

@@ -79,21 +79,30 @@ def algorithm_name(strategies: Mapping[str, Strategy]) -> str:
 
 
 def chosen(
-    strategies: Mapping[str, Strategy], data: FederatedDataModule, seed: int, rounds: int | None
+    strategies: Mapping[str, Strategy],
+    data: FederatedDataModule,
+    seed: int,
+    rounds: int | None,
+    optimizers: Sequence[Optimizer],
 ) -> dict[str, str | int | float]:
-    """The settings that tell runs apart, for a table of runs.
+    """The settings that tell runs apart, for a table of runs: names that a narrow column does not cut.
 
     Args:
         strategies: by their roles.
         data: dealt out.
         seed: the run's.
         rounds: that are to be run; None: nobody knows.
+        optimizers: of the module, before the first round.
     """
-    facts: dict[str, str | int | float] = {
+    partitioner = getattr(data, "partitioner", None)
+    facts = {
         "algorithm": algorithm_name(strategies),
-        "aggregator": repr(strategies["aggregator"]) if "aggregator" in strategies else "FedAvg()",
-        "partition": str(data.describe().get("partitioner", "")),
+        "aggregator": type(strategies["aggregator"]).__name__ if "aggregator" in strategies else "FedAvg",
+        "partitioner": None if partitioner is None else type(partitioner).__name__.removesuffix("Partitioner"),
+        "alpha": getattr(partitioner, "alpha", None),
         "clients": data.num_clients,
+        "learning rate": next((float(each.param_groups[0]["lr"]) for each in optimizers), None),
         "seed": seed,
+        "rounds": rounds,
     }
-    return facts if rounds is None else {**facts, "rounds": rounds}
+    return {name: fact for name, fact in facts.items() if isinstance(fact, str | int | float)}

@@ -1,4 +1,4 @@
-"""What TensorBoard is given: runs of clients and classes, its tabs, and that a killed run goes on in the same files."""
+"""What TensorBoard is given: runs of clients, its tabs, and that a killed run goes on in the same files."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 from resume_run import run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
+from tensorboard.plugins.hparams.metrics import run_tag_from_session_and_metric
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from toys import Plain, fit, network, toy_data
 
@@ -35,6 +36,8 @@ from flsv.report.tensorboard import TensorBoard, text_table
 from flsv.round.result import RoundResult
 
 NAMES = ("Boston", "St. Mary's/East", "2")
+#: Of the clients: names that begin with what differs.
+RUNS = ("Boston", "St. Mary's_East", "client 2")
 CLASSES = ["T-shirt/top", "Dress", "2"]
 
 
@@ -83,28 +86,21 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> tuple[FederatedLoop, Pat
 
 
 @pytest.mark.slow
-def test_every_client_and_class_has_a_run(fitted: tuple[FederatedLoop, Path]) -> None:
+def test_every_client_has_a_run(fitted: tuple[FederatedLoop, Path]) -> None:
     loop, folder = fitted
     found = scalars(folder)
-    clients = [f"clients/{name}" for name in ("Boston", "St. Mary's_East", "2")]
-    classes = [f"classes/{name}" for name in ("0_T-shirt_top", "1_Dress", "2")]
-    assert set(found) == {".", *clients, *classes}
+    assert set(found) == {".", *RUNS}
     tags = {"cssv/class_0_T-shirt_top", "cssv/class_1_Dress", "cssv/class_2"}
     tags |= {f"Contributions/{name}" for name in ("cssv", "sv", "cost")}
     groups = {tag.partition("/")[0] for numbers in found.values() for tag in numbers}
     assert min(groups) == "Contributions"  # which TensorBoard shows first
-    for i, place in enumerate(clients):
+    for i, place in enumerate(RUNS):
         own = {"client_accuracy", "client_balanced_accuracy", "client_auroc"}
         assert {*tags, "weight", "train_loss", "update_norm", *own} <= set(found[place])
         assert [step for step, _ in found[place]["Contributions/cssv"]] == [0, 1, 2, 3]
         assert [step for step, _ in found[place]["client_accuracy"]] == [1, 3]
         assert found[place]["cssv/class_1_Dress"][-1][1] == pytest.approx(loop.contributions["cssv"][i, 1].item())
         assert found[place]["weight"][-1][1] == pytest.approx(loop.weights[i].item())  # type: ignore[index]
-    of_client = ["cssv/client_0_Boston", "cssv/client_1_St._Mary_s_East", "cssv/client_2"]
-    for j, place in enumerate(classes):
-        assert list(found[place]) == of_client
-        last = [found[place][tag][-1][1] for tag in of_client]
-        assert last == pytest.approx(loop.contributions["cssv"][:, j].tolist())
     # What is nobody's alone, and nothing else.
     assert not [tag for tag in found["."] if "client_" in tag.split("/")[-1] or "class_" in tag]
     assert {"val_acc", "sv/evaluations", "cost/bytes_up", "client_accuracy/mean"} <= set(found["."])
@@ -127,21 +123,24 @@ def test_custom_scalars_find_their_curves(fitted: tuple[FederatedLoop, Path]) ->
         for category in charts.category
         for chart in category.chart
     }
-    clients = sorted(place for place in found if place.startswith("clients/"))
-    classes = sorted(place for place in found if place.startswith("classes/"))
     everybody = [("all clients", name) for name in ("cssv", "sv", "cost", "weight", "train_loss", "update_norm")]
     everybody += [("all clients", f"client_{name}") for name in ("accuracy", "balanced_accuracy", "auroc")]
     everybody += [("cssv by class", name) for name in ("T-shirt/top", "Dress", "class 2")]
     assert shown == {
-        **dict.fromkeys(everybody, clients),
-        **{("cssv by client", name): classes for name in ("Boston", "St. Mary's/East", "client 2")},
-        **{("all clients with intervals", name): [] for name in ("cssv", "sv")},  # no lines: margins
+        **dict.fromkeys(everybody, sorted(RUNS)),
+        ("cssv by class", "all classes: choose a client on the left"): sorted(3 * RUNS),
+        **{("all clients, intervals of this run only", name): [] for name in ("cssv", "sv")},  # no lines: margins
     }
     margins = [
         chart.margin.series[0] for category in charts.category for chart in category.chart if not chart.multiline.tag
     ]
-    for place in clients:
-        assert {tag for s in margins for tag in (s.value, s.lower, s.upper)} <= set(found[place])
+    assert len(margins) == 2
+    for place in RUNS:
+        for series in margins:
+            value, low, high = (found[place][tag] for tag in (series.value, series.lower, series.upper))
+            # There is none after the first round; else TensorBoard shows an error in place of the chart.
+            assert [step for step, _ in value] == [step for step, _ in low] == [step for step, _ in high] == [1, 2, 3]
+            assert value == found[place][f"Contributions/{series.value.removesuffix('/value')}"][1:]
 
 
 def test_many_clients_are_tags_of_one_run(tmp_path: Path) -> None:
@@ -184,15 +183,21 @@ def test_the_table_of_runs(fitted: tuple[FederatedLoop, Path]) -> None:
     experiment = contents["_hparams_/experiment"].experiment
     start = contents["_hparams_/session_start_info"].session_start_info
     chosen = {name: value.string_value or value.number_value for name, value in start.hparams.items()}
-    assert set(chosen) == {"algorithm", "aggregator", "partition", "clients", "seed", "rounds"}
+    assert set(chosen) == {"algorithm", "aggregator", "partitioner", "clients", "learning rate", "seed", "rounds"}
+    assert (chosen["aggregator"], chosen["partitioner"]) == ("ShapFedWA", "Size")
     assert (chosen["algorithm"], chosen["clients"], chosen["rounds"], chosen["seed"]) == ("ShapFedWA", 3, 4, 1)
     assert not start.group_name  # so that it is the run's own, and no two runs are taken for one
-    results = [info.name.tag for info in experiment.metric_infos]
-    assert results == [
-        *("val_acc", "client_accuracy/mean", "client_accuracy/min", "client_accuracy/std"),
+    assert [info.display_name or info.name.tag for info in experiment.metric_infos] == [
+        *("val_acc", "cssv Boston", "cssv St. Mary's/East", "cssv client 2"),
+        *(f"{name} {client}" for name in ("sv", "cost") for client in ("Boston", "St. Mary's/East", "client 2")),
+        *("client_accuracy/mean", "client_accuracy/min", "client_accuracy/std"),
         *("client_balanced_accuracy/mean", "client_auroc/mean"),
     ]
-    seen = scalars(folder)["."]
+    found = scalars(folder.parent)
+    for info in experiment.metric_infos:  # where TensorBoard looks for each
+        place, tag = run_tag_from_session_and_metric("run", info.name)
+        assert found[place][tag][-1][0] == 3
+    seen = found["run"]
     assert "hp_metric" not in seen
     accuracy = loop.client_accuracy
     assert accuracy is not None
@@ -255,10 +260,10 @@ def test_a_killed_run_goes_on_without_doubles_and_gaps(tmp_path: Path) -> None:
     killed = subprocess.run([sys.executable, script, tmp_path / "parts", "--die", "3", "1"], capture_output=True)
     assert killed.returncode == -9, killed.stderr
     folder = tmp_path / "parts" / "log"
-    assert scalars(folder)["clients/0"]["Contributions/cssv"]
+    assert scalars(folder)["client 0"]["Contributions/cssv"]
     run(tmp_path / "parts", ckpt_path=tmp_path / "parts/checkpoints/last.ckpt")
     found = scalars(folder)
-    assert len(list((folder / "clients/0").glob("events*"))) == 2
+    assert len(list((folder / "client 0").glob("events*"))) == 2
     with (folder / "contributions.csv").open() as file:
         rows = list(csv.DictReader(file))
     wanted = defaultdict(list)
@@ -269,7 +274,7 @@ def test_a_killed_run_goes_on_without_doubles_and_gaps(tmp_path: Path) -> None:
         wanted[row["client"], tag].append((int(row["round"]), pytest.approx(float(row["value"]), rel=1e-6)))
     assert {int(row["round"]) for row in rows} == set(range(5))
     for (client, tag), curve in wanted.items():
-        assert found[f"clients/{client}"][tag] == curve, (client, tag)
+        assert found[f"client {client}"][tag] == curve, (client, tag)
     for tag in ("val_acc", "client_accuracy/mean"):
         steps = [step for step, _ in found["."][tag]]
         assert steps == ([1, 3, 4] if "/" in tag else list(range(5))), tag
@@ -292,4 +297,4 @@ def test_a_round_that_was_written_and_lost_is_there_once(tmp_path: Path) -> None
     write(0, range(4), 0.0)
     write(2, range(2, 5), 10.0)
     rows = [(0, 0.0), (1, 1.0), (2, 12.0), (3, 13.0), (4, 14.0)]
-    assert scalars(tmp_path / "run") == {".": {"all": rows}, "clients/Boston": {"cssv/class_0": rows}}
+    assert scalars(tmp_path / "run") == {".": {"all": rows}, "Boston": {"cssv/class_0": rows}}
