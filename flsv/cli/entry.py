@@ -117,6 +117,11 @@ def _run(given: list[str]) -> int:
             main: Any = importlib.import_module(f"flsv.cli.{first}").main
             return int(main(given[1:], quiet) or 0)
     elif first in OF_LIGHTNING or first.startswith("-"):  # the latter such as --config before the subcommand
+        if given == ["fit"]:
+            raise ConfigurationError(
+                "flsv fit: say what to train on: --config quickstart for five clients with handwritten digits, "
+                "--config FILE, or options such as --data.source. flsv fit --help lists them."
+            )
         with _quieter(quiet):
             from flsv.cli.parser import make_cli
 

@@ -21,7 +21,7 @@ from flsv.loop.saver import Saver
 from flsv.report.folder import CONTRIBUTIONS, run_folder
 from flsv.report.measured import Monitored, Results, columns_of, curves_of
 from flsv.report.progress import Terminal
-from flsv.report.record import Record, record_of
+from flsv.report.record import Record, record_of, to_pay_by
 from flsv.report.run_table import CSV, frame
 from flsv.report.tensorboard import TensorBoard, draw_metric, figures_due
 from flsv.report.trackers import Trackers
@@ -159,6 +159,7 @@ class RunReports:
             state.round_index,
             table=frame(self.results.known(index, values, **of_clients, **state.client_scores)),
             columns={name: "column" if columns_of(metrics[name]) else "class" for name in metrics if name in values},
+            to_pay_by=[name for name in values if to_pay_by(metrics[name])],
             learned=learned(trainer, self._federation) if self._learning_is_told else {},
             logged={name: value for name, value in logged.items() if "/" not in name},
             pictures={name: partial(_picture, metrics[name], name, value, index) for name, value in values.items()},

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,7 +96,23 @@ def where_results_are(trainer: L.Trainer) -> list[str]:
     lines = [f"Results: {folder} (contributions.csv, checkpoints)"]
     if any(isinstance(logger, TensorBoardLogger) for logger in trainer.loggers):
         lines.append(f"Charts:  tensorboard --logdir {shown(runs_folder(trainer))}")
-    return [*lines, f"Report:  flsv report {folder}"]
+    lines.append(f"Report:  flsv report {folder}")
+    if (arguments := arguments_of_fit()) is None:
+        return lines
+    return [
+        *lines,
+        f"Repeat:  flsv repeat 5 {arguments}  # this was one seed: other seeds may differ more",
+        f"Retrain: flsv retrain {folder}  # what each client is worth by training without it",
+    ]
+
+
+def arguments_of_fit() -> str | None:
+    """What this process has given to ``flsv fit``, for another command; None in another program."""
+    if Path(sys.argv[0]).parts[-1:] != ("flsv",) and Path(sys.argv[0]).parts[-2:] != ("flsv", "__main__.py"):
+        return None
+    if sys.argv[1:2] != ["fit"]:
+        return None
+    return re.sub(r" (--ckpt_path[ =]\S+|-q|--quiet)(?= |$)", "", " " + shlex.join(sys.argv[2:])).strip()
 
 
 try:

@@ -72,8 +72,7 @@ class Terminal(Sink):
         if not self._table:
             return
         where = where_results_are(self._trainer) if self._files else []
-        known = result.table, result.columns, self._client_names, result.learned, result.logged
-        show, bar = partial(print_contributions, *known, where), self._bar
+        show, bar = partial(print_contributions, result, self._client_names, where), self._bar
         if bar is None:
             show()
             return

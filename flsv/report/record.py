@@ -144,8 +144,13 @@ def _described(metric: Metric) -> dict[str, Any]:
         "per_class": bool(getattr(metric, "per_class", False)) and columns is None,
         "columns": columns,
         "higher_is_better": metric.higher_is_better,
-        "to_pay_by": isinstance(metric, ContributionMetric) and metric.to_pay_by,
+        "to_pay_by": to_pay_by(metric),
     }
+
+
+def to_pay_by(metric: Metric) -> bool:
+    """Whether a metric's values are such that one may share something out by them."""
+    return isinstance(metric, ContributionMetric) and metric.to_pay_by
 
 
 def _plain_words(text: str) -> str:

@@ -14,6 +14,7 @@ from flsv.errors import ConfigurationError
 from flsv.functional.over_rounds import half_width
 from flsv.metrics.intervals import LEVEL
 from flsv.report.reading import Run, open_run
+from flsv.report.text import shares_in
 
 HEADER = ("metric", "client", "client_name", "runs", "mean", "std", "low", "high", "share")
 #: In the folder of the runs: the means, and which runs are done, see :class:`flsv.kept.Kept`.
@@ -28,12 +29,10 @@ def summary(runs: Sequence[Run], level: float = LEVEL) -> list[dict[str, Any]]:
     for metric in runs[0].metrics:
         known = [[value for value in values if value == value] for values in zip(*(run.final(metric) for run in runs))]
         means = [statistics.fmean(values) if values else NAN for values in known]
-        total = sum(max(mean, 0.0) for mean in means if mean == mean)
-        for client, (values, mean) in enumerate(zip(known, means)):
+        for client, (values, mean, share) in enumerate(zip(known, means, shares_in(means))):
             count = len(values)
             spread = statistics.stdev(values) if count > 1 else NAN
             half = mean_half_width(spread, count, level)
-            share = max(mean, 0.0) / total if total > 0 else NAN
             cells = (metric, client, runs[0].client_names[client], count)
             rows.append(dict(zip(HEADER, (*cells, mean, spread, mean - half, mean + half, share))))
     return rows

@@ -15,66 +15,79 @@ from typing import Any
 import pandas
 from pandas import DataFrame
 
-from flsv.charts import shortened
+from flsv.charts import client_labels, shortened
 from flsv.models.imbalance import OWN_SCORES
 from flsv.report.measured import own_title
 from flsv.report.run_table import columns_in, last, part
-from flsv.report.text import NONE, WORDS, by_value, ends_of, numbers, with_intervals
+from flsv.report.text import (
+    NONE,
+    WORDS,
+    by_value,
+    change,
+    ends_of,
+    numbers,
+    percent,
+    ranking,
+    shares_in,
+    with_intervals,
+)
+from flsv.round.result import RunResult
 
 #: Clients that are shown one by one; of more the highest and the lowest ten.
 MOST = 20
 
 
-def print_contributions(
-    table: DataFrame,
-    metrics: Mapping[str, str],
-    client_names: Sequence[str],
-    learned: Mapping[str, Any],
-    logged: Mapping[str, float],
-    where: Sequence[str],
-) -> None:
+def print_contributions(result: RunResult, client_names: Sequence[str], where: Sequence[str]) -> None:
     """Print what the clients had and what they were worth, per class for up to ten classes.
 
     Args:
-        table: of the last round: the metrics' rows, and ``samples``, ``rounds``, ``weight`` and the scores of clients'
-            own models.
-        metrics: name to what its columns are called ("class").
+        result: of the run.
         client_names: n names.
-        learned: what the run's record says of the model that the metrics share out, see :func:`lines_of`.
-        logged: what the model has logged last.
         where: lines that say where the results are.
     """
-    count, first = len(client_names), next(iter(metrics), None)
+    table, metrics, count = result.table, result.columns, len(client_names)
+    first = next(iter(metrics), None)
     rows = chosen(last(table, first, count) if first else None, count)
-    title = "Contributions"
+    title = "Contributions" if first else "Clients"
     if len(rows) < count:
         by = f", by {first}" if first else ""
         title += f" of {len(rows)} of {count} clients{by}; all are in contributions.csv"
-    columns = client_columns(table, metrics, count)
+    columns = client_columns(table, metrics, count, result.to_pay_by)
     if any("[" in cell for cells in columns.values() for cell in cells):
-        title += f"; in brackets {WORDS['interval'].partition(':')[0]}"
+        title += f"; in brackets: {WORDS['in_brackets']}"
     print_table(title, client_names, columns, rows)
     for name, kind in metrics.items():
         keys = columns_in(table, name)
         if 0 < len(keys) <= 10:
             print_table(f"{name} by {kind}", client_names, class_columns(table, name, count), rows)
-    model = [f"Model:   {', '.join(f'{name} {value:.4g}' for name, value in logged.items())}"] if logged else []
-    for line in (*lines_of(learned), *model, *where):
+    lines = [] if metrics else [f"{WORDS['page']['no_metric']} {WORDS['name_one']}"]
+    for name in result.to_pay_by[:1]:
+        ends = (last(table, name, count, what=what) for what in ("value", "low", "high"))
+        lines += ranking(client_labels(count, client_names), *ends, name)
+    lines += lines_of(result.learned)
+    if result.logged:
+        lines.append(f"Model:   {', '.join(f'{name} {value:.4g}' for name, value in result.logged.items())}")
+    for line in (*lines, *where):
         print(line)
 
 
-def client_columns(table: DataFrame, metrics: Iterable[str], clients: int) -> dict[str, list[str]]:
+def client_columns(
+    table: DataFrame, metrics: Iterable[str], clients: int, to_pay_by: Sequence[str] = ()
+) -> dict[str, list[str]]:
     """One row per client: what it had and what it was worth. Column to its cells, without the clients' own.
 
     Args:
-        table: see :func:`print_contributions`.
+        table: of the last round.
         metrics: their names; intervals stand in brackets behind the values.
         clients: n.
     """
     there = set(table["metric"])
     columns = {name: numbers(last(table, name, clients)) for name in ("samples", "rounds")}
     for name in metrics:
-        columns[name] = with_intervals(*(last(table, name, clients, what=what) for what in ("value", "low", "high")))
+        values, low, high = (last(table, name, clients, what=what) for what in ("value", "low", "high"))
+        columns[name] = with_intervals(values, low, high)
+        if name in to_pay_by:
+            columns["share" if len(to_pay_by) == 1 else f"share of {name}"] = [*map(percent, shares_in(values))]
     for name in ("weight", *OWN_SCORES):
         if name in there:
             values = last(table, name, clients)
@@ -166,14 +179,16 @@ def lines_of(record: Mapping[str, Any]) -> list[str]:
     at the end, what the values sum to, and whether it is anything.
 
     Example:
-        >>> verdict = {"by": "accuracy", "start": 0.1, "end": 0.1, "sum": 0.02, "told_apart": False}
-        >>> lines_of({"paid_in": {"sv": verdict}})
-        ['accuracy 0.1 -> 0.1, the values of sv sum to 0.02: not told apart from a constant prediction']
+        >>> verdict = {"by": "accuracy", "start": 0.1, "end": 0.3, "sum": 0.2, "told_apart": False}
+        >>> print(*lines_of({"paid_in": {"sv": verdict}}))
+        accuracy on the validation set rose from 10.0 % to 30.0 %, the values of sv sum to 0.2: not told apart from a \
+constant prediction
     """
     lines = []
     for metric, game in record.get("paid_in", {}).items():
-        start, end, whole = (NONE if game[x] is None else f"{game[x]:.4g}" for x in ("start", "end", "sum"))
-        line = f"{game['by']} {start} -> {end}" + (f", the values of {metric} sum to {whole}" if metric else "")
+        whole = NONE if game["sum"] is None else f"{game['sum']:.4g}"
+        line = change(game["by"], game["start"], game["end"])
+        line += f", the values of {metric} sum to {whole}" if metric else ""
         lines.append(line + (": not told apart from a constant prediction" if game["told_apart"] is False else ""))
     lines += undecided(record)
     if "not_known" in record:

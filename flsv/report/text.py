@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 NONE = "\N{EN DASH}"
+#: Pairs of clients that are named one by one.
+FEW = 3
 #: What a report says.
 WORDS: Mapping[str, Any] = yaml.safe_load(
     (Path(__file__).parent / "templates" / "words.yaml").read_text(encoding="utf-8")
@@ -75,6 +78,64 @@ def by_value(values: Sequence[float]) -> list[int]:
     """Places of these values, the highest first; those of NaN last."""
     places = range(len(values))
     return sorted(places, key=lambda i: (values[i] != values[i], -values[i] if values[i] == values[i] else 0.0, i))
+
+
+def ranking(
+    names: Sequence[str], values: Sequence[float], low: Sequence[float], high: Sequence[float], metric: str
+) -> list[str]:
+    """Who has contributed most and who least, and who cannot be told apart from the next one: their intervals overlap.
+
+    Example:
+        >>> ranking(["Genève", "Zürich", "Bern"], [0.5, 0.6, 0.1], [0.4, 0.5, 0.0], [0.6, 0.7, 0.2], "sv")
+        ['By sv, Zürich contributed most, Bern least.', 'Zürich and Genève cannot be told apart.']
+    """
+    order = [i for i in by_value(values) if values[i] == values[i]]
+    if len({values[i] for i in order}) < 2:
+        return []
+    first, last = order[0], order[-1]
+    if low[first] <= high[last]:
+        return [f"By {metric}, nobody can be told apart: all intervals overlap."]
+    pairs = [f"{names[one]} and {names[other]}" for one, other in pairwise(order) if low[one] <= high[other]]
+    who = "; ".join(pairs) if len(pairs) <= FEW else f"{len(pairs)} of {len(order) - 1} neighbors in this order"
+    sentence = f"By {metric}, {names[first]} contributed most, {names[last]} least."
+    return [sentence, f"{who} cannot be told apart."] if pairs else [sentence]
+
+
+def shares_in(values: Sequence[float]) -> list[float]:
+    """Of each value above 0 in the sum of all of them; NaN of what is not known, or where there is none.
+
+    Example:
+        >>> shares_in([3.0, 1.0, -2.0, float("nan")])
+        [0.75, 0.25, 0.0, nan]
+    """
+    total = sum(max(value, 0.0) for value in values if value == value)
+    return [max(value, 0.0) / total if total > 0 and value == value else math.nan for value in values]
+
+
+def performance(by: str, value: float) -> str:
+    """A performance as it is read: accuracies in percent, a negative loss as the loss that it is.
+
+    Example:
+        >>> performance("balanced_accuracy", 0.0898), performance("negative_loss", -2.25)
+        ('9.0 %', '2.25')
+    """
+    return percent(value) if by.endswith("accuracy") else number(abs(value) if by == "negative_loss" else value)
+
+
+def change(by: str, start: float | None, end: float | None) -> str:
+    """From one performance to another on the validation set, in a line.
+
+    Example:
+        >>> change("negative_loss", -2.25, -0.5), change("val_f1", None, 0.5)
+        ('loss on the validation set fell from 2.25 to 0.500', 'val_f1 on the validation set is 0.500')
+    """
+    title = WORDS["titles"].get(by, by)
+    first, last = (NONE if value is None else performance(by, value) for value in (start, end))
+    if start is None or end is None:
+        return f"{title} on the validation set is {last}"
+    rise = abs(end) - abs(start) if by == "negative_loss" else end - start
+    verb = "rose" if rise > 0 else "fell" if rise < 0 else "stayed"
+    return f"{title} on the validation set {verb} from {first} to {last}"
 
 
 def percent(share: float) -> str:

@@ -121,6 +121,7 @@ class RunResult:
         table: of the last round: the metrics' rows, and ``samples``, ``rounds``, ``weight`` and the scores of clients'
             own models.
         columns: name of a metric to what its columns are called (``"class"``).
+        to_pay_by: those of them whose values one may share something out by.
         learned: what the model has learned that the metrics share out, as ``run.json`` has it.
         logged: what the module has logged last.
         pictures: name of a metric to what draws its values.
@@ -130,6 +131,7 @@ class RunResult:
     rounds: int
     table: pandas.DataFrame
     columns: Mapping[str, str]
+    to_pay_by: Sequence[str]
     learned: Mapping[str, Any]
     logged: Mapping[str, float]
     pictures: Mapping[str, Callable[[], Any]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from pathlib import Path
 
@@ -9,9 +10,10 @@ import pytest
 from toys import Plain, fit, network, toy_data
 
 from flsv import read_run
+from flsv.cli.entry import main
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
-from flsv.metrics import ClassSpecificShapley
+from flsv.metrics import ClassSpecificShapley, CumulativeShapley
 
 
 def test_a_fit_from_python_ends_as_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -36,3 +38,41 @@ def test_before_a_fit_there_is_something_to_show_too() -> None:
     with pytest.raises(ConfigurationError, match="has written no contributions"):
         loop.history()
     assert "0 rounds" in ClassSpecificShapley(3, 2)._repr_html_()
+
+
+def test_the_end_of_a_fit_says_who_contributed_what_and_what_next(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = ["--config", "quick start", "-q", "--ckpt_path", "last", "--trainer.max_epochs=2"]
+    monkeypatch.setattr("sys.argv", ["/usr/bin/flsv", "fit", *given])
+    metrics = {"sv": CumulativeShapley(), "cssv": ClassSpecificShapley()}
+    loop = FederatedLoop(metrics=metrics, seed=1)
+    fit(loop, tmp_path / "run", Plain(network(batch_norm=False)), toy_data(server_val=0.3), rounds=3)
+    said = capsys.readouterr().out
+    values = loop.contributions["sv"]
+    shares = values.clamp_min(0) / values.clamp_min(0).sum()
+    assert [float(share) for share in re.findall(r"([\d.]+) %", said)[:3]] == pytest.approx(100 * shares, abs=0.051)
+    assert said.count("share") == 1  # none by cssv, which says not to pay by it
+    most, least = int(values.argmax()), int(values.argmin())
+    assert f"By sv, client {most} contributed most, client {least} least." in said or "nobody can be told apart" in said
+    assert re.search(r"accuracy on the validation set (rose|fell) from [\d.]+ % to [\d.]+ %, the values of sv", said)
+    assert "other seeds may differ more (flsv repeat)" in said
+    lines = [line for line in said.splitlines() if "flsv re" in line][-3:]
+    folder = tmp_path / "run"
+    assert lines[0] == f"Report:  flsv report {folder}"
+    assert lines[1].startswith(
+        "Repeat:  flsv repeat 5 --config 'quick start' --trainer.max_epochs=2  # this was one seed"
+    )
+    assert lines[2].startswith(f"Retrain: flsv retrain {folder}")
+
+
+def test_without_a_metric_no_contributions_are_announced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fit(FederatedLoop(seed=1), tmp_path, rounds=1)
+    said = capsys.readouterr().out
+    assert "Contributions" not in said
+    assert "No contribution was measured" in said
+
+
+def test_a_fit_of_nothing_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "-q"]) == 2
+    assert "--config quickstart" in capsys.readouterr().err

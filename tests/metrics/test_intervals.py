@@ -182,9 +182,9 @@ def test_in_a_run_its_files_and_its_report(tmp_path: Path, capsys: pytest.Captur
         ends = run.ends(name)
         assert ends is not None
         assert ends[0] == low.double().tolist()
-        assert "spread over the run's rounds" in run.kind(name)
+        assert "spread over its rounds" in run.kind(name)
     said = capsys.readouterr().out
-    assert "in brackets 90 % of the spread" in said
+    assert "in brackets: 90 % interval from this run" in said
     low, high = federation.metrics["sv"].intervals()
     assert re.search(rf"\[{low[0]:.2f}\d?, {high[0]:.2f}\d?\]", said)
     pytest.importorskip("pandas")

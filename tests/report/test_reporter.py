@@ -215,6 +215,6 @@ def test_columns_that_are_no_classes(tmp_path: Path) -> None:
     assert not [tag for tag in tags["scalars"] if "class_" in tag]
     assert {"relevance/auroc", "relevance/found", "cost/bytes_down"} <= set(tags["scalars"])
     for client in range(3):
-        scalars = events(tmp_path / "run" / "clients" / str(client)).Tags()["scalars"]
+        scalars = events(tmp_path / "run" / f"client {client}").Tags()["scalars"]
         assert {"Contributions/relevance", "Contributions/cost"} <= set(scalars)
     assert {"Contributions/relevance", "Contributions/cost"} <= set(tags["images"])
