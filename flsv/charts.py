@@ -111,6 +111,7 @@ def draw_bars(
     unit: str = "",
     limits: Limits = None,
     errors: np.ndarray | None = None,
+    of_seeds: bool = False,
     sort: bool = False,
 ) -> None:
     """A bar per client.
@@ -122,6 +123,7 @@ def draw_bars(
         unit: of a value.
         limits: lowest and highest value of the scale.
         errors: what the whiskers reach below and above the values ``[2, n]``; NaN where there are none.
+        of_seeds: whether they are from runs with several seeds; those of one run are pale.
         sort: largest first.
     """
     order, many = _order(values, sort), len(values) > MOST_LABELS
@@ -130,7 +132,11 @@ def draw_bars(
     known = np.array([place for place, i in enumerate(order) if math.isfinite(values[i])], dtype=int)
     clients = order[known]
     bars = {"color": [colors.get(i, OTHERS if many else PALETTE[0]) for i in clients]}
-    whiskers: dict[str, Any] = {"ecolor": "0.2", "capsize": 0 if many else 3, "error_kw": {"elinewidth": 1}}
+    whiskers: dict[str, Any] = {
+        "ecolor": "0.2" if of_seeds else "0.65",
+        "capsize": 0 if many else 3,
+        "error_kw": {"elinewidth": 1},
+    }
     if errors is not None and not np.isnan(errors).all():
         whiskers["yerr"] = errors[:, clients]
     ax.bar(known, values[clients], **bars, **whiskers)

@@ -159,7 +159,12 @@ def draw_steps(
         less_is_better: what lowers is a gain, and has its color.
     """
     levels = [start, *(start + math.fsum(values[: place + 1]) for place in range(len(values)))]
-    ax.bar([0, len(values) + 1], [start, end], color=_WHOLE, width=0.62)
+    low, high = min(*levels, end), max(*levels, end)
+    # Where all that happens is far from 0, the steps would be slivers.
+    low = low - 0.25 * (high - low) if low > 0.5 * high > 0 else min(low, 0.0)
+    high = max(high, 0.0)
+    floor = max(low, 0.0)  # or bars would run over the names below the axis
+    ax.bar([0, len(values) + 1], [start - floor, end - floor], bottom=floor, color=_WHOLE, width=0.62)
     for place, (before, value) in enumerate(zip(levels, values), 1):
         gain = value <= 0 if less_is_better else value >= 0
         ax.bar(place, value, bottom=before, color=TOP if gain else BOTTOM, width=0.62)
@@ -168,10 +173,6 @@ def draw_steps(
         ax.plot([place - 0.31, place + 1.31], [level, level], color="0.5", linewidth=0.7)
     for place, level in ((0, start), (len(values) + 1, end)):
         ax.annotate(f"{level:.3g}", (place, max(level, 0.0)), **_ABOVE)
-    low, high = min(*levels, end), max(*levels, end)
-    # Where all that happens is far from 0, the steps would be slivers.
-    low = low - 0.25 * (high - low) if low > 0.5 * high > 0 else min(low, 0.0)
-    high = max(high, 0.0)
     spread = high - low or 1.0
     ax.set_ylim(low - (0.02 * spread if low < 0 else 0), high + 0.12 * spread)
     ax.set_xlim(-0.6, len(values) + 1.6)

@@ -35,3 +35,12 @@ def test_points_of_one_value_lie_side_by_side_about_their_line() -> None:
     for place, dots in enumerate(axis.collections[:2]):
         aside = np.asarray(dots.get_offsets())[:, 1] - place
         np.testing.assert_allclose(np.sort(aside), [-0.24, -0.12, 0.0, 0.12, 0.24], atol=1e-12)
+
+
+def test_no_bar_runs_below_an_axis_that_does_not_begin_at_0() -> None:
+    """A page's pictures are not clipped: it would run over the names."""
+    _, axis = waterfall([0.01, 0.02], ["Boston", "Lyon"], start=0.9)
+    bottom, top = axis.get_ylim()
+    assert bottom > 0.5
+    for bar in axis.patches:
+        assert bottom <= bar.get_y() <= bar.get_y() + bar.get_height() <= top

@@ -237,14 +237,14 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
             >>> data = FederatedDataModule("digits")
             >>> data.setup("fit")
             >>> data.validation()
-            {'of': '10 % of what the partners hold', 'rows': 144}
+            {'of': "10 % of the partners' data", 'rows': 144}
         """
         if self._data.val is None:
             return None
         given = self._held_out["val"]
         of = f"{self._source_name}, its validation part" if given is None else source_name(given)
         if self._data.val_data is not None and self._data.val_data[1] is not None:
-            of = f"{100 * self.splits.server_val:g} % of what the partners hold"
+            of = f"{100 * self.splits.server_val:g} % of the partners' data"
         return {"of": of, "rows": loader_rows(self._data.val)}
 
     @property

@@ -179,7 +179,8 @@ def server_app(
     A site that is away, late, or sends garbage or a model that is not finite is named and left out of the round. Its
     contributions stay what they were.
 
-    How a run stands is in ``status.json`` of the folder: ``flwr run`` ends with status 0 whatever becomes of the run.
+    How a run stands, and for which sites it waits, is in ``status.json`` of the folder: ``flwr run`` ends with status 0
+    whatever becomes of the run.
 
     Args:
         make_module: makes the LightningModule.
@@ -206,16 +207,16 @@ def server_app(
     def main(grid: Grid, context: Context) -> None:
         where = Path(folder)
         where.mkdir(parents=True, exist_ok=True)
-        with run_status(where):
-            serve(GridTransport(grid), where)
+        with run_status(where) as say:
+            serve(GridTransport(grid), where, say)
 
-    def serve(transport: GridTransport, where: Path) -> None:
+    def serve(transport: GridTransport, where: Path, say: Callable[[str | None], None]) -> None:
         module, loop = make_module(), make_loop()
         check_deployment(loop.config, loop.board)
         book, last = where / "sites.json", where / "checkpoints" / "last.ckpt"
         if not last.is_file():
             book.unlink(missing_ok=True)  # of another run
-        directory = Directory(transport, sites, agreement(module, loop), book, timeout, wait)
+        directory = Directory(transport, sites, agreement(module, loop), book, timeout, wait, say)
         directory.gather()
         own = None if datamodule is None else datamodule()
         data = RemoteData(sites, [directory.sizes[i] for i in range(len(sites))], num_classes, class_names, own)

@@ -40,8 +40,9 @@ def bars(
     values: Sequence[float],
     ends: Sequence[Sequence[float]] | None = None,
     caption: str = "",
+    of_seeds: bool = False,
 ) -> Markup:
-    """A bar per name; ``ends`` are the low and the high ones ``[2, k]`` of its interval."""
+    """A bar per name; ``ends`` are the low and the high ones ``[2, k]`` of its interval, dark if it is ``of_seeds``."""
     known, errors = np.array(values, dtype=float), None
     if ends is not None:
         reach = np.array([known - ends[0], np.array(ends[1]) - known])
@@ -49,7 +50,7 @@ def bars(
     words = [f"{name} {number(value) if value == value else 'no value'}" for name, value in zip(names, values)]
 
     def draw(axis: Any) -> None:
-        draw_bars(axis, known, names, errors=errors)
+        draw_bars(axis, known, names, errors=errors, of_seeds=of_seeds)
         axis.set_xlabel("")
         _level(axis, names)
 

@@ -108,7 +108,9 @@ def over_rounds(run: Run, clients: Sequence[int], names: Sequence[str], titles: 
     for metric, title in titles.items() if run.rounds > 1 else ():
         history = run.history(metric)[list(clients)].dropna(how="all")
         if len(history):
-            charts.append(drawing.lines(names, history.to_numpy(dtype=float), history.index.tolist(), title))
+            title = title if run.seeds == 1 else f"{title} ({WORDS['own_rounds']})"
+            rounds = [index + 1 for index in history.index]
+            charts.append(drawing.lines(names, history.to_numpy(dtype=float), rounds, title))
     return charts
 
 
@@ -192,7 +194,8 @@ def retrained(by: str, *parts: Markup | Sequence[str]) -> Markup:
 
 def reading(run: Run, *more: str) -> Markup:
     """How to read the metrics, and what they do not say."""
-    return section("How to read this", guides(run), [*caveats_of(run), *more])
+    seeds = SAY["one_seed"] if run.seeds == 1 else SAY["some_seeds"].format(run.seeds)
+    return section("How to read this", guides(run), [*caveats_of(run), seeds, *more])
 
 
 def class_counts(run: Run, least: int, most: float) -> tuple[list[str], list[list[int]]] | None:

@@ -20,7 +20,7 @@ from flsv.report.html import command, section, table, warning
 from flsv.report.measured import own_title
 from flsv.report.reading import Run
 from flsv.report.shares import SHARE_HEAD, Shares
-from flsv.report.text import NONE, WORDS, by_value, ends_of, joined, number, numbers, percent
+from flsv.report.text import NONE, WORDS, by_value, ends_of, joined, number, numbers, percent, performance, ranking
 
 #: Clients that are shown; of more the highest and the lowest ten.
 MOST = 30
@@ -56,7 +56,7 @@ def page_for_all(run: Run, shares: Shares | None = None) -> dict[str, Any]:
         section("Compared with training alone", *_gains(run, order, names)),
         _flagged(run),
         _valued(run, order, names),
-        facts.reading(run, SAY["one_seed"]),
+        facts.reading(run),
         _settings(run),
         _replay(run),
     ]
@@ -113,13 +113,22 @@ def _contributions(run: Run, order: Sequence[int], names: Sequence[str]) -> Mark
             columns[head] = numbers([final[client] for client in order])
     kinds = {metric: run.kind(metric) for metric in run.metrics}
     by_kind = {kind: ", ".join(m for m in kinds if kinds[m] == kind) for kind in kinds.values() if kind}
+    paid = [metric for metric in run.metrics if run.about(metric)["to_pay_by"]][:1]
     without = sum(all(value != value for value in values) for values in zip(*map(run.final, run.metrics)))
     return section(
         title,
         table(["partner", *columns], [list(row) for row in zip(names, *columns.values())]),
+        *(_ranking(run, paid[0]) if paid else []),
         *(SAY["intervals"].format(metrics, kind) for kind, metrics in by_kind.items()),
         SAY["without"].format(without) if without else None,
     )
+
+
+def _ranking(run: Run, metric: str) -> list[str]:
+    none = [NAN] * run.num_clients
+    low, high = run.ends(metric) or (none, none)
+    names = [run.label(client) for client in range(run.num_clients)]
+    return ranking(names, run.final(metric), low, high, metric)
 
 
 def _learned(run: Run) -> list[Markup | str]:
@@ -132,10 +141,10 @@ def _learned(run: Run) -> list[Markup | str]:
         if whole and abs(math.fsum(values) - whole) <= TOLERANCE * abs(whole):
             return [_waterfall(run, name, each)]
     if not games:
-        ends = [[each["by"], *(_shown(each["by"], each[when]) for when in ("start", "end"))] for each in known.values()]
+        ends = [[g["by"], *(performance(g["by"], g[when]) for when in ("start", "end"))] for g in known.values()]
         return [SAY["learned"].format(_plain(by), start, end) for by, start, end in ends]
     name, each = next(iter(games.items()))
-    start, end = (_shown(each["by"], each[when]) for when in ("start", "end"))
+    start, end = (performance(each["by"], each[when]) for when in ("start", "end"))
     return [SAY["not_adding_up"].format(name, _plain(each["by"]), start, end)]
 
 
@@ -155,8 +164,9 @@ def _waterfall(run: Run, name: str, game: Mapping[str, Any]) -> Markup:
         sign, names, heights = -1.0, names[::-1], heights[::-1]
     by = _plain(game["by"])
     caption = (
-        f"The model's {by}, from {_shown(game['by'], game['start'])} when training began to "
-        f"{_shown(game['by'], game['end'])} at its end, and each partner's part in that (by {name}; they add up)"
+        f"The model's {by}, from {performance(game['by'], game['start'])} when training began to "
+        f"{performance(game['by'], game['end'])} at its end, and each partner's part in that "
+        f"(by {name}, {run.source}; they add up)"
     )
     heights = [sign * height for height in heights]
     return drawing.steps(names, heights, sign * game["start"], sign * game["end"], caption, by, sign < 0)
@@ -166,21 +176,17 @@ def _plain(by: str) -> str:
     return WORDS["plain"].get(by, by)
 
 
-def _shown(by: str, value: float) -> str:
-    return percent(value) if by.endswith("accuracy") else number(abs(value) if by == "negative_loss" else value)
-
-
 def _rests_on(run: Run) -> Markup:
     judged, logged = run.record["validation"], run.record.get("logged", {})
     known = {name: value for name in WORDS["logged"] if (value := logged.get(name)) is not None}
-    shown = {name: percent(value) if "accuracy" in name else number(value) for name, value in known.items()}
-    said = ", ".join(WORDS["logged"][name].format(value) for name, value in shown.items())
+    said = ", ".join(WORDS["logged"][name].format(performance(name, value)) for name, value in known.items())
     lines = []
     if judged:
-        cases = "" if judged["rows"] is None else f"{judged['rows']:,} cases of "
+        cases = "cases" if judged["rows"] is None else f"{judged['rows']:,} cases"
         lines.append(SAY["judged"].format(cases, judged["of"]))
     lines += [SAY["logged"].format(said)] if said else []
-    lines += [SAY["cases"].format(sum(run.record["samples"])), SAY["one_run_only"], SAY["appendix"]]
+    seeds = SAY["one_run_only"] if run.seeds == 1 else SAY["mean_of_runs"].format(run.seeds)
+    lines += [SAY["cases"].format(sum(run.record["samples"])), seeds, SAY["appendix"]]
     return section("What this rests on", lines)
 
 
@@ -223,8 +229,8 @@ def _bars(run: Run, metric: str, order: Sequence[int], names: Sequence[str]) -> 
     """What a metric is, and its values as a chart."""
     values, known = run.final(metric), run.ends(metric)
     ends = None if known is None else [[end[client] for client in order] for end in known]
-    caption = ": ".join(filter(None, (metric, run.about(metric)["about"])))
-    return drawing.bars(names, [values[client] for client in order], ends, caption)
+    caption = ": ".join(filter(None, (f"{metric} ({run.source})", run.about(metric)["about"])))
+    return drawing.bars(names, [values[client] for client in order], ends, caption, run.seeds > 1)
 
 
 def _retrained(run: Run, order: Sequence[int]) -> Markup:
@@ -235,7 +241,9 @@ def _retrained(run: Run, order: Sequence[int]) -> Markup:
     rows, names = [found[client] for client in known], [run.label(client) for client in known]
     cells = [[name, *facts.retrained_cells(row), number(row["kernel_shap"])] for name, row in zip(names, rows)]
     value, low, high = ([row[column] for row in rows] for column in ("value", "low", "high"))
-    bars, shown = drawing.bars(names, value, (low, high)), table([*facts.RETRAINED_HEAD, "KernelSHAP"], cells)
+    of_seeds = len(str(rows[0]["seeds"]).split()) > 1
+    bars = drawing.bars(names, value, (low, high), of_seeds=of_seeds)
+    shown = table([*facts.RETRAINED_HEAD, "KernelSHAP"], cells)
     return facts.retrained(rows[0]["by"], bars, shown, facts.retrained_caveats(rows, names))
 
 

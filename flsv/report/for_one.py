@@ -46,7 +46,7 @@ def page_for_one(run: Run, client: int, shares: Shares | None = None) -> dict[st
         _gains(run, client),
         _valued(run, client),
         _flagged(run, client),
-        facts.reading(run, *chance, SAY["one_seed"], *_of_others(run, shares is not None)),
+        facts.reading(run, *chance, *_of_others(run, shares is not None)),
         section("The run", _facts(run, client)),
     ]
     subtitle = facts.subtitle(run, facts.algorithm(run))
@@ -106,6 +106,7 @@ def _share(client: int, shares: Shares) -> Markup:
     return section(
         f"Your share of {shares.title}",
         table(["", "your value", *SHARE_HEAD], [cells]),
+        SAY["why_share"].format(value, cells[2].partition(" [")[0]) if shares.budget.rule == "zero" else None,
         *facts.budget(shares),
         SAY["no_share_of_yours"] if client in shares.missing else None,
     )

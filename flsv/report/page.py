@@ -14,6 +14,7 @@ from flsv.report.for_all import page_for_all
 from flsv.report.for_one import page_for_one
 from flsv.report.html import to_html
 from flsv.report.reading import open_run
+from flsv.report.repeated import over_seeds
 from flsv.report.shares import SHARES, Budget, shares_of
 
 
@@ -41,7 +42,7 @@ def write_report(
         ConfigurationError: no run there, no such client, a file of another kind; values that no budget may be shared
             out by, see :func:`flsv.report.shares.basis_of`. Then nothing is written.
     """
-    run = open_run(path, valuation)
+    run = over_seeds(open_run(path, valuation))
     who = None if client is None else client_number(client, run.client_names, "client")
     shares = None if budget is None else shares_of(run, budget)
     folder = run.folder if who is None else run.folder / "clients" / run.folders[who]

@@ -152,9 +152,20 @@ class Run:
     def kind(self, metric: str) -> str:
         """What a metric's intervals are, in words; "" without any."""
         if any(end == end for end in last(self.table, metric, self.num_clients, what="low")):
-            return WORDS["interval"]
+            covered = WORDS["covered"].get(self.about(metric)["class"])
+            return WORDS["interval"] + (WORDS["too_narrow"].format(covered) if covered else "")
         sampled = f"{metric}/stderr" in self.measured
         return WORDS["sampled_interval"] if sampled else ""
+
+    @property
+    def seeds(self) -> int:
+        """Of how many runs the values are the mean."""
+        return 1
+
+    @property
+    def source(self) -> str:
+        """Which runs values are from, in words."""
+        return "this run only" if self.seeds == 1 else f"mean of {self.seeds} runs, a seed each"
 
     def labels(self, clients: Sequence[int]) -> str:
         """The names of these clients."""

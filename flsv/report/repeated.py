@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from flsv.errors import ConfigurationError
 from flsv.functional.over_rounds import half_width
 from flsv.metrics.intervals import LEVEL
 from flsv.report.reading import Run, open_run
-from flsv.report.text import shares_in
+from flsv.report.text import WORDS, shares_in
 
 HEADER = ("metric", "client", "client_name", "runs", "mean", "std", "low", "high", "share")
 #: In the folder of the runs: the means, and which runs are done, see :class:`flsv.kept.Kept`.
@@ -23,12 +24,61 @@ SUMMARY, RUNS = "repeat.csv", "runs.csv"
 COLUMNS: Mapping[str, Cell] = {"run": str, "folder": str}
 
 
-def summary(runs: Sequence[Run], level: float = LEVEL) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class RepeatedRun(Run):
+    """One of several runs with other seeds: values, intervals and performances are the means over all; the values of
+    its rounds are its own."""
+
+    runs: Sequence[Run] = ()
+
+    def final(self, metric: str, column: str = "") -> list[float]:
+        return [_mean(values) for values in zip(*(run.final(metric, column) for run in self.runs))]
+
+    def ends(self, metric: str) -> tuple[list[float], list[float]]:
+        rows = summary(self.runs, metrics=[metric])
+        return [row["low"] for row in rows], [row["high"] for row in rows]
+
+    def kind(self, metric: str) -> str:
+        return WORDS["seeds_interval"].format(len(self.runs))
+
+    @property
+    def seeds(self) -> int:
+        return len(self.runs)
+
+
+def over_seeds(run: Run) -> Run:
+    """A run with the means over all runs of ``flsv repeat`` among which it is; itself where it is alone.
+
+    Raises:
+        ConfigurationError: see :func:`repeated_runs`.
+    """
+    runs = [] if isinstance(run, RepeatedRun) else repeated_runs(run)
+    if not runs:
+        return run
+    games = dict(run.record.get("paid_in", {}))
+    for name, game in games.items():
+        each = [one.record.get("paid_in", {}).get(name, {}) for one in runs]
+        games[name] = game | {what: _mean_of_all([one.get(what) for one in each]) for what in ("start", "end", "sum")}
+    logs = [one.record.get("logged", {}) for one in runs]
+    logged = {name: _mean_of_all([log.get(name) for log in logs]) for name in logs[0]}
+    return RepeatedRun(run.folder, {**run.record, "paid_in": games, "logged": logged}, run.table, run.valuation, runs)
+
+
+def _mean(values: Iterable[float]) -> float:
+    known = [value for value in values if value == value]
+    return statistics.fmean(known) if known else NAN
+
+
+def _mean_of_all(values: Sequence[float | None]) -> float | None:
+    return None if None in values else statistics.fmean(values)  # type: ignore[type-var]
+
+
+def summary(runs: Sequence[Run], level: float = LEVEL, metrics: Iterable[str] | None = None) -> list[dict[str, Any]]:
     """A row per metric and client, by the names in :data:`HEADER`; what is not known is NaN."""
     rows: list[dict[str, Any]] = []
-    for metric in runs[0].metrics:
+    for metric in runs[0].metrics if metrics is None else metrics:
         known = [[value for value in values if value == value] for values in zip(*(run.final(metric) for run in runs))]
-        means = [statistics.fmean(values) if values else NAN for values in known]
+        means = [_mean(values) for values in known]
         for client, (values, mean, share) in enumerate(zip(known, means, shares_in(means))):
             count = len(values)
             spread = statistics.stdev(values) if count > 1 else NAN

@@ -16,7 +16,7 @@ from flsv.declared import Positive, checked
 from flsv.errors import ConfigurationError
 from flsv.functional.allocation import Negatives, allocate
 from flsv.report.reading import Run
-from flsv.report.repeated import repeated_runs, summary
+from flsv.report.repeated import RepeatedRun, over_seeds
 from flsv.report.text import NONE, WORDS, joined, percent
 
 #: Beside the report.
@@ -136,15 +136,12 @@ def _choice(names: Sequence[str]) -> str:
 
 def _measured(run: Run, metric: str) -> Basis:
     """A metric's values; of a run of ``flsv repeat`` the means over all seeds."""
-    fit = run.about(metric)["to_pay_by"]
-    runs = repeated_runs(run)
-    if runs:
-        rows = [row for row in summary(runs) if row["metric"] == metric]
-        mean, low, high = ([row[name] for row in rows] for name in ("mean", "low", "high"))
-        return Basis(metric, f"{metric}, mean of {len(runs)} runs", _of(runs), mean, low, high, fit)
+    run = over_seeds(run)
     none = [NAN] * run.num_clients
     low, high = run.ends(metric) or (none, none)
-    return Basis(metric, metric, _of([run]), run.final(metric), low, high, fit)
+    runs = run.runs if isinstance(run, RepeatedRun) else [run]
+    title = f"{metric}, mean of {len(runs)} runs" if len(runs) > 1 else metric
+    return Basis(metric, title, _of(runs), run.final(metric), low, high, run.about(metric)["to_pay_by"])
 
 
 def _retrained(run: Run) -> Basis:

@@ -109,5 +109,36 @@ def test_red_lines(tmp_path: Path, told: dict[str, object], said: str) -> None:
 def test_it_says_what_it_rests_on(tmp_path: Path) -> None:
     told = {"validation": {"of": "hospitals/val/patients.csv", "rows": 1095}, "logged": {"val_accuracy": 0.968}}
     front, _, _ = pages(make_game(tmp_path, {"sv": [0.4, 0.1]}, **told))
-    assert "judged on 1,095 cases of hospitals/val/patients.csv" in front
-    assert "96.8 % of the answers are right" in front
+    assert "evaluated on 1,095 cases set aside, hospitals/val/patients.csv" in front
+    assert "96.8 % of the answers are correct" in front
+
+
+def test_a_run_of_one_seed_says_so_and_a_mean_over_seeds_what_it_is(tmp_path: Path) -> None:
+    """Table, pictures and shares are of the same values: of one run, or means."""
+    for seed in range(3):
+        values = {"sv": [0.4 - 0.2 * seed, 0.3 + 0.1 * seed, 0.05]}
+        make_game(tmp_path / f"seed_{seed}", values, settings={"federation_seed": seed})
+    alone, whole, _ = pages(tmp_path / "seed_0")
+    assert "by sv, this run only; they add up" in alone
+    assert "By sv, Boston contributed most, Graz least." in alone
+    assert "sv (this run only)" in whole
+    assert "This is one run with one seed" in whole
+    (tmp_path / "runs.csv").write_text("# {}\nrun,folder\n" + "".join(f"{i},seed_{i}\n" for i in range(3)))
+    front, whole, html = pages(tmp_path / "seed_0", Budget(100.0))
+    assert "by sv, mean of 3 runs, a seed each; they add up" in front
+    assert "<desc>start 0.250, Lyon 0.400, Boston 0.200, Graz 0.0500, end 0.900</desc>" in html
+    assert re.search(r"\| Lyon \| 0.40+ \[.*\| Boston \| 0.20", front, re.DOTALL)
+    assert "Lyon and Boston; Boston and Graz cannot be told apart." in front
+    assert "one seed" not in whole
+    assert "of one run" not in whole
+
+
+def test_intervals_that_are_known_to_be_too_narrow_say_so(tmp_path: Path) -> None:
+    folder = make_run(tmp_path)
+    path = folder / "contributions.csv"
+    rows = (line.split(",") for line in path.read_text().splitlines())
+    ends = [",".join([*row[:7], "-1", "2"] if row[1] == "cssv" and not row[3] else row) for row in rows]
+    path.write_text("\n".join(ends) + "\n")
+    front, _, _ = pages(folder)
+    assert "90 % intervals from this run only" in front
+    assert "too narrow: in trials they held it in 59 % of the cases" in front

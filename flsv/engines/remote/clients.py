@@ -114,12 +114,12 @@ class Remote:
                 if isinstance(why, OtherData):
                     self.directory.greet_again(site)
         wrong |= self._unusual({site: _reported(update) for site, update in updates.items()})
-        when = f" of round {self._state.round_index}"
+        when = f" of round {self._state.round_index + 1}"
         for site, words in wrong.items():
             self._warn(site, "is left out", words, when)
         self._trained = {site: visits[site] for site in updates if site not in wrong}
         came, took = f"{len(self._trained)} of {len(packets)} sites", time.monotonic() - began
-        rank_zero_info(f"flsv: round {self._state.round_index}: {came} in {took:.1f} s.")
+        rank_zero_info(f"flsv: round {self._state.round_index + 1}: {came} in {took:.1f} s.")
         for site in self._trained:
             if replies[site].plain.get("lost"):  # type: ignore[union-attr]
                 self._warn(site, "no longer held what it kept, and went on from nothing", "", when)

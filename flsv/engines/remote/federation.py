@@ -198,9 +198,10 @@ def _elsewhere(client: int, split: str) -> Iterable[Any]:
 
 
 @contextmanager
-def run_status(folder: Path) -> Iterator[None]:
+def run_status(folder: Path) -> Iterator[Callable[[str | None], None]]:
     """Say in a folder's ``status.json`` how what is done within ends: ``"running"``, then ``"finished"``, or
-    ``"failed"`` and why. A run that was ended from outside stays ``"running"``, since when it says.
+    ``"failed"`` and why. A run that was ended from outside stays ``"running"``, since when it says. What it gives is
+    told why a run that is running does not go on, or None.
 
     Raises:
         ConfigurationError: another server is at work in this folder; what it says of itself is left as it is.
@@ -225,7 +226,7 @@ def run_status(folder: Path) -> Iterator[None]:
 
     try:
         write("running")
-        yield
+        yield partial(write, "running")
         write("finished")
     except Exception as error:  # and none by which Flower ends an app whose SuperLink is gone
         write("failed", f"{type(error).__name__}: {error}")

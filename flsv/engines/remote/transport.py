@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +22,8 @@ from flsv.engines.remote.messages import GARBLED, Packet, Refused, Reply, Unwill
 from flsv.errors import ConfigurationError
 
 Address = int
+#: Seconds between two lines about sites that are awaited.
+PAUSE = 15.0
 #: What a site can have of a split: the server counts them one by one.
 MOST_SAMPLES = 10**8
 _SPLITS = {"train": 1, "val": 0, "test": 0}
@@ -49,6 +53,7 @@ class Directory:
             away.
         timeout: seconds that a site has for its work.
         wait: seconds to wait for all sites before the first round, and for any site within a run.
+        say: is told every 15 s which sites are awaited, and None when none is any more.
 
     Attributes:
         sizes: number of a site to its samples by split.
@@ -62,11 +67,12 @@ class Directory:
         book: Path,
         timeout: float = 600.0,
         wait: float = 600.0,
+        say: Callable[[str | None], None] = lambda text: None,
     ) -> None:
         if len(set(names)) < len(names) or not names:
             raise ConfigurationError(f"sites={list(names)}: expected names, each once.")
         self.names, self.timeout, self.wait = list(names), timeout, wait
-        self._transport, self._ours, self._book = transport, ours, book
+        self._transport, self._ours, self._book, self._say = transport, ours, book, say
         try:
             kept = json.loads(book.read_bytes()) if book.is_file() else {}
             self.sizes = {i: _sizes(kept[name]) for i, name in enumerate(names) if name in kept}
@@ -86,14 +92,15 @@ class Directory:
             RuntimeError: some have not come in time.
         """
         deadline = time.monotonic() + self.wait
-        while not (here := self.refresh(strict=True)) or len(self.sizes) < len(self.names):
-            if time.monotonic() > deadline:
-                missing = [name for i, name in enumerate(self.names) if i not in self.sizes]
-                raise RuntimeError(
-                    f"sites {missing or self.names} have not come within {self.wait:g} s. "
-                    f"{' '.join(self._wrong.values())} Start them, or leave them out of sites=[...]."
-                )
-            time.sleep(min(0.5, self.wait))
+        with self._awaiting(lambda: [i for i in range(len(self.names)) if i not in self.sizes], len(self.names)):
+            while not (here := self.refresh(strict=True)) or len(self.sizes) < len(self.names):
+                if time.monotonic() > deadline:
+                    missing = [name for i, name in enumerate(self.names) if i not in self.sizes]
+                    raise RuntimeError(
+                        f"sites {missing or self.names} have not come within {self.wait:g} s. "
+                        f"{' '.join(self._wrong.values())} Start them, or leave them out of sites=[...]."
+                    )
+                time.sleep(min(0.5, self.wait))
         rank_zero_info(f"flsv: {len(here)} of {len(self.names)} sites are there.")
 
     def refresh(self, strict: bool = False) -> dict[int, Address]:
@@ -114,11 +121,39 @@ class Directory:
         """Replies of sites, by their numbers; who is away, late or fails replies with words. If none is there at all,
         as where all have been restarted, the first one is waited for."""
         began = time.monotonic()
-        while not self.refresh() and time.monotonic() < began + self.wait:
-            time.sleep(min(0.5, self.wait))
-        sent = {site: packet for site, packet in packets.items() if site in self._here and site in self._greeted}
+        replies: dict[int, Reply] = {}
+        with self._awaiting(lambda: [site for site in packets if site not in replies], len(packets)):
+            while not self.refresh() and time.monotonic() < began + self.wait:
+                time.sleep(min(0.5, self.wait))
+            sent = {site: packet for site, packet in packets.items() if site in self._here and site in self._greeted}
+            for site, reply in self._send(sent, self.timeout):
+                replies[site] = reply
         late = dict.fromkeys(sent, f"no reply within {self.timeout:g} s")
-        return {**dict.fromkeys(packets, "it is away"), **late, **dict(self._send(sent, self.timeout))}
+        return {**dict.fromkeys(packets, "it is away"), **late, **replies}
+
+    @contextmanager
+    def _awaiting(self, missing: Callable[[], list[int]], count: int) -> Iterator[None]:
+        """Say every now and then, while what is within blocks, which of ``count`` sites are awaited."""
+        done, said = threading.Event(), threading.Event()
+
+        def watch() -> None:
+            while not done.wait(PAUSE):
+                if sites := missing():
+                    names = ", ".join(self.names[site] for site in sites)
+                    words = f"{count - len(sites)} of {count} sites, waiting for {names}"
+                    rank_zero_info(f"flsv: {words}.")
+                    self._say(words)
+                    said.set()
+
+        watching = threading.Thread(target=watch, daemon=True)
+        watching.start()
+        try:
+            yield
+        finally:
+            done.set()
+            watching.join()
+            if said.is_set():
+                self._say(None)
 
     def greet_again(self, site: int) -> None:
         """Ask a site what it has before it is asked for anything else."""

@@ -124,7 +124,7 @@ def test_sites_and_the_server_fail_and_the_rounds_go_on(tmp_path: Path) -> None:
     assert weighed[ROUNDS - 1] == {"Boston", "Lyon", "Osaka"}
     assert len({process for process, _ in diary(folder)}) == 2
     # What is said of round 3 reaches the log some seconds later, and may be lost with the server that is killed then.
-    for words in ("'Lyon' (client 1) is left out of round 1", "'Osaka' (client 2) is left out of round 2"):
+    for words in ("'Lyon' (client 1) is left out of round 2", "'Osaka' (client 2) is left out of round 3"):
         assert words in told
     assert f"no reply within {TIMEOUT} s" in told
     # Absence is not a zero: whoever was away has no row of that round, and keeps what it had.

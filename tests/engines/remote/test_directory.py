@@ -69,6 +69,24 @@ def test_a_site_that_is_away_is_not_waited_for_while_others_are_there(
         directory.exchange({1: Packet("ask")})
 
 
+class Silent(Slow):
+    """Boston takes its time."""
+
+    def exchange(self, packets: Any, seconds: float) -> Iterator[tuple[int, Any]]:
+        time.sleep(0.3)
+        yield from super().exchange(packets, seconds)
+
+
+def test_who_is_awaited_is_said_while_nothing_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flsv.engines.remote.transport.PAUSE", 0.1)
+    said: list[str | None] = []
+    directory = Directory(Silent(0, 0), NAMES[:2], {}, tmp_path / "book", wait=0.7, say=said.append)
+    with pytest.raises(RuntimeError, match="have not come within"):
+        directory.gather()
+    assert said[0] == f"0 of 2 sites, waiting for {NAMES[0]}, {NAMES[1]}"
+    assert said[-2:] == [f"1 of 2 sites, waiting for {NAMES[1]}", None]
+
+
 def test_nobody_is_waited_for_for_ever(tmp_path: Path) -> None:
     directory = Directory(Slow(10**6, 0), NAMES, {}, tmp_path / "book", wait=0.1)
     assert directory.exchange({0: Packet("ask")}) == {0: "it is away"}
@@ -186,7 +204,7 @@ def test_other_settings_within_a_run_leave_the_site_out(tmp_path: Path) -> None:
         return reply
 
     remote.transport.spoil = come_and_go
-    words = r"site 'Lyon' \(client 1\) is left out of round 1: it and the server differ in training: "
+    words = r"site 'Lyon' \(client 1\) is left out of round 2: it and the server differ in training: "
     with pytest.warns(UserWarning, match=words):
         loop = remote.fit(3)
     assert loop.participations.tolist() == [3, 2, 3]

@@ -102,7 +102,7 @@ def test_no_update_ends_a_round(sites: tuple[Replay, Directory]) -> None:
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             updates, broken = here.train(instructions, model.device, space)
-        named = ["site 'Lyon' (client 1) is left out of round 0: " in str(each.message) for each in told]
+        named = ["site 'Lyon' (client 1) is left out of round 1: " in str(each.message) for each in told]
         taken = [update for update in updates if update.client_id == 1]
         assert {update.client_id for update in updates} >= {0, 2}
         assert len(taken) + (broken == [1]) + any(named) == 1

@@ -90,14 +90,14 @@ def test_what_updates_tell_is_bounded_over_all_runs(tmp_path: Path) -> None:
     two, three = (gaussian_epsilon(2.0, rounds) for rounds in (2, 3))
     policy = SitePolicy(max_epsilon=(two + three) / 2)
     remote = with_policy(tmp_path, private, policy)
-    with pytest.warns(UserWarning, match=r"'Boston'.*left out of round 2.*with one more update after 2 it would be"):
+    with pytest.warns(UserWarning, match=r"'Boston'.*left out of round 3.*with one more update after 2 it would be"):
         loop = remote.fit(rounds=3)
     assert loop.participations.tolist() == [2, 3, 3]
     kept = json.loads((tmp_path / "b" / "sites" / "Boston" / LEDGER).read_text())
     assert kept["updates"] == 2
     assert kept["epsilon"] == pytest.approx(two)
     again = with_policy(tmp_path, private, policy)
-    with pytest.warns(UserWarning, match="'Boston'.*left out of round 0"):
+    with pytest.warns(UserWarning, match="'Boston'.*left out of round 1"):
         assert again.fit(rounds=1).participations.tolist() == [0, 1, 1]
 
 

@@ -89,11 +89,11 @@ def test_what_goes_wrong_at_sites_is_in_the_record(tmp_path: Path, caplog: pytes
     visits.remote.transport.sites[101] = site(tmp_path, 1, partial(scaffold, 7), broken)
     with pytest.warns(UserWarning, match="no longer held") as told, caplog.at_level("INFO"):
         visits.go_on(3)
-    assert "flsv: round 1: 2 of 3 sites in " in caplog.text
+    assert "flsv: round 2: 2 of 3 sites in " in caplog.text
     words = " ".join(str(each.message) for each in told)
     lost, failed = "no longer held what it kept, and went on from nothing", "it failed with OSError at"
-    assert f"site 'Boston' (client 0) {lost} of round 1." in words
-    assert f"site 'Lyon' (client 1) is left out of round 1: {failed}" in words
+    assert f"site 'Boston' (client 0) {lost} of round 2." in words
+    assert f"site 'Lyon' (client 1) is left out of round 2: {failed}" in words
     incidents = json.loads((tmp_path / "server" / "run.json").read_text())["events"]
     assert [(each["client"], each["first"], each["last"], each["times"]) for each in incidents] == [
         (1, 1, 2, 2),

@@ -180,7 +180,7 @@ def test_who_sends_garbage_is_left_out_of_the_round(tmp_path: Path, kind: str) -
     what, words = GARBAGE[kind]
     remote = Remotely(tmp_path, shapfed)
     remote.transport.spoil = spoiled("train", 1, 101, what)
-    with pytest.warns(UserWarning, match=f"site 'Lyon' \\(client 1\\) is left out of round 1: .*{words}"):
+    with pytest.warns(UserWarning, match=f"site 'Lyon' \\(client 1\\) is left out of round 2: .*{words}"):
         loop = remote.fit()
     assert loop.participations.tolist() == [3, 2, 3]
     assert loop.contributions["cssv"].isfinite().all()
@@ -196,7 +196,7 @@ def test_the_first_to_report_something_else_is_the_one_left_out(tmp_path: Path, 
     )
     with pytest.warns(
         UserWarning,
-        match=r"site 'Boston' \(client 0\) is left out of round 1: it reports .*, (the others|which nobody asks)",
+        match=r"site 'Boston' \(client 0\) is left out of round 2: it reports .*, (the others|which nobody asks)",
     ):
         loop = remote.fit()
     assert loop.participations.tolist() == [2, 3, 3]
@@ -252,7 +252,7 @@ def test_who_is_not_ready_in_time_stops_and_can_do_the_next_round(tmp_path: Path
     remote = Remotely(tmp_path, shapfed)
     own = remote.transport.sites[101]
     remote.transport.sites[101] = Hurried()  # type: ignore[assignment]
-    words = r"site 'Lyon' \(client 1\) is left out of round 1: it has stopped, not ready after 0.0 s"
+    words = r"site 'Lyon' \(client 1\) is left out of round 2: it has stopped, not ready after 0.0 s"
     with pytest.warns(UserWarning, match=words):
         loop = remote.fit()
     assert loop.participations.tolist() == [3, 2, 3]
@@ -285,7 +285,7 @@ def test_absence_is_not_a_zero(tmp_path: Path) -> None:
 
     sizes = {"train": 425, "val": 0, "test": 0}
     (tmp_path / "book.json").write_text(json.dumps({"Osaka": sizes}))
-    with pytest.warns(UserWarning, match=r"site 'Osaka' \(client 2\) is left out of round 0: it is away"):
+    with pytest.warns(UserWarning, match=r"site 'Osaka' \(client 2\) is left out of round 1: it is away"):
         loop = remote.fit(callbacks=[Comes()])
     assert loop.participations.tolist() == [3, 3, 2]
     assert seen[0][2].isnan().all()

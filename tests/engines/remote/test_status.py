@@ -41,8 +41,10 @@ def test_settings_are_checked_before_any_site_is_asked(options: dict[str, Any], 
 
 def test_how_a_run_has_ended_is_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = partial(lambda path: json.loads(path.read_text()), tmp_path / "status.json")
-    with run_status(tmp_path):
+    with run_status(tmp_path) as say:
         assert said()["status"] == "running"
+        say("2 of 3 sites, waiting for Osaka")
+        assert (said()["status"], said()["why"]) == ("running", "2 of 3 sites, waiting for Osaka")
     assert (said()["status"], said()["why"]) == ("finished", None)
     assert capsys.readouterr().err.endswith(f"flsv: the run has finished: {tmp_path}.\n")
     with pytest.raises(ValueError, match="too bad"), run_status(tmp_path):
