@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -26,7 +26,7 @@ from flsv.report.run_table import CSV, frame
 from flsv.report.tensorboard import TensorBoard, draw_metric, figures_due
 from flsv.report.trackers import Trackers
 from flsv.round import Round
-from flsv.round.result import RoundResult, Row, RunResult, Sink
+from flsv.round.result import RoundResult, RunResult, Sink
 from flsv.server.description import chosen, settings
 
 
@@ -57,9 +57,8 @@ class RunReports:
         described = settings(self._config, metrics, self._data, self._state.seed)
         before, saver.csv = saver.csv, None
         self.sinks: list[Sink] = []
-        written: Sequence[Row] = ()
         if files and trainer.is_global_zero:
-            csv, written = self._csv(folder / CONTRIBUTIONS, before)
+            csv = self._csv(folder / CONTRIBUTIONS, before)
             saver.csv = str(csv.path.resolve())
             identity = saver.identity.plain()
             self.sinks += [csv, Record(folder, self._record(identity, described), self._events)]
@@ -67,7 +66,7 @@ class RunReports:
             self.sinks.append(
                 ClientPictures(federation.engine, trainer.max_epochs, reporting.figures, folder / "clients")
             )
-        self.sinks += self._loggers(described, [*written, *self._known])
+        self.sinks += self._loggers(described)
         self.terminal = Terminal(trainer, names[0], self._prints and reporting.table, files)
         self.sinks += [self.terminal, Monitored(trainer, metrics)]
 
@@ -75,8 +74,8 @@ class RunReports:
     def _prints(self) -> bool:
         return self._trainer.is_global_zero and not self._trainer.fast_dev_run  # type: ignore[attr-defined]
 
-    def _csv(self, path: Path, before: str | None) -> tuple[CSV, list[Row]]:
-        """The file of contributions, begun anew or gone on with, and what is in it.
+    def _csv(self, path: Path, before: str | None) -> CSV:
+        """The file of contributions, begun anew or gone on with.
 
         Args:
             path: of the file.
@@ -86,7 +85,8 @@ class RunReports:
         earlier = path.resolve() if before is None else Path(before)
         if first > 0 and earlier.is_file():
             self.results.resume(self._known)
-        return csv, csv.begin(first, earlier if earlier != path.resolve() else None)
+        csv.begin(first, earlier if earlier != path.resolve() else None)
+        return csv
 
     def _record(self, identity: Mapping[str, Any], described: Mapping[str, Any]) -> dict[str, Any]:
         state, metrics = self._state, self._federation.board.metrics
@@ -95,7 +95,7 @@ class RunReports:
         content = record_of(self._trainer, self._data, metrics, roles, described, *about)
         return content | ({"run": state.run} if state.run else {})
 
-    def _loggers(self, described: Mapping[str, Any], earlier: Sequence[Row]) -> list[Sink]:
+    def _loggers(self, described: Mapping[str, Any]) -> list[Sink]:
         """The sinks of the trainer's loggers, which are told the settings."""
         trainer, data, first = self._trainer, self._data, self._state.round_index
         metrics, reporting = self._federation.board.metrics, self._config.reporting
@@ -112,7 +112,7 @@ class RunReports:
             # In a fast_dev_run a logger's experiment is no writer.
             if isinstance(logger, TensorBoardLogger) and isinstance(logger.experiment, SummaryWriter):
                 board = TensorBoard(logger, trainer, metrics, *names, reporting, self._config.evaluation.every > 0)
-                board.begin(first, merged, columns, draw, earlier)
+                board.begin(first, merged, columns, draw)
                 sinks.append(board)
             else:
                 others.append(logger)
@@ -162,7 +162,7 @@ class RunReports:
             to_pay_by=[name for name in values if to_pay_by(metrics[name])],
             learned=learned(trainer, self._federation) if self._learning_is_told else {},
             logged={name: value for name, value in logged.items() if "/" not in name},
-            pictures={name: partial(_picture, metrics[name], name, value, index) for name, value in values.items()},
+            pictures={name: partial(draw_metric, metrics[name], name, value, index) for name, value in values.items()},
         )
         for sink in self.sinks:
             sink.finish(result)
@@ -195,7 +195,3 @@ class ClientPictures(Sink):
         if figures_due(result.round_index, self._rounds, self._every):
             cohort = (~result.weights.isnan()).nonzero()[:, 0].tolist()
             self._engine.write_artifacts(cohort, result.round_index, self._folder)
-
-
-def _picture(*metric: Any) -> Any:
-    return draw_metric(*metric)[0]

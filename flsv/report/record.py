@@ -149,8 +149,10 @@ def _described(metric: Metric) -> dict[str, Any]:
 
 
 def to_pay_by(metric: Metric) -> bool:
-    """Whether a metric's values are such that one may share something out by them."""
-    return isinstance(metric, ContributionMetric) and metric.to_pay_by
+    """Whether one may share something out by a metric's values: not by costs, nor by what clients are to each other."""
+    if not isinstance(metric, ContributionMetric) or metric.columns():
+        return False
+    return metric.to_pay_by and metric.higher_is_better is not False
 
 
 def _plain_words(text: str) -> str:

@@ -11,7 +11,6 @@ Of more than :data:`MOST_RUNS` clients all curves are the run's, a tag each.
 from __future__ import annotations
 
 import inspect
-import math
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-import numpy as np
 from lightning.pytorch.loggers import TensorBoardLogger
 from matplotlib.figure import Figure
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -48,7 +46,7 @@ from flsv.report.measured import (
 )
 from flsv.report.terminal import client_columns
 from flsv.report.text import markdown_table, plain
-from flsv.round.result import RoundResult, Row, RunResult, Sink
+from flsv.round.result import RoundResult, RunResult, Sink
 
 #: Begins the tags of what is to be seen first.
 FIRST = "Contributions/"
@@ -99,7 +97,6 @@ class TensorBoard(Sink):
             if isinstance(metric, ContributionMetric) and metric.over_rounds is not None
         ]
         self._writers: dict[int, SummaryWriter] = {}
-        self._extremes: dict[str, tuple[float, float]] = {}
         self._chosen: Mapping[str, str | int | float] = {}
         self._first_round, self._in_table = 0, False
 
@@ -109,7 +106,6 @@ class TensorBoard(Sink):
         settings: Mapping[str, Any],
         chosen: Mapping[str, str | int | float],
         partition: Callable[[], Figure],
-        earlier: Iterable[Row] = (),
     ) -> None:
         """Write what is known before the first round.
 
@@ -119,11 +115,7 @@ class TensorBoard(Sink):
             settings: all that the run is made of.
             chosen: those that tell runs apart.
             partition: draws who has which data.
-            earlier: rows of the rounds before: pictures go on with the same scale.
         """
-        for row in earlier:
-            if row.metric in self._metrics:
-                self._include(row.metric, np.array([row.value]))
         self._first_round, self._chosen = first_round, chosen
         if first_round:
             self._writer.close()  # it opens another file, which is read after those of the process before
@@ -151,10 +143,8 @@ class TensorBoard(Sink):
         if not self._in_table and (logged := accuracies(self._logged())):
             self._write_hyperparameters(logged)
         due = figures_due(index, self._trainer.max_epochs, self._reporting.figures)
-        for name, value in result.values.items():
-            self._include(name, value.detach().cpu().numpy())
-            if due:
-                self._draw(f"{FIRST}{name}", partial(self.picture, name, value, index), index)
+        for name, value in result.values.items() if due else ():
+            self._draw(f"{FIRST}{name}", partial(draw_metric, self._metrics[name], name, value, index), index)
 
     def finish(self, result: RunResult) -> None:
         """After the last round: a table of the clients, and the run's line in the table of runs."""
@@ -175,28 +165,6 @@ class TensorBoard(Sink):
         for writer in self._writers.values():
             writer.close()
         self._writers = {}
-
-    def picture(self, name: str, value: Tensor, round_index: int) -> Figure:
-        """A metric's values, with the limits of all rounds so far."""
-        return draw_metric(self._metrics[name], name, value, round_index, limits=self.limits(name))[0]
-
-    def limits(self, name: str) -> tuple[float, float]:
-        """Of a metric's pictures: 1, 2 or 5 times a power of ten, 0 within, and never beyond the metric's own bounds.
-
-        Nobody knows the largest value of a run in advance. So they hold all values so far, in the pictures or between
-        them, and are widened only when a value lies beyond.
-        """
-        least, most = self._extremes.get(name, (0.0, 0.0))
-        lower, upper = (getattr(self._metrics[name], f"plot_{end}_bound", None) for end in ("lower", "upper"))
-        low, high = -round_up(-least), round_up(most)
-        low = low if lower is None else max(low, min(lower, 0.0))
-        high = high if upper is None else min(high, max(upper, 0.0))
-        return (low + 0.0, high) if high > low else (0.0, 1.0)
-
-    def _include(self, name: str, values: np.ndarray) -> None:
-        known = values[np.isfinite(values)].tolist()
-        least, most = self._extremes.get(name, (0.0, 0.0))
-        self._extremes[name] = min([least, *known]), max([most, *known])
 
     def _tag(self, tag: str) -> str:
         return f"{FIRST}{tag}" if tag in self._metrics else tag
@@ -306,38 +274,25 @@ def figures_due(round_index: int, rounds: int | None, every: int | None) -> bool
     return bool(every) and (round_index + 1 == known or (round_index + 1) % every == 0)
 
 
-def round_up(value: float) -> float:
-    """To 1, 2 or 5 times a power of ten; 0 stays.
-
-    Example:
-        >>> round_up(0.013), round_up(0.5), round_up(730)
-        (0.02, 0.5, 1000.0)
-    """
-    if value <= 0:
-        return 0.0
-    exponent = math.floor(math.log10(value))
-    steps = (float(f"{step}e{power}") for power in (exponent, exponent + 1) for step in (1, 2, 5))
-    return next(step for step in steps if step >= value)
-
-
-def draw_metric(metric: Metric, name: str, value: Tensor, round_index: int, **style: Any) -> tuple[Any, Any]:
-    """The metric's own picture, with the standard errors that it knows, in whatever style its ``plot`` takes.
+def draw_metric(metric: Metric, name: str, value: Tensor, round_index: int) -> Figure:
+    """The metric's own picture, with the standard errors that it knows, within its own bounds if it has any.
 
     Args:
         metric: draws itself.
         name: its name in the run.
         value: what it gave.
-        round_index: in the title.
-        style: keywords of :meth:`flsv.metrics.ContributionMetric.plot`; what a ``plot`` does not take is left out.
+        round_index: from 0; the title counts from 1.
     """
     error = metric.diagnostics().get("stderr") if isinstance(metric, ContributionMetric) else None
-    style["stderr"] = None if error is None else error.detach().cpu()
-    known: Mapping[str, Any] = inspect.signature(metric.plot).parameters
-    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
-        style = {key: value for key, value in style.items() if key in known}
-    figure, axis = metric.plot(value, **style)
+    bounds = metric.plot_lower_bound, metric.plot_upper_bound
+    style: dict[str, Any] = {
+        "stderr": None if error is None else error.detach().cpu(),
+        "limits": None if None in bounds else bounds,
+    }
+    known = inspect.signature(metric.plot).parameters  # of a metric of torchmetrics' own, neither
+    figure, axis = metric.plot(value, **{key: each for key, each in style.items() if key in known})
     axis.set_title(f"{label_text(name)}, round {round_index + 1}")
-    return figure, axis
+    return figure
 
 
 def accuracies(logged: Iterable[str]) -> list[str]:

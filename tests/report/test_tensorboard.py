@@ -213,7 +213,7 @@ def test_texts(fitted: tuple[FederatedLoop, Path]) -> None:
     assert "| aggregator | ShapFedWA() |" in settings
     table = text(seen, "contributions").splitlines()
     own = "own accuracy | own balanced accuracy | own AUROC"
-    assert table[0] == f"| client | samples | rounds | cssv | sv | cost | weight | {own} |"
+    assert table[0] == f"| client | samples | rounds | cssv | sv | share | cost | weight | {own} |"
     assert [line.split(" | ")[0] for line in table[2:]] == ["| Boston", "| St. Mary's/East", "| client 2"]
     assert "\\[" in table[3]
     assert seen.Tensors("contributions/text_summary")[-1].step == 3
@@ -222,34 +222,6 @@ def test_texts(fitted: tuple[FederatedLoop, Path]) -> None:
 def test_markup_in_names_stays_text() -> None:
     shown = text_table({"client": ["a|b", "<script>"], "*sv*": ["0.5", ""]})
     assert shown.splitlines() == ["| client | \\*sv\\* |", "| --- | --- |", "| a\\|b | 0.5 |", "| &lt;script&gt; |  |"]
-
-
-@pytest.mark.slow
-def test_a_scale_is_the_same_whether_the_run_was_resumed(tmp_path: Path) -> None:
-    """Its largest value was in a round before, which no metric remembers."""
-
-    class Fading(ClassSpecificShapley):
-        def compute(self) -> torch.Tensor:
-            return super().compute() / self.rounds**4
-
-    from lightning.pytorch.callbacks import ModelCheckpoint
-
-    def scales(folder: str, rounds: int, **kwargs: Any) -> Any:
-        loop = FederatedLoop(metrics={"cssv": Fading()}, seed=1, reporting=Reporting(figures=0))
-        logger = TensorBoardLogger(tmp_path / folder, name="", version="run")
-        fit(loop, tmp_path / folder, rounds=rounds, logger=logger, **kwargs)
-        (board,) = [sink for sink in loop._fit.reports.sinks if isinstance(sink, TensorBoard)]
-        return board.limits("cssv")
-
-    whole = scales("whole", 3)
-    saving = ModelCheckpoint(tmp_path / "c", "last")
-    scales("parts", 2, callbacks=[saving], enable_checkpointing=True)
-    for folder in ("elsewhere", "parts"):
-        assert scales(folder, 3, ckpt_path=tmp_path / "c/last.ckpt") == whole
-        assert {"custom_scalars__config__", "settings/text_summary"} <= set(
-            events(tmp_path / folder / "run").Tags()["tensors"]
-        )
-    assert whole[1] >= 0.5
 
 
 @pytest.mark.slow
