@@ -113,18 +113,21 @@ def _contributions(run: Run, order: Sequence[int], names: Sequence[str]) -> Mark
             columns[head] = numbers([final[client] for client in order])
     kinds = {metric: run.kind(metric) for metric in run.metrics}
     by_kind = {kind: ", ".join(m for m in kinds if kinds[m] == kind) for kind in kinds.values() if kind}
-    paid = [metric for metric in run.metrics if run.about(metric)["to_pay_by"]][:1]
     without = sum(all(value != value for value in values) for values in zip(*map(run.final, run.metrics)))
     return section(
         title,
         table(["partner", *columns], [list(row) for row in zip(names, *columns.values())]),
-        *(_ranking(run, paid[0]) if paid else []),
+        *_ranking(run),
         *(SAY["intervals"].format(metrics, kind) for kind, metrics in by_kind.items()),
         SAY["without"].format(without) if without else None,
     )
 
 
-def _ranking(run: Run, metric: str) -> list[str]:
+def _ranking(run: Run) -> list[str]:
+    """By the first metric that one may pay by."""
+    metric = next((metric for metric in run.metrics if run.about(metric)["to_pay_by"]), None)
+    if metric is None:
+        return []
     none = [NAN] * run.num_clients
     low, high = run.ends(metric) or (none, none)
     names = [run.label(client) for client in range(run.num_clients)]

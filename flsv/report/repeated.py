@@ -70,7 +70,8 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def _mean_of_all(values: Sequence[float | None]) -> float | None:
-    return None if None in values else statistics.fmean(values)  # type: ignore[type-var]
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if len(known) == len(values) else None
 
 
 def summary(runs: Sequence[Run], level: float = LEVEL, metrics: Iterable[str] | None = None) -> list[dict[str, Any]]:

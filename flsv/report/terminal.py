@@ -60,15 +60,20 @@ def print_contributions(result: RunResult, client_names: Sequence[str], where: S
         keys = columns_in(table, name)
         if 0 < len(keys) <= 10:
             print_table(f"{name} by {kind}", client_names, class_columns(table, name, count), rows)
-    lines = [] if metrics else [f"{WORDS['page']['no_metric']} {WORDS['name_one']}"]
+    for line in (*_sentences(result, client_labels(count, client_names)), *where):
+        print(line)
+
+
+def _sentences(result: RunResult, labels: Sequence[str]) -> list[str]:
+    """Who has contributed most, and what has become of the model."""
+    lines = [] if result.columns else [f"{WORDS['page']['no_metric']} {WORDS['name_one']}"]
     for name in result.to_pay_by[:1]:
-        ends = (last(table, name, count, what=what) for what in ("value", "low", "high"))
-        lines += ranking(client_labels(count, client_names), *ends, name)
+        values, low, high = (last(result.table, name, len(labels), what=what) for what in ("value", "low", "high"))
+        lines += ranking(labels, values, low, high, name)
     lines += lines_of(result.learned)
     if result.logged:
         lines.append(f"Model:   {', '.join(f'{name} {value:.4g}' for name, value in result.logged.items())}")
-    for line in (*lines, *where):
-        print(line)
+    return lines
 
 
 def client_columns(
