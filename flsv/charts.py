@@ -174,12 +174,12 @@ def draw_lines(
         names: of the clients.
         unit: of a value.
         limits: lowest and highest value of the scale.
-        rounds: numbers of the rounds; None: from 0.
+        rounds: numbers of the rounds; None: from 1.
         ranking: ``[n]``, says who of many is at the top; None: the last values.
     """
     from matplotlib.ticker import MaxNLocator
 
-    x = np.arange(len(rows)) if rounds is None else np.asarray(rounds)
+    x = np.arange(1, len(rows) + 1) if rounds is None else np.asarray(rounds)
     labels = client_labels(rows.shape[1], names)
     for client, style in _styles(rows, ranking).items():
         line = rows[:, client]
