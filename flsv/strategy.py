@@ -39,6 +39,7 @@ class Federation:
         uploads: what happens to the clients' updates before they leave.
         client_names: by number.
         metrics: the contribution metrics, by name.
+        filters: what the server does to updates before they are averaged.
     """
 
     global_vector: Tensor
@@ -53,6 +54,7 @@ class Federation:
     uploads: Sequence[Any] = ()
     client_names: Sequence[str] = ()
     metrics: Mapping[str, Any] = field(default_factory=dict)
+    filters: Sequence[Any] = ()
 
 
 class Component(Declared, ABC):

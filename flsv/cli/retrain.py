@@ -6,14 +6,16 @@
 
 What a metric says during a run is cheap and approximate. This trains the same federation again with some of its clients
 only and shares out what comes of it by Shapley values. Where the module allows it, the models of all coalitions are
-rows of one batched model and train side by side, which takes about as long as a few fits: then all coalitions of up to
-ten clients are trained if that takes eight fits or less, and the values are exact. Where it does not, the command says
-why, trains each client alone, all but one, and all (2 n + 1 trainings, one after the other) and fits a game to their
-utilities. Ranks share the coalitions out. Values, with intervals, are written to retrained.csv in the run's folder and
-shown by flsv report. Beside them stands KernelSHAP of the same trainings, which assumes nothing of the game; where it
-lies outside of an interval, the command says so. Models are judged as the run's metrics judged them, or by --metric
-(``by`` in the file); trainings are kept for each of these. Where that is accuracy and most samples are of one class, it
-is said. Data that are not the run's are refused. A training that is done is kept: start again what was stopped.
+rows of one batched model and train side by side: all coalitions of up to seven clients, with three seeds, whose values
+are exact; of more clients each alone, every two, and all but one. Where it does not, the command says why, trains each
+client alone, all but one, and all (2 n + 1 trainings, one after the other) and fits a game to their utilities.
+--trainings singles (n + 1 trainings) ranks clients only: no amounts follow from it. Ranks share the coalitions out.
+Values, with intervals, are written to retrained.csv in the run's folder and shown by flsv report, with what was trained
+and with whatever was changed. Beside them stands KernelSHAP of the same trainings, which assumes nothing of the game;
+where it lies outside of an interval, the command says so. Models are judged as the run's metrics judged them, or by
+--metric (``by`` in the file); trainings are kept for each of these. Where that is accuracy and most samples are of one
+class, it is said. Data that are not the run's are refused. A training that is done is kept: start again what was
+stopped.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from argparse import ArgumentParser
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, get_args
 
@@ -33,7 +36,7 @@ from torch import Tensor
 from flsv._lightning.evaluation import all_on_device
 from flsv.cli.command import command_parser, existing, printer, shown, write_rows
 from flsv.cli.parser import FederatedCLI, loop_of
-from flsv.cli.saved_run import OF_THE_RUN, check_data, performance_by, saved_run
+from flsv.cli.saved_run import OF_THE_RUN, changed_settings, check_data, performance_by, saved_run
 from flsv.declared import Count, checked
 from flsv.engines.ranks import ranks_of_environment
 from flsv.errors import ConfigurationError
@@ -44,26 +47,28 @@ from flsv.loop.side_by_side import NotSideBySide, SideBySideUtility
 from flsv.report.facts import retrained_caveats
 from flsv.report.folder import RECORD, RETRAINED, FolderLock
 from flsv.report.record import read_record
+from flsv.report.shares import retrained_from
 from flsv.report.terminal import print_table
 from flsv.report.text import NONE
 from flsv.sampling import FixedCohort
-from flsv.strategy import Strategy
 
-#: The most clients of whom all coalitions are trained unless something else is asked for, and the most fits that it may
-#: take for each seed.
-MOST, MOST_FITS = 10, 8.0
-HEADER = ("client", "client_name", "by", "value", "low", "high", "share", "kernel_shap", "majority", "seeds", "rounds")
+#: Of trainings of all coalitions, unless something else is asked for.
+SEEDS = 3
+HEADER = (
+    *("client", "client_name", "by", "value", "low", "high", "share", "kernel_shap", "majority"),
+    *("seeds", "rounds", "trainings", "changed"),
+)
 
 
 @checked
 def retrain(
     run: Path,
-    which: Which | None = None,
+    which: Which = "auto",
     *,
     metric: str | None = None,
     mode: str | None = None,
     rounds: Count | None = None,
-    seeds: Count = 1,
+    seeds: Count | None = None,
     level: float = 0.9,
     overrides: Sequence[str] = (),
     told: Any = lambda done, of: None,
@@ -73,13 +78,14 @@ def retrain(
 
     Args:
         run: the folder of a run that ``flsv fit`` has written.
-        which: the coalitions, see :func:`flsv.functional.few_coalitions`. None: all of up to ten clients, where they
-            can be trained side by side in eight fits or less; else each alone, all but one, and all.
+        which: the coalitions, see :func:`flsv.functional.few_coalitions`. Where they cannot be trained side by side,
+            ``"auto"`` is ``"both"``: each alone, all but one, and all.
         metric: what a model is worth, on the server's validation set: see :class:`flsv.games.RetrainedUtility`. None:
             by what the run's metrics valued, accuracy if they valued by nothing. Trainings are kept by performance.
         mode: whether less or more of a logged value is better, likewise.
         rounds: of each training; default: as many as the run had been given.
-        seeds: trainings of every coalition; their spread is then the noise of the fit.
+        seeds: trainings of every coalition; their spread is then the noise of the fit. None: three where all coalitions
+            are trained side by side, else one.
         level: of the intervals.
         overrides: arguments of ``flsv fit``.
         told: called with how many coalitions are trained and how many there are, whenever some are.
@@ -89,7 +95,8 @@ def retrain(
         A row per client, by the names in :data:`HEADER`, and the file that they were written to. ``by`` is what models
         were judged by. The ends are NaN where all coalitions were trained once: then nothing tells an error.
         ``majority`` is the accuracy of whoever always answers with the validation set's most frequent class, NaN where
-        models are not judged by accuracy. ``seeds`` and ``rounds`` are those of the trainings.
+        models are not judged by accuracy. ``seeds``, ``rounds`` and ``trainings`` are what was trained, ``changed`` is
+        every setting that is not the run's.
 
     Raises:
         ConfigurationError: the folder holds no configuration, the data are not those of the run, the federation has
@@ -104,10 +111,10 @@ def retrain(
     ranks = ranks_of_environment()
     own_rounds = [] if rounds is None else [f"--trainer.max_epochs={rounds}"]
     utilities: list[Tensor] = []
+    together = True
     with saved_run(run, [*overrides, *own_rounds]) as (make, first):
         record = read_record(run / RECORD)
-        together = True
-        for seed in range(first, first + seeds):
+        for seed in count(first):
             cli = make(seed)
             if metric is None:
                 metric, mode = performance_by(loop_of(cli.trainer))
@@ -125,30 +132,41 @@ def retrain(
             settings = {**identity.flat(), "metric": metric, "mode": mode}
             path = run / f"retrained_{metric.replace('/', '-')}.csv"
             keep = partial(KeptUtility, path=path, settings=settings, ranks=ranks, told=told, seed=seed)
-            found = None
-            if together:
-                found, which = _side_by_side(utility, keep, which, compare=seed == first, say=say)
-                together = found is not None
-            if found is None:
-                found = keep(utility)(few_coalitions(utility.num_players, which or "both"))
-            utilities.append(found)
+            masks = few_coalitions(utility.num_players, which)
+            try:
+                if together:
+                    side_by_side = SideBySideUtility(utility, seed, compare=seed == first)
+                    utilities.append(keep(side_by_side, at_once=len(masks))(masks))
+            except NotSideBySide as error:
+                together = False
+                if which == "auto" and not utilities:
+                    which, masks = "both", few_coalitions(utility.num_players, "both")
+                say(f"{len(masks) - 1} trainings follow, one after the other: {error}")
+            if not together:
+                utilities.append(keep(utility)(masks))
+            everything = len(masks) == 2**utility.num_players
+            seeds = seeds or (SEEDS if together and everything else 1)
+            if len(utilities) == seeds:
+                break
         names = cli.datamodule.client_names
         majority = _majority(cli) if metric == "accuracy" else float("nan")
-    masks = few_coalitions(len(names), which or "both")
     table = torch.stack(utilities)
     values, half = retrained_shapley(masks, table, level=level)
     total = float(values.clamp_min(0).nansum()) or float("nan")
     columns = {"value": values, "low": values - half, "high": values + half}
     columns |= {"kernel_shap": kernel_shap(masks, table.mean(0)), "share": values.nan_to_num(0).clamp_min(0) / total}
     frame = DataFrame({name: column.tolist() for name, column in columns.items()})
+    few = "pairs+leave-one-out" if which == "auto" else which
     frame = frame.assign(
         client=range(len(names)),
         client_name=names,
         majority=majority,
         by=metric if mode is None else f"{metric} ({mode})",
         rounds=cli.trainer.max_epochs,
+        trainings="all" if everything else few,
+        changed="; ".join(changed_settings(run, identity)) if overrides else "",
     )
-    frame["seeds"] = " ".join(map(str, range(first, first + seeds)))
+    frame["seeds"] = " ".join(map(str, range(first, first + len(utilities))))
     rows = frame.to_dict("records")
     path = run / RETRAINED
     if ranks.rank == 0:
@@ -156,52 +174,15 @@ def retrain(
     return rows, path
 
 
-def _side_by_side(
-    utility: RetrainedUtility,
-    keep: partial[KeptUtility],
-    which: Which | None,
-    compare: bool,
-    say: Callable[[str], None],
-) -> tuple[Tensor | None, Which]:
-    """Utilities of coalitions that were trained side by side, and which coalitions; None where they cannot be."""
-    beside = SideBySideUtility(utility, keep.keywords["seed"], compare=compare)
-    kept = keep(beside, at_once=2**MOST)
-    try:
-        which = which or cheap(beside, kept, say)
-        return kept(few_coalitions(utility.num_players, which)), which
-    except NotSideBySide as error:
-        if not compare:
-            raise
-        say(f"The coalitions are trained one after the other: {error}")
-        return None, which or "both"
-
-
-def cheap(together: SideBySideUtility, kept: KeptUtility, say: Callable[[str], None]) -> Which:
-    """All coalitions, where they are known or cost few fits."""
-    if together.num_players > MOST:
-        return "both"
-    everything, some = few_coalitions(together.num_players, "all"), few_coalitions(together.num_players, "both")
-    if kept.knows(some):
-        return "all" if kept.knows(everything) else "both"
-    fits = together.fits(everything)
-    if fits > MOST_FITS:
-        say(f"All {len(everything)} coalitions would take about {fits:.0f} fits: {len(some)} are trained.")
-    return "all" if fits <= MOST_FITS else "both"
-
-
 def _trainer(cli: FederatedCLI, cohort: FixedCohort, seed: int) -> L.Trainer:
     """The configuration's, in which these clients take part in every round."""
     loop = loop_of(cli.trainer)
     changes: dict[str, Any] = {"sampler": cohort, "seed": seed}
-    if not _reads_metrics(loop.strategies):
-        changes["metrics"] = None  # nobody looks at what they find
+    read = {strategy.metric for role, strategy in loop.strategies.items() if role != "sampler"}
+    changes["metrics"] = {name: metric for name, metric in loop.metrics.items() if name in read}
     others = [c for c in cli.trainer.callbacks if c is not loop and not isinstance(c, OF_THE_RUN)]  # type: ignore[attr-defined]
     cli.trainer.callbacks = [*others, loop.replace(**changes)]  # type: ignore[attr-defined]
     return cli.trainer
-
-
-def _reads_metrics(strategies: Mapping[str, Strategy]) -> bool:
-    return any(strategy.metric is not None for role, strategy in strategies.items() if role != "sampler")
 
 
 def _majority(cli: FederatedCLI) -> float:
@@ -218,9 +199,10 @@ def _parser() -> ArgumentParser:
     parser.add_argument(
         "--trainings",
         choices=get_args(Which),
-        help="each client alone (n + 1 trainings), every two, too (n (n + 1) / 2 + 1), all but one (n + 1), both "
-        "(2 n + 1), or all coalitions; default: "
-        "all of up to ten clients that can be trained side by side, else both",
+        default="auto",
+        help="each client alone (n + 1 trainings, for ranking only), every two, too (n (n + 1) / 2 + 1), all but one "
+        "(n + 1, likewise), both (2 n + 1), pairs and all but one, or all coalitions; default: all of up to seven "
+        "clients, pairs and all but one of more, both where they cannot be trained side by side",
     )
     parser.add_argument(
         "--metric",
@@ -229,11 +211,16 @@ def _parser() -> ArgumentParser:
     )
     parser.add_argument("--mode", choices=("min", "max"), help="whether less or more of a logged value is better")
     parser.add_argument("--rounds", type=int, help="of each training; default: the run's")
-    parser.add_argument("--seeds", type=int, default=1, help="trainings of each coalition; their spread is the noise")
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        help="trainings of each coalition; their spread is the noise. Default: 3 where all coalitions are trained side "
+        "by side, else 1",
+    )
     return parser
 
 
-def _show(rows: Sequence[Mapping[str, Any]], trainings: str | None, path: Path) -> None:
+def _show(rows: Sequence[Mapping[str, Any]], planned: int | None, path: Path) -> None:
     def cells(name: str) -> list[str]:
         return [f"{row[name]:.4f}" if row[name] == row[name] else NONE for row in rows]
 
@@ -242,10 +229,9 @@ def _show(rows: Sequence[Mapping[str, Any]], trainings: str | None, path: Path) 
     columns = {"value": cells("value"), "90 % interval": intervals, "KernelSHAP": cells("kernel_shap")}
     columns["share"] = [f"{100 * row['share']:.1f} %" for row in rows]
     names = [row["client_name"] for row in rows]
-    chosen = f" ({trainings})" if trainings else ""
-    print_table(f"{rows[0]['by']}, by retraining{chosen}", names, columns)
+    print_table(f"{rows[0]['by']}, by retraining ({retrained_from(rows[0], planned)})", names, columns)
     if not bounded and any(row["value"] == row["value"] for row in rows):
-        print("All coalitions were trained once, and nothing tells the error of their values: use --seeds 2.")
+        print("All coalitions were trained once, and nothing tells the error of their values: use --seeds 3.")
     for text in retrained_caveats(rows, names):
         print(text)
     print(f"Retrained: {shown(path)}")
@@ -270,4 +256,4 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         )
     if quiet or ranks_of_environment().rank:
         return
-    _show(rows, options.trainings, path)
+    _show(rows, read_record(options.run / RECORD).get("rounds"), path)

@@ -16,7 +16,7 @@ from flsv.cli.parser import FederatedCLI, make_cli
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.report.folder import RECORD
-from flsv.server.identity import Identity
+from flsv.server.identity import Identity, configured
 
 #: Sections of a saved configuration that say what a federation is.
 SECTIONS = ("seed_everything", "trainer", "model", "data", "federation")
@@ -79,6 +79,13 @@ def check_data(run: Path, record: Mapping[str, Any], identity: Identity, names: 
             f"the data are not those of {run}, as its {RECORD} tells: {'; '.join(found)}. Give it the data that it was "
             "run on."
         )
+
+
+def changed_settings(run: Path, identity: Identity) -> list[str]:
+    """Every setting of a run made anew that is not the run's, in words, but for the number of rounds."""
+    before = Identity(configured(yaml.safe_load((run / "config.yaml").read_text())), {})
+    silent = {"trainer.max_epochs", *(argument.partition("=")[0].lstrip("-") for argument in QUIET)}
+    return [text for text in identity.other_settings(before, "{} instead of {}") if text.split()[0] not in silent]
 
 
 def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:

@@ -26,6 +26,8 @@ from flsv.errors import ConfigurationError
 from flsv.parameters import ParameterSpace
 
 Factors = dict[str, list[tuple[Tensor, Tensor]]]
+#: Of parameters, what they were at the start, and gradients, which are changed in place.
+Change = Callable[[list[Tensor], list[Tensor], list[Tensor]], None]
 
 #: Their steps work entry by entry, so that of stacked parameters they are every row's own.
 ELEMENTWISE = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "SGD")
@@ -44,6 +46,7 @@ class RowTraining:
         shared: all rows take the same batches. What they draw then, all draw alike; rows of batches of their own must
             not draw.
         often: see :class:`flsv.clients.row_step.RowStep`.
+        change: changes all rows' gradients before each step, see :class:`flsv.clients.algorithms.ClientAlgorithm`.
 
     Attributes:
         module, optimizer, apart: as given.
@@ -72,16 +75,18 @@ class RowTraining:
         apart: Collection[str] = (),
         shared: bool = False,
         often: int | None = None,
+        change: Change | None = None,
     ) -> None:
         self.module, self.optimizer, self.apart = module, optimizer, frozenset(apart)
-        self._clip_norm = clip_norm
+        self._clip_norm, self._change = clip_norm, change
         names = {parameter: name for name, parameter in module.named_parameters()}
         trained = {p for p in names if p.requires_grad and names[p] not in apart}
         self._groups = [[names[p] for p in group["params"] if p in trained] for group in optimizer.param_groups]
         self._trained = {name for group in self._groups for name in group}
-        fused = clip_norm is None and plain_sgd(optimizer)
+        fused = clip_norm is None and change is None and plain_sgd(optimizer)
         self.recordings = self._step = RowStep(module, sorted(self._trained), fused, shared, often)
         self.states: State = {}
+        self._starts: State = {}
 
     def train(
         self, states: State, batches: ManyBatches, after_step: Callable[[], None] = lambda: None
@@ -124,11 +129,12 @@ class RowTraining:
     def begin(self, states: State) -> None:
         """Other rows, whose states are changed in place from now on."""
         self.states = states
+        self._starts = {name: states[name].clone() for name in self._trained} if self._change else {}
         self._stacked = StackedOptimizer(self.optimizer, self._groups, states)
 
     def end(self) -> None:
         """Keep nothing of the rows."""
-        self.states = {}
+        self.states, self._starts = {}, {}
         del self._stacked
 
     def gradients(self, batch: Any) -> State:
@@ -146,6 +152,9 @@ class RowTraining:
         """An optimizer's step of all rows, or of the first ones, by their gradients ``[m, ...]``, with the options that
         schedulers have given the module's optimizer."""
         self._stacked.follow(self.optimizer)
+        if self._change is not None:
+            now, before = ([part[name][:active] for name in gradients] for part in (self.states, self._starts))
+            self._change(now, before, list(gradients.values()))
         if self._clip_norm is not None:
             clip(gradients, self._clip_norm)
         self._stacked.step(active, gradients, factors)

@@ -98,10 +98,6 @@ class KeptUtility:
         mine = {row["coalition"]: row["utility"] for row in rows if row["seed"] == seed}
         self.known: dict[Members, float] = ranks.from_rank(0, mine, "the trainings that are kept")
 
-    def knows(self, masks: Tensor) -> bool:
-        """Whether all of these are known."""
-        return all(coalition in self.known for coalition in members_of(masks))
-
     def __call__(self, masks: Tensor) -> Tensor:
         """float64 ``[K]``. What is not finite is told and not kept.
 

@@ -1,74 +1,114 @@
-"""The server's part of many coalitions that are trained side by side.
+"""The servers of many coalitions of clients, each of which is a federation of its own.
 
-Where the aggregator is FedAvg it is a weighted sum, to which every client's models are added. Any other aggregator, and
-the metric that it reads, is there once per coalition.
+Whether coalitions are trained after a run (:mod:`flsv.loop.side_by_side`) or beside it (:mod:`flsv.loop.shadow`), these
+make their next models. Where the aggregator is FedAvg it is a weighted sum, to which every client's models are added.
+Any other aggregator, and the metric that it reads, is there once per coalition.
 """
 
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-import lightning as L
 import torch
 from torch import Tensor
 
 from flsv.aggregation import FedAvg
-from flsv.clients.algorithms.shadow import CoalitionAverages
-from flsv.clients.client_manager import ClientManager
-from flsv.data import FederatedDataModule
-from flsv.errors import ConfigurationError
+from flsv.attacks import Collusion
 from flsv.functional.divergences import distances
-from flsv.parameters import ParameterSpace
-from flsv.participants import ClientStates, State
+from flsv.participants import Channel, Client, LocalData
 from flsv.round import ClientUpdate, FederationState
 from flsv.server import ContributionMetrics, RoundServer
 from flsv.server.checks import check_names
 from flsv.server.config import FederationConfig
-from flsv.server.description import federation
-from flsv.uploads import UploadContext, sanitize_report, upload
+from flsv.server.round_server import NoModel
+from flsv.strategy import Federation, Strategy
 
 
-def servers_of(
-    trainer: L.Trainer, space: ParameterSpace, config: FederationConfig, masks: Tensor, seed: int, models: Tensor
-) -> Sums | Servers:
+def servers_of(federation: Federation, masks: Tensor, models: Tensor) -> Averages | Servers:
     """The servers of coalitions ``[K, n]`` that start from the models ``[K, P]``."""
-    data: FederatedDataModule = trainer.datamodule  # type: ignore[attr-defined]
     # Whom an outlier filter leaves out, whatever its threshold, sends what an upload changed, or what is not finite,
-    # which sums refuse.
-    whole = not any(each.excludes or each.bounds for each in config.filters)
-    if type(config.aggregator) is FedAvg and whole and not config.uploads:
-        return Sums(CoalitionAverages(config.aggregator, data.num_samples, masks, models, space.num_parameters))
-    manager = ClientManager(trainer, data, space, ClientStates())
-    return Servers(
-        {
-            row: OneServer(
-                trainer, manager, space, copy.deepcopy(config), members.nonzero().flatten().tolist(), seed, model
-            )
-            for row, (members, model) in enumerate(zip(masks, models))
-            if members.any()
-        }
-    )
+    # which averages refuse.
+    whole = not any(each.excludes or each.bounds for each in federation.filters)
+    if type(federation.strategies["aggregator"]) is FedAvg and whole and not federation.uploads:
+        return Averages(federation)
+    return Servers({row: OneServer(federation, models[row]) for row in masks.any(1).nonzero().flatten().tolist()})
 
 
-class Sums:
-    """Where servers average."""
+def read_metrics(federation: FederationConfig | Federation) -> dict[str, Any]:
+    """The metric that the aggregator reads, if any, by its name."""
+    read = federation.strategies["aggregator"].metric
+    return {name: metric for name, metric in federation.metrics.items() if name == read}
 
-    def __init__(self, averages: CoalitionAverages) -> None:
-        self._averages = averages
 
-    def receive(self, client: int, steps: int, rows: Tensor, sent: Tensor, losses: Tensor) -> None:
+def unlike_alone(config: FederationConfig, algorithm: Any, losses: bool) -> str | None:
+    """Why coalitions of a federation cannot be trained as rows of one batched model; None: as far as the federation can
+    say, they can.
+
+    Args:
+        config: the federation's.
+        algorithm: what its clients do differently; None: nothing.
+        losses: whether the clients' losses in each coalition are known.
+    """
+    aggregator = config.aggregator
+    if config.personalizer is not None:
+        return f"personalizer={config.personalizer!r} gives each client a start point of its own"
+    if algorithm is not None and not algorithm.entrywise:
+        return f"client_algorithm={algorithm!r} gives each client a state of its own, or steps of its own"
+    if colluders := [each for each in config.uploads if isinstance(each, Collusion)]:
+        return f"{colluders} compare the updates of one cohort"
+    if type(aggregator).report is not Strategy.report or aggregator.sends:
+        return f"aggregator {aggregator!r} exchanges more than models"
+    board = ContributionMetrics(read_metrics(config), check_names(config.strategies))
+    if asking := dict.fromkeys([*board.game_metrics, *board.evaluating, *board.peer_metrics]):
+        return f"metrics {list(asking)} evaluate models in every round"
+    if not losses and any("losses" in fields.values() for fields in board.fields.values()):
+        return f"metrics {list(board.fields)} look at the losses of the clients' training"
+    return None
+
+
+class Averages:
+    """FedAvg's part of many coalitions at once: weighted sums, to which every client's models are added.
+
+    Args:
+        federation: whose clients.
+    """
+
+    def __init__(self, federation: Federation) -> None:
+        self._aggregator: Any = federation.strategies["aggregator"]
+        self._samples = federation.split_sizes["train"]
+        self._cut = federation.space.num_parameters
+
+    def begin_round(self, members: Tensor, models: Tensor, round_index: int) -> None:
+        """See :meth:`Servers.begin_round`."""
+        samples = self._samples if self._aggregator.weighting == "samples" else torch.ones_like(self._samples)
+        weights = members.double() * samples.to(members.device)
+        self._weights = (weights / weights.sum(1, keepdim=True).clamp(min=1)).to(models)
+        self._empty = ~members.any(1).to(models.device)
+        self._next = torch.zeros_like(models)
+
+    def receive(self, client: int, rows: Tensor, sent: Tensor, steps: int, losses: Tensor | None = None) -> None:
         """See :meth:`Servers.receive`."""
-        self._averages.receive(client, rows, sent)
+        self._next.index_add_(0, rows, sent * self._weights[rows, client, None])
 
-    def end_round(self, models: Tensor) -> Tensor:
-        """The next models ``[K, P]`` after these."""
-        after = self._averages.end_round(models)
-        if not after.isfinite().all():
-            raise ConfigurationError("some coalitions come to models with NaN.")
+    def end_round(
+        self, models: Tensor, clients: Sequence[Client], server_data: LocalData | None, lenient: bool = False
+    ) -> Tensor:
+        """See :meth:`Servers.end_round`."""
+        after, rate, cut = self._next, self._aggregator.server_lr, self._cut
+        if rate != 1:
+            after[:, :cut] = torch.lerp(models[:, :cut], after[:, :cut], rate)
+        after[self._empty] = models[self._empty]
         return after
+
+    def state_dict(self) -> dict[int, Any]:
+        """Nothing: the models are all that the next round needs."""
+        return {}
+
+    def load_state_dict(self, states: Mapping[int, Any]) -> None:
+        """The inverse of ``state_dict``."""
 
 
 class Servers:
@@ -77,93 +117,132 @@ class Servers:
     def __init__(self, servers: Mapping[int, OneServer]) -> None:
         self._servers = servers
 
-    def receive(self, client: int, steps: int, rows: Tensor, sent: Tensor, losses: Tensor) -> None:
+    def begin_round(self, members: Tensor, models: Tensor, round_index: int) -> None:
+        """A round begins.
+
+        Args:
+            members: bool ``[K, n]``, who of each coalition takes part in it.
+            models: ``[K, P]``, that they start from.
+            round_index: its number.
+        """
+        for row, server in self._servers.items():
+            server.begin_round(members[row].nonzero().flatten().tolist(), models[row], round_index)
+
+    def receive(self, client: int, rows: Tensor, sent: Tensor, steps: int, losses: Tensor | None = None) -> None:
         """What a client has made of the models of its coalitions.
 
         Args:
             client: its number.
-            steps: that it took in each.
             rows: int64 ``[R]``, its coalitions.
-            sent: ``[R, P]``, before its uploads.
-            losses: ``[R]``, its mean training losses.
+            sent: ``[R, P]``, as they leave the client.
+            steps: that it took in each.
+            losses: ``[R]``, its mean training losses; None: not known.
         """
-        for row, trained, loss in zip(rows.tolist(), sent, losses.tolist()):
-            self._servers[row].receive(client, steps, trained, loss)
+        known = sent.new_full((len(rows),), float("nan")) if losses is None else losses
+        for row, vector, loss in zip(rows.tolist(), sent, known.tolist()):
+            self._servers[row].receive(client, vector, loss, steps)
 
-    def end_round(self, models: Tensor) -> Tensor:
-        """The next models ``[K, P]`` after these."""
+    def end_round(
+        self, models: Tensor, clients: Sequence[Client], server_data: LocalData | None, lenient: bool = False
+    ) -> Tensor:
+        """The next models ``[K, P]`` after these.
+
+        Args:
+            models: ``[K, P]``, of :meth:`begin_round`.
+            clients: all n, for metrics that ask them.
+            server_data: the server's validation set.
+            lenient: a coalition of whose updates nothing is left, or nothing finite comes, keeps its model.
+
+        Raises:
+            NoModel: there is one, and not ``lenient``.
+        """
         models = models.clone()
         for row, server in self._servers.items():
-            models[row] = server.end_round()
+            try:
+                models[row] = server.end_round(clients, server_data)
+            except NoModel:
+                if not lenient:
+                    raise
         return models
+
+    def state_dict(self) -> dict[int, Any]:
+        """What the servers need to know in the next round, beside the models."""
+        return {row: server.state_dict() for row, server in self._servers.items()}
+
+    def load_state_dict(self, states: Mapping[int, Any]) -> None:
+        """The inverse of ``state_dict``."""
+        for row, server in self._servers.items():
+            server.load_state_dict(states[row])
 
 
 class OneServer:
     """One coalition's, with an aggregator, filters and metrics of its own.
 
     Args:
-        trainer, space: of the federation.
-        manager: of its clients.
-        config: of this coalition alone.
-        cohort: its members.
-        seed: of the run.
+        federation: what all coalitions are of.
         start: ``[P]``, the first model.
     """
 
-    def __init__(
-        self,
-        trainer: Any,
-        manager: ClientManager,
-        space: ParameterSpace,
-        config: FederationConfig,
-        cohort: list[int],
-        seed: int,
-        start: Tensor,
-    ) -> None:
-        data, strategies, start = trainer.datamodule, config.strategies, start.clone()
-        self._samples, self._cut = data.num_samples, space.num_parameters
-        self._manager, self._uploads = manager, config.uploads
-        self._kept: dict[int, State] = {}
+    def __init__(self, federation: Federation, start: Tensor) -> None:
+        clients = federation.num_clients
+        aggregator, metrics, filters = copy.deepcopy(
+            (federation.strategies["aggregator"], read_metrics(federation), federation.filters)
+        )
+        own = {"aggregator": aggregator}
+        self._samples = federation.split_sizes["train"]
+        self._board = ContributionMetrics(metrics, check_names(own), clients)
+        self._board.reset()
+        self._board.to(start.device)
+        self._server = RoundServer(self._board, own, federation.space, Channel(), filters)
+        unseen = torch.zeros(clients, dtype=torch.long)
+        self._state = FederationState(clients, federation.seed, participations=unseen, heard=unseen.clone())
+        self._parts = [aggregator, *self._server.filters]
+        self._facts = replace(
+            federation, global_vector=start.clone(), strategies={**federation.strategies, **own}, metrics=metrics
+        )
+        for part in self._parts:
+            part.begin(self._facts)
+
+    def begin_round(self, cohort: list[int], model: Tensor, round_index: int) -> None:
+        """These clients take part in it, and start from this model ``[P]``."""
+        state = self._state
+        state.cohort, state.round_index, state.global_vector = cohort, round_index, model.clone()
         self._updates: list[ClientUpdate] = []
         self._broken: list[int] = []
-        board = ContributionMetrics(config.metrics, check_names(strategies))
-        board.bind(data.num_clients, data.num_classes, data.class_names, data.known_class_counts, data.client_names)
-        board.to(start.device)
-        parts = list(strategies.values())
-        self._server = RoundServer(board, strategies, space, manager.channel, config.filters)
-        self._state = FederationState(num_clients=data.num_clients, seed=seed, global_vector=start, cohort=cohort)
-        known = federation(start, space, data, seed, trainer.optimizers, config, {})
-        for part in (*parts, *self._server.filters):
-            part.begin(known)
 
-    def receive(self, client: int, steps: int, trained: Tensor, loss: float) -> None:
-        """What a client has made of the model ``[P]``."""
-        state, start = self._state, self._state.model()
-        kept = self._kept.setdefault(client, {})
-        context = UploadContext(client, state.num_clients, self._cut, state.round_index, state.seed, kept)
-        vector, traffic = upload(self._uploads, trained, start, start, context)
+    def receive(self, client: int, vector: Tensor, loss: float, steps: int) -> None:
+        """What a client sends, ``[P]``; it counts where it takes part."""
+        if client not in self._state.cohort:
+            return
         if not vector.isfinite().all():
             self._broken.append(client)
             return
-        norm = distances(vector[None, : self._cut], start[: self._cut]).item()
-        loss = sanitize_report(self._uploads, context, "loss", loss)
-        count = int(self._samples[client])
-        self._updates.append(ClientUpdate(client, count, vector, loss, steps, norm, {}, traffic))
+        cut = self._facts.space.num_parameters
+        norm = distances(vector[None, :cut], self._state.model()[:cut]).item()
+        self._updates.append(ClientUpdate(client, int(self._samples[client]), vector, loss, steps, norm))
 
-    def end_round(self) -> Tensor:
+    def end_round(self, clients: Sequence[Client], server_data: LocalData | None) -> Tensor:
         """The next model ``[P]``."""
-        server, state, manager = self._server, self._state, self._manager
-        updates, broken = self._updates, self._broken
-        self._updates, self._broken = [], []
+        server, state, updates = self._server, self._state, self._updates
+        if not state.cohort:
+            return state.model()
         instructions = server.instruct(state.cohort, state)
         server.send(instructions)
         matrix = torch.stack([update.vector for update in updates]) if updates else state.model()[None][:0]
-        round = server.receive(updates, matrix, instructions, state, manager.clients, manager.server, broken=broken)
+        round = server.receive(updates, matrix, instructions, state, clients, server_data, broken=self._broken)
         round = server.finish(round, state)
-        assert round.server_vector is not None
-        assert round.aggregation_weights is not None
-        state.weights = torch.full((state.num_clients,), math.nan)
-        state.weights[round.client_ids.cpu()] = round.aggregation_weights.detach().float().cpu()
-        state.global_vector = round.server_vector
-        state.round_index += 1
-        return round.server_vector
+        state.complete(round, state.cohort)
+        return state.model()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the next round needs."""
+        parts = [part.state_dict() for part in self._parts]
+        return {"parts": parts, "board": self._board.state_dict(), "state": self._state.state_dict()}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """The inverse of ``state_dict``."""
+        self._board.load_state_dict(saved["board"])
+        self._state.load_state_dict(saved["state"])
+        for part, state in zip(self._parts, saved["parts"]):
+            part.load_state_dict(state)
+            part.resume(self._facts)

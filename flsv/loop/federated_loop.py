@@ -22,13 +22,14 @@ from flsv import __version__
 from flsv._lightning.round_boundary import install
 from flsv.aggregation import Aggregator, FedAvg
 from flsv.arguments import ReadOnlyArguments
-from flsv.clients.algorithms import ClientAlgorithm, shadow_training
+from flsv.clients.algorithms import ClientAlgorithm
 from flsv.declared import Count, checked
 from flsv.errors import ConfigurationError
 from flsv.filters import OutlierFilter, UpdateFilter, with_guard
 from flsv.loop.findings import events_of, table
 from flsv.loop.fit import LightningFit
 from flsv.loop.saver import Saver
+from flsv.loop.shadow import shadow_training
 from flsv.metrics import ContributionMetric, PrivacyLoss
 from flsv.parameters import ParameterSpace
 from flsv.participants import Channel, Client

@@ -5,13 +5,11 @@ the models of all coalitions that a client is in are trained on its batches at o
 (:mod:`flsv.clients.kernel`). To rounding it is what :class:`flsv.games.retraining.RetrainedUtility` comes to, which
 trains them one after the other; for small models all coalitions of six clients take about as long as two fits.
 
-The server's part is a weighted sum where the aggregator is FedAvg; any other aggregator, and the metric that it reads,
-are there once per coalition.
+The servers' part is in :mod:`flsv.loop.coalition_servers`.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, TypeVar
@@ -22,7 +20,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from flsv._lightning.evaluation import as_given
-from flsv.attacks import Collusion
+from flsv.clients.client_manager import ClientManager
 from flsv.clients.cohort import CohortLoader
 from flsv.clients.kernel import RowTraining, SharedBatches, models_of, states_of
 from flsv.clients.optimizers import ClientOptimizers
@@ -33,15 +31,15 @@ from flsv.errors import ConfigurationError
 from flsv.games.coalition import utility_of
 from flsv.games.copies import copied
 from flsv.games.retraining import RetrainedUtility, evaluator_of
-from flsv.loop.coalition_servers import servers_of
+from flsv.loop.coalition_servers import servers_of, unlike_alone
 from flsv.loop.federated_loop import FederatedLoop
 from flsv.parameters import ParameterSpace
-from flsv.participants import ALONE, Ranks
+from flsv.participants import ALONE, ClientStates, Ranks, State
 from flsv.sampling import FixedCohort
 from flsv.seeding import seed_global_rngs
-from flsv.server import ContributionMetrics
 from flsv.server.config import FederationConfig
-from flsv.strategy import Strategy
+from flsv.server.description import federation
+from flsv.uploads import UploadContext, sanitize_report, upload
 
 #: How far the models may be apart relative to how far they went, and in terms of how far rounding puts them apart.
 TOLERANCE, FACTOR = 0.01, 3.0
@@ -94,23 +92,6 @@ class SideBySideUtility:
             check_same(trained.checked, real[0])
         return utility_of(trained.scores, self._alone.metric)
 
-    def fits(self, masks: Tensor) -> float:
-        """How many fits of all clients it takes to train these coalitions ``[K, n]``, by their first round.
-
-        Small models train side by side in little more time than alone, as their steps are overhead; where they are
-        computation, as a convolution's on a CPU, each row costs what it costs alone.
-
-        Raises:
-            NotSideBySide: see :class:`SideBySideUtility`.
-        """
-
-        def fits() -> float:
-            trained = self._train(masks, rounds=1)
-            rounds = trained.trainer_rounds
-            return trained.seconds * rounds / self._alone.seconds[tuple(range(self.num_players))]
-
-        return max(self._on_all_ranks(fits))
-
     def _on_all_ranks(self, work: Callable[[], T]) -> list[T]:
         """What every rank's work comes to. What goes wrong at one of them is a reason for all."""
         found: T | NotSideBySide
@@ -126,7 +107,7 @@ class SideBySideUtility:
                 raise part
         return parts
 
-    def _train(self, masks: Tensor, rounds: int | None = None) -> CoalitionTraining:
+    def _train(self, masks: Tensor) -> CoalitionTraining:
         """This rank's share of the coalitions; the empty one, where there are fewer than ranks."""
         ranks = self._alone.ranks
         own = masks[ranks.rank :: ranks.size]
@@ -134,13 +115,13 @@ class SideBySideUtility:
         alone, everybody = self._alone, range(self.num_players)
         trainer = alone.trainer(FixedCohort(everybody))
         loop = loop_of(trainer)
-        if why := _why_not(loop.config, loop.board):  # before anything is trained
+        if why := _why_not(loop.config):  # before anything is trained
             raise ConfigurationError(f"{why}.")
         if self._compare:
             alone(torch.ones(1, self.num_players, dtype=torch.bool))
             trainer = alone.trainer(FixedCohort(everybody))
             loop = loop_of(trainer)
-        training = CoalitionTraining(loop, masks, self._seed, alone.initial, self._scores, rounds, ranks)
+        training = CoalitionTraining(loop, masks, self._seed, alone.initial, self._scores, ranks)
         trainer.callbacks = [training if each is loop else each for each in trainer.callbacks]  # type: ignore[attr-defined]
         trainer.fit(copied(alone.module), alone.data)
         return training
@@ -190,7 +171,6 @@ class CoalitionTraining(L.Callback):
         initial: the module's ``state_dict`` to start from; None: as it is.
         evaluate: given the trainer, the map between models and vectors and the models ``[K, P]``, gives ``scores``;
             called within the fit.
-        rounds: default: the trainer's epochs.
         ranks: that train other coalitions; all start from what the first one does.
 
     Attributes:
@@ -198,8 +178,6 @@ class CoalitionTraining(L.Callback):
         checked: ``[3, P]``, what :func:`check_same` compares: the model of all; what it started from; and the model of
             all from a start that is another by rounding.
         scores: of ``models``.
-        seconds: that the training took.
-        trainer_rounds: the trainer's epochs.
 
     Raises:
         ConfigurationError: in a fit: a module, optimizer or federation that cannot be trained so.
@@ -212,15 +190,13 @@ class CoalitionTraining(L.Callback):
         seed: int,
         initial: dict[str, Any] | None = None,
         evaluate: Callable[[L.Trainer, ParameterSpace, Tensor], Any] = lambda trainer, space, models: None,
-        rounds: int | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
         checked = torch.tensor(CHECKED)[:, None].expand(-1, masks.shape[1])
         self._loop, self._seed, self._initial = loop, seed, initial
         self._masks = torch.cat([checked, masks])
-        self._evaluate, self._rounds, self._ranks = evaluate, rounds, ranks
+        self._evaluate, self._ranks = evaluate, ranks
         self.models, self.checked, self.scores = torch.empty(0), torch.empty(0), None  # type: Tensor, Tensor, Any
-        self.seconds, self.trainer_rounds = 0.0, 0
         self._trainer: Any = None
         self._left = False  # whether batches are left as they are on their way to the module
 
@@ -232,22 +208,19 @@ class CoalitionTraining(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         trainer.should_stop, trainer.fit_loop.min_epochs = True, 0
         config = self._loop.config
-        why = _why_not(config, self._loop.board)
-        why = why or not_batched(trainer, config.client_algorithm, config.client_optimizer, schedules=True)
+        why = _why_not(config) or not_batched(trainer, None, config.client_optimizer, schedules=True)
         plateau = [c.scheduler for c in trainer.lr_scheduler_configs if c.reduce_on_plateau]
         if plateau and not why:
             why = f"{type(plateau[0]).__name__} steps by a value, which every coalition has of its own"
         if why:
             raise ConfigurationError(f"{why}.")
         self._trainer, (self._space, _) = trainer, shared_space(pl_module, config)
-        start, self.trainer_rounds = time.perf_counter(), trainer.max_epochs or 0
         models = self._train()
         self.checked, self.models = models[: len(CHECKED)], models[len(CHECKED) :]
-        self.seconds = time.perf_counter() - start
         self.scores = self._evaluate(trainer, self._space, self.models)
 
     def _train(self) -> Tensor:
-        trainer, space, module = self._trainer, self._space, self._trainer.lightning_module
+        trainer, space, module, config = self._trainer, self._space, self._trainer.lightning_module, self._loop.config
         size = space.size * space.dtype.itemsize
         chunk = BYTES // (COPIES * size)
         if chunk < LEAST:
@@ -257,16 +230,26 @@ class CoalitionTraining(L.Callback):
         for optimizer in trainer.optimizers:
             optimizer._opt_called = True  # torch warns of a schedule before a step
         self._optimizers = ClientOptimizers(trainer, "reset")
-        self._kernel = RowTraining(module, trainer.optimizers[0], trainer.gradient_clip_val, shared=True)
+        change = None if config.client_algorithm is None else config.client_algorithm.change
+        clip_norm = trainer.gradient_clip_val
+        self._kernel = RowTraining(module, trainer.optimizers[0], clip_norm, shared=True, change=change)
         models = space.read(module).expand(len(self._masks), -1).clone()
         noise = torch.randn(space.size, generator=torch.Generator().manual_seed(0), dtype=models.dtype)
         models[len(CHECKED) - 1] *= 1 + NUDGE * noise.to(models.device)
         masks = self._masks.to(module.device)
-        servers = servers_of(trainer, space, self._loop.config, masks, self._seed, models)
-        for index in range(self._rounds or self.trainer_rounds):
+        data, board = trainer.datamodule, self._loop.board
+        board.bind(data.num_clients, data.num_classes, data.class_names, data.known_class_counts, data.client_names)
+        facts = federation(models[0], space, data, self._seed, trainer.optimizers, config, board.metrics)
+        servers = servers_of(facts, masks, models)
+        manager = ClientManager(trainer, data, space, ClientStates())
+        self._kept: dict[tuple[int, int], State] = {}
+        for index in range(trainer.max_epochs or 0):
+            servers.begin_round(masks, models, index)
             for rows in torch.arange(len(masks), device=masks.device).split(chunk):
                 self._train_clients(index, rows, masks[rows], models, servers)
-            models = servers.end_round(models)
+            models = servers.end_round(models, manager.clients, manager.server)
+            if not models.isfinite().all():
+                raise ConfigurationError("some coalitions come to models with NaN.")
             self._optimizers.commit()
             self._step_schedules("epoch", index + 1)
         return models
@@ -295,7 +278,17 @@ class CoalitionTraining(L.Callback):
                 trained, losses = self._kernel.train(states, shared, self._after_step)
             self._optimizers.save(visit.client)
             sent = models_of(self._space, trained, models)
-            servers.receive(visit.client, visit.batches, rows, sent, losses)
+            self._upload(index, visit.client, rows, models, sent, losses)
+            servers.receive(visit.client, rows, sent, visit.batches, losses)
+
+    def _upload(self, index: int, client: int, rows: Tensor, models: Tensor, sent: Tensor, losses: Tensor) -> None:
+        """What a client's uploads make of its models ``[R, P]`` and losses ``[R]``, in place."""
+        uploads, clients, cut = self._loop.config.uploads, self._masks.shape[1], self._space.num_parameters
+        for place, row in enumerate(rows.tolist() if uploads else ()):
+            kept = self._kept.setdefault((row, client), {})
+            context = UploadContext(client, clients, cut, index, self._seed, kept)
+            sent[place], _ = upload(uploads, sent[place], models[row], models[row], context)
+            losses[place] = sanitize_report(uploads, context, "loss", float(losses[place]))
 
     def _after_step(self) -> None:
         self._steps += 1
@@ -327,23 +320,12 @@ class CoalitionTraining(L.Callback):
         return given
 
 
-def _why_not(config: FederationConfig, board: ContributionMetrics) -> str | None:
+def _why_not(config: FederationConfig) -> str | None:
     """Why coalitions of this federation cannot be trained side by side; None: as far as it can be seen, they can."""
-    for name in ("personalizer", "client_algorithm"):
-        if (part := getattr(config, name)) is not None:
-            return f"{name}={part!r} gives each client a state of its own"
     if config.share != "all":
         return f"with share={config.share!r} a part of the model stays at the clients"
     if config.client_optimizer != "reset":
         return 'with client_optimizer="keep" optimizers go on'
     if callable(config.engine):
         return "the clients run elsewhere"
-    if colluders := [each for each in config.uploads if isinstance(each, Collusion)]:
-        return f"{colluders} compare the updates of one cohort"
-    for role, strategy in config.strategies.items():
-        if type(strategy).report is not Strategy.report or strategy.sends:
-            return f"{role} {strategy!r} exchanges more than models"
-    asking = dict.fromkeys([*board.game_metrics, *board.evaluating, *board.peer_metrics])
-    if asking:
-        return f"metrics {list(asking)} evaluate models in every round"
-    return None
+    return unlike_alone(config, config.client_algorithm, losses=True)

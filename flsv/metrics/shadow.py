@@ -1,6 +1,6 @@
 """ShadowShapley: values of retraining every coalition, while the run trains.
 
-The models of the coalitions are trained by :class:`flsv.clients.algorithms.ShadowTraining`, which explains how; here
+The models of the coalitions are trained by :class:`flsv.loop.shadow.ShadowTraining`, which explains how; here
 they are evaluated and their game is shared out.
 """
 
@@ -64,7 +64,7 @@ class ShadowShapley(MeasuredMetric):
         U(S) = u(\text{the model that S alone has trained})
 
     While the federation trains, each client also trains the models of the coalitions that it is in, on its own batches
-    (:class:`flsv.clients.algorithms.ShadowTraining`, which the loop adds by itself). After a round U(S) is the
+    (:class:`flsv.loop.shadow.ShadowTraining`, which the loop adds by itself). After a round U(S) is the
     performance of the model that coalition S has come to, on the server's validation set. With ``coalitions="all"``
     the values are exact; with fewer they are those of :func:`flsv.functional.few_coalitions_shapley`. They are the
     values of ``flsv retrain`` with this seed, after so many rounds: a model holds all rounds before it, so that nothing
@@ -79,7 +79,11 @@ class ShadowShapley(MeasuredMetric):
     The values are those of this run's seed, and have no interval: other seeds may differ more than any estimate of one
     run says. ``flsv repeat`` and ``flsv retrain`` give intervals over seeds.
 
-    Clients of ``uploads=[an attack]`` attack in every coalition. Privacy, compression and colluders are refused.
+    Each coalition has an aggregator of its own, with filters and a metric that looks at updates; attacks, compression and
+    :class:`flsv.clients.algorithms.FedProx` are those of every coalition. Refused are client algorithms with a state or
+    steps of their own, personalizers, metrics that evaluate models and that the aggregator reads, colluders, who
+    compare updates of one cohort, filters that leave clients out, as then nobody has what they made of their
+    coalitions' models, and privacy: its noise would be spent on each of these models.
 
     What crosses grows by these models, both ways; it is counted. The server sees what each client makes of the models
     of its coalitions, which says more of its data than its update alone.

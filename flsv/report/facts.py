@@ -13,7 +13,7 @@ from flsv.csv_files import NAN
 from flsv.report import drawing
 from flsv.report.html import heat, section, table, warning
 from flsv.report.reading import Run
-from flsv.report.shares import Shares
+from flsv.report.shares import RANKING_ONLY, Shares, retrained_from
 from flsv.report.terminal import undecided
 from flsv.report.text import WORDS, by_value, number, numbers, percent, with_intervals
 
@@ -51,6 +51,8 @@ def retrained_caveats(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -
     outside = [row["kernel_shap"] < row["low"] or row["kernel_shap"] > row["high"] for row in rows]
     others = [name for name, so in zip(names, outside) if so]
     found = [WORDS["other_shape"].format(", ".join(others))] if others else []
+    if rows[0].get("trainings") in RANKING_ONLY:
+        found.append(WORDS["ranking_only"])
     majority = rows[0]["majority"]
     return [*found, WORDS["one_class"].format(percent(majority))] if majority >= _MOSTLY else found
 
@@ -187,9 +189,10 @@ def classes(
     return section("Class by class", *charts)
 
 
-def retrained(by: str, *parts: Markup | Sequence[str]) -> Markup:
-    """What the clients are worth by retraining."""
-    return section("Retrained with some clients only", SAY["retrained"].format(by), *parts)
+def retrained(run: Run, row: Mapping[str, Any], *parts: Markup | Sequence[str]) -> Markup:
+    """What the clients are worth by retraining, of which this is a row."""
+    intro = SAY["retrained"].format(retrained_from(row, run.record["rounds"]), row["by"])
+    return section("Retrained with some clients only", intro, *parts)
 
 
 def reading(run: Run, *more: str) -> Markup:

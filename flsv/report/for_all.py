@@ -247,7 +247,7 @@ def _retrained(run: Run, order: Sequence[int]) -> Markup:
     of_seeds = len(str(rows[0]["seeds"]).split()) > 1
     bars = drawing.bars(names, value, (low, high), of_seeds=of_seeds)
     shown = table([*facts.RETRAINED_HEAD, "KernelSHAP"], cells)
-    return facts.retrained(rows[0]["by"], bars, shown, facts.retrained_caveats(rows, names))
+    return facts.retrained(run, rows[0], bars, shown, facts.retrained_caveats(rows, names))
 
 
 def _gains(run: Run, order: Sequence[int], names: Sequence[str]) -> list[Markup | str]:

@@ -119,7 +119,7 @@ def _retrained(run: Run, client: int) -> Markup:
     # Of how many that is the share, is not told either.
     shown = slice(None if _public(run, [row.get("value", NAN) for row in rows]) else -1)
     cells = facts.retrained_cells(rows[client])[shown]
-    return facts.retrained(rows[client]["by"], table(facts.RETRAINED_HEAD[1:][shown], [cells]))
+    return facts.retrained(run, rows[client], table(facts.RETRAINED_HEAD[1:][shown], [cells]))
 
 
 def _gains(run: Run, client: int) -> Markup:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +29,8 @@ HEADER = (
 SHARE_HEAD = ("share", "amount")
 #: How values by retraining are named.
 RETRAINED = "retrained"
+#: Coalitions whose trainings rank clients, and do not say how much each is worth.
+RANKING_ONLY = ("singles", "leave-one-out")
 #: Currencies whose amounts have no decimals, and three; all others have two.
 WHOLE = "BIF CLP DJF GNF ISK JPY KMF KRW PYG RWF UGX VND VUV XAF XOF XPF"
 THREE = "BHD IQD JOD KWD LYD OMR TND"
@@ -86,7 +89,7 @@ class Basis:
     Args:
         key: a metric's name, or ``"retrained"``.
         title: what it is called.
-        of: seeds, rounds and date, in words.
+        of: coalitions, seeds, rounds and date, in words.
         values: ``[n]``, NaN where a client has none.
         low: lower ends ``[n]``, NaN where nothing is known.
         high: upper ends.
@@ -147,28 +150,48 @@ def _measured(run: Run, metric: str) -> Basis:
 def _retrained(run: Run) -> Basis:
     rows = run.retrained()
     first = next(row for row in rows if row)
+    if first.get("trainings") in RANKING_ONLY:
+        raise ConfigurationError(
+            f"{run.folder}: its values by retraining come from {WORDS['trainings'][first['trainings']]}, which ranks "
+            "clients and does not say how much each is worth. Train more: flsv retrain RUN without --trainings; or "
+            "share out by a metric of the run (--by)."
+        )
     value, low, high = ([row.get(name, NAN) for row in rows] for name in ("value", "low", "high"))
-    of = _words(first["seeds"].split(), [first["rounds"]], run)
+    of = f"{retrained_from(first, run.record['rounds'])}, {_day(run)}"
     return Basis(RETRAINED, f"retraining, by {first['by']}", of, value, low, high)
+
+
+def retrained_from(row: Mapping[str, Any], planned: int | None) -> str:
+    """What values by retraining come from: coalitions, seeds, rounds, and what was changed.
+
+    Args:
+        row: of ``retrained.csv``.
+        planned: rounds that the run was given.
+    """
+    coalitions = WORDS["trainings"].get(row.get("trainings"))
+    parts = coalitions, _seeds(row["seeds"].split()), _rounds([row["rounds"]], planned), row.get("changed")
+    return ", ".join(filter(None, parts))
 
 
 def _of(runs: Sequence[Run]) -> str:
     seeds = (str(run.record["settings"]["federation_seed"]) for run in runs)
-    return _words(sorted(seeds, key=lambda seed: (len(seed), seed)), [run.rounds for run in runs], runs[0])
+    rounds = _rounds([run.rounds for run in runs], runs[0].record["rounds"])
+    return f"{_seeds(sorted(seeds, key=lambda seed: (len(seed), seed)))}, {rounds}, {_day(runs[0])}"
 
 
-def _words(seeds: Sequence[str], rounds: Sequence[float], run: Run) -> str:
-    """Seeds, rounds and date.
+def _seeds(seeds: Sequence[str]) -> str:
+    return f"seed{'s' * (len(seeds) > 1)} {joined(seeds)}"
 
-    Args:
-        seeds: of the trainings.
-        rounds: that they had.
-        run: whose date it is, and who says how many rounds there should be.
-    """
-    planned = run.record["rounds"] or -1
-    of = f" of {planned}" if planned > 0 else ""
+
+def _rounds(rounds: Sequence[float], planned: int | None) -> str:
+    """How many there were, of how many there should be."""
+    of = f" of {planned}" if planned and planned > 0 else ""
     had = " to ".join(f"{count:g}" for count in sorted({min(rounds), max(rounds)}))
-    return f"seed{'s' * (len(seeds) > 1)} {joined(seeds)}, {had}{of} rounds, run of {run.record['started'][:10]}"
+    return f"{had}{of} rounds"
+
+
+def _day(run: Run) -> str:
+    return f"run of {run.record['started'][:10]}"
 
 
 @dataclass(frozen=True)

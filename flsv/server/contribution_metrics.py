@@ -53,6 +53,7 @@ class ContributionMetrics:
             the metric's ``round_fields`` says what they are: another attribute, or a function of the round; None: they
             are not given.
         reported: what strategies let the clients report: names that metrics may ask for, too.
+        num_clients: n, where the metrics are bound already.
 
     Attributes:
         fields: name of a metric to what its ``update`` asks for: its arguments, and what they are of a round.
@@ -62,10 +63,10 @@ class ContributionMetrics:
         ConfigurationError: an argument name that a round does not have; a name that the reports use.
     """
 
-    def __init__(self, metrics: Mapping[str, Metric], reported: Iterable[str] = ()) -> None:
+    def __init__(self, metrics: Mapping[str, Metric], reported: Iterable[str] = (), num_clients: int = 0) -> None:
         self.metrics = dict(metrics)
         self.contributions: dict[str, Tensor] = {}
-        self._num_clients = 0
+        self._num_clients = num_clients
         self._reported = set(reported)
         self.fields = {name: _fields(name, metric, self._reported) for name, metric in self.metrics.items()}
 

@@ -34,7 +34,8 @@ def federation(
     }
     of_data = data.num_clients, data.num_classes, sizes
     known = config.strategies, config.local_epochs, config.uploads
-    return Federation(global_vector, space, *of_data, seed, optimizers, *known, data.client_names, metrics)
+    named = data.client_names, metrics, config.filters
+    return Federation(global_vector, space, *of_data, seed, optimizers, *known, *named)
 
 
 def settings(

@@ -22,6 +22,10 @@ from flsv.server.contribution_metrics import ContributionMetrics
 from flsv.strategy import Strategy
 
 
+class NoModel(RuntimeError):
+    """A round comes to no model: no update is left of it, or twice running nothing finite."""
+
+
 class RoundServer:
     """The server side of a federation: what it does with a round, in the order in which its methods stand here.
 
@@ -106,7 +110,7 @@ class RoundServer:
             broken: ids of the clients whose model was not finite, so that they sent nothing.
 
         Raises:
-            RuntimeError: there is nobody left.
+            NoModel: there is nobody left.
         """
         model, cut = state.model(), self.space.num_parameters
         if self.personalizer is None or self.personalizer.collaborates:
@@ -162,7 +166,7 @@ class RoundServer:
         """What the filters leave of it, one after the other; a line names those that they find at fault.
 
         Raises:
-            RuntimeError: nobody.
+            NoModel: nobody is left.
         """
         sent = len(cohort.updates)
         for each in self.filters:
@@ -174,7 +178,7 @@ class RoundServer:
         if not cohort.updates:
             excluded = ", or one that is far too large" if sent else ""
             hints = " ".join(filter(None, (each.hint() for each in self.filters)))
-            raise RuntimeError(
+            raise NoModel(
                 f"round {cohort.round_index}: every client of the cohort returned a model with NaN or infinite entries"
                 f"{excluded}. {hints}"
             )
@@ -203,7 +207,7 @@ class RoundServer:
         measured that needs the aggregate.
 
         Raises:
-            RuntimeError: the aggregate is not finite for the second time running.
+            NoModel: the aggregate is not finite for the second time running.
         """
         if self.games is not None:
             self.games.begin(round.measured())
@@ -243,7 +247,7 @@ class RoundServer:
     def _warn_of_aggregate(self, round: Round, state: FederationState) -> None:
         what = f"round {round.round_index}: {self.aggregator!r} gave a global model that is not finite"
         if state.weights is not None and not state.weights.nan_to_num().any():
-            raise RuntimeError(f"{what}, for the second time running.")
+            raise NoModel(f"{what}, for the second time running.")
         warnings.warn(f"{what}. The model stays that of the round before.", stacklevel=3)
 
     def _personalized(self, round: Round, state: FederationState) -> Round:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import csv
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -13,7 +12,7 @@ import yaml
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
 from flsv.cli import main
-from flsv.cli.retrain import cheap, retrain
+from flsv.cli.retrain import retrain
 from flsv.cli.saved_run import performance_by
 from flsv.data import SizePartitioner, Splits
 from flsv.errors import ConfigurationError
@@ -74,7 +73,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 def test_all_coalitions_give_the_exact_values_of_the_game_by_hand(run: Path) -> None:
     from flsv.aggregation import ShapFedWA
 
-    found, path = retrain(run, "all", metric="negative_loss")
+    found, path = retrain(run, "all", metric="negative_loss", seeds=1)
     data = FederatedDataModule(
         "digits", SizePartitioner([1, 2, 4], seed=0), batch_size=64, splits=Splits(server_val=0.2, seed=0)
     )
@@ -107,7 +106,7 @@ def test_the_command_goes_on_and_its_shares_sum_to_one(run: Path, capsys: pytest
     command = ["retrain", str(run), "--rounds", "1", "--trainings", "singles"]
     assert main(command) == 0
     said = capsys.readouterr().out
-    assert "accuracy, by retraining (singles)" in said
+    assert "accuracy, by retraining (each client alone, seed 3, 1 of 2 rounds)" in said
     assert "Retrained:" in said
     kept = run / "retrained_accuracy.csv"
     lines = kept.read_bytes().splitlines(keepends=True)
@@ -149,8 +148,8 @@ def test_seeds_tell_the_noise(run: Path) -> None:
 
 
 def test_all_coalitions_of_one_seed_have_no_interval(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["retrain", str(run), "--rounds", "1", "--trainings", "all"]) == 0
-    assert "nothing tells the error of their values: use --seeds 2" in " ".join(capsys.readouterr().out.split())
+    assert main(["retrain", str(run), "--rounds", "1", "--trainings", "all", "--seeds", "1"]) == 0
+    assert "nothing tells the error of their values: use --seeds 3" in " ".join(capsys.readouterr().out.split())
     found = rows(run / "retrained.csv")
     assert {row["low"] for row in found} == {row["high"] for row in found} == {"nan"}
     assert [float(row["kernel_shap"]) for row in found] == pytest.approx([float(row["value"]) for row in found])
@@ -266,18 +265,49 @@ def test_what_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.parametrize(
-    ("players", "fits", "known", "chosen"),
+    ("arguments", "trainings", "seeds", "coalitions"),
     [
-        (5, 8.0, 0, "all"),
-        (5, 8.1, 0, "both"),
-        (5, 99.0, 32, "all"),  # trained already
-        (5, 1.0, 12, "both"),
-        (11, 1.0, 0, "both"),
+        ([], "all", "3 4 5", 8),
+        (["--seeds", "1"], "all", "3", 8),
+        (["--federation.client_optimizer=keep"], "all", "3", 8),
+        (["--trainings", "pairs"], "all", "3 4 5", 8),
+        (["--trainings", "singles"], "singles", "3", 5),
     ],
 )
-def test_all_coalitions_are_trained_where_that_is_cheap(players: int, fits: float, known: int, chosen: str) -> None:
-    said: list[str] = []
-    together = SimpleNamespace(num_players=players, fits=lambda masks: fits)
-    kept = SimpleNamespace(knows=lambda masks: len(masks) <= known)
-    assert cheap(together, kept, said.append) == chosen  # type: ignore[arg-type]
-    assert bool(said) is (fits == 8.1)
+def test_what_is_trained_unless_something_else_is_asked_for(
+    run: Path, arguments: list[str], trainings: str, seeds: str, coalitions: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["retrain", str(run), "--rounds", "1", *arguments]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    kept = (run / "retrained_accuracy.csv").read_bytes().splitlines()
+    found = rows(run / "retrained.csv")
+    for file in run.glob("retrained*"):
+        file.unlink()
+    assert {(row["trainings"], row["seeds"], row["rounds"]) for row in found} == {(trainings, seeds, "1")}
+    assert len(kept) == 2 + coalitions * len(seeds.split())
+    assert "1 of 2 rounds" in printed
+    one_by_one = "client_optimizer" in "".join(arguments)
+    assert ("7 trainings follow, one after the other: with client_optimizer" in printed) is one_by_one
+    changed = "federation.client_optimizer 'keep' instead of 'reset'" if one_by_one else ""
+    assert {row["changed"] for row in found} == {changed}
+    assert changed in printed
+
+
+def test_values_that_only_rank_share_out_nothing(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["retrain", str(run), "--rounds", "1", "--trainings", "singles"]) == 0
+    assert "These trainings rank clients only" in " ".join(capsys.readouterr().out.split())
+    page = run / "all.html"
+    assert main(["report", str(run), "--out", str(page), "--budget", "100"]) == 2
+    assert "each client alone, which ranks clients" in " ".join(capsys.readouterr().err.split())
+    assert not page.exists()
+    assert main(["report", str(run), "--out", str(page), "--budget", "100", "--by", "cssv"]) == 0
+    assert "flsv retrain: each client alone, seed 3, 1 of 2 rounds" in " ".join(page.read_text().split())
+    assert main(["retrain", str(run), "--rounds", "1", "--federation.local_epochs", "2", "--seeds", "2"]) == 2
+    for file in run.glob("retrained*"):
+        file.unlink()
+    assert main(["retrain", str(run), "--rounds", "1", "--federation.local_epochs", "2", "--seeds", "2"]) == 0
+    assert main(["report", str(run), "--out", str(page), "--budget", "100"]) == 0
+    said = "all coalitions, seeds 3 and 4, 1 of 2 rounds, federation.local_epochs 2 instead of 1"
+    assert " ".join(page.read_text().split()).count(said) >= 2
+    for file in run.glob("retrained*"):
+        file.unlink()

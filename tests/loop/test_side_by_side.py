@@ -29,7 +29,7 @@ from flsv.aggregation import (
 )
 from flsv.attacks import Alignment, FreeRider, MinMax, Scaling, SignFlip
 from flsv.clients import row_step
-from flsv.clients.algorithms import FedProx
+from flsv.clients.algorithms import Ditto, FedProx
 from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError
 from flsv.filters import NormCap, OutlierFilter, SampleCap
@@ -85,6 +85,8 @@ FEDERATIONS: dict[str, Any] = {
         "aggregator": ShapleySoftmax("distance"),
         "metrics": {"distance": WassersteinContribution()},
     },
+    "FedProx": lambda: {"client_algorithm": FedProx(0.5), "local_epochs": 2},
+    "FedProx and FedAdam": lambda: {"client_algorithm": FedProx(0.5), "aggregator": FedAdam(lr=0.02)},
     "sign flip": lambda: {"uploads": [SignFlip(clients=[1])]},
     "alignment, which remembers": lambda: {"uploads": [Alignment(clients=[0])]},
     "free rider": lambda: {"uploads": [FreeRider(mode="noise", scale=0.5, clients=[2])]},
@@ -103,7 +105,7 @@ def both(folder: Path, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.T
 
 
 #: One of each way in which coalitions could come to something else.
-FAST = ("FedAvg", "two epochs", "ShapFed-WA", "FedAdam", "CGSV", "privacy", "error feedback", "excluded")
+FAST = ("FedAvg", "two epochs", "ShapFed-WA", "FedAdam", "FedProx", "CGSV", "privacy", "error feedback", "excluded")
 
 
 @pytest.mark.parametrize("name", slow_except(FAST, FEDERATIONS))
@@ -271,8 +273,8 @@ class Annealed(Plain):
 
 
 REFUSED: dict[str, tuple[Any, Any, str]] = {
-    "personalizer": (lambda: {"personalizer": Standalone()}, None, "gives each client a state of its own"),
-    "algorithm": (lambda: {"client_algorithm": FedProx(0.1)}, None, "client_algorithm=FedProx"),
+    "personalizer": (lambda: {"personalizer": Standalone()}, None, "gives each client a start point of its own"),
+    "algorithm": (lambda: {"client_algorithm": Ditto()}, None, "client_algorithm=Ditto"),
     "optimizers": (lambda: {"client_optimizer": "keep"}, None, "optimizers go on"),
     "colluders": (lambda: {"uploads": [MinMax(clients=[0])]}, None, "compare the updates of one cohort"),
     "a game in every round": (
@@ -325,14 +327,6 @@ def test_a_regression(tmp_path: Path) -> None:
 
     found, expected = both(tmp_path, module=Line(nn.Linear(FEATURES, CLASSES)))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_what_coalitions_cost_is_estimated_from_a_round(tmp_path: Path) -> None:
-    game = SideBySideUtility(alone(tmp_path), 5)
-    assert 0 < game.fits(MASKS) < 1000
-    refused = alone(tmp_path, lambda: {"personalizer": Standalone()})
-    with pytest.raises(NotSideBySide, match="a state of its own"):
-        SideBySideUtility(refused, 5).fits(MASKS)
 
 
 def test_by_what_the_module_logs(tmp_path: Path) -> None:

@@ -3,25 +3,42 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 from resuming import assert_resumes
 from shadow_cases import ROUNDS, SEED, Kept, by_a_plain_loop, data, loop
 from torch import Tensor, nn
-from toys import Plain, adam, fit, network, vector
+from toys import Plain, adam, fit, network, trainer_for, vector
 
 from flsv import FederatedLoop, Reporting
-from flsv.aggregation import FedAvg
+from flsv.aggregation import (
+    CGSV,
+    Bucketing,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedNova,
+    GeometricMedian,
+    ShapFedWA,
+    ShapleySoftmax,
+    TrimmedMean,
+)
 from flsv.attacks import Alignment, FreeRider, Scaling
-from flsv.clients.algorithms import ShadowTraining
+from flsv.clients.algorithms import FedProx
+from flsv.filters import NormCap, OutlierFilter, SampleCap
 from flsv.functional import exact_shapley, few_coalitions, few_coalitions_shapley
-from flsv.metrics import ShadowShapley
+from flsv.games.retraining import RetrainedUtility
+from flsv.loop.shadow import ShadowTraining
+from flsv.metrics import ClassSpecificShapley, CosineGradientShapley, ShadowShapley, WassersteinContribution
 from flsv.metrics.shadow import coalition_masks
 from flsv.sampling import FixedCohort, UniformSampler
 from flsv.testing.fits import Turns
+from flsv.uploads import TopK
 
 EVERYBODY = [[0, 1, 2]] * ROUNDS
 KINDS: dict[str, Any] = {
@@ -86,6 +103,44 @@ def test_clients_who_attack_do_so_in_every_coalition(tmp_path: Path) -> None:
             )
             expected = vector(fit(alone, tmp_path, copy.deepcopy(start), data(), rounds=ROUNDS))
             torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+#: Where each coalition's server does more than to average by samples, or clients more than to train.
+FEDERATIONS: dict[str, Any] = {
+    "FedAdam": lambda: {"aggregator": FedAdam(lr=0.02)},
+    "FedAvgM": lambda: {"aggregator": FedAvgM(momentum=0.5)},
+    "FedNova": lambda: {"aggregator": FedNova()},
+    "geometric median": lambda: {"aggregator": GeometricMedian()},
+    "trimmed mean": lambda: {"aggregator": TrimmedMean(0.34)},
+    "buckets": lambda: {"aggregator": Bucketing(GeometricMedian())},
+    "CGSV": lambda: {"aggregator": CGSV(scale=0.1), "metrics": {"cgsv": CosineGradientShapley()}},
+    "ShapFed-WA": lambda: {"aggregator": ShapFedWA("cssv"), "metrics": {"cssv": ClassSpecificShapley()}},
+    "by distance to the server's data": lambda: {
+        "aggregator": ShapleySoftmax("distance"),
+        "metrics": {"distance": WassersteinContribution()},
+    },
+    "FedProx": lambda: {"client_algorithm": FedProx(0.5), "local_epochs": 2},
+    "FedProx and FedAdam": lambda: {"client_algorithm": FedProx(0.5), "aggregator": FedAdam(lr=0.02)},
+    "error feedback": lambda: {"uploads": [TopK(0.3)]},
+    "caps": lambda: {"filters": [OutlierFilter(), NormCap(1.0), SampleCap(1.0)]},
+}
+
+
+@pytest.mark.parametrize("name", FEDERATIONS)
+def test_values_are_those_of_retraining_each_coalition(tmp_path: Path, name: str) -> None:
+    module, make = Plain(network(batch_norm=False)), FEDERATIONS[name]
+    quiet = Reporting(table=False)
+
+    def alone(cohort: FixedCohort) -> L.Trainer:
+        federation = FederatedLoop(**make(), sampler=cohort, seed=SEED, reporting=quiet)
+        return trainer_for(federation, tmp_path, rounds=ROUNDS, limit_val_batches=0)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = exact_shapley(RetrainedUtility(alone, module, data(), "negative_loss"), 3).values
+        federation = loop(ShadowShapley(coalitions="all", performance="negative_loss"), **make())
+        fit(federation, tmp_path, module, data(), rounds=ROUNDS)
+    torch.testing.assert_close(federation.contributions["shadow"].double(), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_who_never_came_has_no_value(tmp_path: Path) -> None:
@@ -157,8 +212,12 @@ def test_the_federation_trains_as_without(tmp_path: Path) -> None:
     assert torch.equal(vector(beside), vector(without))
 
 
-def test_resumes_to_the_bit(tmp_path: Path) -> None:
-    whole = assert_resumes(lambda: loop(ShadowShapley(), sampler=UniformSampler(2)), tmp_path, Plain, data)
+@pytest.mark.parametrize("name", ["FedAvg", "CGSV", "FedAdam"])
+def test_resumes_to_the_bit(tmp_path: Path, name: str) -> None:
+    def federation() -> FederatedLoop:
+        return loop(ShadowShapley(), sampler=UniformSampler(2), **FEDERATIONS.get(name, dict)())
+
+    whole = assert_resumes(federation, tmp_path, Plain, data)
     rows = whole.state_dict()["strategies"]["client_algorithm"]["rows"]
     assert rows.shape[0] == 6
     assert rows.unique(dim=0).shape[0] == 6

@@ -12,12 +12,13 @@ import torch
 from shadow_cases import Draws, Reads, data, loop
 from toys import Plain, fit, network
 
-from flsv.aggregation import ShapFedWA
+from flsv.aggregation import ShapleyWeighted
 from flsv.attacks import ALittleIsEnough
-from flsv.clients.algorithms import FedProx, ShadowTraining
+from flsv.clients.algorithms import Ditto, FedProx
 from flsv.errors import ConfigurationError
-from flsv.filters import NormCap
-from flsv.metrics import ClassSpecificShapley, ShadowShapley
+from flsv.filters import OutlierFilter
+from flsv.loop.shadow import ShadowTraining
+from flsv.metrics import ShadowShapley, SurrogateFederatedShapley
 from flsv.personalization import Standalone
 from flsv.privacy import GaussianPrivacy
 
@@ -42,16 +43,16 @@ def refused(folder: Path, match: str, module: L.LightningModule | None = None, *
 
 REFUSED: dict[str, tuple[str, Any]] = {
     "personalizer": ("gives each client a start point", lambda: {"personalizer": Standalone()}),
-    "aggregator": ("does more than to average", lambda: {
-        "aggregator": ShapFedWA("cssv"), "metrics": {"cssv": ClassSpecificShapley()}}),
+    "a game that the aggregator reads": ("evaluate models in every round", lambda: {
+        "aggregator": ShapleyWeighted("ssv"), "metrics": {"ssv": SurrogateFederatedShapley()}}),
     "noise": ("noise would be spent", lambda: {"uploads": [GaussianPrivacy(1.0, 0.1)]}),
-    "colluders": ("colluders would meet", lambda: {"uploads": [ALittleIsEnough(clients=[0, 1])]}),
-    "filter": ("change a cohort's updates", lambda: {"filters": [NormCap(1.0)]}),
+    "colluders": ("compare the updates of one cohort", lambda: {"uploads": [ALittleIsEnough(clients=[0, 1])]}),
+    "filter": ("leave clients out of a round", lambda: {"filters": [OutlierFilter(exclude=True)]}),
     "share": ("stay at their clients", lambda: {"share": ["!net.4.*"]}),
     "optimizer": ("keep", lambda: {"client_optimizer": "keep"}),
     "engine": ("vmap", lambda: {"engine": "vmap"}),
     "two sets": ("different coalitions", lambda: {"metrics": {"other": ShadowShapley(coalitions="singles")}}),
-    "algorithm": ("client_algorithm=FedProx", lambda: {"client_algorithm": FedProx(0.1)}),
+    "algorithm": ("client_algorithm=Ditto", lambda: {"client_algorithm": Ditto()}),
     "no such client": ("names clients", lambda: {"metric": ShadowShapley(coalitions=[[7]])}),
 }  # fmt: skip
 
@@ -106,6 +107,8 @@ def test_a_loop_of_other_metrics_has_no_shadows() -> None:
     assert isinstance(federation.client_algorithm, ShadowTraining)
     assert federation.replace(seed=1).client_algorithm.coalitions == federation.client_algorithm.coalitions
     assert federation.replace(metrics=None).client_algorithm is None
-    assert (
-        federation.replace(metrics={"s": ShadowShapley(coalitions="singles")}).client_algorithm.coalitions == "singles"
-    )
+    other = federation.replace(metrics={"s": ShadowShapley(coalitions="singles")})
+    assert other.client_algorithm.coalitions == "singles"
+    proximal = loop(client_algorithm=FedProx(0.1))
+    assert proximal.replace(seed=1).client_algorithm.algorithm.mu == 0.1
+    assert isinstance(proximal.replace(metrics=None).client_algorithm, FedProx)

@@ -54,9 +54,9 @@ from flsv.clients.algorithms import (
     FedRep,
     InRunValues,
     PerFedAvg,
-    ShadowTraining,
 )
 from flsv.filters import CopyFilter, MultiKrum, NormCap, OutlierFilter, SampleCap
+from flsv.loop.shadow import ShadowTraining
 from flsv.metrics import ContributionEstimation, CosineGradientShapley, DomainRelevance, InRunShapley, ShadowShapley
 from flsv.models.mixture import MixtureClient
 from flsv.personalization import (
@@ -195,7 +195,7 @@ BASES = {
     "Aggregator", "Attack", "ClientAlgorithm", "ClientContext", "ClientSampler", "Cohort", "Collusion", "Compression",
     "MoreauSGD",
     "Personalized", "Personalizer", "Upload", "UploadContext", "UpdateFilter", "check_order",
-    "sanitize_report", "shadow_training", "upload", "with_guard",
+    "sanitize_report", "upload", "with_guard",
 }  # fmt: skip
 
 

@@ -9,7 +9,6 @@ from flsv.clients.algorithms.in_run import InRunValues
 from flsv.clients.algorithms.per_fedavg import PerFedAvg
 from flsv.clients.algorithms.pfedme import MoreauSGD
 from flsv.clients.algorithms.scaffold import SCAFFOLD
-from flsv.clients.algorithms.shadow import ShadowTraining, shadow_training
 
 __all__ = [
     "SCAFFOLD",
@@ -23,6 +22,4 @@ __all__ = [
     "InRunValues",
     "MoreauSGD",
     "PerFedAvg",
-    "ShadowTraining",
-    "shadow_training",
 ]

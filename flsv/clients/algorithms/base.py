@@ -194,6 +194,14 @@ class ClientAlgorithm(Strategy):
     """
 
     uses: ClassVar[str | None] = None
+    #: Whether clients take other steps than without it.
+    changes_steps: bool = True
+    #: Whether all that it does is :meth:`change`: then it also trains models that are rows of stacked tensors.
+    entrywise: ClassVar[bool] = False
+
+    def change(self, parameters: list[Tensor], starts: list[Tensor], gradients: list[Tensor]) -> None:
+        """Before every step: change gradients in place, entry by entry, by parameters and what they were at the start
+        of the visit. The tensors are those of one model, or of many, stacked."""
 
     def check_fit(self, trainer: Any, config: Any) -> None:
         """At the server, before the first round of a fit, whose trainer has its optimizers set up.

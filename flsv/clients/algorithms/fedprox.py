@@ -32,6 +32,7 @@ class FedProx(ClientAlgorithm):
     """
 
     sends = ("anchor",)
+    entrywise = True
 
     def __init__(self, mu: NonNegative = 0.01, anchor: Literal["global", "start"] = "global") -> None:
         self.mu = mu
@@ -42,7 +43,10 @@ class FedProx(ClientAlgorithm):
         at_start = self.anchor == "start" or start is state.global_vector
         return {} if at_start else {"anchor": state.model()}
 
-    @torch.no_grad()
     def gradients(self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]) -> None:
         anchors = context.entries(context.instruction.tensors.get("anchor", context.start), parameters)
-        torch._foreach_add_(gradients, torch._foreach_sub(parameters, anchors), alpha=self.mu)
+        self.change(parameters, anchors, gradients)
+
+    @torch.no_grad()
+    def change(self, parameters: list[Tensor], starts: list[Tensor], gradients: list[Tensor]) -> None:
+        torch._foreach_add_(gradients, torch._foreach_sub(parameters, starts), alpha=self.mu)

@@ -1,0 +1,218 @@
+"""ShadowTraining: while the federation trains, every client also trains the models of the coalitions that it is in.
+
+What a client is worth is the Shapley value of the game in which every coalition of clients is a federation of its own.
+:mod:`flsv.games.retraining` trains these after the run; here they are trained with it. In a round, the server sends a
+client the models of its coalitions; the client trains them on the very batches of its own training, as rows of one
+batched model; at the server, each coalition has an aggregator, filters and metrics of its own, for those of its members
+that take part. So each comes to the model that a run of this coalition alone comes to, with the same seed, to rounding.
+Nobody's model is the initial one, and everybody's is the federation's own: these two are not trained.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flsv.clients.algorithms import ClientAlgorithm, ClientContext
+from flsv.clients.coalition_rows import CoalitionRows
+from flsv.clients.kernel import RowTraining
+from flsv.clients.row_checks import not_batched
+from flsv.errors import ConfigurationError
+from flsv.loop.coalition_servers import servers_of, unlike_alone
+from flsv.metrics import ShadowShapley
+from flsv.metrics.shadow import Coalitions, coalition_masks
+from flsv.participants.sharing import sharing
+from flsv.privacy import GaussianPrivacy
+from flsv.round import FederationState, Round, TrainedCoalitions
+from flsv.strategy import Federation
+
+ROWS, TRAINED = "coalition_models", "trained_coalition_models"
+#: Bytes of the rows at the server and on their way, from which on a run is refused.
+MOST_BYTES = 2**32
+
+
+class ShadowTraining(ClientAlgorithm):
+    """What clients and server do for :class:`flsv.metrics.ShadowShapley`, which brings it along.
+
+    Down go the models of a client's coalitions, beside the global one. Up come these models, each behind a number: 1,
+    or 0 where it is not finite, so that the client counts as absent from that coalition in this round.
+
+    Args:
+        coalitions: see the metric.
+        algorithm: what clients do differently, in every coalition alike: it changes gradients entry by entry, as
+            :class:`flsv.clients.algorithms.FedProx`; None: nothing.
+
+    Raises:
+        ConfigurationError: before training, whatever would make a coalition's model another than that of a run of the
+            coalition; in the first client's first step, a module that cannot be batched, with the reason; at its end,
+            a coalition's model that differs from the client's own where they have to be the same.
+    """
+
+    sends = (ROWS,)
+    reports = (TRAINED,)
+    saved = ("_rows", "_initial")
+
+    def __init__(self, coalitions: Coalitions = "auto", algorithm: ClientAlgorithm | None = None) -> None:
+        self.coalitions, self.algorithm = coalitions, algorithm
+        self._visit: CoalitionRows | None = None
+        self._kernel: RowTraining | None = None
+        self._round = -1  # of the kernel's recordings
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_visit": None, "_kernel": None}
+
+    @property
+    def changes_steps(self) -> bool:  # type: ignore[override]
+        """Whether clients take other steps than without it."""
+        return self.algorithm is not None
+
+    # ---- at the server
+
+    def begin(self, federation: Federation) -> None:
+        self._initial = federation.global_vector.clone()
+        self._prepare(federation)
+        self._rows = self._initial.expand(len(self._members), -1).clone()
+        self._servers = servers_of(federation, self._members, self._rows)
+
+    def resume(self, federation: Federation) -> None:
+        self._prepare(federation)
+        self._servers = servers_of(federation, self._members, self._rows)
+        self._servers.load_state_dict(self._loaded)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "servers": self._servers.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._loaded = state["servers"]
+
+    def _prepare(self, federation: Federation) -> None:
+        self._visit = self._kernel = None
+        self._masks = coalition_masks(self.coalitions, federation.num_clients)
+        self._members = _trained(self._masks)
+        self._places = [mine.nonzero().flatten() for mine in self._members.T]
+        rows = len(self._members) + 3 * sum(map(len, self._places))  # the server's, and as they cross
+        size = rows * federation.space.size * federation.space.dtype.itemsize
+        if size > MOST_BYTES:
+            raise ConfigurationError(
+                f"ShadowShapley(coalitions={self.coalitions!r}): the models of {len(self._members)} coalitions take "
+                f"{size / 2**30:.0f} GiB at the server, with those on their way. "
+                'Take coalitions="pairs" or "singles".'
+            )
+
+    def check_fit(self, trainer: Any, config: Any) -> None:
+        if why := self._why_not(trainer, config):
+            raise ConfigurationError(f"ShadowShapley trains a model for each of many coalitions, and {why}.")
+
+    def _why_not(self, trainer: Any, config: Any) -> str | None:
+        """Why coalitions' models would not be those of runs of the coalitions, and what to do."""
+        if why := unlike_alone(config, self.algorithm, losses=False):
+            return f"{why}. Leave it out, or leave ShadowShapley out"
+        if any(isinstance(each, GaussianPrivacy) for each in config.uploads):
+            return "noise would be spent on each of these models. Leave one of the two out"
+        if excluding := [each for each in config.filters if each.excludes]:
+            return (
+                f"filters={excluding} leave clients out of a round, so that nobody has what they made of the models of "
+                "their coalitions. Leave one of the two out, or value the run by flsv retrain"
+            )
+        if kept := sharing(config.share, trainer.lightning_module, config.head).kept:
+            return (
+                f"with share={config.share!r} {sorted(kept)[0]!r} and others stay at the clients. Share all that is "
+                "trained"
+            )
+        return not_batched(trainer, None, config.client_optimizer, schedules=True)
+
+    def send(self, client: int, start: Tensor | None, state: FederationState) -> dict[str, Tensor]:
+        self._rows = self._rows.to(state.model())
+        return {ROWS: self._rows[self._places[client].to(self._rows.device)]}
+
+    def end_round(self, round: Round) -> None:
+        assert round.num_steps is not None
+        assert round.clients is not None
+        rows, steps = self._rows.to(round.client_vectors), round.num_steps.tolist()
+        everybody: Any = {client.id: client for client in round.clients}
+        present = torch.zeros_like(self._members)
+        sent = {}
+        for client, report in zip(round.client_ids.tolist(), round.reports[TRAINED]):
+            sent[client] = report[: len(self._places[client])]  # shorter ones were filled up
+            present[self._places[client], client] = sent[client][:, 0].bool().cpu()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a coalition: the run's own server says it of the run
+            self._servers.begin_round(present, rows, round.round_index)
+            for (client, models), count in zip(sent.items(), steps):
+                self._servers.receive(client, self._places[client].to(rows.device), models[:, 1:], count)
+            self._rows = self._servers.end_round(rows, everybody, round.server_data, lenient=True)
+
+    def coalition_models(self, round: Round) -> TrainedCoalitions:
+        assert round.server_vector is not None
+        trained = iter(self._rows)
+        ends = {0: self._initial, self._masks.shape[1]: round.server_vector}
+        models = [ends[size] if size in ends else next(trained) for size in self._masks.sum(1).tolist()]
+
+        def build(index: int, out: Tensor) -> None:
+            out.copy_(models[index])
+
+        return TrainedCoalitions(self._masks, build)
+
+    # ---- at a client
+
+    def begin_client(self, context: ClientContext) -> None:
+        if self._kernel is not None and self._round != context.instruction.round_index:
+            self._kernel.recordings.doubt()
+        self._round = context.instruction.round_index
+        self._visit = CoalitionRows(context, context.received(ROWS), self._kernel, self.algorithm)
+
+    def begin_batch(self, context: ClientContext, batch: Any) -> None:
+        assert self._visit is not None
+        self._visit.begin_batch(batch)
+
+    def gradients(self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+        assert self._visit is not None
+        self._visit.step()
+        if self.algorithm is not None:
+            self.algorithm.gradients(context, parameters, gradients)
+
+    def end_client(self, context: ClientContext) -> Mapping[str, Tensor | float]:
+        assert self._visit is not None
+        rows, sent = self._visit.trained().clone(), context.received(ROWS)
+        for place, start in enumerate(sent):
+            rows[place] = context.upload(rows[place], start, f"coalition {place} ")
+        self._kernel = self._visit.kernel
+        self._visit = None
+        finite = rows.isfinite().all(1, keepdim=True)
+        return {TRAINED: torch.cat([finite.to(rows), torch.where(finite, rows, sent)], 1)}
+
+
+def _trained(masks: Tensor) -> Tensor:
+    """Without nobody and everybody."""
+    sizes = masks.sum(1)
+    return masks[(sizes > 0) & (sizes < masks.shape[1])]
+
+
+def shadow_training(metrics: Mapping[str, Any], given: ClientAlgorithm | None) -> ClientAlgorithm | None:
+    """The client algorithm of a federation with these metrics: the given one, or what a ShadowShapley needs.
+
+    Raises:
+        ConfigurationError: both; or several metrics of different coalitions.
+    """
+    inner = given.algorithm if isinstance(given, ShadowTraining) else given
+    asking = {name: metric for name, metric in metrics.items() if isinstance(metric, ShadowShapley)}
+    wanted = [metric.coalitions for metric in asking.values()]
+    if not wanted:
+        return inner
+    if any(each != wanted[0] for each in wanted):
+        raise ConfigurationError(
+            f"metrics {list(asking)} are of different coalitions, and one set is trained in a run. Give them the same, "
+            "or leave all but one out."
+        )
+    if inner is not None and not inner.entrywise:
+        raise ConfigurationError(
+            f"metrics {list(asking)} train coalitions' models as rows of one batched model, and "
+            f"client_algorithm={inner!r} does more than to change gradients entry by entry, as FedProx does. Leave one "
+            "of the two out."
+        )
+    return ShadowTraining(wanted[0], inner)
