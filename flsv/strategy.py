@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 
 from flsv.declared import Declared
 from flsv.parameters import ParameterSpace
-from flsv.participants import LocalData
-from flsv.round import FederationState, Round, TrainedCoalitions
+from flsv.participants import Client, LocalData
+from flsv.round import ClientUpdate, FederationState, Round, TrainedCoalitions
 
 Contributions = Mapping[str, Tensor]
 """The metrics' current values by name: ``[n]`` or ``[n, M]`` over all clients. Clients never seen are NaN, or the
@@ -151,6 +151,14 @@ class Strategy(Component):
             Tensors or numbers by names declared in ``reports``. Nothing else of the data crosses to the server.
         """
         return {}
+
+    def before_filters(self, updates: Sequence[ClientUpdate], clients: Sequence[Client]) -> None:
+        """At the server, before filters look at what the cohort has sent.
+
+        Args:
+            updates: of those whose model is finite.
+            clients: all n.
+        """
 
     def end_round(self, round: Round) -> None:
         """At the server, after aggregation and personalization: take what the next round needs from this one."""

@@ -24,7 +24,6 @@ from argparse import ArgumentParser
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Any, get_args
 
@@ -102,19 +101,15 @@ def retrain(
         ConfigurationError: the folder holds no configuration, the data are not those of the run, the federation has
             parts that stay at the clients, or the folder holds trainings of other settings or data.
     """
-    if mode is not None and metric is None:
-        raise ConfigurationError(f"mode={mode!r}: say by metric, too, which logged value it is of.")
-    if metric == "per_class_accuracy":
-        raise ConfigurationError(
-            f"metric={metric!r} is a number per class: say balanced_accuracy, which is their mean."
-        )
+    _check_performance(metric, mode)
     ranks = ranks_of_environment()
     own_rounds = [] if rounds is None else [f"--trainer.max_epochs={rounds}"]
     utilities: list[Tensor] = []
     together = True
     with saved_run(run, [*overrides, *own_rounds]) as (make, first):
         record = read_record(run / RECORD)
-        for seed in count(first):
+        while seeds is None or len(utilities) < seeds:
+            seed = first + len(utilities)
             cli = make(seed)
             if metric is None:
                 metric, mode = performance_by(loop_of(cli.trainer))
@@ -132,46 +127,68 @@ def retrain(
             settings = {**identity.flat(), "metric": metric, "mode": mode}
             path = run / f"retrained_{metric.replace('/', '-')}.csv"
             keep = partial(KeptUtility, path=path, settings=settings, ranks=ranks, told=told, seed=seed)
-            masks = few_coalitions(utility.num_players, which)
-            try:
-                if together:
-                    side_by_side = SideBySideUtility(utility, seed, compare=seed == first)
-                    utilities.append(keep(side_by_side, at_once=len(masks))(masks))
-            except NotSideBySide as error:
-                together = False
-                if which == "auto" and not utilities:
-                    which, masks = "both", few_coalitions(utility.num_players, "both")
-                say(f"{len(masks) - 1} trainings follow, one after the other: {error}")
-            if not together:
-                utilities.append(keep(utility)(masks))
-            everything = len(masks) == 2**utility.num_players
+            found, which, together = _play(utility, keep, which, together, compare=not utilities, say=say)
+            utilities.append(found)
+            everything = len(found) == 2**utility.num_players
             seeds = seeds or (SEEDS if together and everything else 1)
-            if len(utilities) == seeds:
-                break
-        names = cli.datamodule.client_names
         majority = _majority(cli) if metric == "accuracy" else float("nan")
-    table = torch.stack(utilities)
-    values, half = retrained_shapley(masks, table, level=level)
-    total = float(values.clamp_min(0).nansum()) or float("nan")
-    columns = {"value": values, "low": values - half, "high": values + half}
-    columns |= {"kernel_shap": kernel_shap(masks, table.mean(0)), "share": values.nan_to_num(0).clamp_min(0) / total}
-    frame = DataFrame({name: column.tolist() for name, column in columns.items()})
-    few = "pairs+leave-one-out" if which == "auto" else which
-    frame = frame.assign(
-        client=range(len(names)),
-        client_name=names,
-        majority=majority,
-        by=metric if mode is None else f"{metric} ({mode})",
-        rounds=cli.trainer.max_epochs,
-        trainings="all" if everything else few,
-        changed="; ".join(changed_settings(run, identity)) if overrides else "",
-    )
-    frame["seeds"] = " ".join(map(str, range(first, first + len(utilities))))
-    rows = frame.to_dict("records")
+    facts = {
+        "majority": majority,
+        "by": metric if mode is None else f"{metric} ({mode})",
+        "seeds": " ".join(map(str, range(first, first + len(utilities)))),
+        "rounds": cli.trainer.max_epochs,
+        "trainings": "all" if everything else "pairs+leave-one-out" if which == "auto" else which,
+        "changed": "; ".join(changed_settings(run, identity)) if overrides else "",
+    }
+    rows = _shared_out(cli.datamodule.client_names, which, torch.stack(utilities), level, facts)
     path = run / RETRAINED
     if ranks.rank == 0:
         write_rows(path, HEADER, rows)
     return rows, path
+
+
+def _check_performance(metric: str | None, mode: str | None) -> None:
+    if mode is not None and metric is None:
+        raise ConfigurationError(f"mode={mode!r}: say by metric, too, which logged value it is of.")
+    if metric == "per_class_accuracy":
+        raise ConfigurationError(
+            f"metric={metric!r} is a number per class: say balanced_accuracy, which is their mean."
+        )
+
+
+def _play(
+    utility: RetrainedUtility,
+    keep: partial[KeptUtility],
+    which: Which,
+    together: bool,
+    compare: bool,
+    say: Callable[[str], None],
+) -> tuple[Tensor, Which, bool]:
+    """Utilities of coalitions, which these are, and whether they were trained side by side."""
+    masks = few_coalitions(utility.num_players, which)
+    try:
+        if together:
+            side_by_side = SideBySideUtility(utility, keep.keywords["seed"], compare)
+            return keep(side_by_side, at_once=len(masks))(masks), which, True
+    except NotSideBySide as error:
+        if which == "auto" and compare:
+            which, masks = "both", few_coalitions(utility.num_players, "both")
+        say(f"{len(masks) - 1} trainings follow, one after the other: {error}")
+    return keep(utility)(masks), which, False
+
+
+def _shared_out(
+    names: Sequence[str], which: Which, utilities: Tensor, level: float, facts: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """A row per client, of the utilities ``[seeds, K]``."""
+    masks = few_coalitions(len(names), which)
+    values, half = retrained_shapley(masks, utilities, level=level)
+    total = float(values.clamp_min(0).nansum()) or float("nan")
+    columns = {"value": values, "low": values - half, "high": values + half}
+    columns["kernel_shap"] = kernel_shap(masks, utilities.mean(0))
+    columns["share"] = values.nan_to_num(0).clamp_min(0) / total
+    frame = DataFrame({name: column.tolist() for name, column in columns.items()})
+    return frame.assign(client=range(len(names)), client_name=names, **facts).to_dict("records")  # type: ignore[return-value]
 
 
 def _trainer(cli: FederatedCLI, cohort: FixedCohort, seed: int) -> L.Trainer:

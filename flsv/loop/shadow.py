@@ -11,7 +11,7 @@ Nobody's model is the initial one, and everybody's is the federation's own: thes
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,9 +25,10 @@ from flsv.errors import ConfigurationError
 from flsv.loop.coalition_servers import servers_of, unlike_alone
 from flsv.metrics import ShadowShapley
 from flsv.metrics.shadow import Coalitions, coalition_masks
+from flsv.participants import Client
 from flsv.participants.sharing import sharing
 from flsv.privacy import GaussianPrivacy
-from flsv.round import FederationState, Round, TrainedCoalitions
+from flsv.round import ClientUpdate, FederationState, Round, TrainedCoalitions
 from flsv.strategy import Federation
 
 ROWS, TRAINED = "coalition_models", "trained_coalition_models"
@@ -61,9 +62,11 @@ class ShadowTraining(ClientAlgorithm):
         self._visit: CoalitionRows | None = None
         self._kernel: RowTraining | None = None
         self._round = -1  # of the kernel's recordings
+        self._updates: Sequence[ClientUpdate] = ()
+        self._clients: Sequence[Client] = ()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_visit": None, "_kernel": None}
+        return {**vars(self), "_visit": None, "_kernel": None, "_clients": ()}
 
     @property
     def changes_steps(self) -> bool:  # type: ignore[override]
@@ -114,11 +117,6 @@ class ShadowTraining(ClientAlgorithm):
             return f"{why}. Leave it out, or leave ShadowShapley out"
         if any(isinstance(each, GaussianPrivacy) for each in config.uploads):
             return "noise would be spent on each of these models. Leave one of the two out"
-        if excluding := [each for each in config.filters if each.excludes]:
-            return (
-                f"filters={excluding} leave clients out of a round, so that nobody has what they made of the models of "
-                "their coalitions. Leave one of the two out, or value the run by flsv retrain"
-            )
         if kept := sharing(config.share, trainer.lightning_module, config.head).kept:
             return (
                 f"with share={config.share!r} {sorted(kept)[0]!r} and others stay at the clients. Share all that is "
@@ -130,22 +128,23 @@ class ShadowTraining(ClientAlgorithm):
         self._rows = self._rows.to(state.model())
         return {ROWS: self._rows[self._places[client].to(self._rows.device)]}
 
+    def before_filters(self, updates: Sequence[ClientUpdate], clients: Sequence[Client]) -> None:
+        self._updates, self._clients = updates, clients
+
     def end_round(self, round: Round) -> None:
-        assert round.num_steps is not None
-        assert round.clients is not None
-        rows, steps = self._rows.to(round.client_vectors), round.num_steps.tolist()
-        everybody: Any = {client.id: client for client in round.clients}
-        present = torch.zeros_like(self._members)
-        sent = {}
-        for client, report in zip(round.client_ids.tolist(), round.reports[TRAINED]):
-            sent[client] = report[: len(self._places[client])]  # shorter ones were filled up
-            present[self._places[client], client] = sent[client][:, 0].bool().cpu()
+        rows, present = self._rows.to(round.client_vectors), torch.zeros_like(self._members)
+        sent = {update.client_id: update.reports[TRAINED].to(rows.device) for update in self._updates}
+        for client, models in sent.items():
+            present[self._places[client], client] = models[:, 0].bool().cpu()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a coalition: the run's own server says it of the run
             self._servers.begin_round(present, rows, round.round_index)
-            for (client, models), count in zip(sent.items(), steps):
-                self._servers.receive(client, self._places[client].to(rows.device), models[:, 1:], count)
-            self._rows = self._servers.end_round(rows, everybody, round.server_data, lenient=True)
+            for update in self._updates:
+                client = update.client_id
+                places = self._places[client].to(rows.device)
+                self._servers.receive(client, places, sent[client][:, 1:], update.num_steps)
+            self._rows = self._servers.end_round(rows, self._clients, round.server_data, lenient=True)
+        self._updates = ()
 
     def coalition_models(self, round: Round) -> TrainedCoalitions:
         assert round.server_vector is not None

@@ -79,11 +79,10 @@ class ShadowShapley(MeasuredMetric):
     The values are those of this run's seed, and have no interval: other seeds may differ more than any estimate of one
     run says. ``flsv repeat`` and ``flsv retrain`` give intervals over seeds.
 
-    Each coalition has an aggregator of its own, with filters and a metric that looks at updates; attacks, compression and
+    Each coalition has an aggregator of its own, with filters and the metric that it reads; attacks, compression and
     :class:`flsv.clients.algorithms.FedProx` are those of every coalition. Refused are client algorithms with a state or
-    steps of their own, personalizers, metrics that evaluate models and that the aggregator reads, colluders, who
-    compare updates of one cohort, filters that leave clients out, as then nobody has what they made of their
-    coalitions' models, and privacy: its noise would be spent on each of these models.
+    steps of their own; personalizers; a metric that the aggregator reads and that evaluates models or looks at losses;
+    colluders, who compare the updates of one cohort; and privacy, whose noise would be spent on each of these models.
 
     What crosses grows by these models, both ways; it is counted. The server sees what each client makes of the models
     of its coalitions, which says more of its data than its update alone.

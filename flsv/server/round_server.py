@@ -115,6 +115,8 @@ class RoundServer:
         model, cut = state.model(), self.space.num_parameters
         if self.personalizer is None or self.personalizer.collaborates:
             self._count(updates)
+        for strategy in self.strategies:
+            strategy.before_filters(updates, clients)
         numbers = partial(torch.tensor, device=model.device)
         cohort = Cohort(
             round_index=state.round_index,

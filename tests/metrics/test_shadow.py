@@ -122,6 +122,7 @@ FEDERATIONS: dict[str, Any] = {
     "FedProx": lambda: {"client_algorithm": FedProx(0.5), "local_epochs": 2},
     "FedProx and FedAdam": lambda: {"client_algorithm": FedProx(0.5), "aggregator": FedAdam(lr=0.02)},
     "error feedback": lambda: {"uploads": [TopK(0.3)]},
+    "excluded": lambda: {"uploads": [Scaling(1e4, clients=[1])], "filters": [OutlierFilter(exclude=True)]},
     "caps": lambda: {"filters": [OutlierFilter(), NormCap(1.0), SampleCap(1.0)]},
 }
 
@@ -140,7 +141,10 @@ def test_values_are_those_of_retraining_each_coalition(tmp_path: Path, name: str
         expected = exact_shapley(RetrainedUtility(alone, module, data(), "negative_loss"), 3).values
         federation = loop(ShadowShapley(coalitions="all", performance="negative_loss"), **make())
         fit(federation, tmp_path, module, data(), rounds=ROUNDS)
-    torch.testing.assert_close(federation.contributions["shadow"].double(), expected, rtol=1e-4, atol=1e-5)
+    values = federation.contributions["shadow"].double()
+    seen = ~values.isnan()  # whom a filter leaves out of every round has none
+    assert seen.tolist() == [True, name != "excluded", True]
+    torch.testing.assert_close(values[seen], expected[seen], rtol=1e-4, atol=1e-5)
 
 
 def test_who_never_came_has_no_value(tmp_path: Path) -> None:

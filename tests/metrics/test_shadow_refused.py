@@ -16,7 +16,6 @@ from flsv.aggregation import ShapleyWeighted
 from flsv.attacks import ALittleIsEnough
 from flsv.clients.algorithms import Ditto, FedProx
 from flsv.errors import ConfigurationError
-from flsv.filters import OutlierFilter
 from flsv.loop.shadow import ShadowTraining
 from flsv.metrics import ShadowShapley, SurrogateFederatedShapley
 from flsv.personalization import Standalone
@@ -47,7 +46,6 @@ REFUSED: dict[str, tuple[str, Any]] = {
         "aggregator": ShapleyWeighted("ssv"), "metrics": {"ssv": SurrogateFederatedShapley()}}),
     "noise": ("noise would be spent", lambda: {"uploads": [GaussianPrivacy(1.0, 0.1)]}),
     "colluders": ("compare the updates of one cohort", lambda: {"uploads": [ALittleIsEnough(clients=[0, 1])]}),
-    "filter": ("leave clients out of a round", lambda: {"filters": [OutlierFilter(exclude=True)]}),
     "share": ("stay at their clients", lambda: {"share": ["!net.4.*"]}),
     "optimizer": ("keep", lambda: {"client_optimizer": "keep"}),
     "engine": ("vmap", lambda: {"engine": "vmap"}),
