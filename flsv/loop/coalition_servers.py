@@ -27,14 +27,24 @@ from flsv.server.round_server import NoModel
 from flsv.strategy import Federation, Strategy
 
 
-def servers_of(federation: Federation, masks: Tensor, models: Tensor) -> Averages | Servers:
-    """The servers of coalitions ``[K, n]`` that start from the models ``[K, P]``."""
+def servers_of(
+    federation: Federation, masks: Tensor, models: Tensor, saved: Mapping[int, Any] | None = None
+) -> Averages | Servers:
+    """The servers of coalitions.
+
+    Args:
+        federation: what they are coalitions of.
+        masks: bool ``[K, n]``, who is in each.
+        models: ``[K, P]``, that they start from.
+        saved: what ``state_dict`` has given, if they go on; None: they begin.
+    """
     # Whom an outlier filter leaves out, whatever its threshold, sends what an upload changed, or what is not finite,
     # which averages refuse.
     whole = not any(each.excludes or each.bounds for each in federation.filters)
     if type(federation.strategies["aggregator"]) is FedAvg and whole and not federation.uploads:
         return Averages(federation)
-    return Servers({row: OneServer(federation, models[row]) for row in masks.any(1).nonzero().flatten().tolist()})
+    rows = masks.any(1).nonzero().flatten().tolist()
+    return Servers({row: OneServer(federation, models[row], saved and saved[row]) for row in rows})
 
 
 def read_metrics(federation: FederationConfig | Federation) -> dict[str, Any]:
@@ -107,9 +117,6 @@ class Averages:
         """Nothing: the models are all that the next round needs."""
         return {}
 
-    def load_state_dict(self, states: Mapping[int, Any]) -> None:
-        """The inverse of ``state_dict``."""
-
 
 class Servers:
     """A server for each coalition, by its row."""
@@ -169,27 +176,23 @@ class Servers:
         """What the servers need to know in the next round, beside the models."""
         return {row: server.state_dict() for row, server in self._servers.items()}
 
-    def load_state_dict(self, states: Mapping[int, Any]) -> None:
-        """The inverse of ``state_dict``."""
-        for row, server in self._servers.items():
-            server.load_state_dict(states[row])
-
 
 class OneServer:
     """One coalition's, with an aggregator, filters and metrics of its own.
 
     Args:
         federation: what all coalitions are of.
-        start: ``[P]``, the first model.
+        start: ``[P]``, the model that it starts from.
+        saved: what ``state_dict`` has given, if it goes on.
     """
 
-    def __init__(self, federation: Federation, start: Tensor) -> None:
+    def __init__(self, federation: Federation, start: Tensor, saved: Mapping[str, Any] | None) -> None:
         clients = federation.num_clients
         aggregator, metrics, filters = copy.deepcopy(
             (federation.strategies["aggregator"], read_metrics(federation), federation.filters)
         )
         own = {"aggregator": aggregator}
-        self._samples = federation.split_sizes["train"]
+        self._samples, self._cut = federation.split_sizes["train"], federation.space.num_parameters
         self._board = ContributionMetrics(metrics, check_names(own), clients)
         self._board.reset()
         self._board.to(start.device)
@@ -197,11 +200,17 @@ class OneServer:
         unseen = torch.zeros(clients, dtype=torch.long)
         self._state = FederationState(clients, federation.seed, participations=unseen, heard=unseen.clone())
         self._parts = [aggregator, *self._server.filters]
-        self._facts = replace(
-            federation, global_vector=start.clone(), strategies={**federation.strategies, **own}, metrics=metrics
-        )
-        for part in self._parts:
-            part.begin(self._facts)
+        everybody = {**federation.strategies, **own}
+        facts = replace(federation, global_vector=start.clone(), strategies=everybody, metrics=metrics)
+        if saved is None:
+            for part in self._parts:
+                part.begin(facts)
+            return
+        self._board.load_state_dict(saved["board"])
+        self._state.load_state_dict(saved["state"])
+        for part, state in zip(self._parts, saved["parts"]):
+            part.load_state_dict(state)
+            part.resume(facts)
 
     def begin_round(self, cohort: list[int], model: Tensor, round_index: int) -> None:
         """These clients take part in it, and start from this model ``[P]``."""
@@ -217,8 +226,7 @@ class OneServer:
         if not vector.isfinite().all():
             self._broken.append(client)
             return
-        cut = self._facts.space.num_parameters
-        norm = distances(vector[None, :cut], self._state.model()[:cut]).item()
+        norm = distances(vector[None, : self._cut], self._state.model()[: self._cut]).item()
         self._updates.append(ClientUpdate(client, int(self._samples[client]), vector, loss, steps, norm))
 
     def end_round(self, clients: Sequence[Client], server_data: LocalData | None) -> Tensor:
@@ -238,11 +246,3 @@ class OneServer:
         """What the next round needs."""
         parts = [part.state_dict() for part in self._parts]
         return {"parts": parts, "board": self._board.state_dict(), "state": self._state.state_dict()}
-
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """The inverse of ``state_dict``."""
-        self._board.load_state_dict(saved["board"])
-        self._state.load_state_dict(saved["state"])
-        for part, state in zip(self._parts, saved["parts"]):
-            part.load_state_dict(state)
-            part.resume(self._facts)

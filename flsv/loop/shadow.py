@@ -76,15 +76,14 @@ class ShadowTraining(ClientAlgorithm):
     # ---- at the server
 
     def begin(self, federation: Federation) -> None:
+        self._set_up(federation)
         self._initial = federation.global_vector.clone()
-        self._prepare(federation)
         self._rows = self._initial.expand(len(self._members), -1).clone()
         self._servers = servers_of(federation, self._members, self._rows)
 
     def resume(self, federation: Federation) -> None:
-        self._prepare(federation)
-        self._servers = servers_of(federation, self._members, self._rows)
-        self._servers.load_state_dict(self._loaded)
+        self._set_up(federation)
+        self._servers = servers_of(federation, self._members, self._rows, self._loaded)
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "servers": self._servers.state_dict()}
@@ -93,7 +92,7 @@ class ShadowTraining(ClientAlgorithm):
         super().load_state_dict(state)
         self._loaded = state["servers"]
 
-    def _prepare(self, federation: Federation) -> None:
+    def _set_up(self, federation: Federation) -> None:
         self._visit = self._kernel = None
         self._masks = coalition_masks(self.coalitions, federation.num_clients)
         self._members = _trained(self._masks)

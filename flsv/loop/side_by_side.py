@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
 import lightning as L
 import torch
@@ -51,9 +51,6 @@ BYTES, LEAST = 2**30, 8
 COPIES = 6
 
 
-T = TypeVar("T")
-
-
 class NotSideBySide(ConfigurationError):
     """Coalitions cannot be trained side by side, and why."""
 
@@ -79,11 +76,21 @@ class SideBySideUtility:
         self.num_players = alone.num_players
 
     def __call__(self, masks: Tensor) -> Tensor:
-        parts = self._on_all_ranks(lambda: self._play(masks))
-        found = torch.empty(len(masks), *parts[0].shape[1:], dtype=parts[0].dtype)
+        found: Tensor | NotSideBySide
+        try:
+            found = self._play(masks)
+        except Exception as error:  # somebody's training_step on tensors with one more dimension
+            named = "" if isinstance(error, ConfigurationError) else f"{type(error).__name__}: "
+            found = NotSideBySide(f"{named}{error}")
+            found.__cause__ = error
+        parts = self._alone.ranks.everybody(found, "coalitions side by side")
+        for part in parts:  # what goes wrong at one rank is a reason for all
+            if isinstance(part, NotSideBySide):
+                raise part
+        utilities = torch.empty(len(masks), *parts[0].shape[1:], dtype=parts[0].dtype)
         for rank, part in enumerate(parts):
-            found[rank :: len(parts)] = part[: len(found[rank :: len(parts)])]
-        return found
+            utilities[rank :: len(parts)] = part[: len(utilities[rank :: len(parts)])]
+        return utilities
 
     def _play(self, masks: Tensor) -> Tensor:
         trained = self._train(masks)
@@ -91,21 +98,6 @@ class SideBySideUtility:
         if self._compare and real is not None:  # this rank has trained the coalition of all
             check_same(trained.checked, real[0])
         return utility_of(trained.scores, self._alone.metric)
-
-    def _on_all_ranks(self, work: Callable[[], T]) -> list[T]:
-        """What every rank's work comes to. What goes wrong at one of them is a reason for all."""
-        found: T | NotSideBySide
-        try:
-            found = work()
-        except Exception as error:  # somebody's training_step on tensors with one more dimension
-            named = "" if isinstance(error, ConfigurationError) else f"{type(error).__name__}: "
-            found = NotSideBySide(f"{named}{error}")
-            found.__cause__ = error
-        parts = self._alone.ranks.everybody(found, "coalitions side by side")
-        for part in parts:
-            if isinstance(part, NotSideBySide):
-                raise part
-        return parts
 
     def _train(self, masks: Tensor) -> CoalitionTraining:
         """This rank's share of the coalitions; the empty one, where there are fewer than ranks."""
@@ -130,7 +122,7 @@ class SideBySideUtility:
         return evaluator_of(trainer, space, self._alone.data, self._alone.metric)(models)
 
 
-def check_same(models: Tensor, real: Tensor, who: str = "") -> None:
+def check_same(models: Tensor, real: Tensor) -> None:
     """Compare two ways to the same model.
 
     Training amplifies rounding, of a network with convolutions and a large learning rate to a fifth of the way that it
@@ -139,7 +131,6 @@ def check_same(models: Tensor, real: Tensor, who: str = "") -> None:
     Args:
         models: ``[3, P]``, :attr:`CoalitionTraining.checked`.
         real: ``[P]``, of the run itself.
-        who: whose federation it is, for the message.
 
     Raises:
         ConfigurationError: they are further apart than rounding.
@@ -149,7 +140,7 @@ def check_same(models: Tensor, real: Tensor, who: str = "") -> None:
     apart, rounding = float((mine - real).norm() / way), float((mine - nudged).norm() / way)
     if not apart <= max(TOLERANCE, FACTOR * rounding):
         raise ConfigurationError(
-            f"{who}{': ' if who else ''}the coalition of all clients, trained side by side with others, comes to "
+            "the coalition of all clients, trained side by side with others, comes to "
             f"another model than the run itself ({100 * apart:.1f} % of the way that it went lie between them): the "
             "module, its optimizer or its schedule does something that training side by side does not. Use "
             "flsv.games.RetrainedUtility."
@@ -220,7 +211,8 @@ class CoalitionTraining(L.Callback):
         self.scores = self._evaluate(trainer, self._space, self.models)
 
     def _train(self) -> Tensor:
-        trainer, space, module, config = self._trainer, self._space, self._trainer.lightning_module, self._loop.config
+        trainer, space, config = self._trainer, self._space, self._loop.config
+        module, data, board = trainer.lightning_module, trainer.datamodule, self._loop.board
         size = space.size * space.dtype.itemsize
         chunk = BYTES // (COPIES * size)
         if chunk < LEAST:
@@ -230,14 +222,13 @@ class CoalitionTraining(L.Callback):
         for optimizer in trainer.optimizers:
             optimizer._opt_called = True  # torch warns of a schedule before a step
         self._optimizers = ClientOptimizers(trainer, "reset")
-        change = None if config.client_algorithm is None else config.client_algorithm.change
-        clip_norm = trainer.gradient_clip_val
+        algorithm: Any = config.client_algorithm
+        change, clip_norm = None if algorithm is None else algorithm.change, trainer.gradient_clip_val
         self._kernel = RowTraining(module, trainer.optimizers[0], clip_norm, shared=True, change=change)
         models = space.read(module).expand(len(self._masks), -1).clone()
         noise = torch.randn(space.size, generator=torch.Generator().manual_seed(0), dtype=models.dtype)
         models[len(CHECKED) - 1] *= 1 + NUDGE * noise.to(models.device)
         masks = self._masks.to(module.device)
-        data, board = trainer.datamodule, self._loop.board
         board.bind(data.num_clients, data.num_classes, data.class_names, data.known_class_counts, data.client_names)
         facts = federation(models[0], space, data, self._seed, trainer.optimizers, config, board.metrics)
         servers = servers_of(facts, masks, models)

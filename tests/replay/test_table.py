@@ -56,7 +56,6 @@ TABLE: dict[str, By] = {
     "FedRep": By("clients/algorithms/test_fedrep.py::test_same_models_and_heads_as_by_hand"),
     "PerFedAvg": By("clients/algorithms/test_per_fedavg.py::test_first_order_as_by_hand"),
     "InRunValues": function("metrics/test_in_run_shapley.py::test_every_samples_value_by_hand"),
-    "ShadowTraining": function("metrics/test_shadow.py::test_coalitions_are_what_a_plain_loop_makes_of_them"),
     "TopK": COMPRESSION,
     "Quantized": COMPRESSION,
     "SignFlip": HERE,
