@@ -45,7 +45,6 @@ class RowTraining:
         apart: names of parameters that are not trained: they have no gradient, or are in no row.
         shared: all rows take the same batches. What they draw then, all draw alike; rows of batches of their own must
             not draw.
-        often: see :class:`flsv.clients.row_step.RowStep`.
         change: changes all rows' gradients before each step, see :class:`flsv.clients.algorithms.ClientAlgorithm`.
 
     Attributes:
@@ -74,7 +73,6 @@ class RowTraining:
         clip_norm: float | None = None,
         apart: Collection[str] = (),
         shared: bool = False,
-        often: int | None = None,
         change: Change | None = None,
     ) -> None:
         self.module, self.optimizer, self.apart = module, optimizer, frozenset(apart)
@@ -84,7 +82,7 @@ class RowTraining:
         self._groups = [[names[p] for p in group["params"] if p in trained] for group in optimizer.param_groups]
         self._trained = {name for group in self._groups for name in group}
         fused = clip_norm is None and change is None and plain_sgd(optimizer)
-        self.recordings = self._step = RowStep(module, sorted(self._trained), fused, shared, often)
+        self.recordings = self._step = RowStep(module, sorted(self._trained), fused, shared)
         self.states: State = {}
         self._starts: State = {}
 

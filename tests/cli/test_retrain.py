@@ -296,7 +296,7 @@ def test_what_is_trained_unless_something_else_is_asked_for(
 def test_values_that_only_rank_share_out_nothing(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["retrain", str(run), "--rounds", "1", "--trainings", "singles"]) == 0
     assert "These trainings rank clients only" in " ".join(capsys.readouterr().out.split())
-    page = run / "all.html"
+    page = run / "shares.html"
     assert main(["report", str(run), "--out", str(page), "--budget", "100"]) == 2
     assert "each client alone, which ranks clients" in " ".join(capsys.readouterr().err.split())
     assert not page.exists()
