@@ -68,7 +68,6 @@ def retrain(
     mode: str | None = None,
     rounds: Count | None = None,
     seeds: Count | None = None,
-    level: float = 0.9,
     overrides: Sequence[str] = (),
     told: Any = lambda done, of: None,
     say: Callable[[str], None] = lambda text: None,
@@ -85,7 +84,6 @@ def retrain(
         rounds: of each training; default: as many as the run had been given.
         seeds: trainings of every coalition; their spread is then the noise of the fit. None: three where all coalitions
             are trained side by side, else one.
-        level: of the intervals.
         overrides: arguments of ``flsv fit``.
         told: called with how many coalitions are trained and how many there are, whenever some are.
         say: is told why coalitions are trained one after the other, if they are.
@@ -140,7 +138,7 @@ def retrain(
         "trainings": "all" if everything else "pairs+leave-one-out" if which == "auto" else which,
         "changed": "; ".join(changed_settings(run, identity)) if overrides else "",
     }
-    rows = _shared_out(cli.datamodule.client_names, which, torch.stack(utilities), level, facts)
+    rows = _shared_out(cli.datamodule.client_names, which, torch.stack(utilities), facts)
     path = run / RETRAINED
     if ranks.rank == 0:
         write_rows(path, HEADER, rows)
@@ -178,11 +176,11 @@ def _play(
 
 
 def _shared_out(
-    names: Sequence[str], which: Which, utilities: Tensor, level: float, facts: Mapping[str, Any]
+    names: Sequence[str], which: Which, utilities: Tensor, facts: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     """A row per client, of the utilities ``[seeds, K]``."""
     masks = few_coalitions(len(names), which)
-    values, half = retrained_shapley(masks, utilities, level=level)
+    values, half = retrained_shapley(masks, utilities)
     total = float(values.clamp_min(0).nansum()) or float("nan")
     columns = {"value": values, "low": values - half, "high": values + half}
     columns["kernel_shap"] = kernel_shap(masks, utilities.mean(0))

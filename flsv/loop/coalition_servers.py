@@ -44,7 +44,7 @@ def servers_of(
     if type(federation.strategies["aggregator"]) is FedAvg and whole and not federation.uploads:
         return Averages(federation)
     rows = masks.any(1).nonzero().flatten().tolist()
-    return Servers({row: OneServer(federation, models[row], saved and saved[row]) for row in rows})
+    return Servers({row: OneServer(federation, models[row], None if saved is None else saved[row]) for row in rows})
 
 
 def read_metrics(federation: FederationConfig | Federation) -> dict[str, Any]:
