@@ -12,6 +12,7 @@ import pytest
 import torch
 from resuming import assert_resumes
 from shadow_cases import ROUNDS, SEED, Kept, by_a_plain_loop, data, loop
+from sifted import slow_except
 from torch import Tensor, nn
 from toys import Plain, adam, fit, network, trainer_for, vector
 
@@ -127,7 +128,11 @@ FEDERATIONS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", FEDERATIONS)
+#: One of each way in which coalitions could come to something else.
+FAST = ("FedAdam", "CGSV", "FedProx and FedAdam", "excluded")
+
+
+@pytest.mark.parametrize("name", slow_except(FAST, FEDERATIONS))
 def test_values_are_those_of_retraining_each_coalition(tmp_path: Path, name: str) -> None:
     module, make = Plain(network(batch_norm=False)), FEDERATIONS[name]
     quiet = Reporting(table=False)
@@ -216,7 +221,7 @@ def test_the_federation_trains_as_without(tmp_path: Path) -> None:
     assert torch.equal(vector(beside), vector(without))
 
 
-@pytest.mark.parametrize("name", ["FedAvg", "CGSV", "FedAdam"])
+@pytest.mark.parametrize("name", ["FedAvg", "CGSV"])
 def test_resumes_to_the_bit(tmp_path: Path, name: str) -> None:
     def federation() -> FederatedLoop:
         return loop(ShadowShapley(), sampler=UniformSampler(2), **FEDERATIONS.get(name, dict)())
