@@ -54,7 +54,7 @@ def own_before_others(base: type) -> dict[str, str]:
         >>> own_before_others(ValueError)
         {}
     """
-    kinds = list(_subclasses(base))
+    kinds = list(subclasses(base))
     own = {kind.__name__: f"{kind.__module__}.{kind.__qualname__}" for kind in kinds if _is_own(kind)}
     others = [kind for kind in kinds if not _is_own(kind) and kind.__name__ in own]
     for kind in others:
@@ -66,11 +66,12 @@ def own_before_others(base: type) -> dict[str, str]:
     return {kind.__name__: own[kind.__name__] for kind in others}
 
 
-def _subclasses(base: type) -> Iterator[type]:
+def subclasses(base: type) -> Iterator[type]:
+    """All of them, near and far."""
     kinds: list[type] = base.__subclasses__()
     for kind in kinds:
         yield kind
-        yield from _subclasses(kind)
+        yield from subclasses(kind)
 
 
 def _is_own(kind: type) -> bool:

@@ -6,6 +6,7 @@ whether the run got there in one go or was killed and resumed, and whoever else 
 
 from __future__ import annotations
 
+import os
 import random
 import zlib
 from collections.abc import Iterator
@@ -17,11 +18,16 @@ import torch
 from torch import Tensor
 
 
-def derive_seed(seed: int, *path: int | str) -> int:
+def seed_or_default(seed: int | None) -> int:
+    """A seed; for None ``seed_everything``'s, or 0 where that has not been called."""
+    return int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
+
+
+def derive_seed(seed: int | None, *path: int | str) -> int:
     """A 63-bit seed for the stream named by ``path``, independent of the streams of every other path.
 
     Args:
-        seed: the run's seed, any integer.
+        seed: any integer, see :func:`seed_or_default`.
         path: what the stream is for, such as ``("shuffle", round_index, client_id)``.
 
     Example:
@@ -32,11 +38,11 @@ def derive_seed(seed: int, *path: int | str) -> int:
     """
     words = [zlib.crc32(part.encode()) if isinstance(part, str) else part % 2**32 for part in path]
     # The length is told, because SeedSequence fills up with zeros: ("a",) and ("a", 0) would be one stream.
-    state = np.random.SeedSequence([seed % 2**64, len(words), *words]).generate_state(1, np.uint64)[0]
+    state = np.random.SeedSequence([seed_or_default(seed) % 2**64, len(words), *words]).generate_state(1, np.uint64)[0]
     return int(state >> np.uint64(1))
 
 
-def generator_for(seed: int, *path: int | str) -> torch.Generator:
+def generator_for(seed: int | None, *path: int | str) -> torch.Generator:
     """A CPU generator at the start of the stream named by ``path``; see :func:`derive_seed`."""
     return torch.Generator().manual_seed(derive_seed(seed, *path))
 

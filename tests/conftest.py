@@ -8,6 +8,7 @@ import importlib.metadata
 import os
 import random
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,9 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True)
-def same_draws() -> None:
+def same_draws() -> Iterator[None]:
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002 (what pandas, torchvision and modules of users draw from)
     torch.manual_seed(0)
+    yield
+    os.environ.pop("PL_GLOBAL_SEED", None)  # which seed_everything leaves there

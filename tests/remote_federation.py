@@ -113,8 +113,8 @@ def kept_at(tmp: Path, name: str) -> list[dict[str, Any]]:
 def assert_same(remote: FederatedLoop, local: FederatedLoop) -> None:
     torch.testing.assert_close(remote.state.model(), local.state.model(), rtol=0, atol=0)
     assert remote.contributions.keys() == local.contributions.keys()
-    for name, value in local.contributions.items():
-        torch.testing.assert_close(remote.contributions[name], value, rtol=0, atol=0, equal_nan=True)
+    for name, value in local.board.contributions.items():
+        torch.testing.assert_close(remote.board.contributions[name], value, rtol=0, atol=0, equal_nan=True)
 
 
 def momentum() -> Any:
@@ -151,7 +151,7 @@ def decaying() -> Any:
 CASES: dict[str, tuple[Make, dict[str, Any]]] = {
     "cssv": (shapfed, {}),
     "kept momentum, two of three": (
-        partial(shapfed, client_optimizer="keep", sampler=UniformSampler(2), local_epochs=2),
+        partial(shapfed, optimizer_state="persist", sampler=UniformSampler(2), local_epochs=2),
         {"make_module": momentum},
     ),
     "a schedule by rounds": (shapfed, {"make_module": scheduled}),

@@ -66,7 +66,7 @@ def run(
     rounds: int = 5,
     callbacks: list[Callback] | None = None,
     ckpt_path: Any = None,
-    policy: str = "keep",
+    policy: str = "persist",
     checkpoint: ModelCheckpoint | None = None,
 ) -> tuple[FederatedLoop, L.LightningModule]:
     loop = FederatedLoop(
@@ -74,7 +74,7 @@ def run(
         {"cssv": ClassSpecificShapley(momentum=0.7)},
         personalizer=Mixture(),
         sampler=UniformSampler(3),
-        client_optimizer=policy,
+        optimizer_state=policy,
         evaluation=ClientEvaluation(every=2),
         reporting=Reporting(figures=4),
         local_epochs=2,

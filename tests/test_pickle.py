@@ -55,7 +55,7 @@ LOOPS: dict[str, Callable[[], FederatedLoop]] = {
         seed=1,
     ),
     "own models": lambda: FederatedLoop(
-        personalizer=Standalone(), client_optimizer="keep", evaluation=ClientEvaluation(keep_trained=True), seed=1
+        personalizer=Standalone(), optimizer_state="persist", evaluation=ClientEvaluation(keep_trained=True), seed=1
     ),
     "clusters": lambda: FederatedLoop(personalizer=IFCA(2), sampler=UniformSampler(2), seed=1),
     "two sides": lambda: FederatedLoop(FedDynServer(), client_algorithm=FedDyn(0.1), seed=1),

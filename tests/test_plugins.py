@@ -123,7 +123,7 @@ def test_short_names_in_a_file(package: None, tmp_path: Path, monkeypatch: pytes
     (tmp_path / "mine.yaml").write_text(CONFIG)
     with pytest.warns(UserWarning, match="flsv-mything brings flsv_mything_gone:Gone as one of flsv.metrics.*left out"):
         assert main(["fit", "--config", "mine.yaml"]) == 0
-    (run,) = [path.parent for path in (tmp_path / "runs").rglob("contributions.csv")]
+    (run,) = [path.parent for path in tmp_path.rglob("contributions.csv")]
     values = read_run(run).query("metric == 'norm'")["value"]
     assert values.dropna().tolist() == [0.0, 0.0, 0.0]
 

@@ -209,4 +209,4 @@ def test_another_fit_goes_on_after_one_that_ended_in_validation(tmp_path: Path, 
     whole, expected, same_data = federation()
     fit(whole, tmp_path / "whole", expected, same_data, rounds=4)
     assert torch.equal(vector(module), vector(expected))
-    assert torch.equal(loop.contributions["cssv"], whole.contributions["cssv"])
+    assert torch.equal(loop.contributions["cssv"].by_class, whole.contributions["cssv"].by_class)

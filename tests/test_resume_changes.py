@@ -106,7 +106,7 @@ def test_inputs_that_changed_under_equal_labels_are_found(saved: Path, tmp_path:
         ({"sampler": UniformSampler(2)}, r"federation.sampler is UniformSampler\(cohort_size=2\) and was"),
         ({"client_algorithm": FedProx(0.1)}, "federation.client_algorithm is FedProx.* and was None"),
         ({"uploads": [FreeRider(clients=[1])]}, r"federation.uploads is \[FreeRider.* and was \[\]"),
-        ({"client_optimizer": "keep"}, "federation.client_optimizer is 'keep' and was 'reset'"),
+        ({"optimizer_state": "persist"}, "federation.optimizer_state is 'persist' and was 'reset'"),
     ],
 )
 def test_another_federation_is_refused(saved: Path, tmp_path: Path, changes: Loop, said: str) -> None:

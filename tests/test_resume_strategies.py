@@ -65,7 +65,7 @@ RUNS: dict[str, tuple[dict[str, Any], dict[str, Any], Any]] = {
     "fedem": ({**TWO, **SECOND, "personalizer": FedEM()}, {"proportions": (2, 3, 2, 3)}, mixture),
     "fedfomo": ({**TWO, **SECOND, "personalizer": FedFomo(2), "sampler": UniformSampler(3)}, SOME, Plain),
     "fedrep": (
-        {**THREE, **SECOND, "client_algorithm": FedRep(1), "share": ["!head"], "client_optimizer": "keep"},
+        {**THREE, **SECOND, "client_algorithm": FedRep(1), "share": ["!head"], "optimizer_state": "persist"},
         FIVE,
         Plain,
     ),

@@ -137,7 +137,7 @@ def test_trainable_is_the_same_federation_with_less_traffic(tmp_path: Path) -> N
     rounds = part.participations.double()
     expected = torch.stack([rounds, rounds], 1) * part.space.size
     torch.testing.assert_close(
-        part.contributions["cost"], expected.masked_fill(rounds[:, None] == 0, float("nan")), equal_nan=True
+        part.contributions["cost"].by_class, expected.masked_fill(rounds[:, None] == 0, float("nan")), equal_nan=True
     )
     # Nobody keeps, and no checkpoint holds, a copy of what is the same everywhere.
     assert part.state_dict()["clients"] == {}

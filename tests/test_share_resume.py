@@ -30,7 +30,7 @@ def everything(**changes: Any) -> FederatedLoop:
         "share": ["!norm"],
         "metrics": {"cssv": ClassSpecificShapley(), "cos": CosineGradientShapley()},
         "uploads": [SignFlip(clients=[1]), GaussianPrivacy(clip=1.0, noise_multiplier=0.01), TopK(share=0.5)],
-        "client_optimizer": "keep",
+        "optimizer_state": "persist",
         "evaluation": ClientEvaluation(every=2, models="trained"),
     }
     return loop(**{**options, **changes})

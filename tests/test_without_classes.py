@@ -195,7 +195,7 @@ def test_what_needs_classes_takes_those_that_are_given(tmp_path: Path) -> None:
     data = texts(labels=topics)
     loop = FederatedLoop(DivergenceWeighted(), {"cssv": ClassSpecificShapley()}, seed=0)
     trainer_for(loop, tmp_path, 1).fit(language_model(), data)
-    assert loop.contributions["cssv"].shape == (3, 9)
+    assert loop.contributions["cssv"].by_class.shape == (3, 9)
 
 
 def test_the_classifier_of_flsv_needs_classes(tmp_path: Path) -> None:

@@ -36,7 +36,6 @@ from flsv.benchmark.scores import shares, spearman
 from flsv.csv_files import save_csv
 from flsv.data import Partitioner
 from flsv.filters import CopyFilter, NormCap, OutlierFilter, SampleCap
-from flsv.report.measured import overall
 from flsv.report.repeated import mean_half_width
 from flsv.seeding import generator_for, isolated_rngs
 
@@ -138,8 +137,8 @@ def fit(
         trainer.fit(module, data)
         judged = L.Trainer(accelerator="cpu", devices=1, **QUIET).validate(module, data, verbose=False)  # type: ignore[arg-type]
     named, found, ranks = sorted(client for group in copies.groups for client in group), {}, {}
-    for (name, _), (key, metric) in zip(entries.items(), metrics.items()):
-        values = overall(metric, loop.contributions[key].detach().cpu()).double()
+    for name, key in zip(entries, metrics):
+        values = loop.contributions[key].detach().cpu().double()
         if truth is not None:
             ranks[name] = spearman(values, truth)
         values[named] = float("nan")

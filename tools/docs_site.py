@@ -16,6 +16,7 @@ import posixpath
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -106,14 +107,20 @@ def parts(config: str) -> dict[str, list[str]]:
 
 
 def _named(node: Any) -> Iterator[str]:
-    if isinstance(node, str) and node.startswith("flsv."):
-        yield node
+    if isinstance(node, str) and node[:1].isupper() and node in _homes():
+        yield _homes()[node]
     elif isinstance(node, dict):
         for value in node.values():
             yield from _named(value)
     elif isinstance(node, list):
         for value in node:
             yield from _named(value)
+
+
+@cache
+def _homes() -> dict[str, str]:
+    """Public name to its path, which configurations leave out."""
+    return {name: f"{package}.{name}" for package in reversed(PACKAGES) for name in public_names(package)}
 
 
 def _shared(node: Any) -> list[str]:

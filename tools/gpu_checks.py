@@ -197,7 +197,7 @@ def ran(
         warnings.simplefilter("ignore")
         trainer.fit(module, data(batches, clients))
     vector = ParameterSpace(module).read(module).cpu().float()
-    values = {name: value.cpu().float() for name, value in loop.contributions.items() if value is not None}
+    values = {name: value.cpu().float() for name, value in loop.board.contributions.items() if value is not None}
     return Ran(vector, float((vector - start).norm()), values)
 
 

@@ -103,7 +103,7 @@ def valued(cell: Cell, root: str) -> Measured:
         source = played[SAME_GAME.get(name, name)]
         rounds = len(played[name].estimates)  # fewer for a truncated one
         algorithms[name] = {
-            "values": loop.contributions[name].tolist(),
+            "values": loop.board.contributions[name].tolist(),
             "valuation": sum(source.seconds[:rounds]),
             "coalitions": int(metric.diagnostics()["evaluations"]),
             "trainings": 0,

@@ -27,7 +27,7 @@ class FedNova(Aggregator):
     After tau_i steps of SGD with momentum rho from an empty buffer, x_i - x = -lr sum_k a_ik g_ik with
     a_ik = (1 - rho^(tau_i - k)) / (1 - rho), k = 0 .. tau_i - 1: |a_i|, their sum, is tau_i without momentum. Rho is
     read off the clients' optimizer. Clients with equal numbers of steps are averaged as by FedAvg. The learning rate is
-    taken to be the same for all steps of a round, and ``FederatedLoop(client_optimizer="reset")``, the default, to be
+    taken to be the same for all steps of a round, and ``FederatedLoop(optimizer_state="reset")``, the default, to be
     left alone.
 
     Buffers (BatchNorm's statistics) are averaged in proportion to p_i / |a_i|.

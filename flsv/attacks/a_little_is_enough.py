@@ -43,7 +43,7 @@ class ALittleIsEnough(Collusion):
         z: float | None = None,
         clients: list[int] | None = None,
         fraction: float | None = None,
-        seed: int = 0,
+        seed: int | None = None,
         knows: Knowledge = "colluders",
     ) -> None:
         super().__init__(clients, fraction, seed, knows)

@@ -45,7 +45,7 @@ class Alignment(Attack):
         mix: Annotated[float, Gt(0), Le(1)] = 0.5,
         clients: list[int] | None = None,
         fraction: float | None = None,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
         super().__init__(clients, fraction, seed)
         self.mix = mix

@@ -22,7 +22,7 @@ class Attack(ClientChoice, Upload):
     Args:
         clients: whom it concerns, see :class:`flsv.data.ClientChoice`.
         fraction: likewise.
-        seed: seed of the choice of clients and of all noise.
+        seed: seed of the choice of clients and of all noise; None: ``seed_everything``'s.
 
     Raises:
         ConfigurationError: arguments out of range.

@@ -49,7 +49,7 @@ class Collusion(ClientChoice, Upload):
         self,
         clients: list[int] | None = None,
         fraction: float | None = None,
-        seed: int = 0,
+        seed: int | None = None,
         knows: Knowledge = "colluders",
     ) -> None:
         super().__init__(clients, fraction, seed)

@@ -44,7 +44,7 @@ class FalseReports(Attack):
         score: float | None = None,
         clients: list[int] | None = None,
         fraction: float | None = None,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
         super().__init__(clients, fraction, seed)
         self.loss = loss

@@ -47,7 +47,7 @@ class FreeRider(Attack):
         scale: Annotated[float, Gt(0), "For no update at all take mode='zero'."] = 1.0,
         clients: list[int] | None = None,
         fraction: float | None = None,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
         super().__init__(clients, fraction, seed)
         self.mode = mode

@@ -46,7 +46,7 @@ class GradientPoisoning(Attack):
         high: float = 0.5,
         clients: list[int] | None = None,
         fraction: float | None = None,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
         super().__init__(clients, fraction, seed)
         self.low = low

@@ -57,7 +57,7 @@ class HeadAlignment(Alignment):
         mix: Annotated[float, Gt(0), Le(1)] = 1.0,
         clients: list[int] | None = None,
         fraction: float | None = None,
-        seed: int = 0,
+        seed: int | None = None,
         head: str | None = None,
     ) -> None:
         super().__init__(mix, clients, fraction, seed)

@@ -42,7 +42,7 @@ class InnerProductManipulation(Collusion):
         length: Positive = 4.9,
         clients: list[int] | None = None,
         fraction: float | None = None,
-        seed: int = 0,
+        seed: int | None = None,
         knows: Knowledge = "all",
     ) -> None:
         super().__init__(clients, fraction, seed, knows)

@@ -45,7 +45,7 @@ class MinMax(Collusion):
         direction: Direction = "unit",
         clients: list[int] | None = None,
         fraction: float | None = None,
-        seed: int = 0,
+        seed: int | None = None,
         knows: Knowledge = "all",
     ) -> None:
         super().__init__(clients, fraction, seed, knows)

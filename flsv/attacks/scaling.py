@@ -31,7 +31,11 @@ class Scaling(Attack):
     """
 
     def __init__(
-        self, factor: float = 10.0, clients: list[int] | None = None, fraction: float | None = None, seed: int = 0
+        self,
+        factor: float = 10.0,
+        clients: list[int] | None = None,
+        fraction: float | None = None,
+        seed: int | None = None,
     ) -> None:
         super().__init__(clients, fraction, seed)
         self.factor = factor

@@ -32,7 +32,11 @@ class SignFlip(Attack):
     """
 
     def __init__(
-        self, scale: Positive = 1.0, clients: list[int] | None = None, fraction: float | None = None, seed: int = 0
+        self,
+        scale: Positive = 1.0,
+        clients: list[int] | None = None,
+        fraction: float | None = None,
+        seed: int | None = None,
     ) -> None:
         super().__init__(clients, fraction, seed)
         self.scale = scale

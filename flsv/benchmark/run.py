@@ -173,7 +173,7 @@ def _fit(federation: Federation, entries: Mapping[str, Entry], seed: int, option
         trainer.fit(federation.module(), federation.datamodule())
         found = Values(fit=time.process_time() - start)
     for name, metric in metrics.items():
-        found.values[name] = overall(metric, loop.contributions[keys[name]].detach().cpu())
+        found.values[name] = overall(metric, loop.board.contributions[keys[name]].detach().cpu())
         found.evaluations[name] = int(getattr(metric, "evaluations", 0))
         if isinstance(metric, ContributionMetric):
             ends = metric.intervals(value=found.values[name])
@@ -222,9 +222,12 @@ def bench(
     """
     results = Results(folder, identity_of({name: each for name, (each, _) in federations.items()}, entries))
     runs = [("base", seed) for seed in range(seeds)] + [(other, 0) for other in conditions if other != "base"]
+    done, total = 0, len(runs) * len(federations)
     # One federation after the other: the data of all of them at once are some gigabytes.
     for name, (federation, truth) in federations.items():
         for condition, seed in runs:
+            done += 1
+            at = f"{done} of {total}: {name}, {condition}, seed {seed}"
             todo = {m: each for m, each in entries.items() if not results.known(name, condition, seed, m)}
             if not todo:
                 continue
@@ -234,9 +237,9 @@ def bench(
                 raise
             except Exception as error:
                 results.failed[name, condition, seed, FIT] = why(error)
-                say(f"{name}, {condition}, seed {seed}: the fit fails, {type(error).__name__}")
+                say(f"{at}: the fit fails, {type(error).__name__}: {error}")
                 continue
             results.add(name, condition, seed, found, [m for m, each in todo.items() if each.own])
-            say(f"{name}, {condition}, seed {seed}: {len(found.values)} metrics, {found.fit:.1f} s of the processor")
+            say(f"{at}: {len(found.values)} metrics, {found.fit:.1f} s of the processor")
         federation.release()
     return results

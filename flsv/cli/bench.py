@@ -2,7 +2,7 @@
 
     flsv bench                                all metrics, all federations
     flsv bench --metric my_package.MyMetric   one of your own, in minutes
-    flsv bench --quick                        two runs of few clients
+    flsv bench --quick                        four federations, a minute or so
     flsv bench --metric cgsv --federations held_out --seeds 5
     flsv bench --federations mine.yaml        one of your own; its truth first
     flsv bench --list                         metrics and federations
@@ -20,6 +20,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from pandas import DataFrame
@@ -28,7 +29,7 @@ from flsv.benchmark import Federation, Truth, federation, make_truth, names, tru
 from flsv.benchmark.federation import SETS, federations
 from flsv.benchmark.page import draw, markdown, two
 from flsv.benchmark.registry import BASELINES, METRICS, Entry, entry
-from flsv.benchmark.run import AGGREGATORS, CONDITIONS, FIT, bench
+from flsv.benchmark.run import CONDITIONS, FIT, bench
 from flsv.benchmark.scores import Key, Results, why
 from flsv.benchmark.summary import Known, by_set, costs, summarize
 from flsv.benchmark.truth import SEEDS
@@ -38,6 +39,8 @@ from flsv.errors import ConfigurationError
 from flsv.report.folder import FolderLock
 from flsv.report.terminal import print_table
 
+#: Of --quick: of few clients, without a download, one of each kind of difference between clients.
+QUICK = ("digits_sizes", "digits_dirichlet", "digits_label_noise", "digits_free_riders")
 #: In the place of a condition: what fails is the training of the truth.
 TRUTH = "truth"
 #: What is added to names of files on federations of many clients, whose truth is sampled.
@@ -68,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="two runs of every federation, no other aggregators, none of many clients, unless you say so",
+        help=f"one run of each of {', '.join(QUICK)}, and no other conditions, unless you say so",
     )
     parser.add_argument(
         "--conditions",
@@ -92,12 +95,10 @@ def main(args: Sequence[str], quiet: bool = False) -> int:
         return 0
     say = printer(quiet)
     with FolderLock(options.out):
-        asked = federations(options.federations or SETS, options.root, say)
+        asked = federations(options.federations or (QUICK if options.quick else SETS), options.root, say)
         for each in asked:
             if each.name not in names():
                 each.check()
-        if options.quick and not options.federations:  # of many clients a run with all metrics takes ten times as long
-            asked = [each for each in asked if not each.circles]
         if options.truth:
             for each in asked:
                 trained = make_truth(each, options.out, range(SEEDS[0], SEEDS[0] + (options.truth_seeds or len(SEEDS))))
@@ -109,9 +110,8 @@ def main(args: Sequence[str], quiet: bool = False) -> int:
 def _bench(asked: Sequence[Federation], options: argparse.Namespace, say: Callable[[str], None], quiet: bool) -> int:
     entries = _entries(options.metric or METRICS)
     known, without = _truths(asked, options, say)
-    seeds = options.seeds or (2 if options.quick else 3)
-    usual = [each for each in CONDITIONS if not (options.quick and each in AGGREGATORS)]
-    conditions = usual if options.conditions is None else options.conditions
+    seeds = options.seeds or (1 if options.quick else 3)
+    conditions = _usual(options.quick, say) if options.conditions is None else options.conditions
     results = bench(known, entries, seeds=seeds, conditions=conditions, folder=options.out, say=say)
     results.failed |= without
     ran = {key[0] for key in (*results.values, *results.refused)}
@@ -123,6 +123,16 @@ def _bench(asked: Sequence[Federation], options: argparse.Namespace, say: Callab
     if written:
         say(f"Written to {options.out}: {', '.join(written)}, values.csv.")
     return _say_failures(results, entries)
+
+
+def _usual(quick: bool, say: Callable[[str], None]) -> list[str]:
+    """The conditions of whoever says none; without the one that needs what is not installed."""
+    if quick:
+        return []
+    accounted = find_spec("dp_accounting") is not None
+    if not accounted:
+        say("private is left out, which needs dp-accounting: pip install 'flsv[privacy]'")
+    return [each for each in CONDITIONS if accounted or each != "private"]
 
 
 def _entries(names: Iterable[str]) -> dict[str, Entry]:
@@ -145,7 +155,7 @@ def _truths(
             raise
         except Exception as error:
             without[each.name, TRUTH, SEEDS[0], FIT] = why(error)
-            say(f"{each.name} is left out: its coalitions cannot be trained")
+            say(f"{each.name} is left out: its coalitions cannot be trained, {type(error).__name__}: {error}")
     return known, without
 
 

@@ -16,6 +16,9 @@ from flsv.showing import shown as shown
 #: Arguments of ``flsv fit`` for fits that nobody watches.
 NO_BARS = ("--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false")
 
+#: The exit status of what somebody stops by Ctrl-C.
+STOPPED = 130
+
 _ROLE = re.compile(r":\w+:`~?([^`]*)`")
 
 
@@ -83,9 +86,7 @@ def existing(text: str) -> Path:
         argparse.ArgumentTypeError: it is not.
     """
     if not Path(text).exists():
-        raise argparse.ArgumentTypeError(
-            f"there is no folder {text}. Name a run's, such as runs/lightning_logs/version_0"
-        )
+        raise argparse.ArgumentTypeError(f"there is no folder {text}. Name a run's, such as lightning_logs/version_0")
     return Path(text)
 
 

@@ -41,7 +41,7 @@ def find_config(given: str) -> Path:
         given: a path, or a name of :func:`packaged_names`.
 
     Raises:
-        ConfigurationError: neither; it lists the names.
+        ConfigurationError: neither; it lists the five nearest names.
 
     Example:
         >>> find_config("scenarios/guo_noisy").name
@@ -54,9 +54,10 @@ def find_config(given: str) -> Path:
     if given in names:
         return FOLDER / f"{given}.yaml"
     bare = given.removeprefix("configs/").removesuffix(".yaml").removesuffix(".yml")
-    near = [bare] if bare in names else difflib.get_close_matches(bare, names, 1)
-    hint = f" Did you mean --config {near[0]}, which comes with flsv?" if near else ""
-    raise ConfigurationError(f"there is no configuration file {given}.{hint} By name: {', '.join(names)}.")
+    near = difflib.get_close_matches(bare, names, 5, cutoff=0)
+    likely = difflib.get_close_matches(bare, near, 1)
+    hint = f" Did you mean --config {likely[0]}, which comes with flsv?" if likely else ""
+    raise ConfigurationError(f"there is no configuration file {given}.{hint} Nearest by name: {', '.join(near)}.")
 
 
 class _Loader(yaml.SafeLoader):

@@ -18,7 +18,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from flsv import __version__
-from flsv.cli.command import NO_BARS
+from flsv.cli.command import NO_BARS, STOPPED
 from flsv.errors import ConfigurationError
 
 #: Subcommands and what they are for.
@@ -45,6 +45,8 @@ MANY_FITS = ("retrain", "repeat", "bench")
 ON_RANKS = ("retrain",)
 #: Those that may fit.
 FITS = ("compare", "data", "value", *MANY_FITS)
+#: Those that import no PyTorch.
+AT_ONCE = ("init", "new")
 QUIET = ("-q", "--quiet")
 #: What they say to LightningCLI's commands.
 QUIETLY = {
@@ -71,7 +73,7 @@ def main(args: list[str] | None = None) -> int:
 
     Returns:
         The exit status: 0, 2 for a configuration that cannot work, or 1 for a disk that takes no more, or for a metric
-        that fails in ``flsv bench``.
+        that fails in ``flsv bench``; 130 after Ctrl-C.
     """
     # A console script does not look for modules in the working folder, `python -m flsv` does: class paths of the
     # user's own modules shall work in both.
@@ -79,7 +81,16 @@ def main(args: list[str] | None = None) -> int:
         sys.path.insert(0, os.getcwd())
     given = list(sys.argv[1:] if args is None else args)
     try:
-        return _run(given)
+        try:
+            return _run(given)
+        finally:
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        print("flsv: stopped", file=sys.stderr)
+        return STOPPED
+    except BrokenPipeError:  # whoever read, such as `head`, has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             print(f"flsv: error: no file can have this name: {str(error.filename)[:60]!r}, ...", file=sys.stderr)
@@ -106,6 +117,8 @@ def _run(given: list[str]) -> int:
     quiet = any(word in QUIET for word in given)
     given = [word for word in given if word not in QUIET]
     first = given[0] if given else "--help"
+    if not quiet:
+        _announce(first)
     if first == "--version":
         print(f"flsv {__version__}")
     elif first in ("-h", "--help"):
@@ -123,12 +136,24 @@ def _run(given: list[str]) -> int:
                 "--config FILE, or options such as --data.source. flsv fit --help lists them."
             )
         with _quieter(quiet):
-            from flsv.cli.parser import make_cli
-
-            make_cli([*given, *(QUIETLY.get(first, ()) if quiet else ())], quiet=quiet)
+            _run_lightning(given, first, quiet)
     else:
         raise _unknown(first)
     return 0
+
+
+def _run_lightning(given: list[str], command: str, quiet: bool) -> None:
+    from flsv.cli.parser import make_cli
+
+    cli = make_cli([*given, *(QUIETLY.get(command, ()) if quiet else ())], quiet=quiet)
+    if quiet and command == "fit":
+        cli.say_where()
+
+
+def _announce(command: str) -> None:
+    """Something is on a terminal before PyTorch, which takes seconds, is imported."""
+    if command in {*OF_LIGHTNING, *OWN}.difference(AT_ONCE) and sys.stderr.isatty():
+        print(f"flsv {command}: loading PyTorch", file=sys.stderr, flush=True)
 
 
 def _unknown(name: str) -> ConfigurationError:

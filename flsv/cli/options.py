@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import yaml
 from jsonargparse import SUPPRESS, ActionConfigFile, ArgumentParser, DefaultHelpFormatter, get_loader, set_loader
 
 from flsv.cli.command import TextHelp
 from flsv.cli.configs import check_file, find_config
+from flsv.cli.suggestions import Parser
 
 #: Dictionaries by name: a file adds to those of the files before it, name by name, and ``{}`` drops them.
 BY_NAME = ("federation.metrics",)
@@ -91,22 +93,25 @@ def option_parser(prog: str, description: str | None, sections: Mapping[str, typ
         sections: those of a configuration that it looks at, and whose arguments they have. What else a file may have is
             read over; on the command line other sections are refused.
     """
-    parser = ArgumentParser(prog=prog, description=description, **PARSER)
+    parser = Parser(prog=prog, description=description, **PARSER)
     parser.add_argument("--config", action=ConfigFile, help=CONFIG_HELP)
     for name, kind in sections.items():
         parser.add_class_arguments(kind, name)
     for name in {"trainer", "federation", "value"} - {*sections}:
         parser.add_argument(f"--{name}", type=_of_a_file, help=SUPPRESS)
-    for name in ("model", "optimizer", "lr_scheduler", "seed_everything", "ckpt_path"):
+    parser.add_argument("--seed_everything", type=int | bool, default=0, help="of whatever has no seed of its own")
+    for name in ("model", "optimizer", "lr_scheduler", "ckpt_path"):
         parser.add_argument(f"--{name}", type=dict | int | str | None, help=SUPPRESS)
     return parser
 
 
 def instantiated(parser: ArgumentParser, args: Sequence[str]) -> Any:
-    """The objects that a command line names."""
+    """The objects that a command line names; what has no seed of its own has ``--seed_everything``'s, as in a fit."""
+    options = parser.parse_args(list(args))
+    L.seed_everything(int(options.seed_everything), verbose=False)
     # The second name before jsonargparse 4.49.
     instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes
-    return instantiate(parser.parse_args(list(args)))
+    return instantiate(options)
 
 
 def _of_a_file(given: Any) -> Any:

@@ -7,6 +7,7 @@ lists the other subcommands.
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import warnings
 from pathlib import Path
@@ -22,8 +23,10 @@ from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, __version
 from flsv._lightning.durable import check_writable
 from flsv.aggregation import Aggregator
 from flsv.cli.checkpoints import default_checkpoints, find_checkpoint
+from flsv.cli.command import STOPPED
 from flsv.cli.options import CONFIG_HELP, OWN_NAMES, PARSER, ConfigFile, with_own_names
 from flsv.cli.predictions import WritePredictions
+from flsv.cli.suggestions import FitParser
 from flsv.clients.algorithms import ClientAlgorithm
 from flsv.engines.ranks import FederatedStrategy
 from flsv.errors import ConfigurationError
@@ -61,7 +64,8 @@ class FederatedCLI(LightningCLI):
     def __init__(self, *arguments: Any, quiet: bool = False, **options: Any) -> None:
         self.quiet = quiet
         given = options.get("args")
-        self._asked = next(iter(sys.argv[1:] if given is None else given), None)
+        self._given = list(sys.argv[1:] if given is None else given)
+        self._asked = next(iter(self._given), None)
         super().__init__(*arguments, **options)
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
@@ -70,7 +74,7 @@ class FederatedCLI(LightningCLI):
         return {self._asked: every[self._asked]} if self._asked in every else every
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        parser = LightningArgumentParser(**{"dump_header": [f"lightning.pytorch=={L.__version__}"], **PARSER, **kwargs})
+        parser = FitParser(**{"dump_header": [f"lightning.pytorch=={L.__version__}"], **PARSER, **kwargs})
         parser.add_argument("-c", "--config", action=ConfigFile, help=CONFIG_HELP)
         return parser
 
@@ -145,6 +149,29 @@ class FederatedCLI(LightningCLI):
         config = yaml.safe_load(self.parser.dump(self.config))
         return Identity(configured(config), dealt(self.datamodule))
 
+    def _run_subcommand(self, subcommand: str) -> None:
+        try:
+            super()._run_subcommand(subcommand)
+        except SystemExit as stopped:
+            if not isinstance(stopped.__context__, KeyboardInterrupt):
+                raise
+            # As Lightning ends where somebody presses Ctrl-C.
+            if subcommand == "fit" and self.trainer.is_global_zero:
+                self._say_how_to_go_on()
+            raise SystemExit(STOPPED) from None
+
+    def _say_how_to_go_on(self) -> None:
+        """Where the results of a fit that was stopped are, unless below the table, and the command that resumes it."""
+        if not loop_of(self.trainer).reporting.table:
+            self.say_where()
+        if any(Path(callback.dirpath or "").is_dir() for callback in self.trainer.checkpoint_callbacks):  # type: ignore[attr-defined]
+            print(f"Go on:   flsv {shlex.join([*self._given, '--ckpt_path', 'last'])}", flush=True)
+
+    def say_where(self) -> None:
+        """Print the folder of a fit's results."""
+        if self.trainer.is_global_zero and leaves_files(self.trainer):
+            print(where_results_are(self.trainer)[0], flush=True)
+
     def _parse_ckpt_path(self) -> None:
         """Lightning would put the checkpoint's model in the place of the one that is asked for. Here what is asked for
         is used, or refused where the checkpoint does not allow it."""
@@ -205,7 +232,7 @@ def make_cli(args: list[str] | None = None, run: bool = True, quiet: bool = Fals
         subclass_mode_model=True,
         auto_configure_optimizers=False,
         seed_everything_default=0,
-        trainer_defaults={"default_root_dir": "runs", "max_epochs": 10, "log_every_n_steps": 1},
+        trainer_defaults={"max_epochs": 10, "log_every_n_steps": 1},
         parser_kwargs={"prog": "flsv", "version": __version__, "description": __doc__},
         save_config_kwargs={"overwrite": True},
         args=args,

@@ -19,8 +19,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from flsv.cli.command import NO_BARS, command_parser, printer, shown, write_rows
 from flsv.cli.parser import make_cli
+from flsv.cli.saved_run import dealt_once
 from flsv.errors import ConfigurationError
 from flsv.kept import Kept
 from flsv.metrics.intervals import LEVEL
@@ -63,7 +66,28 @@ def repeat(
     """
     if runs < 2:
         raise ConfigurationError(f"flsv repeat {runs}: expected 2 or more runs, whose spread is the result.")
-    kept = Kept(out / RUNS, COLUMNS, _settings(arguments, aggregators, first_seed))
+    first = make_cli([*arguments, f"--seed_everything={first_seed}", *QUIET], run=False, quiet=True)
+    settings = {**first.identity().flat(), "--aggregator": ", ".join(aggregators)}
+    kept = Kept(out / RUNS, COLUMNS, settings)
+    with dealt_once(yaml.safe_load(first.parser.dump(first.config, skip_none=False)), first_seed) as file:
+        made = _runs(runs, file, first_seed, aggregators, kept, out, say)
+    if not made[0].metrics:
+        raise ConfigurationError("the runs have no metric, so there is nothing to average. Name some in the config.")
+    rows = summary(made, level)
+    path = out / SUMMARY
+    write_rows(path, HEADER, rows)
+    return rows, path
+
+
+def _runs(
+    runs: int,
+    arguments: Sequence[str],
+    first_seed: int,
+    aggregators: Sequence[str],
+    kept: Kept,
+    out: Path,
+    say: Callable[[str], None],
+) -> list[Run]:
     done = {row["run"]: out / row["folder"] for row in kept.rows}
     made: list[Run] = []
     for index in range(runs):
@@ -80,14 +104,9 @@ def repeat(
         if run.record["hashes"] != made[0].record["hashes"]:
             raise ConfigurationError(
                 "the runs do not deal out the same samples to the clients, so their values are not of the same clients."
-                " Give the data, and the partitioner, seeds of their own: --data.splits.seed 0."
+                " A source that draws samples needs a seed of its own."
             )
-    if not made[0].metrics:
-        raise ConfigurationError("the runs have no metric, so there is nothing to average. Name some in the config.")
-    rows = summary(made, level)
-    path = out / SUMMARY
-    write_rows(path, HEADER, rows)
-    return rows, path
+    return made
 
 
 def _fit(arguments: Sequence[str], seed: int, aggregator: str | None, folder: Path) -> Run:
@@ -97,12 +116,6 @@ def _fit(arguments: Sequence[str], seed: int, aggregator: str | None, folder: Pa
     if not run.ended:
         raise ConfigurationError(f"the run in {folder} was stopped before its last round. Start the same again.")
     return run
-
-
-def _settings(arguments: Sequence[str], aggregators: Sequence[str], seed: int) -> dict[str, str]:
-    """What all runs have in common: all but the seed, and whose turn it is of the aggregators."""
-    cli = make_cli([*arguments, f"--seed_everything={seed}", *QUIET], run=False, quiet=True)
-    return {**cli.identity().flat(), "--aggregator": ", ".join(aggregators)}
 
 
 def _parser() -> ArgumentParser:

@@ -1,8 +1,8 @@
 """``flsv report``: a run's results as a page to hand out.
 
-    flsv report runs/lightning_logs/version_0
-    flsv report runs/lightning_logs/version_0 --budget 10000 --by value
-    flsv report runs/lightning_logs/version_0 --client 3 --out boston.html
+    flsv report lightning_logs/version_0
+    flsv report lightning_logs/version_0 --budget 10000 --by value
+    flsv report lightning_logs/version_0 --client 3 --out boston.html
 
 One HTML file that needs no network. The first page says what each partner has contributed and what speaks against
 making something of it; the appendix how it was measured, per class and over the rounds, suspicious samples, settings,

@@ -1,8 +1,8 @@
 """``flsv retrain``: what each client is worth by training without it, after the fact.
 
-    flsv retrain runs/lightning_logs/version_0
-    flsv retrain runs/lightning_logs/version_0 --trainings singles --rounds 10
-    torchrun --nproc-per-node 4 -m flsv retrain runs/lightning_logs/version_0
+    flsv retrain lightning_logs/version_0
+    flsv retrain lightning_logs/version_0 --trainings singles --rounds 10
+    torchrun --nproc-per-node 4 -m flsv retrain lightning_logs/version_0
 
 What a metric says during a run is cheap and approximate. This trains the same federation again with some of its clients
 only and shares out what comes of it by Shapley values. Where the module allows it, the models of all coalitions are
@@ -214,6 +214,7 @@ def _parser() -> ArgumentParser:
     parser.add_argument(
         "--trainings",
         choices=get_args(Which),
+        metavar="WHICH",
         default="auto",
         help="each client alone (n + 1 trainings, for ranking only), every two, too (n (n + 1) / 2 + 1), all but one "
         "(n + 1, likewise), both (2 n + 1), pairs and all but one, or all coalitions; default: all of up to seven "

@@ -49,16 +49,34 @@ def saved_run(run: Path, arguments: Sequence[str] = ()) -> Iterator[tuple[Callab
     saved = run / "config.yaml"
     if not saved.is_file():
         raise ConfigurationError(f"{run} holds no config.yaml: name the folder of a run of flsv fit.")
-    config = {name: value for name, value in yaml.safe_load(saved.read_text()).items() if name in SECTIONS}
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "federation.yaml")
-        file.write_text(yaml.safe_dump(config))
-        given = ["--config", str(file), *arguments, *QUIET, f"--trainer.default_root_dir={folder}"]
+    config = yaml.safe_load(saved.read_text())
+    first = int(config.get("seed_everything") or 0)
+    with dealt_once(config, first) as file:
+        given = [*file, *arguments, *QUIET, f"--trainer.default_root_dir={Path(file[1]).parent}"]
 
         def make(seed: int) -> FederatedCLI:
             return make_cli([*given, f"--seed_everything={seed}"], run=False, quiet=True)
 
-        yield make, int(config.get("seed_everything") or 0)
+        yield make, first
+
+
+@contextmanager
+def dealt_once(config: Mapping[str, Any], seed: int) -> Iterator[list[str]]:
+    """The arguments of ``flsv fit`` for a resolved configuration whose runs may have any seed: what is dealt out by
+    ``seed_everything``'s has this one."""
+    with tempfile.TemporaryDirectory() as folder:
+        kept = {name: config[name] for name in SECTIONS if name in config}
+        kept |= {name: _with_seed(kept[name], seed) for name in ("data", "federation") if name in kept}
+        file = Path(folder, "federation.yaml")
+        file.write_text(yaml.safe_dump(kept))
+        yield ["--config", str(file)]
+
+
+def _with_seed(config: Any, seed: int) -> Any:
+    """A configuration with this seed wherever one is left open."""
+    if isinstance(config, Mapping):
+        return {k: seed if k == "seed" and held is None else _with_seed(held, seed) for k, held in config.items()}
+    return [_with_seed(each, seed) for each in config] if isinstance(config, list) else config
 
 
 def check_data(run: Path, record: Mapping[str, Any], identity: Identity, names: Sequence[str]) -> None:

@@ -35,7 +35,7 @@ def value(
     valuer: FedBary,
     out: Path,
     *,
-    seed: int = 0,
+    seed: int | None = None,
     pictures: int = 16,
     validation: bool = True,
     device: str = "cpu",
@@ -50,7 +50,7 @@ def value(
         data: not set up yet, or set up.
         valuer: how.
         out: folder of the files.
-        seed: of the protocol's first points.
+        seed: of the protocol's first points; None: ``seed_everything``'s.
         pictures: images in each client's grid; 0 for none.
         validation: False: against the clients' barycenter although there is a validation set.
         device: where features are worked out, such as ``"cuda"`` for a backbone's.
@@ -106,7 +106,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     parser.add_argument("--pictures", type=int, default=16, help="images in the grid of a client's most harmful ones")
     parser.add_argument("--out", type=str, default="runs/value", help="folder of valuation.csv and the figures")
     parser.add_argument("--device", type=str, default="cpu", help='where features are worked out, such as "cuda"')
-    parser.add_argument("--seed", type=int, default=0, help="of the protocol's first points")
+    parser.add_argument("--seed", type=int | None, help="of the protocol's first points; default: seed_everything's")
     objects = instantiated(parser, args)
     check_writable(Path(objects.out))
     options = {name: objects[name] for name in ("seed", "pictures", "validation", "device")}

@@ -30,7 +30,7 @@ class ClientOptimizers:
     """Switches optimizer state and schedules from client to client.
 
     - The optimizer's state (momentum buffers, Adam's moments) is emptied when a client starts (``policy="reset"``) or
-      is the one the client left in its last round (``"keep"``). So is what it keeps in its parameter groups
+      is the one the client left in its last round (``"persist"``). So is what it keeps in its parameter groups
       (schedule-free optimizers count their steps there): whatever changes there while a client trains, but the
       learning rate and the other options that schedulers write.
     - A scheduler that steps while clients train belongs to the client, and so does a learning rate that changes then:
@@ -43,7 +43,7 @@ class ClientOptimizers:
 
     Args:
         trainer: with its optimizers set up.
-        policy: ``"reset"`` or ``"keep"``.
+        policy: ``"reset"`` or ``"persist"``.
         state: of a checkpoint.
         steps: how many every client takes; None: as if it had not been asked.
 
@@ -54,7 +54,7 @@ class ClientOptimizers:
     def __init__(
         self,
         trainer: L.Trainer,
-        policy: Literal["reset", "keep"],
+        policy: Literal["reset", "persist"],
         state: dict[str, Any] | None = None,
         steps: LocalSteps | None = None,
     ) -> None:
@@ -65,10 +65,12 @@ class ClientOptimizers:
         self._scale = LossScale(trainer)
         _check_parameters(trainer)
         for optimizer in self._optimizers:
-            if hasattr(optimizer, "upload_parameters") and (policy == "keep" or trainer.accumulate_grad_batches != 1):
+            if hasattr(optimizer, "upload_parameters") and (
+                policy == "persist" or trainer.accumulate_grad_batches != 1
+            ):
                 raise ConfigurationError(
                     f"{type(optimizer).__name__} starts anew with every client and takes several steps per batch. Set "
-                    'FederatedLoop(client_optimizer="reset") and Trainer(accumulate_grad_batches=1).'
+                    'FederatedLoop(optimizer_state="reset") and Trainer(accumulate_grad_batches=1).'
                 )
         self._states: dict[int, list[Any]] = {}
         self._paces: dict[int, dict[str, Any]] = {}
@@ -114,7 +116,7 @@ class ClientOptimizers:
         options = self._options()
         schedulers = self._schedules.leave()
         pace = {"schedulers": schedulers, "options": self._own(options), "scale": self._scale.read()}
-        states = [optimizer.state for optimizer in self._optimizers] if self.policy == "keep" else []
+        states = [optimizer.state for optimizer in self._optimizers] if self.policy == "persist" else []
         self._staged.append((client, states, pace))
         self._give_back()
 
@@ -140,7 +142,7 @@ class ClientOptimizers:
     def commit(self) -> None:
         """The round is complete: what its clients left is their state from now on."""
         for client, states, pace in self._staged:
-            if self.policy == "keep":
+            if self.policy == "persist":
                 self._states[client] = states
             if pace["schedulers"] or pace["scale"] or any(any(groups) for groups in pace["options"]):
                 self._paces[client] = pace
@@ -207,7 +209,7 @@ class ClientOptimizers:
                     {
                         name: value
                         for name, value in group.items()
-                        if (name in may if name in SCHEDULED else self.policy == "keep")
+                        if (name in may if name in SCHEDULED else self.policy == "persist")
                         and (name in kept or name not in begun or not same(begun[name], value))
                     }
                 )

@@ -45,13 +45,13 @@ def moves_batches(trainer: L.Trainer) -> bool:
     return any(is_overridden(hook, part, base) for hook in hooks for part, base in parts)
 
 
-def not_batched(trainer: L.Trainer, algorithm: Any, client_optimizer: str, schedules: bool = False) -> str | None:
+def not_batched(trainer: L.Trainer, algorithm: Any, optimizer_state: str, schedules: bool = False) -> str | None:
     """Why clients of a fit cannot be trained at once, and what to do; None: but for a trial, they can.
 
     Args:
         trainer: with its optimizers set up.
         algorithm: the loop's ``client_algorithm``.
-        client_optimizer: likewise.
+        optimizer_state: likewise.
         schedules: whether the caller steps the schedulers of each step.
     """
     module, name = trainer.lightning_module, type(trainer.lightning_module).__name__
@@ -64,8 +64,8 @@ def not_batched(trainer: L.Trainer, algorithm: Any, client_optimizer: str, sched
         return f"{kind} is not known to allow one step of many models. Use one of torch's {', '.join(ELEMENTWISE)}"
     if algorithm is not None:
         return f"client_algorithm={algorithm!r} changes the gradients of one client. Leave it out"
-    if client_optimizer != "reset":
-        return 'client_optimizer="keep" gives every client the moments that it left. Use client_optimizer="reset"'
+    if optimizer_state != "reset":
+        return 'optimizer_state="persist" gives every client the moments that it left. Use optimizer_state="reset"'
     windows = any(isinstance(c, GradientAccumulationScheduler) for c in trainer.callbacks)  # type: ignore[attr-defined]
     if trainer.accumulate_grad_batches != 1 or windows:
         return "gradients are accumulated over batches. Leave accumulate_grad_batches at 1"

@@ -40,7 +40,7 @@ class ClientChoice(Declared):
     Args:
         clients: client numbers; None for all, or for those that ``fraction`` draws.
         fraction: share of the clients, in [0, 1], rounded to a whole number of them; None without a draw.
-        seed: seed of the draw.
+        seed: seed of the draw; None: ``seed_everything``'s, as wherever data are dealt out.
 
     Raises:
         ConfigurationError: both ``clients`` and ``fraction``, one out of range; from :meth:`chosen`, clients that do
@@ -59,7 +59,10 @@ class ClientChoice(Declared):
     )
 
     def __init__(
-        self, clients: Sequence[Annotated[int, Ge(0)]] | None = None, fraction: Share | None = None, seed: int = 0
+        self,
+        clients: Sequence[Annotated[int, Ge(0)]] | None = None,
+        fraction: Share | None = None,
+        seed: int | None = None,
     ) -> None:
         self.clients = None if clients is None else list(clients)
         self.fraction = fraction
@@ -96,7 +99,7 @@ class Corruption(ClientChoice, ABC):
     Args:
         clients: whom it concerns, see :class:`~flsv.data.ClientChoice`.
         fraction: likewise.
-        seed: seed of the choice of clients and of all noise.
+        seed: seed of the choice of clients and of all noise; None: ``seed_everything``'s.
 
     Raises:
         ConfigurationError: arguments out of range.
@@ -178,7 +181,7 @@ class GaussianNoise(Corruption):
         pixel_rate: Share = 1.0,
         clients: list[int] | None = None,
         fraction: Share | None = None,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
         super().__init__(clients, fraction, seed)
         self.std = std
@@ -227,7 +230,7 @@ class ClosedSetLabelNoise(Corruption):
         to: Literal["next", "random"] = "next",
         clients: list[int] | None = None,
         fraction: Share | None = None,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
         super().__init__(clients, fraction, seed)
         self.rate = rate
@@ -273,7 +276,7 @@ class OpenSetLabelNoise(Corruption):
         to: Literal["next", "random"] = "next",
         clients: list[int] | None = None,
         fraction: Share | None = None,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
         super().__init__(clients, fraction, seed)
         self.unknown_classes = sorted({*unknown_classes})

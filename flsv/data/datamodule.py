@@ -111,8 +111,8 @@ class FederatedDataModule(FederationView):
         self,
         source: Whole = "digits",
         partitioner: Partitioner | None = None,
-        batch_size: int | None = None,
         *,
+        batch_size: int | None = None,
         clients: Mapping[str, Any] | None = None,
         val: Any = None,
         test: Any = None,
@@ -142,7 +142,7 @@ class FederatedDataModule(FederationView):
         # Whether a folder has data by client is seen when it is read.
         by_client = clients is not None or groups is not None
         self._undecided = partitioner is None and not by_client and isinstance(source, str) and not known_as(source)
-        self.partitioner = partitioner or (GroupPartitioner() if by_client else IIDPartitioner(num_clients=5))
+        self.partitioner = partitioner or (GroupPartitioner() if by_client else IIDPartitioner(5, splits.seed))
         check_kind(self, "partitioner", self.partitioner, Partitioner, "a flsv.data.Partitioner")
         self.corruptions = _checked_corruptions(corruptions, source)
         self.splits, self.files, self.loader = splits, files, loader

@@ -22,7 +22,7 @@ from flsv.data.sources.base import ColumnCard, Files, Reading
 from flsv.data.sources.source import source_name
 from flsv.data.splits import Splits
 from flsv.errors import ConfigurationError, listed
-from flsv.seeding import generator_for
+from flsv.seeding import generator_for, seed_or_default
 
 BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 #: Names of classes and clients that a description of a run lists.
@@ -200,9 +200,8 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         """The data's settings and results, flat, to be logged as hyper-parameters."""
         options = self.splits
         facts: dict[str, str | int | float] = {"source": self._source_name, "partitioner": repr(self.partitioner)}
-        facts |= {
-            f"splits.{name}": getattr(options, name) for name in ("server_val", "client_val", "client_test", "seed")
-        }
+        facts |= {f"splits.{name}": getattr(options, name) for name in ("server_val", "client_val", "client_test")}
+        facts["splits.seed"] = self.seed
         if self.corruptions:
             facts["corruptions"] = ", ".join(map(repr, self.corruptions))
         if options.detector is not None:
@@ -250,7 +249,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
     @property
     def seed(self) -> int:
         """Of all splits but the partition."""
-        return self.splits.seed
+        return seed_or_default(self.splits.seed)
 
     @property
     def _data(self) -> FederatedData:

@@ -38,7 +38,7 @@ class Splits:
         max_samples: use a random subset of so many training samples (the server's included); None for all.
         drop_flagged: leave out the training samples that the clients flag when they value them against the server's
             validation set (or, without one, each other), see :class:`flsv.valuation.FedBary`; True for its defaults.
-        seed: seed of all splits but the partition, which has its own.
+        seed: seed of all splits but the partition, which has its own; None: ``seed_everything``'s.
 
     Raises:
         ConfigurationError: a share outside ``[0, 1)``, nothing left for training, ``max_samples`` below 1, or anything
@@ -60,7 +60,7 @@ class Splits:
     client_test: Part = 0.0
     max_samples: Count | None = None
     drop_flagged: bool | FedBary = False
-    seed: int = 0
+    seed: int | None = None
 
     @cached_property
     def detector(self) -> FedBary | None:

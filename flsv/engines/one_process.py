@@ -62,7 +62,7 @@ def local_training(
     local = LocalTraining(
         trainer.lightning_module,
         space,
-        ClientOptimizers(trainer, config.client_optimizer, optimizer_state, steps),
+        ClientOptimizers(trainer, config.optimizer_state, optimizer_state, steps),
         AccumulationWindows(trainer),
         num_clients,
         strategies.get("client_algorithm"),

@@ -182,7 +182,7 @@ class VmapProcess(IdleProcess):
         if chunk is not None:
             check_number("VmapProcess", "chunk", chunk, least=1, whole=True)
         trainer, config = options[0], options[4]
-        if why := not_batched(trainer, config.client_algorithm, config.client_optimizer):
+        if why := not_batched(trainer, config.client_algorithm, config.optimizer_state):
             raise ConfigurationError(
                 f'engine="vmap" trains many clients as one batched model, and {why}, or engine="sequential".'
             )

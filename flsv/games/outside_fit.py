@@ -89,7 +89,12 @@ def games_outside_fit(
     trainer = _trainer(own)
     evaluator = None
     if classifiers:
-        evaluator = ModelEvaluator(own, inner, all_on_device(trainer, loader), num_classes=num_classes or 1)
+        try:
+            evaluator = ModelEvaluator(own, inner, all_on_device(trainer, loader), num_classes=num_classes or 1)
+        except ConfigurationError as error:
+            raise ConfigurationError(
+                f"{error} With a LightningModule measure what it logs: performance='val_acc', mode='max'."
+            ) from error
     return CoalitionGames(evaluator, validated=evaluators_of(trainer, inner, loader, measures))
 
 

@@ -26,7 +26,7 @@ from flsv.clients.algorithms import ClientAlgorithm
 from flsv.declared import Count, checked
 from flsv.errors import ConfigurationError
 from flsv.filters import OutlierFilter, UpdateFilter, with_guard
-from flsv.loop.findings import events_of, table
+from flsv.loop.findings import Contribution, contribution, events_of, table
 from flsv.loop.fit import LightningFit
 from flsv.loop.saver import Saver
 from flsv.loop.shadow import shadow_training
@@ -90,7 +90,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             which warns. Whatever the list, what is not finite, or so large that a sum keeps nothing of the others, is
             left out.
         local_epochs: passes over a client's data per round.
-        client_optimizer: ``"reset"`` empties its state when a client starts; ``"keep"`` gives it the one that it left.
+        optimizer_state: of a client when it starts: ``"reset"`` empties it; ``"persist"``: the one that it left.
         share: what of the module travels: ``"all"``; ``"trainable"``, the parameters that require a gradient when the
             fit begins, and all buffers (adapters, LoRA); a list of names, such as ``["!norm"]`` (FedBN) or
             ``["!head"]`` (FedPer), see :func:`flsv.participants.sharing.sharing`; or a function of an entry's name and
@@ -122,7 +122,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     uploads: tuple[Upload, ...]
     filters: tuple[UpdateFilter, ...]
     local_epochs: int
-    client_optimizer: Literal["reset", "keep"]
+    optimizer_state: Literal["reset", "persist"]
     share: Any
     evaluation: ClientEvaluation
     reporting: Reporting
@@ -134,13 +134,14 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         self,
         aggregator: Aggregator | None = None,
         metrics: dict[str, ContributionMetric] | None = None,
+        *,
         personalizer: Personalizer | None = None,
         sampler: ClientSampler | None = None,
         client_algorithm: ClientAlgorithm | None = None,
         uploads: list[Upload] | None = None,
         filters: list[UpdateFilter] | None = None,
         local_epochs: Count = 1,
-        client_optimizer: Literal["reset", "keep"] = "reset",
+        optimizer_state: Literal["reset", "persist"] = "reset",
         share: str | list[str] | Callable[[str, Tensor], bool] = "all",
         evaluation: ClientEvaluation = ClientEvaluation(),
         reporting: Reporting = Reporting(),
@@ -156,7 +157,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             uploads=tuple(uploads or ()),
             filters=with_guard([OutlierFilter()] if filters is None else filters),
             local_epochs=local_epochs,
-            client_optimizer=client_optimizer,
+            optimizer_state=optimizer_state,
             share=list(share) if isinstance(share, list | tuple) else share,
             evaluation=evaluation,
             reporting=reporting,
@@ -295,9 +296,11 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         return MappingProxyType(self.config.strategies)
 
     @property
-    def contributions(self) -> dict[str, Tensor]:
-        """The metrics' current values by name."""
-        return self.board.contributions
+    def contributions(self) -> dict[str, Contribution]:
+        """The metrics' current values by name: each ``[n]``, the numbers of the table, with ``by_class`` ``[n, M]`` and
+        ``interval``, the low and high ends, where the metric has them."""
+        metrics = self.board.metrics
+        return {name: contribution(metrics[name], value) for name, value in self.board.contributions.items()}
 
     @property
     def round_index(self) -> int:

@@ -1,14 +1,19 @@
-"""What is known of a federation's clients between two rounds: who was found at fault, and the table."""
+"""What is known of a federation's clients between two rounds: contributions, who was found at fault, the table."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from torchmetrics import Metric
 
 from flsv.filters import UpdateFilter
 from flsv.filters.copies import COPY
 from flsv.filters.outliers import LARGE, NOT_FINITE
-from flsv.report.measured import known_rows
+from flsv.metrics import ContributionMetric
+from flsv.report.measured import known_rows, overall
 from flsv.report.run_table import frame, tidy
 from flsv.round import FederationState
 from flsv.round.result import Event
@@ -16,6 +21,43 @@ from flsv.server import ContributionMetrics
 
 if TYPE_CHECKING:
     import pandas
+
+
+class Contribution(Tensor):
+    """A metric's value ``[n]`` as tables show it: a tensor, with what else the metric says.
+
+    Attributes:
+        by_class: ``[n, M]`` per class, or per whatever the metric's columns are; None where it has none.
+        interval: low and high ends, ``[n]`` each, see :meth:`flsv.metrics.ContributionMetric.intervals`; None where
+            none is known.
+
+    Example:
+        >>> import torch
+        >>> from torchmetrics import MeanMetric
+        >>> found = contribution(MeanMetric(), torch.tensor([[0.5, 1.0], [0.0, 0.5]]))
+        >>> found, found.by_class[0]
+        (tensor([0.7500, 0.2500]), tensor([0.5000, 1.0000]))
+    """
+
+    by_class: Tensor | None = None
+    interval: tuple[Tensor, Tensor] | None = None
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return self.as_subclass(Tensor).__repr__(tensor_contents=tensor_contents)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Contribution:
+        found = self.detach().clone().as_subclass(Contribution)
+        found.by_class, found.interval = copy.deepcopy((self.by_class, self.interval), memo)
+        return found
+
+
+def contribution(metric: Metric, value: Tensor) -> Contribution:
+    """A metric's value ``[n]`` or ``[n, M]`` as it is shown."""
+    whole = overall(metric, value)
+    found = whole.as_subclass(Contribution)
+    found.by_class = value if value.ndim == 2 else None
+    found.interval = metric.intervals(value=whole) if isinstance(metric, ContributionMetric) and whole.ndim else None
+    return found
 
 
 def table(board: ContributionMetrics, state: FederationState, client_names: Sequence[str] | None) -> pandas.DataFrame:

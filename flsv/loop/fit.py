@@ -291,6 +291,8 @@ class LightningFit:
             self.discard(f"{type(exception).__name__} {self.place()}")
         self.average.give_back(module)
         self.close(failed=True)
+        if isinstance(exception, KeyboardInterrupt) and self.reports is not None:
+            self.reports.stopped()
 
     def close(self, failed: bool = False) -> None:
         """Leave the trainer and the module as they were found."""

@@ -149,23 +149,31 @@ class RunReports:
 
     def finish(self) -> None:
         """The fit is over: what everybody was worth."""
+        result = self._result(learned(self._trainer, self._federation) if self._learning_is_told else {})
+        for sink in self.sinks:
+            sink.finish(result)
+
+    def stopped(self) -> None:
+        """Somebody has stopped the fit: the table so far."""
+        if self._state.round_index and self._prints:
+            self.terminal.show_table(self._result({}))
+
+    def _result(self, learning: dict[str, Any]) -> RunResult:
         trainer, data, state = self._trainer, self._data, self._state
         metrics, values = self._federation.board.metrics, self._federation.board.contributions
         index = max(state.round_index - 1, 0)
         logged = {name: value.item() for name, value in trainer.callback_metrics.items() if value.numel() == 1}
         of_clients = {"samples": data.num_samples, "rounds": state.participations, "weight": state.weights}
-        result = RunResult(
+        return RunResult(
             index,
             state.round_index,
             table=frame(self.results.known(index, values, **of_clients, **state.client_scores)),
             columns={name: "column" if columns_of(metrics[name]) else "class" for name in metrics if name in values},
             to_pay_by=[name for name in values if to_pay_by(metrics[name])],
-            learned=learned(trainer, self._federation) if self._learning_is_told else {},
+            learned=learning,
             logged={name: value for name, value in logged.items() if "/" not in name},
             pictures={name: partial(draw_metric, metrics[name], name, value, index) for name, value in values.items()},
         )
-        for sink in self.sinks:
-            sink.finish(result)
 
     def flush(self) -> None:
         """Everything to the disk, as before a checkpoint."""

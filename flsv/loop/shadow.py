@@ -121,7 +121,7 @@ class ShadowTraining(ClientAlgorithm):
                 f"with share={config.share!r} {sorted(kept)[0]!r} and others stay at the clients. Share all that is "
                 "trained"
             )
-        return not_batched(trainer, None, config.client_optimizer, schedules=True)
+        return not_batched(trainer, None, config.optimizer_state, schedules=True)
 
     def send(self, client: int, start: Tensor | None, state: FederationState) -> dict[str, Tensor]:
         self._rows = self._rows.to(state.model())

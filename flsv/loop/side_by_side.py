@@ -199,7 +199,7 @@ class CoalitionTraining(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         trainer.should_stop, trainer.fit_loop.min_epochs = True, 0
         config = self._loop.config
-        why = _why_not(config) or not_batched(trainer, None, config.client_optimizer, schedules=True)
+        why = _why_not(config) or not_batched(trainer, None, config.optimizer_state, schedules=True)
         plateau = [c.scheduler for c in trainer.lr_scheduler_configs if c.reduce_on_plateau]
         if plateau and not why:
             why = f"{type(plateau[0]).__name__} steps by a value, which every coalition has of its own"
@@ -315,8 +315,8 @@ def _why_not(config: FederationConfig) -> str | None:
     """Why coalitions of this federation cannot be trained side by side; None: as far as it can be seen, they can."""
     if config.share != "all":
         return f"with share={config.share!r} a part of the model stays at the clients"
-    if config.client_optimizer != "reset":
-        return 'with client_optimizer="keep" optimizers go on'
+    if config.optimizer_state != "reset":
+        return 'with optimizer_state="persist" optimizers go on'
     if callable(config.engine):
         return "the clients run elsewhere"
     return unlike_alone(config, config.client_algorithm, losses=True)

@@ -8,6 +8,8 @@ are whole LightningModules, for numbers and for running text.
 from flsv.models.cnn import LeNet5, McMahanCNN, ShapFedCNN, ShapleyFLCifarCNN, ShapleyFLFashionCNN, resnet34_small
 from flsv.models.factory import NETWORKS, build_network
 from flsv.models.linear import MLP, FastText, SoftmaxRegression
+from flsv.models.lora import LoRAClient
+from flsv.models.mixture import MixtureClient
 from flsv.models.tasks import CharacterModel, RegressorClient
 
 __all__ = [
@@ -16,7 +18,9 @@ __all__ = [
     "CharacterModel",
     "FastText",
     "LeNet5",
+    "LoRAClient",
     "McMahanCNN",
+    "MixtureClient",
     "RegressorClient",
     "ShapFedCNN",
     "ShapleyFLCifarCNN",

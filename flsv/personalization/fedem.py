@@ -1,7 +1,7 @@
 """FedEM: clients share the components of a mixture and keep their mixture weights.
 
 Marfoq et al., "Federated Multi-Task Learning under a Mixture of Distributions", NeurIPS 2021, Algorithm 1. The local
-EM steps are :class:`flsv.models.mixture.MixtureClient`'s; the server averages components as FedAvg does.
+EM steps are :class:`flsv.models.MixtureClient`'s; the server averages components as FedAvg does.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class FedEM(Personalizer):
 
     def begin(self, federation: Federation) -> None:
         if sum(map(_is_weight, federation.space.private_names)) != 1:
-            raise ConfigurationError(f"{self!r} needs a mixture of networks: train flsv.models.mixture.MixtureClient.")
+            raise ConfigurationError(f"{self!r} needs a mixture of networks: train flsv.models.MixtureClient.")
 
     resume = begin
 

@@ -67,12 +67,17 @@ class Terminal(Sink):
             self._counts = {}
             self._draw()
 
+    def show_table(self, result: RunResult) -> None:
+        """Print the table now, if it is wanted."""
+        if self._table:
+            where = where_results_are(self._trainer) if self._files else []
+            print_contributions(result, self._client_names, where)
+
     def finish(self, result: RunResult) -> None:
         """Print the table after the progress bar has left the terminal: a live bar erases what is printed under it."""
         if not self._table:
             return
-        where = where_results_are(self._trainer) if self._files else []
-        show, bar = partial(print_contributions, result, self._client_names, where), self._bar
+        show, bar = partial(self.show_table, result), self._bar
         if bar is None:
             show()
             return

@@ -254,7 +254,7 @@ def read_run(path: str | Path) -> DataFrame:
         ConfigurationError: there is no run there.
 
     Example:
-        >>> frame = read_run("runs/lightning_logs/version_0")  # doctest: +SKIP
+        >>> frame = read_run("lightning_logs/version_0")  # doctest: +SKIP
         >>> cssv = frame[(frame["metric"] == "cssv") & frame["class"].isna()]  # doctest: +SKIP
         >>> cssv.pivot(index="round", columns="client_name", values="value").ffill()  # doctest: +SKIP
     """
@@ -305,7 +305,7 @@ def _strange(run: Run) -> str | None:
 
 def _nothing_there(folder: Path) -> str:
     if not folder.is_dir():
-        return f"there is no folder {folder}. Name a run's, such as runs/lightning_logs/version_0."
+        return f"there is no folder {folder}. Name a run's, such as lightning_logs/version_0."
     below = sorted((p.parent for p in folder.rglob(CONTRIBUTIONS)), key=lambda p: p.stat().st_mtime, reverse=True)
     if not below:
         return f"{folder} holds no {CONTRIBUTIONS}, which every run of a federation writes: it is no run's folder."

@@ -114,6 +114,6 @@ def repeated_runs(run: Run) -> list[Run]:
         if each.record["hashes"] != run.record["hashes"]:
             raise ConfigurationError(
                 f"{each.folder} does not deal out the data of {run.folder}, so there is no mean over seeds. Move the "
-                "run out of its folder, or repeat it with a seed of its own for the data: --data.splits.seed 0."
+                "run out of its folder."
             )
     return found if len(found) > 1 else []

@@ -71,7 +71,7 @@ class FederationConfig:
     uploads: tuple[Upload, ...]
     filters: tuple[UpdateFilter, ...]
     local_epochs: int
-    client_optimizer: Literal["reset", "keep"]
+    optimizer_state: Literal["reset", "persist"]
     share: Share
     evaluation: ClientEvaluation
     reporting: Reporting

@@ -49,7 +49,7 @@ def settings(
         data: dealt out.
         seed: the run's.
     """
-    result: dict[str, Any] = {"local_epochs": config.local_epochs, "client_optimizer": config.client_optimizer}
+    result: dict[str, Any] = {"local_epochs": config.local_epochs, "optimizer_state": config.optimizer_state}
     result |= {"federation_seed": seed}
     result |= {} if config.share == "all" else {"share": described(config.share)}
     result |= {role: repr(strategy) for role, strategy in config.strategies.items()}

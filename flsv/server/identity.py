@@ -104,7 +104,7 @@ def settings_of(config: FederationConfig, metrics: Mapping[str, Metric]) -> dict
     """
     held = {role: getattr(config, role) for role in ROLES}
     held |= {"uploads": config.uploads, "filters": [each for each in config.filters if not each.may_change]}
-    held |= {"client_optimizer": config.client_optimizer, "share": config.share}
+    held |= {"optimizer_state": config.optimizer_state, "share": config.share}
     held |= {"evaluation.models": config.evaluation.models}
     settings = {f"federation.{name}": described(value) for name, value in held.items()}
     return settings | {f"federation.metrics.{name}": described(metric) for name, metric in metrics.items()}

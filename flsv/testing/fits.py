@@ -105,7 +105,7 @@ class Fit(L.Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.models.append(self.loop.state.model().clone())
-        self.contributions.append({name: value.clone() for name, value in self.loop.contributions.items()})
+        self.contributions.append({name: value.clone() for name, value in self.loop.board.contributions.items()})
         if self.checkpoint is not None and trainer.current_epoch == 1:
             trainer.save_checkpoint(self.checkpoint)
 
@@ -114,7 +114,7 @@ class Fit(L.Callback):
         state = self.loop.state_dict()
         names = ("starts", "clients", "trained", "strategies", "weights")
         metrics = {name: metric.state_dict() for name, metric in self.loop.metrics.items()}
-        left = {"model": self.models[-1], "contributions": dict(self.loop.contributions), "metrics": metrics}
+        left = {"model": self.models[-1], "contributions": dict(self.loop.board.contributions), "metrics": metrics}
         return left | {name: state.get(name) for name in names}
 
 

@@ -105,7 +105,7 @@ def test_what_colluders_have_trained_is_still_their_own(tmp_path: Path) -> None:
 def test_colluders_come_last_and_send_dense_updates(tmp_path: Path) -> None:
     top, attack = TopK(0.1), Quarter(clients=[0], knows="all")
     loop, _ = run(tmp_path, top, attack)
-    uploaded = loop.contributions["cost"][:, 0]
+    uploaded = loop.contributions["cost"].by_class[:, 0]
     assert uploaded[0] == loop.space.size
     assert uploaded[1] < loop.space.size / 2
     assert (attack.seen[0] == 0).float().mean() > 0.5  # what the others are about to send

@@ -44,14 +44,14 @@ def test_a_folder_of_that_name_does_not() -> None:
 @pytest.mark.parametrize(
     ("given", "near"), [("quickstrat", "quickstart"), ("configs/fedavg.yaml", "fedavg"), ("fedavg.yaml", "fedavg")]
 )
-def test_what_is_unknown_lists_what_there_is(given: str, near: str) -> None:
+def test_what_is_unknown_shows_the_five_nearest(given: str, near: str) -> None:
     with pytest.raises(ConfigurationError, match=f"Did you mean --config {near}, which comes") as caught:
         find_config(given)
-    assert all(name in str(caught.value) for name in ("quickstart", "scenarios/guo_noisy", "natural/clinics"))
+    assert str(caught.value).partition("Nearest by name: ")[2].count(", ") == 4
 
 
 def test_what_resembles_nothing_gets_no_hint() -> None:
-    with pytest.raises(ConfigurationError, match=r"no configuration file zzzzzz\. By name: a_little_is_enough, afedsv"):
+    with pytest.raises(ConfigurationError, match=r"no configuration file zzzzzz\. Nearest by name: "):
         find_config("zzzzzz")
 
 
@@ -115,11 +115,11 @@ def test_a_wheel_runs_without_a_checkout(tmp_path: Path) -> None:
         f"assert {str(tmp_path / 'installed')!r} in flsv.__file__ and FOLDER.parent.name == 'flsv', FOLDER\n"
         f"assert len(packaged_names()) == {len(packaged_names())}\n"
         f"failed = main('fit --config quickstart {quick}'.split())\n"
-        "(run,) = pathlib.Path().glob('runs/**/contributions.csv')\n"
+        "(run,) = pathlib.Path().glob('**/contributions.csv')\n"
         "sys.exit(failed or main(['report', str(run.parent)]))"
     )
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "Contributions" in done.stdout
-    (report,) = tmp_path.glob("runs/**/report.html")
+    (report,) = tmp_path.glob("**/report.html")
     assert "<svg" in report.read_text()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import logging
 import re
+import shlex
+import signal
 import subprocess
 import sys
 import warnings
@@ -108,12 +110,55 @@ def test_a_closing_line_and_quiet(
         command = ["fit", quiet, "--config", QUICKSTART, "--trainer.default_root_dir", "quiet", *rounds]
         assert main(command) == 0
         said = capfd.readouterr()
-        assert said.out == ""
+        assert re.fullmatch(r"Results: quiet/lightning_logs/version_\d .*\n", said.out)
         assert "GPU available" not in said.err
         assert "Epoch" not in said.err
     assert main(["report", "-q", "quiet/lightning_logs/version_0", "--client", "1"]) == 0
     assert capfd.readouterr().out == ""
     assert (tmp_path / "quiet/lightning_logs/version_0/clients/1/report.html").is_file()
+
+
+def test_what_is_stopped_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("stops.py").write_text(
+        "import lightning as L\n\n\nclass Stops(L.Callback):\n"
+        "    def on_train_batch_start(self, trainer, *_):\n"
+        "        if trainer.current_epoch == 2:\n"
+        "            raise KeyboardInterrupt\n"
+    )
+    options = ["--config", QUICKSTART, "--trainer.callbacks", "stops.Stops", "--trainer.max_epochs", "3"]
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(SystemExit) as stopped:
+            main(["fit", *options])
+    finally:
+        signal.signal(signal.SIGINT, before)  # Lightning ignores it from then on
+    assert stopped.value.code == 130
+    said = capsys.readouterr().out
+    assert "Contributions" in said
+    assert "Results: lightning_logs/version_0" in said
+    (line,) = (line for line in said.splitlines() if line.startswith("Go on:   flsv "))
+    assert shlex.split(line.removeprefix("Go on:   flsv ")) == ["fit", *options, "--ckpt_path", "last"]
+
+
+def test_something_is_on_the_screen_at_once_and_nothing_into_a_pipe(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for terminal, quiet, said in ((True, [], "flsv repeat: loading PyTorch\n"), (True, ["-q"], ""), (False, [], "")):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
+        with pytest.raises(SystemExit):
+            main(["repeat", "--help", *quiet])
+        assert capsys.readouterr().err == said
+
+
+def test_a_reader_who_has_had_enough_gets_no_traceback() -> None:
+    code = (
+        "import time; from flsv.cli import main; print(flush=True); time.sleep(1); raise SystemExit(main(['--help']))"
+    )
+    done = subprocess.run(f"{shlex.join([sys.executable, '-c', code])} | head -n 1", shell=True, capture_output=True)
+    assert done.stderr == b""
 
 
 def test_warning_filters_and_logs_are_given_back(tmp_path: Path) -> None:
@@ -305,7 +350,7 @@ def test_a_source_in_a_configuration_file_is_a_path_too(tmp_path: Path, capsys: 
     (tmp_path / "notes.txt").write_text("digits")
     (tmp_path / "more.yaml").write_text(f"data: {{source: {tmp_path / 'notes.txt'}}}\n")
     assert fit(tmp_path, "--config", str(tmp_path / "more.yaml")) == 2
-    assert "notes.txt' was found" in capsys.readouterr().err
+    assert "--data.files.root" in capsys.readouterr().err
 
 
 def test_a_name_that_no_file_can_have_ends_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,7 +28,7 @@ def test_it_is_installed_tested_and_trained_with(tmp_path: Path) -> None:
     for command in (["pytest", "-p", "no:cacheprovider"], fit):
         done = subprocess.run([sys.executable, "-m", *command], cwd=package, env=environment, capture_output=True)
         assert done.returncode == 0, done.stdout.decode()[-3000:] + done.stderr.decode()[-3000:]
-    (table,) = (package / "runs").rglob("contributions.csv")
+    (table,) = package.rglob("contributions.csv")
     assert MODULE in {line.split(",")[1] for line in table.read_text().splitlines()[1:]}
 
 

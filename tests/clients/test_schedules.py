@@ -147,7 +147,7 @@ def test_one_client_is_a_plain_fit(tmp_path: Path, kind: str) -> None:
     plain = make()
     alone(plain, 0, tmp_path, **kwargs)
     # Another client, who never takes part, keeps the first one's data the same.
-    loop = FederatedLoop(seed=SEED, client_optimizer="keep", sampler=UniformSampler(1))
+    loop = FederatedLoop(seed=SEED, optimizer_state="persist", sampler=UniformSampler(1))
     loop.sampler.sample = lambda *_, **__: torch.tensor([0])  # type: ignore[method-assign]
     federated = fit(loop, tmp_path, make(), rounds=ROUNDS, **kwargs)
     assert torch.equal(vector(federated), vector(plain))
@@ -303,9 +303,9 @@ class CountsInItsGroups(torch.optim.SGD):
         return result
 
 
-@pytest.mark.parametrize("policy", ["reset", "keep"])
+@pytest.mark.parametrize("policy", ["reset", "persist"])
 def test_what_an_optimizer_keeps_in_its_groups_goes_with_its_state(tmp_path: Path, policy: Any) -> None:
-    module = fit(FederatedLoop(seed=SEED, client_optimizer=policy), tmp_path, Plain(optimizer=CountsInItsGroups))
+    module = fit(FederatedLoop(seed=SEED, optimizer_state=policy), tmp_path, Plain(optimizer=CountsInItsGroups))
     (optimizer,) = module.trainer.optimizers
     starts = [index for index, count in enumerate(optimizer.counts) if count == 1]
     assert len(starts) == CLIENTS * (3 if policy == "reset" else 1)
@@ -313,10 +313,10 @@ def test_what_an_optimizer_keeps_in_its_groups_goes_with_its_state(tmp_path: Pat
     assert "weight_sum" not in optimizer.param_groups[0]
 
 
-@pytest.mark.parametrize("policy", ["reset", "keep"])
+@pytest.mark.parametrize("policy", ["reset", "persist"])
 def test_what_an_optimizer_keeps_in_its_groups_is_resumed(tmp_path: Path, policy: Any) -> None:
     assert_resumes(
-        lambda: FederatedLoop(seed=SEED, client_optimizer=policy),
+        lambda: FederatedLoop(seed=SEED, optimizer_state=policy),
         tmp_path,
         module=lambda: Plain(optimizer=CountsInItsGroups),
     )

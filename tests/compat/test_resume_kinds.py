@@ -40,7 +40,7 @@ def test_resumes_to_the_bit(tmp_path: Path, name: str) -> None:
     def loop() -> FederatedLoop:
         value = PartialFederatedShapley(performance=kind.logged, mode="min")
         return FederatedLoop(
-            metrics={"value": value}, client_optimizer="keep", seed=SEED, reporting=Reporting(table=False)
+            metrics={"value": value}, optimizer_state="persist", seed=SEED, reporting=Reporting(table=False)
         )
 
     assert_resumes(loop, tmp_path, kind.module, partial(federated, kind))

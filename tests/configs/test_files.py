@@ -1,10 +1,17 @@
 """The configuration files: each one loads, each scenario deals out what it says, and the quick start runs."""
 
+import re
+
+import lightning as L
 import pytest
 import torch
 from dealt import CONFIGS, SCENARIOS, named
 
 from flsv import ClassifierClient
+from flsv.attacks import Attack
+from flsv.cli.parser import PARTS
+from flsv.data import Corruption, Partitioner
+from flsv.plugins import subclasses
 
 
 # configs/value.yaml is for another subcommand: see test_value.py.
@@ -33,7 +40,7 @@ def test_the_quick_start_runs(run, tmp_path, capsys):
     table = capsys.readouterr().out
     assert "Contributions" in table
     assert "own accuracy" in table
-    written = {path.name for path in (tmp_path / "runs").rglob("*.*")}
+    written = {path.name for path in tmp_path.rglob("*.*")}
     assert {"config.yaml", "contributions.csv"} <= written
     assert any(name.endswith(".ckpt") for name in written)
 
@@ -56,3 +63,13 @@ def test_scaffold_takes_the_momentum_out_and_nothing_else(load):
     model, _, _ = load(CONFIGS / "fashion_mnist.yaml", CONFIGS / "scaffold.yaml")
     (group,) = model._make_optimizer([torch.nn.Parameter(torch.zeros(1))]).param_groups
     assert (group["lr"], group["momentum"]) == (0.05, 0)
+
+
+def test_classes_are_named_and_not_where_they_are():
+    """By the names by which the command line finds them."""
+    others = (Partitioner, Corruption, Attack, torch.nn.Module, torch.optim.Optimizer, L.LightningDataModule)
+    names = {kind.__name__ for base in (*PARTS.values(), *others) for kind in subclasses(base)}
+    for config in CONFIGS.rglob("*.yaml"):
+        text = "\n".join(line.partition("#")[0] for line in config.read_text().splitlines())
+        assert "flsv." not in text
+        assert set(re.findall(r"class_path: (\w+)[,}\n]", text)) <= names, config

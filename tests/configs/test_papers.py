@@ -135,7 +135,7 @@ def test_pfedsv_dirichlet(deal):
 def test_pfedsv_runs_on_its_scenarios(run, scenario, tmp_path):
     quick = ["--trainer.max_epochs", "2", "--trainer.limit_train_batches", "1", "--federation.reporting.table", "false"]
     run(CONFIGS / "digits.yaml", SCENARIOS / f"{scenario}.yaml", CONFIGS / "pfedsv.yaml", arguments=quick)
-    (csv,) = (tmp_path / "runs").rglob("contributions.csv")
+    (csv,) = tmp_path.rglob("contributions.csv")
     assert {"relevance", "communication", "accuracy"} <= {line.split(",")[1] for line in csv.read_text().splitlines()}
 
 
@@ -242,7 +242,7 @@ def test_guo_noisy(deal):
 def test_fashion_mnist_runs(run, tmp_path):
     arguments = ["--data.files.root", str(ROOT), "--trainer.max_epochs", "1", "--trainer.limit_train_batches", "2"]
     run(CONFIGS / "fashion_mnist.yaml", arguments=arguments)
-    (csv,) = (tmp_path / "runs").rglob("contributions.csv")
+    (csv,) = tmp_path.rglob("contributions.csv")
     assert "cssv" in csv.read_text()
 
 

@@ -88,7 +88,7 @@ def test_resumes(tmp_path: Path, first: str) -> None:
     """On CUDA, from either device: as the uninterrupted run on CUDA."""
 
     def make() -> FederatedLoop:
-        return FederatedLoop(metrics={"sv": CumulativeShapley()}, client_optimizer="keep", seed=1)
+        return FederatedLoop(metrics={"sv": CumulativeShapley()}, optimizer_state="persist", seed=1)
 
     whole, resumed = make(), make()
     expected = fit(whole, tmp_path / "whole", rounds=3, **ON)

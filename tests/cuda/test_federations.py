@@ -96,7 +96,7 @@ def test_what_a_personalizer_keeps_resumes_on_the_other(tmp_path: Path, personal
     def make() -> FederatedLoop:
         # FedAMP asks nobody what others are worth to it.
         metrics = {} if personalizer is FedAMP else {"relevance": DomainRelevance()}
-        return FederatedLoop(metrics=metrics, personalizer=personalizer(), client_optimizer="keep", seed=1)
+        return FederatedLoop(metrics=metrics, personalizer=personalizer(), optimizer_state="persist", seed=1)
 
     def run(folder: str, rounds: int, path: Path | None = None, **options: Any) -> torch.Tensor:
         data = toy_data(client_val=0.2)

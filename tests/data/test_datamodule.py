@@ -127,7 +127,7 @@ def test_setup_again_changes_nothing():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"source": "mnist"}, "download: true"),
+        ({"source": "mnist"}, "data.files.download true"),
         ({"source": "diggits"}, "Did you mean 'digits'"),
         ({"source": "x.npz"}, "No data set 'x.npz' was found"),
         ({"source": Images(3)}, "3 samples is none"),

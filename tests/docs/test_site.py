@@ -12,6 +12,8 @@ import pytest
 import torch
 import yaml
 
+import flsv.data
+
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted(path.stem for path in (ROOT / "configs").glob("*.yaml"))
 
@@ -32,9 +34,8 @@ def test_every_part_is_found_and_is_there(config: str) -> None:
     parts = docs_site.parts(config)
     named = {value for part, values in parts.items() if part != "share" for value in values}
     whole = (ROOT / "configs" / f"{config}.yaml").read_text()
-    whole = "\n".join(line.partition("#")[0] for line in whole.splitlines())
-    classes = set(re.findall(r"flsv\.[\w.]+", whole))
-    assert named == {path for path in classes if not path.startswith("flsv.data.")}
+    classes = set(re.findall(r"(?:class_path|\w+|-):? ([A-Z]\w+)$", re.sub("#.*", "", whole), flags=re.MULTILINE))
+    assert {path.rpartition(".")[2] for path in named} == {name for name in classes if not hasattr(flsv.data, name)}
     for path in named:
         module, _, name = path.rpartition(".")
         assert hasattr(importlib.import_module(module), name), path
@@ -150,6 +151,15 @@ def test_every_page_has_its_place() -> None:
     ]
     written = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
     assert set(listed) == {page for page in written - set(docs_site.MEASURED) if not page.startswith("results/")}
+
+
+def test_defaults_are_shown_as_values() -> None:
+    griffe = pytest.importorskip("griffe", reason="flsv[docs] is not installed")
+    import docs_roles
+
+    shown = griffe.load("flsv", extensions=griffe.load_extensions(docs_roles.Roles), search_paths=[str(ROOT)])
+    filtered = shown["filters.outliers.OutlierFilter"].members["__init__"]
+    assert {each.name: str(each.default) for each in filtered.parameters}["threshold"] == "3.5"
 
 
 def test_docstrings_become_markdown() -> None:

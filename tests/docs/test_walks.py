@@ -141,7 +141,7 @@ def test_an_engineer_with_x_rays_changes_no_line_of_her_project() -> None:
     assert len(fits) == 2
     for number, words in enumerate(fits):
         snippets.run_command(words)
-        run = f"runs/lightning_logs/version_{number}"
+        run = f"lightning_logs/version_{number}"
         assert main(["report", run]) == 0
         report = Path(run, "report.html").read_text()
         assert "5 partners, 10 rounds" in report
@@ -193,7 +193,7 @@ def test_a_teacher_shows_contributions_in_tensorboard() -> None:
     fit = next(words for words in commands if words[:2] == ["flsv", "fit"])
     board = next(words for words in commands if words[0] == "tensorboard")
     snippets.run_command(fit)
-    run = Path("runs/lightning_logs/version_0")
+    run = Path("lightning_logs/version_0")
     assert run.is_relative_to(board[board.index("--logdir") + 1])
     rows = [row for row in csv.DictReader((run / "contributions.csv").read_text().splitlines()) if row["class"] == ""]
     clients = [path for path in (run / "clients").iterdir() if any(path.glob("events.out.tfevents.*"))]

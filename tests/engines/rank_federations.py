@@ -220,7 +220,7 @@ def kept_momentum() -> Case:
         metrics={"cssv": ClassSpecificShapley()},
         personalizer=ShapFedPersonalizer("cssv"),
         uploads=[SignFlip(clients=[1]), GaussianPrivacy(clip=1.0, noise_multiplier=0.1)],
-        client_optimizer="keep",
+        optimizer_state="persist",
         evaluation=ClientEvaluation(every=2, models="trained"),
         seed=3,
     )
@@ -247,7 +247,7 @@ def batch_norm() -> Case:
 
 
 def one_client() -> Case:
-    return FederatedLoop(sampler=FixedCohort([2]), client_optimizer="keep", seed=3), Logging(), five(), {}
+    return FederatedLoop(sampler=FixedCohort([2]), optimizer_state="persist", seed=3), Logging(), five(), {}
 
 
 def two_clients() -> Case:
@@ -257,12 +257,12 @@ def two_clients() -> Case:
 
 def manual() -> Case:
     # Two clients: of three ranks one is idle.
-    loop = FederatedLoop(sampler=UniformSampler(2), client_optimizer="keep", local_epochs=2, seed=3)
+    loop = FederatedLoop(sampler=UniformSampler(2), optimizer_state="persist", local_epochs=2, seed=3)
     return loop, Manual(network(dropout=0.2)), five(), {}
 
 
 def one_broken() -> Case:
-    return FederatedLoop(uploads=[Broken(clients=[0])], client_optimizer="keep", seed=3), Plain(), five(), {}
+    return FederatedLoop(uploads=[Broken(clients=[0])], optimizer_state="persist", seed=3), Plain(), five(), {}
 
 
 def one_excluded() -> Case:

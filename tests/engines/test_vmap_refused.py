@@ -150,7 +150,7 @@ REFUSED: list[tuple[Any, dict[str, Any], dict[str, Any], str]] = [
     (Hooked, {}, {}, "Hooked defines on_before_optimizer_step"),
     (Steps, {}, {}, "Steps defines optimizer_step"),
     (Plainest, {}, {"callbacks": [Watches()]}, "Watches defines on_after_backward"),
-    (Plainest, {"client_optimizer": "keep"}, {}, "gives every client the moments that it left"),
+    (Plainest, {"optimizer_state": "persist"}, {}, "gives every client the moments that it left"),
     (Plainest, {"client_algorithm": FedProx(0.1)}, {}, "client_algorithm=.*changes the gradients"),
     (Plainest, {}, {"accumulate_grad_batches": 2}, "accumulated over batches"),
     (Plainest, {}, {"callbacks": [GradientAccumulationScheduler({0: 1, 1: 2})]}, "accumulated over batches"),

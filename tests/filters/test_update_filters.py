@@ -173,7 +173,7 @@ def test_excluded_the_round_goes_on_without_it(tmp_path: Path, size: float) -> N
     assert vector(module).abs().max() < 100
     assert loop.participations.tolist() == [1, 0, 1, 1]
     assert sorted(loop.state.trained) == [0, 2, 3]
-    for value in (loop.weights, loop.contributions["cgsv"], loop.contributions["cssv"][:, 0]):
+    for value in (loop.weights, loop.contributions["cgsv"], loop.contributions["cssv"].by_class[:, 0]):
         assert value is not None
         assert value.isnan().tolist() == [False, True, False, False]
     rows = [line.split(",") for line in (tmp_path / "run" / "contributions.csv").read_text().splitlines()]

@@ -32,7 +32,7 @@ class Diverges(Plain):
 
 
 def test_a_client_with_nan_is_left_out_named_and_the_run_goes_on(tmp_path: Path) -> None:
-    loop = shapfed(personalizer=Standalone(), client_optimizer="keep")
+    loop = shapfed(personalizer=Standalone(), optimizer_state="persist")
     with pytest.warns(UserWarning, match="client 1 returned a model with NaN or infinite entries in round 1"):
         module = fit(loop, tmp_path, Diverges({1}, since=1))
     assert vector(module).isfinite().all()

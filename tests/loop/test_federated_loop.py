@@ -109,7 +109,9 @@ def test_same_seed_same_bits_other_seed_other_model(tmp_path: Path) -> None:
     first, second, other = (shapfed(seed=s, sampler=UniformSampler(2)) for s in (1, 1, 2))
     a, b, c = (fit(loop, tmp_path, Plain(network(dropout=0.5))) for loop in (first, second, other))
     assert torch.equal(vector(a), vector(b))
-    assert torch.equal(first.contributions["cssv"].nan_to_num(9), second.contributions["cssv"].nan_to_num(9))
+    assert torch.equal(
+        first.contributions["cssv"].by_class.nan_to_num(9), second.contributions["cssv"].by_class.nan_to_num(9)
+    )
     assert not torch.equal(vector(a), vector(c))
 
 
@@ -170,7 +172,7 @@ def test_shapfed_weighs_a_round_with_the_contributions_of_the_rounds_before(tmp_
         if r + 1 < len(seen):
             torch.testing.assert_close(seen[r + 1][0].global_vector, w @ round.client_vectors, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(loop.metrics["cssv"].compute(), running)
-    torch.testing.assert_close(loop.contributions["cssv"], running)
+    torch.testing.assert_close(loop.contributions["cssv"].by_class, running)
     torch.testing.assert_close(loop.weights, seen[-1][2].float())
     last, _, weights = seen[-1]
     torch.testing.assert_close(
@@ -185,7 +187,8 @@ def test_source_weights_compares_weights(tmp_path: Path) -> None:
     last = torch.stack([keep.rounds[-1][i] for i in range(3)])
     heads = loop.space.head.rows(last)
     torch.testing.assert_close(
-        loop.contributions["cssv"], class_specific_shapley(heads, loop.space.head.rows(loop.space.read(module)))
+        loop.contributions["cssv"].by_class,
+        class_specific_shapley(heads, loop.space.head.rows(loop.space.read(module))),
     )
 
 
@@ -195,7 +198,7 @@ def test_source_weights_compares_weights(tmp_path: Path) -> None:
 def test_standalone_is_each_client_training_alone(tmp_path: Path) -> None:
     keep = KeepUpdates()
     net = network()
-    loop = FederatedLoop(keep, personalizer=Standalone(), client_optimizer="keep", seed=SEED)
+    loop = FederatedLoop(keep, personalizer=Standalone(), optimizer_state="persist", seed=SEED)
     fit(loop, tmp_path, Plain(copy.deepcopy(net)), rounds=3)
     data = toy_data()
     data.setup("fit")
@@ -237,13 +240,15 @@ def test_clients_own_models_are_evaluated_on_their_own_test_split(tmp_path: Path
 
 def test_kept_optimizers_remember_reset_ones_do_not(tmp_path: Path) -> None:
     runs = {
-        policy: fit(FederatedLoop(client_optimizer=policy, seed=1), tmp_path, rounds=2) for policy in ("reset", "keep")
+        policy: fit(FederatedLoop(optimizer_state=policy, seed=1), tmp_path, rounds=2)
+        for policy in ("reset", "persist")
     }
-    assert not torch.equal(vector(runs["reset"]), vector(runs["keep"]))
+    assert not torch.equal(vector(runs["reset"]), vector(runs["persist"]))
     once = {
-        policy: fit(FederatedLoop(client_optimizer=policy, seed=1), tmp_path, rounds=1) for policy in ("reset", "keep")
+        policy: fit(FederatedLoop(optimizer_state=policy, seed=1), tmp_path, rounds=1)
+        for policy in ("reset", "persist")
     }
-    assert torch.equal(vector(once["reset"]), vector(once["keep"]))
+    assert torch.equal(vector(once["reset"]), vector(once["persist"]))
 
 
 # ---- memory

@@ -275,7 +275,7 @@ class Annealed(Plain):
 REFUSED: dict[str, tuple[Any, Any, str]] = {
     "personalizer": (lambda: {"personalizer": Standalone()}, None, "gives each client a start point of its own"),
     "algorithm": (lambda: {"client_algorithm": Ditto()}, None, "client_algorithm=Ditto"),
-    "optimizers": (lambda: {"client_optimizer": "keep"}, None, "optimizers go on"),
+    "optimizers": (lambda: {"optimizer_state": "persist"}, None, "optimizers go on"),
     "colluders": (lambda: {"uploads": [MinMax(clients=[0])]}, None, "compare the updates of one cohort"),
     "a game in every round": (
         lambda: {"aggregator": ShapleyWeighted("ssv"), "metrics": {"ssv": SurrogateFederatedShapley()}},

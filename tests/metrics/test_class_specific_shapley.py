@@ -74,7 +74,7 @@ def test_two_classes_are_one_number_and_it_is_said(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="two classes both have the same number") as caught:
         trainer.fit(module, data)
     assert len([w for w in caught if "two classes" in str(w.message)]) == 1
-    found = loop.contributions["cssv"]
+    found = loop.contributions["cssv"].by_class
     torch.testing.assert_close(found[:, 0], found[:, 1], atol=1e-4, rtol=0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

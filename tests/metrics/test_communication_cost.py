@@ -86,5 +86,11 @@ def test_what_is_left_out_has_crossed(tmp_path):
     with pytest.warns(UserWarning, match="left out of the round"):
         fit(loop, tmp_path, data=toy_data((4, 3, 4, 3, 4)), rounds=1)
     size = loop.space.size
-    assert loop.contributions["cost"].tolist() == [[size, size], [size, size], [0, size], [size, size], [size, size]]
+    assert loop.contributions["cost"].by_class.tolist() == [
+        [size, size],
+        [size, size],
+        [0, size],
+        [size, size],
+        [size, size],
+    ]
     assert loop.metrics["cost"].diagnostics()["bytes_down"] == 5 * 4 * size

@@ -165,7 +165,7 @@ def test_the_game_is_that_of_the_rounds_own_models(tmp_path: Path) -> None:
     everybody = frozenset(range(3))
     without = torch.stack([table[everybody] - table[everybody - {i}] for i in range(3)])
     torch.testing.assert_close(loop.contributions["loo"][ids].double(), without, rtol=1e-5, atol=1e-6)
-    assert loop.contributions["classes"].shape == (4, 3)
+    assert loop.contributions["classes"].by_class.shape == (4, 3)
     assert round.games is not None
     assert loop.metrics["loo"].diagnostics()["evaluations"] == 2 * 4
 

@@ -47,7 +47,7 @@ REFUSED: dict[str, tuple[str, Any]] = {
     "noise": ("noise would be spent", lambda: {"uploads": [GaussianPrivacy(1.0, 0.1)]}),
     "colluders": ("compare the updates of one cohort", lambda: {"uploads": [ALittleIsEnough(clients=[0, 1])]}),
     "share": ("stay at their clients", lambda: {"share": ["!net.4.*"]}),
-    "optimizer": ("keep", lambda: {"client_optimizer": "keep"}),
+    "optimizer": ("persist", lambda: {"optimizer_state": "persist"}),
     "engine": ("vmap", lambda: {"engine": "vmap"}),
     "two sets": ("different coalitions", lambda: {"metrics": {"other": ShadowShapley(coalitions="singles")}}),
     "algorithm": ("client_algorithm=Ditto", lambda: {"client_algorithm": Ditto()}),

@@ -115,10 +115,10 @@ def test_a_transformers_adapters_travel_and_nothing_else(tmp_path: Path, exact: 
     assert loop.space.size == sum(p.numel() for p in trained.values()) < sum(p.numel() for p in module.parameters()) / 8
     frozen = {name: p for name, p in module.net.named_parameters() if not p.requires_grad}
     assert all(torch.equal(p, dict(before.named_parameters())[name]) for name, p in frozen.items())
-    cost = loop.contributions["cost"]
+    cost = loop.contributions["cost"].by_class
     assert torch.equal(cost[:, 0].nan_to_num(), loop.participations * float(loop.space.size))
     assert loop.contributions["sv"].isfinite().any()
-    assert loop.contributions["cssv"].shape == (5, 3)
+    assert loop.contributions["cssv"].by_class.shape == (5, 3)
     assert loop.state_dict()["clients"] == {}
 
 

@@ -33,7 +33,9 @@ class Watched(SparsifiedReward):
 
 
 def run(folder: Path, personalizer: SparsifiedReward, **kwargs: Any) -> FederatedLoop:
-    loop = FederatedLoop(CGSV(scale=0.5), {"cgsv": CosineGradientShapley(alpha=0.5)}, personalizer, seed=2, **kwargs)
+    loop = FederatedLoop(
+        CGSV(scale=0.5), {"cgsv": CosineGradientShapley(alpha=0.5)}, personalizer=personalizer, seed=2, **kwargs
+    )
     fit(loop, folder, rounds=4)
     return loop
 

@@ -63,7 +63,7 @@ def test_a_hundred_clients_of_which_ten_take_part(tmp_path: Path) -> None:
     data = pathological(100, server_val=0.0)
     fit(loop, tmp_path, digits_net(), data, rounds=8, limit_val_batches=0)
     relevance = loop.contributions["relevance"]
-    seen = loop.contributions["cost"][:, 0] > 0
+    seen = loop.contributions["cost"].by_class[:, 0] > 0
     assert 10 < seen.sum() < 80
     assert relevance[~seen].isnan().all()
     assert relevance[:, ~seen].isnan().all()  # who never uploaded cannot be judged

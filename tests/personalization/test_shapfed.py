@@ -29,7 +29,8 @@ class Watched(ShapFedPersonalizer):
 
 
 def shapfed(personalizer: ShapFedPersonalizer, **kwargs: Any) -> FederatedLoop:
-    return FederatedLoop(ShapFedWA("cssv"), {"cssv": ClassSpecificShapley(momentum=0.5)}, personalizer, **kwargs)
+    metrics = {"cssv": ClassSpecificShapley(momentum=0.5)}
+    return FederatedLoop(ShapFedWA("cssv"), metrics, personalizer=personalizer, **kwargs)
 
 
 def test_equation_8_and_the_order_of_algorithm_1(tmp_path: Path) -> None:

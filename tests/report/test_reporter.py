@@ -73,7 +73,7 @@ def test_csv_is_tidy_and_complete(tmp_path: Path) -> None:
     fit(federation, tmp_path, rounds=4)  # without any logger, it lies in default_root_dir
     with (tmp_path / "contributions.csv").open() as file:
         rows = list(csv.DictReader(file))
-    final = federation.contributions["cssv"]
+    final = federation.contributions["cssv"].by_class
     last = {
         (row["client"], row["class"]): float(row["value"])
         for row in rows  # the last one written is the value
@@ -100,7 +100,7 @@ def test_a_value_is_written_when_it_changes(tmp_path: Path) -> None:
 
     class Remember(Callback):
         def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
-            values = {("cssv", j): federation.contributions["cssv"][:, j].tolist() for j in range(3)}
+            values = {("cssv", j): federation.contributions["cssv"].by_class[:, j].tolist() for j in range(3)}
             values["sv", ""] = federation.contributions["sv"].tolist()
             values["sv/stderr", ""] = federation.metrics["sv"].diagnostics()["stderr"].tolist()
             said.append({(m, i, c): v for (m, c), row in values.items() for i, v in enumerate(row) if v == v})
@@ -137,7 +137,7 @@ def test_a_resumed_run_whose_file_is_gone_writes_everything_once(tmp_path: Path)
         fit(resumed, tmp_path / "second", rounds=4, ckpt_path=tmp_path / "last.ckpt")
     with (tmp_path / "second" / "contributions.csv").open() as file:
         clients = {int(row["client"]) for row in csv.DictReader(file) if row["metric"] == "cssv"}
-    assert clients == set((~resumed.contributions["cssv"].isnan().any(1)).nonzero().flatten().tolist())
+    assert clients == set((~resumed.contributions["cssv"].by_class.isnan().any(1)).nonzero().flatten().tolist())
     assert len(clients) == 3
 
 

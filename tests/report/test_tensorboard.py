@@ -99,7 +99,9 @@ def test_every_client_has_a_run(fitted: tuple[FederatedLoop, Path]) -> None:
         assert {*tags, "weight", "train_loss", "update_norm", *own} <= set(found[place])
         assert [step for step, _ in found[place]["Contributions/cssv"]] == [0, 1, 2, 3]
         assert [step for step, _ in found[place]["client_accuracy"]] == [1, 3]
-        assert found[place]["cssv/class_1_Dress"][-1][1] == pytest.approx(loop.contributions["cssv"][i, 1].item())
+        assert found[place]["cssv/class_1_Dress"][-1][1] == pytest.approx(
+            loop.contributions["cssv"].by_class[i, 1].item()
+        )
         assert found[place]["weight"][-1][1] == pytest.approx(loop.weights[i].item())  # type: ignore[index]
     # What is nobody's alone, and nothing else.
     assert not [tag for tag in found["."] if "client_" in tag.split("/")[-1] or "class_" in tag]

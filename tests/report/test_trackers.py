@@ -147,7 +147,7 @@ def test_wandb_offline(fit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert tables["contributions"]["columns"][:2] == ["client", "samples"]
     found = next(path for path in tmp_path.rglob("cssv_by_class*.table.json"))
     data = torch.tensor([row[1:] for row in json.loads(found.read_text())["data"]])
-    torch.testing.assert_close(data, loop.contributions["cssv"], atol=1e-6, rtol=0)
+    torch.testing.assert_close(data, loop.contributions["cssv"].by_class, atol=1e-6, rtol=0)
     assert len(list(tmp_path.rglob("charts/*.png"))) == 2
 
 
@@ -158,7 +158,7 @@ def test_mlflow_in_a_folder(fit: Any, tmp_path: Path, monkeypatch: pytest.Monkey
     loop = fit(logger)
     (found,) = tmp_path.rglob("artifacts/tables/cssv_by_class.json")
     data = torch.tensor([row[1:] for row in json.loads(found.read_text())["data"]])
-    torch.testing.assert_close(data, loop.contributions["cssv"], atol=1e-6, rtol=0)
+    torch.testing.assert_close(data, loop.contributions["cssv"].by_class, atol=1e-6, rtol=0)
     assert {path.name for path in tmp_path.rglob("artifacts/charts/*.png")} == {"cssv.png", "cgsv.png"}
 
 

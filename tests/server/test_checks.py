@@ -77,7 +77,7 @@ def test_a_head_that_is_not_linear_can_be_named(tmp_path: Path) -> None:
 
     loop = FederatedLoop(metrics=cssv("net"), seed=1)
     fit(loop, tmp_path, Convolutional(nn.Conv1d(6, 3, 1)))
-    assert loop.contributions["cssv"].shape == (3, 3)
+    assert loop.contributions["cssv"].by_class.shape == (3, 3)
 
 
 def test_metric_made_for_another_federation(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_empty_client_too_many_clients_and_empty_validation_set(tmp_path: Path) 
     ("kwargs", "match"),
     [
         ({"local_epochs": 0}, r"local_epochs=0\): expected a whole number of at least 1"),
-        ({"client_optimizer": "clear"}, 'expected "reset" or "keep"'),
+        ({"optimizer_state": "clear"}, 'expected "reset" or "persist"'),
         ({"metrics": cssv("b"), "uploads": [HeadAlignment(clients=[0], head="a")]}, "name different heads"),
         ({"uploads": [TopK(0.1), SignFlip(clients=[0])]}, "expected attacks first"),
         ({"uploads": [GaussianPrivacy(1.0, 1.0), GaussianPrivacy(1.0, 1.0)]}, "one GaussianPrivacy"),

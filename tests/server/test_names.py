@@ -41,7 +41,7 @@ class Heights(ContributionMetric):
 def test_any_name_and_shape_can_be_reported(tmp_path: Path) -> None:
     loop = FederatedLoop(Height(), metrics={"heights": Heights()})
     fit(loop, tmp_path, rounds=1)
-    assert loop.contributions["heights"].tolist() == [[54.0, 108.0], [14.0, 28.0], [26.0, 52.0]]
+    assert loop.contributions["heights"].by_class.tolist() == [[54.0, 108.0], [14.0, 28.0], [26.0, 52.0]]
 
 
 def test_two_of_one_name() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import numpy as np
 import pytest
 import torch
@@ -112,8 +113,9 @@ def test_every_metric_is_what_a_loop_says_of_the_same_rounds(trained: Any) -> No
     found = played(module, data, rounds, all_metrics(), lambda vector: vector)
     assert found.values.keys() == loop.contributions.keys()
     for name, expected in loop.contributions.items():
-        value = found.per_class[name] if expected.ndim == 2 else found[name]
-        assert torch.equal(value.nan_to_num(9), expected.nan_to_num(9)), name
+        assert torch.equal(found[name].nan_to_num(9), expected.nan_to_num(9)), name
+        if expected.by_class is not None:
+            assert torch.equal(found.per_class[name].nan_to_num(9), expected.by_class.nan_to_num(9)), name
     assert found["sv"].isnan().sum() <= 1
     assert found.diagnostics["cgsv"].keys() == {"phi"}
     assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
@@ -319,3 +321,29 @@ def test_five_lines_around_a_training_by_hand(tmp_path: Path) -> None:
     found = value_round(net, start, models, [(torch.ones(1, 1), 2 * torch.ones(1, 1))], loss=nn.functional.mse_loss)
     # U of nobody, of either, of both: -4, -1, -1 and 0.
     assert found["PartialFederatedShapley"].tolist() == [2.0, 2.0]
+
+
+class OfDictionaries(L.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        self.log("val_acc", (self(batch["x"]).argmax(1) == batch["y"]).float().mean(), batch_size=len(batch["y"]))
+
+
+def test_batches_that_are_dictionaries_are_measured_by_what_is_logged() -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(60, 2), torch.arange(60) % 3
+    module = OfDictionaries()
+    start = {name: value.clone() for name, value in module.state_dict().items()}
+    updates = [{name: value + torch.randn_like(value) for name, value in start.items()} for _ in range(3)]
+    logged = {"performance": "val_acc", "mode": "max"}
+    found = value_round(module, start, updates, [{"x": x, "y": y}], metrics=PartialFederatedShapley(**logged))
+    plain = value_round(module, start, updates, [(x, y)], metrics=PartialFederatedShapley())
+    torch.testing.assert_close(found["PartialFederatedShapley"], plain["PartialFederatedShapley"])
+    with pytest.raises(ConfigurationError, match=r"a batch is dict\. .*performance='val_acc', mode='max'"):
+        value_round(module, start, updates, [{"x": x, "y": y}], metrics=PartialFederatedShapley())

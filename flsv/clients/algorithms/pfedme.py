@@ -34,8 +34,8 @@ class MoreauSGD(torch.optim.Optimizer):
     The parameters hold theta; w starts where theta does, when the client starts. At the end of its visit the loop calls
     :meth:`upload_parameters`: w is what the server averages, theta what the client keeps, so evaluate the clients with
     ``ClientEvaluation(models="trained")``. Not with ``accumulate_grad_batches`` or
-    ``FederatedLoop(client_optimizer="keep")``: the first would add up gradients over the inner steps, the second would
-    have w go on from the client's last context. BatchNorm's statistics, theta's, are shared.
+    ``FederatedLoop(optimizer_state="persist")``: the first would add up gradients over the inner steps, the second
+    would have w go on from the client's last context. BatchNorm's statistics, theta's, are shared.
 
     A batch costs ``inner_steps`` forward and backward passes: compare with other methods at the same number of these.
 

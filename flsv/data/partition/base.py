@@ -28,7 +28,7 @@ class Partitioner(Declared, ABC):
     Args:
         num_clients: how many clients the samples are dealt to, at least 2. None only in partitioners that let the
             data decide (:class:`~flsv.data.GroupPartitioner`).
-        seed: seed of every random choice.
+        seed: seed of every random choice; None: ``seed_everything``'s, 0 where that has not been called.
 
     Raises:
         ConfigurationError: ``num_clients`` below 2 at construction; at the call, data that cannot be dealt as asked.
@@ -53,7 +53,7 @@ class Partitioner(Declared, ABC):
     first_client: int = 0
     """The number, in the federation, of the first client that is dealt to."""
 
-    def __init__(self, num_clients: Clients, seed: int = 0) -> None:
+    def __init__(self, num_clients: Clients, seed: int | None = None) -> None:
         self.num_clients = num_clients
         self.seed = seed
 
@@ -225,7 +225,7 @@ class GroupPartitioner(Partitioner):
     needs_classes = False
     keeps_groups = True
 
-    def __init__(self, num_clients: Clients | None = None, seed: int = 0) -> None:
+    def __init__(self, num_clients: Clients | None = None, seed: int | None = None) -> None:
         self.num_clients = num_clients  # type: ignore[assignment] # unknown until the groups are seen
         self.seed = seed
 
@@ -268,7 +268,7 @@ class OneClient(Partitioner):
 
     needs_classes = False
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int | None = None) -> None:
         self.num_clients, self.seed = 1, seed
 
     def partition(self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator) -> list[Tensor]:

@@ -40,7 +40,9 @@ class LongTail(Partitioner):
         tensor([100,  20,   4])
     """
 
-    def __init__(self, partitioner: Partitioner, imbalance_ratio: Annotated[float, Ge(1)], seed: int = 0) -> None:
+    def __init__(
+        self, partitioner: Partitioner, imbalance_ratio: Annotated[float, Ge(1)], seed: int | None = None
+    ) -> None:
         # Not the base class's: a GroupPartitioner's number of clients is unknown until it sees the data.
         self.partitioner = partitioner
         self.num_clients = partitioner.num_clients

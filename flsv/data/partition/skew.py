@@ -40,7 +40,7 @@ class DirichletPartitioner(Partitioner):
         1000
     """
 
-    def __init__(self, num_clients: Clients, alpha: Positive, min_samples: Count = 1, seed: int = 0) -> None:
+    def __init__(self, num_clients: Clients, alpha: Positive, min_samples: Count = 1, seed: int | None = None) -> None:
         super().__init__(num_clients, seed)
         self.alpha = alpha
         self.min_samples = min_samples
@@ -88,7 +88,7 @@ class PathologicalPartitioner(Partitioner):
         [2, 2, 2, 2, 2]
     """
 
-    def __init__(self, num_clients: Clients, classes_per_client: Count, seed: int = 0) -> None:
+    def __init__(self, num_clients: Clients, classes_per_client: Count, seed: int | None = None) -> None:
         super().__init__(num_clients, seed)
         self.classes_per_client = classes_per_client
 
@@ -141,7 +141,7 @@ class ShardPartitioner(Partitioner):
         2
     """
 
-    def __init__(self, num_clients: Clients, shards_per_client: Count = 2, seed: int = 0) -> None:
+    def __init__(self, num_clients: Clients, shards_per_client: Count = 2, seed: int | None = None) -> None:
         super().__init__(num_clients, seed)
         self.shards_per_client = shards_per_client
 
@@ -181,7 +181,7 @@ class SizePartitioner(Partitioner):
 
     needs_classes = False
 
-    def __init__(self, proportions: list[Positive], seed: int = 0) -> None:
+    def __init__(self, proportions: list[Positive], seed: int | None = None) -> None:
         super().__init__(len(proportions), seed)
         self.proportions = list(proportions)
 
@@ -247,7 +247,7 @@ class ProportionPartitioner(Partitioner):
         of: Literal["class", "client", "count"] = "class",
         sizes: list[Positive] | None = None,
         total: int | None = None,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
         super().__init__(len(matrix), seed)
         self.matrix = [[float(entry) for entry in row] for row in matrix]

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from flsv.data.sources.columns import Columns
-from flsv.data.sources.table import Table
+from flsv.data.sources.table import Table, data_root
 from flsv.declared import Count, checked
 from flsv.errors import ConfigurationError, listed
 
@@ -101,7 +101,7 @@ class Files:
     """Where the source's files are, and how images are read.
 
     Args:
-        root: folder of the data sets and files that are named.
+        root: folder of the data sets and files that are named; None: ``$FLSV_DATA_ROOT``, else ``data``.
         download: fetch torchvision's data sets if they are missing.
         image_size: side in pixels to which the images of a folder are resized.
 
@@ -109,9 +109,12 @@ class Files:
         ConfigurationError: an ``image_size`` below 1, or anything of another type.
     """
 
-    root: str = "data"
+    root: str | None = None
     download: bool = False
     image_size: Count = 224
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "root", str(data_root(self.root)))
 
 
 @dataclass(frozen=True)

@@ -44,13 +44,13 @@ class CSVData(L.LightningDataModule):
     Args:
         path: the file, looked up below ``root``, then as it is.
         group: the column whose values are the natural clients; None: there are none.
-        root: folder of the files.
+        root: folder of the files; None: ``$FLSV_DATA_ROOT``, else ``data``.
         test_path: a second file with the same columns for testing; None: ``test_fraction`` of the first.
         batch_size: samples per batch.
         val_fraction: share of the first file's samples for validation; 0: no validation set.
         test_fraction: share of them for testing, unless there is a ``test_path``; 0: no test set.
         delimiter: one character between values.
-        seed: of the choice of validation and test samples.
+        seed: of the choice of validation and test samples; None: ``seed_everything``'s.
 
     Attributes:
         train_set, val_set, test_set: after ``setup``, each None where there is none. ``train_set.groups`` has the group
@@ -72,13 +72,13 @@ class CSVData(L.LightningDataModule):
         path: str,
         group: str | None = None,
         *,
-        root: str = "data",
+        root: str | None = None,
         test_path: str | None = None,
         batch_size: Count = 32,
         val_fraction: Part = 0.1,
         test_fraction: Part = 0.0,
         delimiter: str = ",",
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
         super().__init__()
         self.path, self.test_path, self.root, self.group = path, test_path, root, group
@@ -106,7 +106,10 @@ class CSVData(L.LightningDataModule):
     def _read(self, path: str) -> Table:
         place = find_place(path, self.root)
         if place is None:
-            raise ConfigurationError(f"{path} was not found: looked at {looked_at(path, self.root)}.")
+            raise ConfigurationError(
+                f"{path} was not found: looked at {looked_at(path, self.root)}. Name its folder by --data.source.root "
+                "(in Python root=...) or $FLSV_DATA_ROOT."
+            )
         return read_table(place, self.delimiter)
 
     def train_dataloader(self) -> DataLoader:

@@ -17,7 +17,7 @@ from sklearn.model_selection import train_test_split
 from torch import Tensor
 
 from flsv.data.sources.base import SourceData, image_tensor, tensor_set
-from flsv.data.sources.table import find_place, is_table_file, looked_at
+from flsv.data.sources.table import data_root, find_place, is_table_file, looked_at
 from flsv.errors import ConfigurationError, in_words, listed
 from flsv.seeding import generator_for
 
@@ -79,7 +79,7 @@ KINDS = {
 }
 
 
-def vision(name: str, root: str, download: bool = False) -> SourceData:
+def vision(name: str, root: str | None, download: bool = False) -> SourceData:
     """The set called ``name`` below the torchvision-style folder ``root``, normalized by its mean and deviation.
 
     Args:
@@ -94,23 +94,26 @@ def vision(name: str, root: str, download: bool = False) -> SourceData:
 
     kind, files, mean, std = KINDS[name]
     try:
-        parts = [getattr(datasets, kind)(root, train=train, download=download) for train in (True, False)]
+        parts = [getattr(datasets, kind)(data_root(root), train=train, download=download) for train in (True, False)]
         sets = [tensor_set(image_tensor(part.data, mean, std), torch.as_tensor(part.targets)) for part in parts]
     except Exception as error:  # junk ends in whatever comes first: assertions, key and type errors, ends of files
-        place = Path(root).absolute() / files
+        place = data_root(root).absolute() / files
         raise ConfigurationError(
-            f"{name} was not found, or cannot be read: looked in {place} ({type(error).__name__}: {error}). Give root "
-            "the folder that holds it; where its files are damaged, remove them; or say download: true."
+            f"{name} was not found, or cannot be read: looked in {place} ({type(error).__name__}: {error}). Name the "
+            f"folder that holds it by {ROOT}; where its files are damaged, remove them; or say "
+            "--data.files.download true."
         ) from error
     names = tuple(parts[0].classes)
     return SourceData(sets[0], test=sets[1], class_names=names)
 
 
+#: How messages say where data lie.
+ROOT = "--data.files.root (in Python files=Files(root=...)) or $FLSV_DATA_ROOT"
 #: The data sets known by name.
 DATA_SETS = ("digits", *KINDS, "gaussians")
 
 
-def load_image_data(name: str, root: str = "data", download: bool = False, image_size: int = 224) -> SourceData:
+def load_image_data(name: str, root: str | None = None, download: bool = False, image_size: int = 224) -> SourceData:
     """Load a data set by name or by path.
 
     Args:
@@ -118,7 +121,7 @@ def load_image_data(name: str, root: str = "data", download: bool = False, image
             without separators), a MedMNIST-style ``.npz`` file, or a folder with ``train/<class>`` and
             ``test/<class>`` images or with ``<class>`` images alone. Files and folders are looked up below ``root``,
             then as they are.
-        root: folder of the data.
+        root: folder of the data; None: ``$FLSV_DATA_ROOT``, else ``data``.
         download: fetch torchvision's sets if they are missing.
         image_size: side in pixels of the images of a folder.
 
@@ -146,8 +149,8 @@ def load_image_data(name: str, root: str = "data", download: bool = False, image
     hint = f" Did you mean {known_as(close[0])!r}?" if close else ""
     raise ConfigurationError(
         f"No data set {name!r} was found.{hint} Known are {', '.join(DATA_SETS)}, any MedMNIST-style .npz file, any "
-        f"CSV file, and any folder of images or with data by client (looked at {looked_at(name, root)}). Give root the "
-        "folder that holds it. (A configuration of a data module goes behind --config.)"
+        f"CSV file, and any folder of images or with data by client (looked at {looked_at(name, root)}). Name the "
+        f"folder that holds it by {ROOT}. (A configuration of a data module goes behind --config.)"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import difflib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -113,14 +114,19 @@ def words_of(column: pd.Series) -> pd.Series:
     return words
 
 
-def find_place(name: str | Path, root: str) -> Path | None:
-    """The path of a file or a folder: below ``root``, or as given; None if there is none."""
-    return next((place for place in (Path(root) / name, Path(name)) if str(name) and place.exists()), None)
+def data_root(root: str | None) -> Path:
+    """A folder of data: as given, else ``$FLSV_DATA_ROOT``, else ``data``."""
+    return Path(root or os.environ.get("FLSV_DATA_ROOT") or "data")
 
 
-def looked_at(name: str, root: str) -> str:
+def find_place(name: str | Path, root: str | None) -> Path | None:
+    """The path of a file or a folder: below :func:`data_root`, or as given; None if there is none."""
+    return next((place for place in (data_root(root) / name, Path(name)) if str(name) and place.exists()), None)
+
+
+def looked_at(name: str, root: str | None) -> str:
     """Where :func:`find_place` looks, for messages."""
-    return " and ".join(dict.fromkeys(str(place.absolute()) for place in (Path(root) / name, Path(name))))
+    return " and ".join(dict.fromkeys(str(place.absolute()) for place in (data_root(root) / name, Path(name))))
 
 
 def read_table(path: Path, delimiter: str = ",") -> Table:

@@ -229,7 +229,7 @@ def agreement(module: L.LightningModule, settings: Any) -> dict[str, str]:
         "flsv": version("flsv"),
         "module": f"{type(module).__name__}, {space.size} numbers, {layout}",
         "at clients": ", ".join([*at_clients, *map(repr, config.uploads)]) or "nothing",
-        "training": ", ".join(f"{n}={getattr(config, n)!r}" for n in ("local_epochs", "client_optimizer", "head")),
+        "training": ", ".join(f"{n}={getattr(config, n)!r}" for n in ("local_epochs", "optimizer_state", "head")),
     }
 
 

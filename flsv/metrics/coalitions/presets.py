@@ -201,7 +201,8 @@ class SurrogateFederatedShapley(CoalitionValue, chosen=("num_classes", "value", 
 
 
 class CumulativeShapley(CoalitionValue, chosen=("value", "fold")):
-    r"""The sum of a client's Shapley values over the rounds in which it took part; 0 in all others.
+    r"""FedSV, ``--config fedsv``: the sum of a client's Shapley values over the rounds in which it took part; 0 in all
+    others.
 
     .. math::
         \phi_i = \sum_{t : i \in C_t} SV_i(t)

@@ -84,7 +84,7 @@ def test_wrong_arguments() -> None:
 
 
 @pytest.mark.parametrize(
-    ("loop", "trainer"), [({"client_optimizer": "keep"}, {}), ({}, {"accumulate_grad_batches": 2})]
+    ("loop", "trainer"), [({"optimizer_state": "persist"}, {}), ({}, {"accumulate_grad_batches": 2})]
 )
 def test_what_it_cannot_do_is_said_before_training(
     tmp_path: Path, loop: dict[str, Any], trainer: dict[str, Any]

@@ -109,7 +109,7 @@ def test_it_reads_clients_and_what_is_held_out(tmp_path):
 def test_what_has_splits_of_its_own_is_dealt_as_a_whole(labels):
     data = FederatedDataModule("registry://scans", GroupPartitioner(), labels=labels)
     data.setup("fit")
-    assert data.class_names == ("ill", "data")
+    assert data.class_names == ("ill", data.files.root)
     assert data.client_names == ("a", "b", "c")
     assert len(next(iter(data.test_dataloader()))[0]) == 4
     with pytest.raises(ConfigurationError, match="client 'a': registry://scans has splits of its own"):

@@ -64,7 +64,7 @@ def assert_as_one_process(folder: Path, tmp_path: Path, monkeypatch: pytest.Monk
     with (folder / "runs" / "contributions.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if (row["round"], row["metric"]) == ("2", "cssv")]
     told = {(int(row["client"]), row["class"]): float(row["value"]) for row in rows}
-    cssv = loop.contributions["cssv"]
+    cssv = loop.contributions["cssv"].by_class
     for client in range(3):
         for column in range(10):
             assert told[client, str(column)] == pytest.approx(cssv[client, column].item(), abs=1e-6)

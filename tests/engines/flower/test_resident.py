@@ -238,7 +238,7 @@ class Data(L.LightningDataModule):
         points = torch.randn(40, 3, generator=torch.Generator().manual_seed(1))
         return DataLoader(TensorDataset(points, (points[:, 0] > 0).long()), batch_size=8, shuffle=True)
 
-app = client_app(make_module, lambda node: Data(), partial(FederatedLoop, client_optimizer="keep"))
+app = client_app(make_module, lambda node: Data(), partial(FederatedLoop, optimizer_state="persist"))
 """
 
 

@@ -66,7 +66,7 @@ def test_in_run_values_are_those_of_one_process(tmp_path: Path, order: int) -> N
     assert [each._data.num_classes for each in remote.sites.values()] == [10, 10, CLASSES]
     loop, local = remote.fit(own=ServerData()), one_process(tmp_path / "a", make, momentum)
     assert_same(loop, local)
-    values = loop.contributions["in_run"]
+    values = loop.contributions["in_run"].by_class
     assert values.shape == (3, 10 + order)
     assert values[LACKING, CLASSES:10].tolist() == [0, 0, 0]
     assert values[:, :CLASSES].abs().min() > 0
