@@ -82,7 +82,7 @@ def _arguments(hint: Any, name: str, depth: int) -> Iterator[str]:
         return
     for kind in {hint, *subclasses(hint)}:
         try:
-            hints = get_type_hints(kind.__init__)
+            hints = get_type_hints(kind.__init__)  # type: ignore[misc]
             arguments = inspect.signature(kind).parameters
         except (NameError, TypeError, ValueError):  # a stranger's
             continue

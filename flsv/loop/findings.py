@@ -42,8 +42,8 @@ class Contribution(Tensor):
     by_class: Tensor | None = None
     interval: tuple[Tensor, Tensor] | None = None
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
-        return self.as_subclass(Tensor).__repr__(tensor_contents=tensor_contents)
+    def __repr__(self, **options: Any) -> str:  # type: ignore[override]
+        return str(self.as_subclass(Tensor).__repr__(**options))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Contribution:
         found = self.detach().clone().as_subclass(Contribution)
