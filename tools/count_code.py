@@ -24,9 +24,9 @@ from pathlib import Path
 LONGEST, COMPLEXITY, ARGUMENTS = 400, 20, 14
 #: Of what surrounds the package: the limit, and the aim of 1.0.
 BUDGETS = {
-    "words of all pages": (41_500, 40_000),
-    "of these of guides": (12_400, 12_000),
-    "lines of tests": (55_600, 30_000),
+    "words of all pages": (40_000, 40_000),
+    "of these of guides": (12_500, 12_000),
+    "lines of tests": (49_000, 30_000),
     "lines of tools": (7_000, 4_500),
     "scripts in tools": (29, 25),
 }

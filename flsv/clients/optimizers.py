@@ -17,10 +17,8 @@ from flsv.clients.local_steps import LocalSteps
 from flsv.errors import ConfigurationError
 
 #: Options of a parameter group that schedulers write: torch's and timm's.
-SCHEDULED = frozenset(
-    {"lr", "initial_lr", "max_lr", "min_lr", "lr_scale", "weight_decay"}
-    | {"momentum", "base_momentum", "max_momentum", "betas"}
-)
+SCHEDULED = {"lr", "initial_lr", "max_lr", "min_lr", "lr_scale", "weight_decay", "betas"}
+SCHEDULED |= {"momentum", "base_momentum", "max_momentum"}
 _NEVER = 2**62
 #: Per optimizer and parameter group, options by name.
 Options = list[list[dict[str, Any]]]
@@ -269,10 +267,7 @@ class Schedules:
         self._begun: list[Any] = []
 
     def is_federations(self, optimizer: Optimizer) -> bool:
-        """Whether an optimizer's learning rate follows the rounds, by a scheduler that is told to.
-
-        Lightning steps it just before the last client's last batch ends.
-        """
+        """Whether an optimizer's learning rate follows the rounds, by a scheduler that is told to."""
         # As they are now: StochasticWeightAveraging brings its own when its time comes.
         present = [config.scheduler for config in self._trainer.lr_scheduler_configs]
         return any(each.optimizer is optimizer for each in present if each not in self._schedulers)
