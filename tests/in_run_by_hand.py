@@ -63,7 +63,7 @@ def run(
     """The contributions, what every client keeps of its samples, and the rounds."""
     fit(loop, folder, module or Plain(small()), dealt or data(), rounds=rounds, **kwargs)
     kept = {client: state["in_run_values"] for client, state in loop.state_dict()["clients"].items()}
-    return loop.contributions["in_run"].double(), kept, loop.aggregator.rounds  # type: ignore[attr-defined]
+    return loop.contributions["in_run"].by_class.double(), kept, loop.aggregator.rounds  # type: ignore[attr-defined]
 
 
 def validation_gradient(module: nn.Module, model: Tensor, dealt: FederatedDataModule) -> dict[str, Tensor]:

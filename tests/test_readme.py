@@ -43,7 +43,7 @@ def test_a_metric_from_the_guide_alone_is_told_everywhere(
     frame = flsv.read_run(run).query("metric == 'norm'").groupby("client")["value"].last()
     assert frame.to_dict() == pytest.approx(dict(enumerate(values.tolist())))
     for client, value in enumerate(values.tolist()):
-        events = EventAccumulator(str(run / "clients" / str(client))).Reload()
+        events = EventAccumulator(str(run / f"client {client}")).Reload()
         assert events.Scalars("Contributions/norm")[-1].value == pytest.approx(value)
     assert "How far each client moved in its last round" in write_report(run).read_text()
 

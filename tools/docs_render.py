@@ -20,6 +20,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -198,6 +199,23 @@ class Roles(griffe.Extension):
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring is not None:
             obj.docstring.value = markdown(obj.docstring.value)
+
+    def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
+        """Shows the values of defaults that a module calls by a name."""
+        show_defaults(pkg)
+
+
+def show_defaults(within: griffe.Module | griffe.Class) -> None:
+    """Put a constant's value in the place of its name, in the signatures of everything within."""
+    for member in within.members.values():
+        if isinstance(member, griffe.Module | griffe.Class):
+            show_defaults(member)
+        for parameter in member.parameters if isinstance(member, griffe.Function) else ():
+            named = member.module.members.get(str(parameter.default))
+            with suppress(griffe.AliasResolutionError):  # of another package
+                named = named.final_target if isinstance(named, griffe.Alias) else named
+            if isinstance(named, griffe.Attribute) and named.value is not None:
+                parameter.default = named.value
 
 
 if __name__ == "__main__":

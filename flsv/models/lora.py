@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from flsv.declared import Count, Positive, check_arguments
 from flsv.errors import ConfigurationError
 from flsv.models.classifier import ClassifierClient
 from flsv.parameters import head_name
@@ -102,12 +103,13 @@ class LoRAClient(ClassifierClient):
 
     def __init__(
         self,
-        rank: int = 4,
-        alpha: float = 8.0,
+        rank: Count = 4,
+        alpha: Positive = 8.0,
         targets: list[str] | str = "all-linear",
         exact: bool = True,
         **kwargs: Any,
     ) -> None:
+        check_arguments("LoRAClient", LoRAClient.__init__, locals())
         self.rank, self.alpha, self.targets, self.exact = rank, alpha, targets, exact
         super().__init__(**kwargs)
 

@@ -58,7 +58,7 @@ def test_what_plain_parsers_say_waits_for_nothing() -> None:
     [
         ("fit --trainer.max_epoch 3", "Did you mean --trainer.max_epochs?"),
         ("fit --config digits --alpha 3", "Did you mean --data.partitioner.alpha or"),
-        ("fit --config digits --lr 3", "--model.optimizer.lr"),
+        ("fit --config digits --lr 3", "Did you mean --model."),
         ("fit --config digits --data.partitioner.alfa 3", "Did you mean --data.partitioner.alpha"),
         ("test --data.sauce digits", "Did you mean --data.source?"),
         ("fit --federation.local_epochs abc", "federation.local_epochs"),

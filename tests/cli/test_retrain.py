@@ -269,7 +269,7 @@ def test_what_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     [
         ([], "all", "3 4 5", 8),
         (["--seeds", "1"], "all", "3", 8),
-        (["--federation.optimizer_state=keep"], "all", "3", 8),
+        (["--federation.optimizer_state=persist"], "all", "3", 8),
         (["--trainings", "pairs"], "all", "3 4 5", 8),
         (["--trainings", "singles"], "singles", "3", 5),
     ],
@@ -288,7 +288,7 @@ def test_what_is_trained_unless_something_else_is_asked_for(
     assert "1 of 2 rounds" in printed
     one_by_one = "optimizer_state" in "".join(arguments)
     assert ("7 trainings follow, one after the other: with optimizer_state" in printed) is one_by_one
-    changed = "federation.optimizer_state 'keep' instead of 'reset'" if one_by_one else ""
+    changed = "federation.optimizer_state 'persist' instead of 'reset'" if one_by_one else ""
     assert {row["changed"] for row in found} == {changed}
     assert changed in printed
 

@@ -135,7 +135,7 @@ def test_in_run_values_of_samples_are_those_of_explicit_gradients(network: str, 
             for parameter, part in zip(own, step.split([p.numel() for p in own])):
                 parameter.data -= LR * part.view_as(parameter)
         torch.testing.assert_close(kept[number], expected, rtol=1e-3, atol=1e-7)
-    values = loop.contributions["in_run"]
+    values = loop.contributions["in_run"].by_class
     assert values.shape == (3, 2)
     assert values[:, 1].abs().max() < 1e-6
     weights = torch.tensor([10, 7, 9]) / 26

@@ -155,9 +155,9 @@ def test_every_page_has_its_place() -> None:
 
 def test_defaults_are_shown_as_values() -> None:
     griffe = pytest.importorskip("griffe", reason="flsv[docs] is not installed")
-    import docs_roles
+    import docs_render
 
-    shown = griffe.load("flsv", extensions=griffe.load_extensions(docs_roles.Roles), search_paths=[str(ROOT)])
+    shown = griffe.load("flsv", extensions=griffe.load_extensions(docs_render.Roles), search_paths=[str(ROOT)])
     filtered = shown["filters.outliers.OutlierFilter"].members["__init__"]
     assert {each.name: str(each.default) for each in filtered.parameters}["threshold"] == "3.5"
 

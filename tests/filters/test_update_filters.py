@@ -180,7 +180,7 @@ def test_excluded_the_round_goes_on_without_it(tmp_path: Path, size: float) -> N
     norms = {int(row[2]): float(row[4]) for row in rows if row[1] == "update_norm"}
     assert norms[1] == pytest.approx(size, rel=1e-5)
     assert max(norms[0], norms[2], norms[3]) < 100
-    seen = EventAccumulator(str(tmp_path / "run/clients/1")).Reload()
+    seen = EventAccumulator(str(tmp_path / "run/client 1")).Reload()
     assert seen.Scalars("update_norm")[0].value == pytest.approx(size, rel=1e-5)
 
 

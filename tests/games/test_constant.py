@@ -19,6 +19,7 @@ from flsv.games.scores import Scores, score_batch
 from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, ContributionMetric, CosineGradientShapley, PartialFederatedShapley
 from flsv.report import write_report
+from flsv.report.text import change
 
 BY = ("accuracy", "balanced_accuracy", "negative_loss")
 
@@ -119,7 +120,7 @@ def test_the_warning_the_record_the_table_and_the_report_say_it(
     assert len(warned) == (not learned)
     assert ("always gives the same answer" in page) == (not learned)
     table = " ".join(capsys.readouterr().out.split())  # in a narrow terminal its lines are broken
-    assert f"{by} {told['start']:.4g} -> {told['end']:.4g}" in table
+    assert change(by, told["start"], told["end"]) in table
     assert "not_known" not in record
     assert ("not told apart from a constant prediction" in table) == (not learned)
     if "sv" in record["paid_in"]:

@@ -99,7 +99,7 @@ def test_evaluating_the_clients_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_it_needs_a_mixture(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"train flsv\.models\.mixture\.MixtureClient"):
+    with pytest.raises(ConfigurationError, match=r"train flsv\.models\.MixtureClient"):
         fit(FederatedLoop(personalizer=FedEM()), tmp_path)
 
 

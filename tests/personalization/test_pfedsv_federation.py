@@ -62,7 +62,7 @@ def test_a_hundred_clients_of_which_ten_take_part(tmp_path: Path) -> None:
     loop = federation(sampler=UniformSampler(10), evaluation=ClientEvaluation(every=8), personalizer=PFedSV())
     data = pathological(100, server_val=0.0)
     fit(loop, tmp_path, digits_net(), data, rounds=8, limit_val_batches=0)
-    relevance = loop.contributions["relevance"]
+    relevance = loop.contributions["relevance"].by_class
     seen = loop.contributions["cost"].by_class[:, 0] > 0
     assert 10 < seen.sum() < 80
     assert relevance[~seen].isnan().all()
@@ -102,8 +102,8 @@ def test_a_client_that_appears_first_in_a_late_round(tmp_path: Path) -> None:
     first = ParameterSpace(module).read(module)
     fit(loop, tmp_path, module, toy_data(drop_last=True, client_val=0.2))
     assert torch.equal(starts[0], first)
-    assert not loop.contributions["relevance"][2].isnan().any()
-    assert loop.contributions["relevance"][:2, 2].isnan().tolist() == [False, False]
+    assert not loop.contributions["relevance"].by_class[2].isnan().any()
+    assert loop.contributions["relevance"].by_class[:2, 2].isnan().tolist() == [False, False]
 
 
 def run(folder: Path, ckpt_path: Any = None, callbacks: Any = ()) -> FederatedLoop:

@@ -200,7 +200,7 @@ def test_columns_that_are_no_classes(tmp_path: Path) -> None:
     with (tmp_path / "run" / "contributions.csv").open() as file:
         rows = list(csv.DictReader(file))
     scores = {(r["client"], r["class"]): float(r["value"]) for r in rows if r["metric"] == "relevance" and r["class"]}
-    final = federation.contributions["relevance"]
+    final = federation.contributions["relevance"].by_class
     known = [(i, j) for i in range(3) for j in range(3) if not final[i, j].isnan()]
     assert len(known) > 3
     assert scores == {(str(i), str(j)): pytest.approx(final[i, j].item()) for i, j in known}

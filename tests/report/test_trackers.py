@@ -116,11 +116,11 @@ def test_a_service_is_told_who_contributed_what(fit: Any, kind: Any, table: str,
     assert header == ["client", "samples", "rounds", "cssv", "cgsv", "weight"]
     assert [row[0] for row in rows] == ["0", "1", "2"]
     values = loop.contributions
-    assert [row[3] for row in rows] == pytest.approx(values["cssv"].mean(1).tolist(), abs=1e-6)
+    assert [row[3] for row in rows] == pytest.approx(values["cssv"].tolist(), abs=1e-6)
     assert [row[4] for row in rows] == pytest.approx(values["cgsv"].tolist(), abs=1e-6)
     header, rows = logger.tables[table.format("cssv_by_class")]
     assert header == ["client", *map(str, range(10))]
-    torch.testing.assert_close(torch.tensor([row[1:] for row in rows]), values["cssv"], atol=1e-6, rtol=0)
+    torch.testing.assert_close(torch.tensor([row[1:] for row in rows]), values["cssv"].by_class, atol=1e-6, rtol=0)
     assert set(logger.pictures) == {picture.format(name) for name in ("cssv", "cgsv")}
     assert all(hasattr(figure, "savefig") for figure in logger.pictures.values())
 

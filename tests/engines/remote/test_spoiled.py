@@ -62,7 +62,7 @@ def test_who_does_not_judge_is_as_one_not_drawn(tmp_path: Path, personalizer: st
 
     class Sees(L.Callback):
         def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-            seen.append(loop_of(trainer).contributions["relevance"].clone())
+            seen.append(loop_of(trainer).contributions["relevance"].by_class.clone())
             kept.append(kept_at(tmp_path, NAMES[2])[-1])
 
     remote = Remotely(tmp_path, make, client_val=0.3)
@@ -72,7 +72,7 @@ def test_who_does_not_judge_is_as_one_not_drawn(tmp_path: Path, personalizer: st
     assert seen[0][1].isnan().all()
     assert seen[0][2].isfinite().any()
     torch.testing.assert_close(seen[1][2], seen[0][2], rtol=0, atol=0, equal_nan=True)
-    assert loop.contributions["relevance"][1].isfinite().any()
+    assert loop.contributions["relevance"].by_class[1].isfinite().any()
     assert loop.participations.tolist() == [3, 3, 3]
     # The mixture of round 1, whose judgment never came, is not what it goes on from.
     assert not torch.equal(kept[0]["state"]["own_model"], kept[1]["state"]["own_model"])
