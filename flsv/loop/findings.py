@@ -6,6 +6,7 @@ import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 from torchmetrics import Metric
 
@@ -39,6 +40,7 @@ class Contribution(Tensor):
         (tensor([0.7500, 0.2500]), tensor([0.5000, 1.0000]))
     """
 
+    __torch_function__ = torch._C._disabled_torch_function_impl  # what is computed from it is a plain tensor
     by_class: Tensor | None = None
     interval: tuple[Tensor, Tensor] | None = None
 
