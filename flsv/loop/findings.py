@@ -40,7 +40,8 @@ class Contribution(Tensor):
         (tensor([0.7500, 0.2500]), tensor([0.5000, 1.0000]))
     """
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # what is computed from it is a plain tensor
+    # What is computed from it is a plain tensor.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
     by_class: Tensor | None = None
     interval: tuple[Tensor, Tensor] | None = None
 

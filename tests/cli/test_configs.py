@@ -118,7 +118,7 @@ def test_a_wheel_runs_without_a_checkout(tmp_path: Path) -> None:
         "(run,) = pathlib.Path().glob('**/contributions.csv')\n"
         "sys.exit(failed or main(['report', str(run.parent)]))"
     )
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "Contributions" in done.stdout
     (report,) = tmp_path.glob("**/report.html")

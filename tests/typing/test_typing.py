@@ -39,7 +39,7 @@ def test_a_users_project_is_typed(tmp_path: Path) -> None:
         'metrics={"norm": UpdateSize()}': 'metrics={"norm": 3}',
         'Reporting(table=False)': 'Reporting(tables=False)',
         "round.client_ids": "round.client_numbers",
-        'metrics=["CosineGradientShapley"]': "metrics=[1]",
+        "metrics=flsv.metrics.CosineGradientShapley()": "metrics=[1]",
     }  # fmt: skip
     for old, new in wrong.items():
         assert old in text
