@@ -165,7 +165,7 @@ def run(engine: str, case: str, rounds: int, out: Path) -> None:
         trainer = L.Trainer(max_epochs=rounds, callbacks=[loop], num_sanity_val_steps=0, **options)
         trainer.fit(module, data)
         found |= {"rounds": list(zip(loop.wall, loop.processor))}
-        found |= {"vector": loop.state.model(), "cssv": loop.contributions["cssv"]}
+        found |= {"vector": loop.state.model(), "cssv": loop.board.contributions["cssv"]}
     if os.environ.get("LOCAL_RANK", "0") == "0":
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         torch.save({**found, "memory": memory}, out)

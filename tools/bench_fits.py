@@ -36,8 +36,7 @@ SHADOWS: dict[str, dict[str, Any]] = {
     "shadows of singles": {"coalitions": "singles"},
     "shadows of pairs": {"coalitions": "pairs"},
     "shadows of all": {"coalitions": "all"},
-    "shadows of pairs, heads": {"coalitions": "pairs", "part": "head"},
-    "shadows of all, heads": {"coalitions": "all", "part": "head"},
+    "shadows by default": {"coalitions": "auto"},
 }
 
 

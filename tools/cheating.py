@@ -138,7 +138,7 @@ def fit(
         judged = L.Trainer(accelerator="cpu", devices=1, **QUIET).validate(module, data, verbose=False)  # type: ignore[arg-type]
     named, found, ranks = sorted(client for group in copies.groups for client in group), {}, {}
     for name, key in zip(entries, metrics):
-        values = loop.contributions[key].detach().cpu().double()
+        values = loop.board.contributions[key].detach().cpu().double()
         if truth is not None:
             ranks[name] = spearman(values, truth)
         values[named] = float("nan")

@@ -53,7 +53,7 @@ class Record(L.Callback):
         self.steps += trainer.optimizers[0].param_groups[0].get("inner_steps", 1)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        known = self.loop.contributions
+        known = self.loop.board.contributions
         if "relevance" in known:
             self.relevance.append(known["relevance"].cpu().clone())
         if "communication" in known:

@@ -135,7 +135,7 @@ def in_run_every(cell: Cell, root: str) -> Measured:
             quiet_trainer(folder, cell.overrides["rounds"], [loop]).fit(module, data)
         kept = loop.state_dict()["clients"]
         samples[every] = torch.cat([kept[client]["in_run_values"] for client in clients])
-        classes[every] = loop.contributions["in_run"][:, :10].flatten()
+        classes[every] = loop.board.contributions["in_run"][:, :10].flatten()
     loaders = [data.client_loader(client, "train", shuffle=False) for client in clients]
     wrong = [given.is_wrong[image.numpy().tobytes()] for loader in loaders for batch in loader for image in batch[0]]
     return {
@@ -333,7 +333,7 @@ def watched(cell: Cell, root: str) -> Measured:
         with torch.no_grad():
             hits = torch.cat([module(x).argmax(1) == y for x, y in cli.datamodule.val_dataloader()])
         norms = last_norms(Path(cli.trainer.default_root_dir) / CONTRIBUTIONS)
-    values = {name: loop.metrics[name].per_client(loop.contributions[name]).tolist() for name in NAMES}  # type: ignore[operator]
+    values = {name: loop.metrics[name].per_client(loop.board.contributions[name]).tolist() for name in NAMES}  # type: ignore[operator]
     samples = cli.datamodule.num_samples.tolist()
     accuracy = 100 * hits.float().mean().item()
     return {"values": values, "samples": samples, "accuracy": accuracy, "norm": statistics.median_low(norms), **cost}

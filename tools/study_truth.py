@@ -280,11 +280,9 @@ def shadows(cell: Cell, root: str) -> Measured:
     each, clients = federation(cell.column), len(federation(cell.column).num_samples)
     try:
         truth, found = truth_table(each).mean, {}
-        for part in ("all", "head")[: 1 if each.attackers() else 2]:
-            known = last_game(each, cell.seed, part, clients)
-            for which in ("all", "singles", "pairs", "both") if part == "all" else ("all", "pairs"):
-                name = which if part == "all" else f"heads, {which}"
-                found[name] = valued(known, clients, which)
+        known = last_game(each, cell.seed, clients)
+        for which in ("all", "singles", "pairs", "both"):
+            found[which] = valued(known, clients, which)
     except ConfigurationError:
         return {}
     result: Measured = {}
@@ -295,11 +293,11 @@ def shadows(cell: Cell, root: str) -> Measured:
     return result
 
 
-def last_game(each: Federation, seed: int, part: Any, clients: int) -> dict[tuple[bool, ...], float]:
+def last_game(each: Federation, seed: int, clients: int) -> dict[tuple[bool, ...], float]:
     """Of all coalitions after the last round; of more than ten clients those of pairs and of all but one."""
     few = torch.cat([few_coalitions(clients, which) for which in ("pairs", "both")]).unique(dim=0)
     given: Any = "all" if clients <= 10 else [mask.nonzero().flatten().tolist() for mask in few]
-    metric = Kept(coalitions=given, part=part, performance=each.performance, mode=each.mode, every=each.rounds)
+    metric = Kept(coalitions=given, performance=each.performance, mode=each.mode, every=each.rounds)
     loop = FederatedLoop(
         metrics={"shadow": metric},
         uploads=each.attackers(),

@@ -121,5 +121,5 @@ def test_a_wheel_runs_without_a_checkout(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "Contributions" in done.stdout
-    (report,) = tmp_path.glob("**/report.html")
+    (report,) = (tmp_path / "lightning_logs").glob("**/report.html")
     assert "<svg" in report.read_text()
