@@ -25,10 +25,10 @@ LONGEST, COMPLEXITY, ARGUMENTS = 400, 20, 14
 #: Of what surrounds the package: the limit, and the aim of 1.0.
 BUDGETS = {
     "words of all pages": (40_000, 40_000),
-    "of these of guides": (12_500, 12_000),
-    "lines of tests": (49_000, 30_000),
+    "of these of guides": (12_600, 12_000),
+    "lines of tests": (49_100, 30_000),
     "lines of tools": (7_000, 4_500),
-    "scripts in tools": (29, 25),
+    "scripts in tools": (30, 25),
 }
 #: Rooms of docs/ that are no guides: results, and what is looked up.
 NO_GUIDES = ("results", "reference", "decisions")

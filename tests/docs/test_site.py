@@ -155,25 +155,25 @@ def test_every_page_has_its_place() -> None:
 
 def test_defaults_are_shown_as_values() -> None:
     griffe = pytest.importorskip("griffe", reason="flsv[docs] is not installed")
-    import docs_render
+    import docs_roles
 
-    shown = griffe.load("flsv", extensions=griffe.load_extensions(docs_render.Roles), search_paths=[str(ROOT)])
+    shown = griffe.load("flsv", extensions=griffe.load_extensions(docs_roles.Roles), search_paths=[str(ROOT)])
     filtered = shown["filters.outliers.OutlierFilter"].members["__init__"]
     assert {each.name: str(each.default) for each in filtered.parameters}["threshold"] == "3.5"
 
 
 def test_docstrings_become_markdown() -> None:
     pytest.importorskip("griffe", reason="flsv[docs] is not installed")
-    import docs_render
+    import docs_roles
 
     text = (
         "Of :class:`~flsv.Round` and\n:func:`flsv.functional.\n    banzhaf`.\n\n.. math::\n    x_i = 1\n\nThen "
         ":math:`y`.\n\nExample:\n    >>> 1\n    1\n"
     )
-    assert "\N{REVERSE SOLIDUS OPERATOR}" not in docs_render.markdown(r":math:`N \setminus i`").replace(
+    assert "\N{REVERSE SOLIDUS OPERATOR}" not in docs_roles.markdown(r":math:`N \setminus i`").replace(
         "&#x029F5;", "\N{REVERSE SOLIDUS OPERATOR}"
     )
-    made = docs_render.markdown(text)
+    made = docs_roles.markdown(text)
     assert '<autoref identifier="flsv.Round" optional><code>Round</code></autoref>' in made
     assert ".. math" not in made
     assert ":math:" not in made
