@@ -260,3 +260,12 @@ def test_a_checkpoint_of_another_version_is_refused_in_words() -> None:
     for version in ({}, {"version": "0.9"}):
         with pytest.raises(ConfigurationError, match=rf"of flsv .*, and this is flsv {__version__}"):
             loop().check_state({"round_index": 2, "seed": 1, **version})
+
+
+def test_an_attack_whose_seed_is_open_goes_on_with_the_same_clients(tmp_path: Path, monkeypatch: Any) -> None:
+    """``seed_everything`` draws its clients, also where the federation has a seed of its own."""
+    monkeypatch.setenv("PL_GLOBAL_SEED", "1")
+    path = save(tmp_path, uploads=[FreeRider("zero", fraction=0.4)])
+    monkeypatch.setenv("PL_GLOBAL_SEED", "2")
+    with pytest.raises(ConfigurationError, match=r"federation\.uploads is .*seed=2.* and was .*seed=1"):
+        resume(path, tmp_path, uploads=[FreeRider("zero", fraction=0.4)])

@@ -1,4 +1,4 @@
-"""How the site shows code: lessons, Python files with cells that are run when it is built; and docstrings.
+"""How the site shows code: lessons, Python files with cells that are run when it is built; and metrics' pictures.
 
     python tools/docs_render.py docs/notebooks/quickstart.py lesson.ipynb
 
@@ -11,10 +11,15 @@ from __future__ import annotations
 import ast
 import base64
 import contextlib
+import doctest
+import importlib
+import inspect
 import io
 import json
 import logging
 import os
+import posixpath
+import re
 import sys
 import tempfile
 import warnings
@@ -154,6 +159,44 @@ def notebook(ran: list[Cell]) -> str:
 
 def _base64(picture: bytes) -> str:
     return base64.b64encode(picture).decode()
+
+
+# ---- metrics and links
+
+
+def example_of(of: type) -> Any:
+    """The metric at the end of its class's example, which is run as the doctest is."""
+    scope = vars(importlib.import_module(of.__module__)) | {"__name__": "__page__"}
+    for example in doctest.DocTestParser().get_examples(inspect.getdoc(of) or ""):
+        exec(compile(example.source, f"<{of.__name__}>", "exec"), scope)
+    found = [each for each in scope.values() if isinstance(each, of)]
+    return found[0]
+
+
+def picture(of: type) -> bytes:
+    """What :func:`example_of` draws, SVG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    figure, _ = example_of(of).plot()
+    held = io.BytesIO()
+    figure.savefig(held, format="svg", bbox_inches="tight", metadata={"Date": None})
+    return held.getvalue()
+
+
+def inside_docs(markdown: str, source: str) -> str:
+    """A page whose links into the rest of the repository, which is not on the site, are names only.
+
+    Example:
+        >>> inside_docs("see [it](../../flsv/a.py) and [that](../gpu.md)", "results/round.md")
+        'see it and [that](../gpu.md)'
+    """
+
+    def kept(match: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(source), match[2].partition("#")[0]))
+        return match[1] if target.startswith("../") else match[0]
+
+    return re.sub(r"\[([^\]]*)\]\(((?!\w+:|#)[^)\s]+)\)", kept, markdown)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,7 @@ of it can be out of date.
 from __future__ import annotations
 
 import ast
-import doctest
 import importlib
-import inspect
-import io
 import posixpath
 import re
 from collections.abc import Iterator
@@ -289,27 +286,6 @@ def index_page(names: list[str]) -> str:
     return "\n".join(lines) + "\n\n" + "\n\n".join(f"::: {METRICS}.{name}" for name in rest) + "\n"
 
 
-def example_of(name: str) -> Any:
-    """The metric at the end of its class's example, which is run as the doctest is."""
-    of = getattr(importlib.import_module(METRICS), name)
-    scope = vars(importlib.import_module(of.__module__)) | {"__name__": "__page__"}
-    for example in doctest.DocTestParser().get_examples(inspect.getdoc(of) or ""):
-        exec(compile(example.source, f"<{name}>", "exec"), scope)
-    found = [each for each in scope.values() if isinstance(each, of)]
-    return found[0]
-
-
-def picture(name: str) -> bytes:
-    """What :func:`example_of` draws, SVG."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    figure, _ = example_of(name).plot()
-    held = io.BytesIO()
-    figure.savefig(held, format="svg", bbox_inches="tight", metadata={"Date": None})
-    return held.getvalue()
-
-
 # ---- the reference
 
 
@@ -353,21 +329,6 @@ def generated_pages() -> dict[str, str]:
     return pages
 
 
-def inside_docs(markdown: str, source: str) -> str:
-    """A page whose links into the rest of the repository, which is not on the site, are names only.
-
-    Example:
-        >>> inside_docs("see [it](../../flsv/a.py) and [that](../gpu.md)", "results/round.md")
-        'see it and [that](../gpu.md)'
-    """
-
-    def kept(match: re.Match[str]) -> str:
-        target = posixpath.normpath(posixpath.join(posixpath.dirname(source), match[2].partition("#")[0]))
-        return match[1] if target.startswith("../") else match[0]
-
-    return re.sub(r"\[([^\]]*)\]\(((?!\w+:|#)[^)\s]+)\)", kept, markdown)
-
-
 # ---- the hook of MkDocs
 
 
@@ -409,7 +370,8 @@ def on_files(files: Any, config: Any) -> Any:
         files.append(File.generated(config, address, content=content))
     for name in metrics():
         address = metric_address(name).replace(".md", ".svg")
-        files.append(File.generated(config, address, content=picture(name)))
+        metric = getattr(importlib.import_module(METRICS), name)
+        files.append(File.generated(config, address, content=docs_render.picture(metric)))
     for path in docs_render.LESSONS:
         ran = docs_render.run(path)
         files.append(File.generated(config, f"notebooks/{path.stem}.md", content=docs_render.page(path, ran)))
@@ -430,4 +392,4 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Links that lead out of docs/ become words; the search is told what counts."""
     boost = next((boost for start, boost in BOOSTS.items() if page.file.src_uri.startswith(start)), 1.0)
     page.meta.setdefault("search", {"boost": boost})
-    return inside_docs(markdown, page.file.src_uri)
+    return docs_render.inside_docs(markdown, page.file.src_uri)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import pandas
@@ -36,6 +36,11 @@ Known = Mapping[str, tuple[Federation, Truth]]
 COST_COLUMNS: dict[str, Cell] = {
     "metric": str, "seconds": number_or_nan, "evaluations": number_or_nan, "training": number_or_nan, "identity": str
 }  # fmt: skip
+#: Columns of benchmark.csv, see :func:`by_set`.
+BY_SET = [
+    *("set", "metric", "rank_correlation", "interval", "of_ceiling", "lead", "lead_interval", "worst", "where"),
+    *("misallocated", "federations", "ms_a_round"),
+]
 #: Of how many cases a 90 % interval ought to hold the truth.
 GOAL = 0.85
 
@@ -175,28 +180,29 @@ def summarize(results: Results, federations: Known, metrics: Iterable[str]) -> D
 
 
 def by_set(results: Results, federations: Known, metrics: Iterable[str], costs: Mapping[str, Cost]) -> DataFrame:
-    """A row for each set and metric, the best first: ``rank_correlation`` with half its 90 % ``interval``, as a part
-    ``of_ceiling``, the ``worst`` federation's and its name, the part of a payment that is ``misallocated``, the number
-    of ``federations`` and ``ms_a_round`` of the processor."""
-    parts = []
+    """A row for each set and metric, the best first.
+
+    Columns: ``rank_correlation`` with the truth, half its 90 % ``interval`` over the runs' seeds, and what part it is
+    ``of_ceiling``; its ``lead`` over the metric of the next row, mean over the federations that both have a value in,
+    and half the lead's 90 % interval over these (``lead_interval``); the ``worst`` federation's and ``where`` that is;
+    the part of a payment that is ``misallocated``; the number of ``federations``; ``ms_a_round`` of the processor.
+    Arguments as of :func:`summarize`, and :func:`costs`.
+    """
+    names, parts = [*metrics], []
     for which in SETS:
         some = {name: each for name, each in federations.items() if each[0].set == which}
-        if some:
-            table = summarize(results, some, metrics).assign(set=which)
-            parts.append(table.assign(of_ceiling=table["all"] / mean(truth.ceiling for _, truth in some.values())))
+        if not some:
+            continue
+        table, ranks = summarize(results, some, names), by_federation(scores_of(results, some))
+        table = table.assign(set=which, of_ceiling=table["all"] / mean(truth.ceiling for _, truth in some.values()))
+        for metric, following in pairwise(table.index[table["federations"] > 0]):
+            lead = (ranks.loc[metric] - ranks.loc[following]).dropna()
+            table.loc[metric, "lead"] = lead.mean()
+            table.loc[metric, "lead_interval"] = stats.t.ppf(0.95, len(lead) - 1) * lead.sem()
+        parts.append(table)
     table = pandas.concat(parts).rename(columns={"all": "rank_correlation", "error": "misallocated"})
     table["ms_a_round"] = [1000 * costs[name].seconds if name in costs else NAN for name in table.index]
-    columns = [
-        "rank_correlation",
-        "interval",
-        "of_ceiling",
-        "worst",
-        "where",
-        "misallocated",
-        "federations",
-        "ms_a_round",
-    ]
-    return table.rename_axis("metric").reset_index()[["set", "metric", *columns]]
+    return table.rename_axis("metric").reset_index().reindex(columns=BY_SET)
 
 
 def scores_of(results: Results, federations: Known) -> DataFrame:

@@ -19,14 +19,12 @@ from torch import Tensor
 from flsv.declared import Momentum, Positive
 from flsv.functional import class_specific_shapley
 from flsv.functional.agreement import (
-    EPSILON,
     cohort_reputation,
-    cosines,
     normalized,
     updated_reputation,
 )
 from flsv.functional.over_rounds import momentum_add, momentum_merge, momentum_value
-from flsv.metrics.base import ContributionMetric, parameters_of
+from flsv.metrics.base import ContributionMetric, cosines_with_sum, parameters_of
 from flsv.round import ClientMatrix
 
 
@@ -287,8 +285,7 @@ class CosineGradientShapley(ContributionMetric):
         before = cohort_reputation(self.reputation, client_ids, samples)
         weights = normalized(before) if aggregation_weights is None else aggregation_weights.double()
         norms = matrix.norms()
-        aggregate = matrix.combine(weights.to(norms) / (norms + EPSILON))
-        phi = cosines(matrix.dot(aggregate), norms, torch.linalg.vector_norm(aggregate, dtype=torch.float64))
+        phi = cosines_with_sum(matrix, norms, weights.to(norms))
         begins = self.init == "zero" and bool(self.reputation.isnan().all())  # with nothing to remember
         after = updated_reputation(None if begins else before.to(phi.device), phi, alpha=self.alpha, floor=self.floor)
         self.reputation, self.phi = self.reputation.clone(), self.phi.clone()

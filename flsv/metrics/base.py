@@ -17,6 +17,7 @@ from torchmetrics import Metric
 from flsv.arguments import ReadOnlyArguments
 from flsv.declared import Count, Declared
 from flsv.errors import ConfigurationError
+from flsv.functional.agreement import EPSILON, cosines
 from flsv.metrics.intervals import WithIntervals
 from flsv.metrics.needs import BY_CLIENT, SHAPES, Guide, needs_in_words
 from flsv.metrics.plot import plot_contributions
@@ -37,6 +38,19 @@ def latest(stretches: Tensor) -> Tensor:
 def parameters_of(round: Round) -> ClientMatrix:
     """The cohort's matrix without buffers, which have no gradient."""
     return round.matrix.until(round.space.num_parameters)
+
+
+def cosines_with_sum(matrix: ClientMatrix, norms: Tensor, weights: Tensor, epsilon: float = EPSILON) -> Tensor:
+    """``[k]``: the cosine of each update with the sum of all, made to one length.
+
+    Args:
+        matrix: the updates ``[k, P]``.
+        norms: ``[k]``, their lengths.
+        weights: ``[k]``, with which they are in the sum, on the device and in the dtype of ``norms``.
+        epsilon: is added to the lengths that are divided by.
+    """
+    total = matrix.combine(weights / (norms + epsilon))
+    return cosines(matrix.dot(total), norms, torch.linalg.vector_norm(total, dtype=torch.float64))
 
 
 class ContributionMetric(ReadOnlyArguments, Declared, WithIntervals):

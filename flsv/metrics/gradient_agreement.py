@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from flsv.declared import Share
-from flsv.functional.agreement import cosines
 from flsv.functional.gradients import agreement_scales, gradient_agreement
 from flsv.games.performance import ModelScore, performance_of
-from flsv.metrics.base import ContributionMetric, latest, parameters_of
+from flsv.metrics.base import ContributionMetric, cosines_with_sum, latest, parameters_of
 from flsv.metrics.intervals import OverRounds
 from flsv.round import ClientMatrix, Round
 
@@ -134,9 +133,8 @@ class GradientAgreement(ContributionMetric):
         weights = num_samples.to(self.gain)
         descent = -weights * gradient_products.to(self.gain)
         norms = matrix.norms()
-        aggregate = matrix.combine(weights.to(norms) / weights.sum().to(norms) / (norms + EPSILON))
-        length = torch.linalg.vector_norm(aggregate, dtype=torch.float64)
-        cosine = cosines(matrix.dot(aggregate), norms, length).to(self.cosine)
+        shares = weights.to(norms) / weights.sum().to(norms)
+        cosine = cosines_with_sum(matrix, norms, shares, EPSILON).to(self.cosine)
         level = descent.abs().mean()
         self.gain = self.gain.index_add(0, client_ids, descent)
         self.level = self.level.index_add(0, client_ids, level.expand(k))

@@ -23,6 +23,7 @@ from torchmetrics import Metric, SumMetric
 
 from flsv.data import FederatedDataModule
 from flsv.errors import listed
+from flsv.seeding import seed_or_default
 from flsv.server.config import ROLES, FederationConfig
 
 #: Options that change no number: where things lie and are written, what is shown, and how fast it goes. Of the size of
@@ -211,6 +212,8 @@ def described(value: Any, depth: int = 4) -> str:
     if plain or not depth:
         return _anywhere(repr(value))
     held = {name: getattr(value, name) for name in sorted(_made_with(value) - FREE)}
+    if "seed" in held:
+        held["seed"] = seed_or_default(held["seed"])  # an open one is what seed_everything says
     shown = [f"{k.lstrip('_')}={described(v, depth - 1)}" for k, v in held.items() if not isinstance(v, Tensor)]
     return f"{kind.__name__}({', '.join(shown)})"
 

@@ -15,7 +15,7 @@ from flsv.benchmark.page import draw, markdown
 from flsv.benchmark.registry import METRICS, NEEDS, Entry, entry
 from flsv.benchmark.run import CONDITIONS, bench, run
 from flsv.benchmark.scores import Results, spearman
-from flsv.benchmark.summary import costs, coverage, summarize
+from flsv.benchmark.summary import by_set, costs, coverage, summarize
 from flsv.errors import ConfigurationError
 from flsv.metrics import ContributionMetric
 
@@ -235,6 +235,12 @@ def test_what_is_known_is_not_run_again_and_absence_is_no_corruption(tmp_path: P
     assert min(each.seconds for each in cost.values()) > 0
     assert costs(mine, entries, tmp_path / "costs.csv").keys() == cost.keys()
     summary = summarize(results, known, entries)
+    table = by_set(results, known, entries, cost).set_index("metric")
+    assert table["rank_correlation"].to_dict() == pytest.approx(summary["all"].to_dict(), nan_ok=True)
+    assert table["misallocated"].to_dict() == pytest.approx(summary["error"].to_dict(), nan_ok=True)
+    best, following = table.index[:2]
+    assert table["lead"][best] == pytest.approx(summary["all"][best] - summary["all"][following])
+    assert table["ms_a_round"]["fedsv"] == pytest.approx(1000 * cost["fedsv"].seconds)
     values = results.values["small", "base", 0, "fedsv"], results.values["small", "base", 1, "fedsv"]
     truth = known["small"][1].mean
     scores = [spearman(v, truth) for v in values]

@@ -7,6 +7,7 @@ import inspect
 import re
 from pathlib import Path
 
+import docs_render
 import docs_site
 import pytest
 import torch
@@ -132,9 +133,10 @@ def test_a_metric_has_its_formula_shapes_example_and_what_it_is_not_for(name: st
     assert ".. math::" in text
     assert re.search(r"\[num_clients|\[n\]|a scalar", text)
     assert re.search(r"^When not to use it:\n    [A-Z]", text, flags=re.MULTILINE)
-    metric = docs_site.example_of(name)
+    kind = getattr(flsv.metrics, name)
+    metric = docs_render.example_of(kind)
     assert not torch.as_tensor(metric.compute()).isnan().all()
-    assert docs_site.picture(name).startswith(b"<?xml")
+    assert docs_render.picture(kind).startswith(b"<?xml")
 
 
 def test_the_index_by_question_has_every_metric_once() -> None:
@@ -183,7 +185,7 @@ def test_docstrings_become_markdown() -> None:
 
 def test_links_out_of_the_site_become_words() -> None:
     page = "[a](../../flsv/a.py), [b](../gpu.md#x), [c](https://example.org), [d](#here)"
-    assert docs_site.inside_docs(page, "results/x.md") == "a, [b](../gpu.md#x), [c](https://example.org), [d](#here)"
+    assert docs_render.inside_docs(page, "results/x.md") == "a, [b](../gpu.md#x), [c](https://example.org), [d](#here)"
 
 
 def test_every_metric_is_explained() -> None:

@@ -81,6 +81,11 @@ class CSVData(L.LightningDataModule):
         seed: int | None = None,
     ) -> None:
         super().__init__()
+        if test_path is not None and test_fraction:
+            raise ConfigurationError(
+                f"{type(self).__name__}(test_path={test_path!r}, test_fraction={test_fraction}): the test samples come "
+                "from the second file or from the first. Leave one of them out."
+            )
         self.path, self.test_path, self.root, self.group = path, test_path, root, group
         self.batch_size, self.delimiter, self.seed = batch_size, delimiter, seed
         self.val_fraction, self.test_fraction = val_fraction, test_fraction
@@ -136,6 +141,11 @@ class CSVData(L.LightningDataModule):
         free = order[~np.isin(order, stays)]
         test = int(self.test_fraction * samples + 0.5) if self.test_path is None else 0
         val = int(self.val_fraction * samples + 0.5)
+        for name, count in (("val_fraction", val), ("test_fraction", test)):
+            if getattr(self, name) and not count:
+                raise ConfigurationError(
+                    f"{type(self).__name__}({name}={getattr(self, name)}): none of {samples} rows. Raise it, or say 0."
+                )
         if test + val > len(free):
             raise ConfigurationError(
                 f"{type(self).__name__}: {test + val} of {samples} samples are to be held out, but one of each of the "

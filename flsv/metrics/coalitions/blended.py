@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flsv.functional.agreement import EPSILON, cosines
 from flsv.functional.gradients import gradient_agreement
 from flsv.functional.shapley import Utility
-from flsv.metrics.base import parameters_of
+from flsv.metrics.base import cosines_with_sum, parameters_of
 from flsv.metrics.coalitions.presets import DecayedShapley
 from flsv.round import ClientMatrix
 
@@ -104,9 +103,7 @@ class BlendedContribution(
         matrix = self._matrix(client_ids, client_updates)
         norms = matrix.norms()
         weights = torch.ones_like(norms) if aggregation_weights is None else aggregation_weights.to(norms)
-        aggregate = matrix.combine(weights / weights.sum() / (norms + EPSILON))
-        length = torch.linalg.vector_norm(aggregate, dtype=torch.float64)
-        cosine = cosines(matrix.dot(aggregate), norms, length)
+        cosine = cosines_with_sum(matrix, norms, weights)
         self.cosine = self.cosine.index_add(0, client_ids, cosine.to(self.cosine))
 
     def compute(self) -> Tensor:
