@@ -127,6 +127,8 @@ def test_a_test_file_is_encoded_by_the_training_rows(make):
         ({"batch_size": 0}, "of at least 1"),
         ({"val_fraction": 1.0}, r"in \[0, 1\)"),
         ({"val_fraction": 0.6, "test_fraction": 0.4}, "40 of 40 samples are to be held out"),
+        ({"val_fraction": 0.01}, r"val_fraction=0.01\): none of 40 rows"),
+        ({"test": ["A,30,f,plain,0.1,1"], "test_fraction": 0.1}, "from the second file or from the first"),
         ({"target": "dose"}, "40 different values in 40 rows, which are no classes"),
         ({"target": "sex", "task": "regression"}, "'sex' .target. is no finite number in 40 of 40 rows, such as 'f'"),
         ({"categorical": ["dose"], "max_categories": 20}, "'dose' has .* values, more than max_categories=20"),
