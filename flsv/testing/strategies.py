@@ -75,7 +75,9 @@ def sides_are_apart(case: fits.FitCase) -> None:
         return
     server, client = (case.taken(case.make()) for _ in range(2))
     sides = {name: partialmethod(_at_client, getattr(client, name)) for name in own}
-    server.__class__ = type(kind.__name__, (kind,), {**sides, "__module__": kind.__module__})
+    # With a name as of a local class, which command lines do not take for one of the same short name.
+    named = {"__module__": kind.__module__, "__qualname__": f"sides_are_apart.<locals>.{kind.__name__}"}
+    server.__class__ = type(kind.__name__, (kind,), {**sides, **named})
     apart = case.fit(case.make(**{case.role: server}))
     fits.expect_same(apart.results(), case.uninterrupted.results())
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from dealt_checks import dealt
+from jsonargparse._typehints import get_all_subclass_paths
 from own_cases import MORE, PersonalizerCase, SamplerCase
 from own_uploads import FilterCase, UploadCase
 
@@ -220,3 +221,11 @@ def test_all_parts_are_here(room: object) -> None:
     tables = (AGGREGATORS, PERSONALIZERS, SAMPLERS, ALGORITHMS, UPLOADS, FILTERS)
     known = {checks[0].case.name for table in tables for checks in table}
     assert set(room.__all__) <= known | BASES  # type: ignore[attr-defined]
+
+
+def test_a_part_that_was_checked_keeps_its_short_name_on_command_lines() -> None:
+    """Whose server's side is a class of its own while it is checked."""
+    (check,) = (each for each in checks_of(ClientAlgorithmCase(FedProx(0.1))) if "sides_are_apart" in str(each))
+    check()
+    paths = get_all_subclass_paths(algorithms.ClientAlgorithm)
+    assert [path for path in paths if path.endswith(".FedProx")] == ["flsv.clients.algorithms.FedProx"]

@@ -79,8 +79,8 @@ def test_every_seed_is_the_cells_and_one_that_no_file_says_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attacks = [{"class_path": "flsv.attacks.SignFlip", "init_args": {"fraction": 0.2, "seed": 0}}]
-    files = ("digits.yaml", "scenarios/shapleyfl_closed_set.yaml", "fedavgm.yaml")
-    cell = Cell("FedAvgM", "digits", 3, files, {"data.splits.max_samples": 400, "federation.uploads": attacks})
+    files = ("digits.yaml", "scenarios/shapleyfl_closed_set.yaml", "fedprox.yaml")
+    cell = Cell("FedProx", "digits", 3, files, {"data.splits.max_samples": 400, "federation.uploads": attacks})
     with built(cell, "data") as cli:
         data, loop = cli.datamodule, federated_loop(cli.trainer)
         random = (data.splits, data.partitioner, data.corruptions[0], loop.uploads[0])
