@@ -149,15 +149,16 @@ def difference(found: dict[str, Any], before: dict[str, Any]) -> float:
 
 def report(found: dict[str, Any], before: dict[str, Any], tolerance: float) -> int:
     """Print what differs; the exit status."""
-    off = {name: difference(found[name], before.get(name, {})) for name in found}
+    without = sorted(found.keys() - before.keys())
+    off = {name: difference(found[name], before[name]) for name in found if name in before}
     for name, much in off.items():
         if much > 0:
-            parts = [part for part in found[name] if found[name][part] != before.get(name, {}).get(part)]
+            parts = [part for part in found[name] if found[name][part] != before[name].get(part)]
             print(f"{'differs' if much > tolerance else 'near'}: {name}: by {much:.1g}: {', '.join(parts)}")
     bits, near = sum(each == 0 for each in off.values()), sum(0 < each <= tolerance for each in off.values())
-    print(f"{len(found)} configurations: {bits} the same to the bit, {near} within {tolerance:g}, ", end="")
-    print(f"{len(found) - bits - near} differ.")
-    return int(bits + near < len(found))
+    print(f"{len(off)} configurations: {bits} the same to the bit, {near} within {tolerance:g}, ", end="")
+    print(f"{len(off) - bits - near} differ. Without figures: {', '.join(without) or 'none'}.")
+    return int(bits + near < len(off))
 
 
 def main() -> int:

@@ -73,6 +73,7 @@ KINDS: dict[str, tuple[Command, Callable[[Path, Path], list[str]], Command | Non
     "one process": (fit(), fits_differ, None),
     "two ranks": (fit(*RANKS), fits_differ, None),
     "in-run values": (fit("--config", "in_run_shapley"), fits_differ, None),
+    "shadow coalitions": (fit("--config", "shadow"), fits_differ, None),
     "vmap": (fit("--federation.engine", "vmap"), fits_differ, None),
     "retrain": (lambda f: ["retrain", str(next(f.rglob("run.json")).parent), *RETRAIN], tables_differ, fit()),
     "repeat": (lambda f: ["repeat", "3", *SHORT, *DEALT, "--out", str(f / "repeat")], tables_differ, None),
