@@ -140,3 +140,48 @@ class Duplicates(Corruption):
         source = order.clone()
         source[order] = order[torch.arange(len(x)) % own]
         return x[source], y[source]
+
+
+class LostInputs(Corruption):
+    """Clients who lack a part of the inputs: the last columns of a table, the end of a picture; they are 0.
+
+    Args:
+        share: of the inputs that is lost, above 0 and below 1.
+        clients: whom it concerns, see :class:`flsv.data.ClientChoice`.
+
+    Example:
+        >>> LostInputs(0.5)(torch.ones(1, 2, 2), torch.zeros(1), num_classes=2, generator=torch.Generator())[0]
+        tensor([[[1., 1.],
+                 [0., 0.]]])
+    """
+
+    needs_classes = False
+
+    def __init__(self, share: Annotated[float, Gt(0), Lt(1)] = 0.5, clients: list[int] | None = None) -> None:
+        super().__init__(clients)
+        self.share = share
+
+    def corrupt(self, x: Tensor, y: Tensor, num_classes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        kept = x.flatten(1).clone()
+        kept[:, round(kept.shape[1] * (1 - self.share)) :] = 0
+        return kept.view_as(x), y
+
+
+class TurnedInputs(Corruption):
+    """Clients whose inputs come in the opposite order: a sensor that was built in upside down.
+
+    Args:
+        clients: whom it concerns, see :class:`flsv.data.ClientChoice`.
+
+    Example:
+        >>> TurnedInputs()(torch.arange(3.0)[None], torch.zeros(1), num_classes=2, generator=torch.Generator())[0]
+        tensor([[2., 1., 0.]])
+    """
+
+    needs_classes = False
+
+    def __init__(self, clients: list[int] | None = None) -> None:
+        super().__init__(clients)
+
+    def corrupt(self, x: Tensor, y: Tensor, num_classes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        return x.flatten(1).flip(1).view_as(x), y
