@@ -97,18 +97,17 @@ class ParameterSpace:
         everything = dict(_float_state(module))
         _check_values(everything)
         self._floating = frozenset(everything)
-        matching = {n for n in everything if any(fnmatchcase(n, pattern) for pattern in private)}
+        matching = _matching(everything, private)
         self.private_names = tuple(n for n, _ in named_state(module) if n in matching or n in kept)
         self.constant_names = tuple(n for n in everything if n in constant and n not in matching)
         self._private, self._constant = frozenset(self.private_names), frozenset(self.constant_names)
-        rest = {n: t for n, t in everything.items() if n not in self._private and n not in self._constant}
+        rest = {n: t for n, t in everything.items() if n not in self._private | self._constant}
         self.left_names = tuple(n for n, t in rest.items() if not t.requires_grad and not t.isfinite().all())
         self._apart = self._private.union(self._constant, self.left_names)
-        tensors = {name: tensor for name, tensor in everything.items() if name not in self._apart}
+        tensors = {name: tensor for name, tensor in rest.items() if name not in self.left_names}
         if self._apart and not tensors:
             raise ConfigurationError(f"private={list(private)} leaves nothing of the module to share.")
-        if complexes := [name for name, tensor in tensors.items() if tensor.is_complex()]:
-            raise ConfigurationError(f"{listed(complexes, show=repr)} is complex: only real numbers can be averaged.")
+        _check_real(tensors)
         self.names = tuple(tensors)
         self.shapes = tuple(tensor.shape for tensor in tensors.values())
         self._sizes = [tensor.numel() for tensor in tensors.values()]
@@ -276,6 +275,15 @@ def _check_values(state: Mapping[str, Tensor]) -> None:
         )
 
 
+def _matching(names: Collection[str], patterns: Sequence[str]) -> set[str]:
+    return {name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)}
+
+
+def _check_real(tensors: Mapping[str, Tensor]) -> None:
+    if complexes := [name for name, tensor in tensors.items() if tensor.is_complex()]:
+        raise ConfigurationError(f"{listed(complexes, show=repr)} is complex: only real numbers can be averaged.")
+
+
 def _default_head(module: nn.Module) -> str | None:
     names = {id(layer): name for name, layer in module.named_modules()}
     for layer in module.modules():
@@ -306,22 +314,25 @@ def plain_tensors(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tens
 def plain_state(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Any]]:
     """:func:`plain_tensors`, tuples of such tensors (an LSTM's state) and of such tuples, and None: a tensor may take
     its place."""
-    known: set[int] | None = None
+    found = list(_plain_attributes(module))
+    own_tensors = (*module.parameters(), *module.buffers()) if any(tensors for *_, tensors in found) else ()
+    known = {_memory(tensor) for tensor in own_tensors}
+    for name, layer, attribute, value, tensors in found:
+        if not any(_memory(tensor) in known for tensor in tensors):
+            yield name, layer, attribute, value
+
+
+def _plain_attributes(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Any, list[Tensor]]]:
+    """Of every layer but torchmetrics' and what is in these: attributes without a gradient, and their tensors."""
     skipped: set[int] = set()
     for prefix, layer in module.named_modules():
         if id(layer) in skipped or isinstance(layer, Metric):
             skipped.update(map(id, layer.children()))
             continue
-        for own, value in vars(layer).items():
-            if own in _LIGHTNINGS or not (value is None or isinstance(value, Tensor) or type(value) is tuple):
-                continue
-            tensors = leaves(value)
-            if tensors is None or any(tensor.requires_grad for tensor in tensors):
-                continue
-            if tensors and known is None:
-                known = {_memory(tensor) for tensor in (*module.parameters(), *module.buffers())}
-            if known is None or not any(_memory(tensor) in known for tensor in tensors):
-                yield f"{prefix}.{own}" if prefix else own, layer, own, value
+        for attribute, value in vars(layer).items():
+            tensors = None if attribute in _LIGHTNINGS else leaves(value)
+            if tensors is not None and not any(tensor.requires_grad for tensor in tensors):
+                yield f"{prefix}.{attribute}" if prefix else attribute, layer, attribute, value, tensors
 
 
 def leaves(value: Any) -> list[Tensor] | None:
