@@ -71,8 +71,13 @@ def algorithm_name(strategies: Mapping[str, Strategy]) -> str:
         'Standalone'
         >>> algorithm_name({"aggregator": ShapFedWA("cssv")}), algorithm_name({"aggregator": FedAvg()})
         ('ShapFedWA', 'FedAvg')
+        >>> from flsv.loop.shadow import ShadowTraining
+        >>> algorithm_name({"client_algorithm": ShadowTraining()})
+        'FedAvg'
     """
-    names = {role: type(strategy).__name__ for role, strategy in strategies.items()}
+    # A metric may train beside an algorithm, which it then holds.
+    own = {role: getattr(strategy, "algorithm", strategy) for role, strategy in strategies.items()}
+    names = {role: type(strategy).__name__ for role, strategy in own.items() if strategy is not None}
     parts = [names[role] for role in ("personalizer", "client_algorithm") if role in names]
     if names.get("aggregator", "FedAvg") != "FedAvg" or not parts:
         parts.append(names.get("aggregator", "FedAvg"))
