@@ -1,13 +1,12 @@
 """One federation by every engine: are the numbers the same, and what do a round and a process cost?
 
     python tools/bench_engines.py [--case softmax mlp lenet resnet18] [--rounds 5] [--repeats 3]
-                                  [--engines plain sequential vmap ranks remote]
+                                  [--engines plain sequential vmap ranks]
     python tools/bench_engines.py --flower [--rounds 6]
 
 Every engine runs turn by turn in processes of its own with one torch thread: ``plain``, a PyTorch loop over the clients
 that gathers each shuffled batch, the leanest there is; ``sequential``; ``vmap``, all clients at once; ``ranks``, two
-processes; ``remote``, sites that train by themselves (each with a Trainer and a data module of its own) behind packets
-that go through JSON and copies, without a network. Prints the least seconds of a round, by the clock and of the busiest
+processes. Prints the least seconds of a round, by the clock and of the busiest
 processor, and their ratios to ``plain`` and ``sequential``, the largest memory of a process, and how far weights and
 class-specific Shapley values are from the sequential ones. Images are random blobs, one per class.
 
@@ -35,12 +34,11 @@ import lightning as L
 import torch
 from common import TimedLoop, be_quiet, grid
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
 from flsv import ClassifierClient, FederatedDataModule, Reporting
 from flsv.aggregation import ShapFedWA
 from flsv.data import GroupPartitioner, Splits
-from flsv.engines.remote import Directory, RemoteData, RemoteFederation, Site, agreement
 from flsv.engines.vmap import VmapProcess
 from flsv.metrics import ClassSpecificShapley
 from flsv.models import LeNet5
@@ -53,7 +51,7 @@ CASES: dict[str, tuple[int, int, tuple[int, ...]]] = {
     "lenet": (10, 600, (1, 28, 28)),
     "resnet18": (4, 64, (3, 32, 32)),
 }
-ENGINES = ("plain", "sequential", "vmap", "ranks", "remote")
+ENGINES = ("plain", "sequential", "vmap", "ranks")
 
 
 def images(case: str) -> tuple[Tensor, Tensor]:
@@ -86,30 +84,6 @@ def make_module(case: str) -> ClassifierClient:
 def make_loop(**options: Any) -> TimedLoop:
     metrics = {"cssv": ClassSpecificShapley()}
     return TimedLoop(ShapFedWA("cssv"), metrics=metrics, seed=0, reporting=Reporting(table=False), **options)
-
-
-class SiteData(L.LightningDataModule):
-    def __init__(self, case: str, client: int) -> None:
-        super().__init__()
-        size = CASES[case][1]
-        self.data = TensorDataset(*(part[client * size : (client + 1) * size] for part in images(case)))
-
-    def train_dataloader(self) -> DataLoader:
-        return DataLoader(self.data, batch_size=BATCH, shuffle=True)
-
-
-class Wire:
-    """Sites in this process, behind packets."""
-
-    def __init__(self, sites: list[Site]) -> None:
-        self.sites = sites
-
-    def present(self) -> dict[int, str]:
-        return {i: f"site {i}" for i in range(len(self.sites))}
-
-    def exchange(self, packets: Any, seconds: float) -> Any:
-        for address, packet in packets.items():
-            yield address, self.sites[address].answer(packet)
 
 
 def plain(case: str, rounds: int) -> list[tuple[float, float]]:
@@ -154,14 +128,6 @@ def run(engine: str, case: str, rounds: int, out: Path) -> None:
         loop = make_loop(engine=more.get(engine, "sequential"))
         if engine == "ranks":
             options |= {"strategy": "federated", "devices": 2}
-        if engine == "remote":
-            names, folder = [f"site {i}" for i in range(clients)], out.parent / "sites"
-            make = partial(make_module, case)
-            sites = [Site(make, partial(SiteData, case, i), make_loop, folder / n) for i, n in enumerate(names)]
-            directory = Directory(Wire(sites), names, agreement(module, loop), folder / "book.json")
-            directory.gather()
-            data = RemoteData(names, [directory.sizes[i] for i in range(clients)], 10)
-            loop = make_loop(engine=partial(RemoteFederation, directory))
         trainer = L.Trainer(max_epochs=rounds, callbacks=[loop], num_sanity_val_steps=0, **options)
         trainer.fit(module, data)
         found |= {"rounds": list(zip(loop.wall, loop.processor))}
@@ -230,7 +196,7 @@ def flower(resident: bool, rounds: int) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", nargs="+", choices=list(CASES), default=list(CASES))
-    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES[:-1]))
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--flower", action="store_true", help="rounds of real SuperNodes instead")

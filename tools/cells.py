@@ -47,10 +47,6 @@ Measured = dict[str, Any]  # what JSON can hold
 Results = dict[tuple[str, str, int], Measured]  # by row, column and seed
 
 
-class CellsFailed(RuntimeError):
-    """Some cells failed; the others are kept."""
-
-
 @dataclass(frozen=True)
 class Cell:
     """One run of a table.
@@ -187,32 +183,23 @@ def version(cell: Cell) -> str:
 
 
 class Kept:
-    """The finished cells in a file of JSON lines.
+    """The finished cells in a file of JSON lines; it need not exist."""
 
-    Args:
-        path: of the file; it need not exist.
-        any_version: lines of other versions of the sources count too, the last one of a command.
-    """
-
-    def __init__(self, path: Path, any_version: bool = False) -> None:
-        self.path, self.any_version = path, any_version
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self._lines: dict[tuple[str, str], Measured] = {}
         for text in path.read_text().splitlines() if path.exists() else ():
             try:
                 line = json.loads(text)
             except json.JSONDecodeError:
                 continue  # the line that was being written when the table was killed
-            self._lines[line["command"], "" if any_version else line["version"]] = line["result"]
-
-    def _key(self, cell: Cell) -> tuple[str, str]:
-        return cell.command, "" if self.any_version else version(cell)
+            self._lines[line["command"], line["version"]] = line["result"]
 
     def find(self, cell: Cell) -> Measured | None:
-        return self._lines.get(self._key(cell))
+        return self._lines.get((cell.command, version(cell)))
 
     def keep(self, cell: Cell, result: Measured) -> None:
         """Append a line."""
-        self._lines[self._key(cell)] = result
         line = {"row": cell.row, "column": cell.column, "seed": cell.seed, "command": cell.command}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         cut = self.path.exists() and self.path.read_bytes()[-1:] not in (b"", b"\n")
@@ -225,7 +212,7 @@ def finish(cells: Sequence[Cell], kept: Kept, root: str, workers: int = 2) -> Re
 
     Raises:
         ValueError: two cells have one row, column and seed.
-        CellsFailed: some cannot be run; all others have been.
+        RuntimeError: some cells failed; all others are kept.
     """
     if len({cell.key for cell in cells}) < len(cells):
         raise ValueError("two cells of the table have the same row, column and seed.")
@@ -246,7 +233,7 @@ def finish(cells: Sequence[Cell], kept: Kept, root: str, workers: int = 2) -> Re
             kept.keep(cell, results[cell.key])
             print(f"{done}/{len(missing)} {name}: {time.perf_counter() - start:.0f} s", flush=True)
     if failed:
-        raise CellsFailed(f"{len(failed)} of {len(cells)} cells failed, the first:\n{failed[0]}")
+        raise RuntimeError(f"{len(failed)} of {len(cells)} cells failed, the first:\n{failed[0]}")
     return results
 
 

@@ -1,11 +1,12 @@
 """What a client gains that cheats: its share of the payment with and without it, in the same run of the same seed.
 
-    python tools/cheating.py                                        the page's table, its CSV and figures
+    python tools/cheating.py                                        the page's table and its CSV
     python tools/cheating.py --federations digits_sizes --seeds 1 --rounds 2 --cheats sybils scaling
 
 One client cheats at a time. Every run is done without safeguards and with them: ``OutlierFilter``, ``NormCap(1.25)``,
-``SampleCap(1.25)`` and ``CopyFilter``, whose copies and echoes are paid nothing. Trials are kept in ``--kept``: what
-was stopped goes on. Prints what stands in docs/results/cheating.md; every gain goes to ``--out``.
+``SampleCap(1.25)`` and ``CopyFilter``, whose copies and echoes are paid nothing. Runs are kept in ``--kept``: what was
+stopped goes on. Every gain goes to ``--out``: in points of the payment, the mean over trials and half its 90 % interval
+by Student's t.
 
 One client that is several is the Sybil attack (Douceur, IPTPS 2002). That copies inflate Shapley values of data, too:
 Han et al., "Replication-Robust Payoff-Allocation for Machine Learning Data Markets", arXiv:2006.14583.
@@ -15,25 +16,24 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lightning as L
-import numpy as np
+import pandas as pd
 import torch
 from common import grid
 from torch import Tensor
 
 from flsv import FederatedLoop, Reporting
 from flsv.attacks import Alignment, FalseReports, FreeRider, HeadAlignment, InnerProductManipulation, Scaling
-from flsv.benchmark import Federation, federation, truth_table
+from flsv.benchmark import Federation, federation
 from flsv.benchmark.federation import QUIET, quiet
-from flsv.benchmark.registry import Entry, entry
-from flsv.benchmark.scores import shares, spearman
-from flsv.csv_files import save_csv
+from flsv.benchmark.registry import entry
+from flsv.benchmark.scores import shares
 from flsv.data import Partitioner
 from flsv.filters import CopyFilter, NormCap, OutlierFilter, SampleCap
 from flsv.report.repeated import mean_half_width
@@ -104,24 +104,21 @@ METRICS += ("fedsv_samples", "permutation_24", "banzhaf", "decayed_sum")
 ASKING = ("flsv.metrics.ContributionEstimation", "flsv.metrics.ContributionEstimation(cap=1.25)")
 FEDERATIONS = ("digits_duplicates", "mnist_dirichlet", "fashion_label_noise")
 GUARDS = ("none", "all")
-COLUMNS = ("metric", "safeguards", "cheat", "honest_percent", "gain", "half_width", "trials", "named", "others_named")
 
 
 @dataclass(frozen=True)
 class Run:
-    """What one fit came to, by metric: shares of the payment, of who is named as a copy or an echo 0, and the rank
-    correlation with the benchmark's truth, of honest runs; who is named; the model's accuracy."""
+    """What one fit came to: shares of the payment by metric, of who is named as a copy or an echo 0; who is named; the
+    model's accuracy."""
 
     shares: dict[str, list[float]]
-    ranks: dict[str, float]
     named: list[int]
     accuracy: float
 
 
-def fit(
-    where: Federation, entries: Mapping[str, Entry], seed: int, guard: str, attacks: Sequence[Any], truth: Tensor | None
-) -> Run:
-    """One fit of a federation, with these metrics in it; ``truth`` is what honest values are ranked against."""
+def fit(where: Federation, names: Sequence[str], seed: int, guard: str, attacks: Sequence[Any]) -> Run:
+    """One fit of a federation, with these metrics in it."""
+    entries = dict(map(entry, names))
     metrics = {f"metric_{place}": each.build(where) for place, each in enumerate(entries.values())}
     copies = CopyFilter()
     loop = FederatedLoop(
@@ -136,14 +133,13 @@ def fit(
         trainer, module, data = where.trainer(loop), where.module(), where.datamodule()
         trainer.fit(module, data)
         judged = L.Trainer(accelerator="cpu", devices=1, **QUIET).validate(module, data, verbose=False)  # type: ignore[arg-type]
-    named, found, ranks = sorted(client for group in copies.groups for client in group), {}, {}
+    named = sorted(client for group in copies.groups for client in group)
+    found = {}
     for name, key in zip(entries, metrics):
         values = loop.board.contributions[key].detach().cpu().double()
-        if truth is not None:
-            ranks[name] = spearman(values, truth)
         values[named] = float("nan")
         found[name] = shares(values).tolist()
-    return Run(found, ranks, named, float(judged[0]["val_accuracy"]))
+    return Run(found, named, float(judged[0]["val_accuracy"]))
 
 
 def cheated(honest: Federation, cheat: str, client: int) -> tuple[Federation, list[Any]]:
@@ -156,13 +152,13 @@ def cheated(honest: Federation, cheat: str, client: int) -> tuple[Federation, li
     return replace(honest, data={**honest.data, "partitioner": dealt}), []
 
 
-class Trials:
-    """Runs by what they are of, each done once."""
+class Runs:
+    """Runs by what they are of, each done once and kept in a file of JSON lines."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
-        self.path, self.runs, self.rounds, self.seeds = options.kept, {}, options.rounds, range(options.seeds)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        for line in self.path.read_text().splitlines() if self.path.is_file() else ():
+    def __init__(self, path: Path, rounds: int | None) -> None:
+        self.path, self.rounds, self.runs = path, rounds, dict[str, Run]()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for line in path.read_text().splitlines() if path.is_file() else ():
             key, run = json.loads(line)
             self.runs[key] = Run(**run)
 
@@ -170,90 +166,65 @@ class Trials:
         """The run of a federation; ``cheat`` None: nobody cheats. Client ``seed`` is the one that does."""
         key = f"{name} {self.rounds} {seed} {guard} {cheat} {' '.join(metrics)}"
         if key not in self.runs:
-            honest = federation(name)
-            honest = replace(honest, rounds=self.rounds or honest.rounds)
-            honest = honest.with_client_validation if metrics is ASKING else honest
-            client = seed % len(honest.num_samples)
-            where, attacks = (honest, []) if cheat is None else cheated(honest, cheat, client)
-            judged = cheat is None and metrics is METRICS and self.rounds is None
-            truth = truth_table(honest).mean if judged else None
-            self.runs[key] = fit(where, dict(map(entry, metrics)), seed, guard, attacks, truth)
+            where, attacks = federation(name), list[Any]()
+            where = replace(where, rounds=self.rounds or where.rounds)
+            where = where.with_client_validation if metrics is ASKING else where
+            if cheat is not None:
+                where, attacks = cheated(where, cheat, seed % len(where.num_samples))
+            self.runs[key] = fit(where, metrics, seed, guard, attacks)
             with self.path.open("a") as file:
                 file.write(json.dumps([key, asdict(self.runs[key])]) + "\n")
             print(f"{name}, seed {seed}, {cheat or 'honest'}, safeguards: {guard}", flush=True)
         return self.runs[key]
 
-    def of(self, names: Sequence[str], metrics: Sequence[str], guard: str, cheat: str) -> list[Trial]:
-        """Of every federation and seed."""
-        return [
-            Trial(self(name, metrics, seed, guard, None), self(name, metrics, seed, guard, cheat), seed, cheat)
-            for name in names
-            for seed in self.seeds
-        ]
+
+def paid(cheat: str, seed: int, honest: Run, run: Run) -> set[int]:
+    """Who is paid for the cheat: the client, the one that it cheats with, and all after the honest ones."""
+    clients, now = (len(next(iter(each.shares.values()))) for each in (honest, run))
+    me = seed % clients
+    beside = {(me + 1) % clients} if CHEATS[cheat].pair else set()
+    return {me, *beside, *range(clients, now)}
 
 
-@dataclass(frozen=True)
-class Trial:
-    """One client that cheats in one run, beside the same run in which nobody does."""
-
-    honest: Run
-    cheated: Run
-    seed: int
-    cheat: str
-
-    def they(self, run: Run) -> set[int]:
-        """Who is paid for the cheat: the client, the one that it cheats with, and all after the honest ones."""
-        clients = len(next(iter(self.honest.shares.values())))
-        me = self.seed % clients
-        beside = {(me + 1) % clients} if CHEATS[self.cheat].pair else set()
-        return {me, *beside, *range(clients, len(next(iter(run.shares.values()))))}
-
-    def share(self, run: Run, metric: str) -> float:
-        """What they are paid, %."""
-        return 100 * sum(run.shares[metric][client] for client in self.they(run))
+def part(run: Run, metric: str, they: set[int]) -> float:
+    """Their share of the payment."""
+    return sum(share for client, share in enumerate(run.shares[metric]) if client in they)
 
 
-@dataclass(frozen=True)
-class Gain:
-    """Over trials, in points of the payment: the honest share, the mean gain, and half of its 90 % interval."""
-
-    honest: float
-    points: float
-    half: float
-
-    def __str__(self) -> str:
-        return f"{self.points:+.1f}" + (f" ± {self.half:.1f}" if self.half == self.half else "")
-
-
-def gain(trials: Sequence[Trial], metric: str) -> Gain:
-    """By Student's t over paired differences."""
-    before = np.array([each.share(each.honest, metric) for each in trials])
-    points = np.array([each.share(each.cheated, metric) for each in trials]) - before
-    half = mean_half_width(float(points.std(ddof=min(1, len(points) - 1))), len(points))
-    return Gain(float(before.mean()), float(points.mean()), half)
-
-
-Gains = Mapping[tuple[str, str, str], Gain]
-"""By metric, safeguards and cheat."""
-
-
-def best(gains: Gains, metric: str, guard: str) -> str:
-    mine = {cheat: each.points for (name, g, cheat), each in gains.items() if (name, g) == (metric, guard)}
-    return max(mine, key=lambda cheat: mine[cheat])
-
-
-def page_table(gains: Gains) -> str:
-    """A row a metric, the most gamed first."""
+def gains(cheat: str, guard: str, trials: Sequence[tuple[int, Run, Run]]) -> list[dict[str, Any]]:
+    """A row per metric, of runs with and without the cheat, by the seeds."""
+    who = [paid(cheat, seed, honest, run) for seed, honest, run in trials]
+    more = {
+        "trials": len(trials),
+        "named": sum(bool(they & {*run.named}) for they, (_, _, run) in zip(who, trials)),
+        "others_named": sum(len({*run.named} - they) for they, (_, _, run) in zip(who, trials)),
+        "honest_accuracy": sum(honest.accuracy for _, honest, _ in trials) / len(trials),
+        "accuracy_lost": sum(honest.accuracy - run.accuracy for _, honest, run in trials) / len(trials),
+    }
     rows = []
-    for metric in dict.fromkeys(name for name, guard, _ in gains if guard == "all"):
-        first, last = best(gains, metric, "none"), best(gains, metric, "all")
-        free, same, left = gains[metric, "none", first], gains[metric, "all", first], gains[metric, "all", last]
-        words = [f"`{metric.removeprefix('flsv.metrics.')}`", f"{free.honest:.1f}", first.replace("_", " "), str(free)]
-        rest = f"{100 * left.points / free.points:.0f} %" if free.points > 0 else "-"
-        words += [str(same), f"{last.replace('_', ' ')} {left}", rest]
-        rows.append((free.points, words))
+    for metric in trials[0][1].shares:
+        before = 100 * pd.Series([part(honest, metric, they) for they, (_, honest, _) in zip(who, trials)])
+        after = 100 * pd.Series([part(run, metric, they) for they, (_, _, run) in zip(who, trials)])
+        points = after - before
+        half = mean_half_width(points.std(), len(points))
+        numbers = {"honest_percent": before.mean(), "gain": points.mean(), "half_width": half}
+        rows.append({"metric": metric, "safeguards": guard, "cheat": cheat, **numbers, **more})
+    return rows
+
+
+def page_table(found: pd.DataFrame) -> str:
+    """A row a metric, the most gamed first: its best cheats without and with safeguards."""
+    by = found.set_index(["metric", "safeguards", "cheat"]).sort_index()
+    rows = []
+    for metric in found.query("safeguards == 'all'")["metric"].unique():
+        free, guarded = by.loc[metric, "none"], by.loc[metric, "all"]
+        first, last = free["gain"].idxmax(), guarded["gain"].idxmax()
+        shown = [f"{each['gain']:+.1f} ± {each['half_width']:.1f}" for each in (free.loc[first], guarded.loc[first])]
+        left = 100 * guarded["gain"].max() / free["gain"].max()
+        best = f"{last} {guarded['gain'].max():+.1f}"
+        rows.append([f"`{metric}`", f"{free.loc[first, 'honest_percent']:.1f}", first, *shown, best, f"{left:.0f} %"])
     head = ["metric", "honest share, %", "best cheat", "gain", "with safeguards", "best with safeguards", "left"]
-    return grid([head, *(words for _, words in sorted(rows, key=lambda row: -row[0]))])
+    return grid([head, *sorted(rows, key=lambda row: -float(row[3].split()[0]))])
 
 
 def main() -> None:
@@ -263,37 +234,22 @@ def main() -> None:
     parser.add_argument("--cheats", nargs="+", default=[*CHEATS], choices=CHEATS, metavar="CHEAT", help=about)
     parser.add_argument("--seeds", type=int, default=3, help="runs of every federation; client SEED cheats in each")
     parser.add_argument("--rounds", type=int, help="of every run. Default: the federation's")
-    parser.add_argument("--kept", type=Path, default=Path("runs/cheating.jsonl"), help="trials that are done")
+    parser.add_argument("--kept", type=Path, default=Path("runs/cheating.jsonl"), help="runs that are done")
     parser.add_argument("--out", type=Path, default=Path("runs/cheating.csv"), help="all gains")
     options = parser.parse_args()
-    trials = Trials(options)
-    gains: dict[tuple[str, str, str], Gain] = {}
-    rows = [[*COLUMNS, "accuracy_lost"]]
-    honest: dict[str, dict[int, Run]] = {}
+    runs, rows = Runs(options.kept, options.rounds), list[dict[str, Any]]()
     for cheat in options.cheats:
         metrics = ASKING if cheat == "reports" else METRICS
-        for guard in GUARDS[:1] if metrics is ASKING else GUARDS:
-            found = trials.of(options.federations, metrics, guard, cheat)
-            named = sum(bool(each.they(each.cheated) & {*each.cheated.named}) for each in found)
-            others = sum(len({*each.cheated.named} - each.they(each.cheated)) for each in found)
-            lost = np.mean([each.honest.accuracy - each.cheated.accuracy for each in found])
-            for metric in found[0].honest.shares:
-                each = gains[metric, guard, cheat] = gain(found, metric)
-                numbers = [f"{number:.1f}" for number in (each.honest, each.points, each.half)]
-                rows.append([metric, guard, cheat, *numbers, str(len(found)), str(named), str(others), f"{lost:.3f}"])
-            if metrics is METRICS:
-                honest[guard] = {id(each.honest): each.honest for each in found}
-    save_csv(options.out, rows)
-    print(f"\n{page_table(gains)}\n")
-    for (metric, _, cheat), each in gains.items():
-        if cheat == "reports":
-            print(f"{metric}, {cheat}: {each}, honest {each.honest:.1f} %")
-    for guard, kept in honest.items():
-        runs = [*kept.values()]
-        ranks = ", ".join(f"{metric} {np.mean([run.ranks[metric] for run in runs]):.2f}" for metric in runs[0].ranks)
-        accuracy, named = np.mean([run.accuracy for run in runs]), sum(len(run.named) for run in runs)
-        print(f"Nobody cheats, safeguards {guard}: accuracy {accuracy:.3f}, {named} named; rank correlations {ranks}")
-    print(f"All gains: {options.out}")
+        for guard in ("none",) if metrics is ASKING else ("none", "all"):
+            trials = [
+                (seed, runs(name, metrics, seed, guard, None), runs(name, metrics, seed, guard, cheat))
+                for name in options.federations
+                for seed in range(options.seeds)
+            ]
+            rows += gains(cheat, guard, trials)
+    found = pd.DataFrame(rows)
+    found.round(3).to_csv(options.out, index=False)
+    print(f"\n{page_table(found)}\n\nAll gains: {options.out}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """How the site shows code: lessons, Python files with cells that are run when it is built; and metrics' pictures.
 
-    python tools/docs_render.py docs/notebooks/quickstart.py lesson.ipynb
-
 A cell begins with ``# %%``, one of text with ``# %% [markdown]``, as editors and jupytext know them. The site has each
 lesson as a page with what its cells print and draw, and as a notebook to download.
 """
@@ -20,13 +18,13 @@ import logging
 import os
 import posixpath
 import re
-import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 ROOT = Path(__file__).parents[1]
 LESSONS = sorted((ROOT / "docs" / "notebooks").glob("*.py"))
@@ -66,8 +64,7 @@ def run(path: Path) -> list[Cell]:
 
     matplotlib.use("Agg")
     found, scope = cells(path.read_text(encoding="utf-8")), {"__name__": "__notebook__"}
-    with _elsewhere(), _without_logs(), contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with _elsewhere():
         for number, cell in enumerate(found):
             if cell.is_code:
                 _run_cell(cell, f"<{path.name}, cell {number}>", scope)
@@ -99,26 +96,21 @@ def _run_cell(cell: Cell, name: str, scope: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def _without_logs() -> Iterator[None]:
-    """What Lightning says of devices and seeds."""
+def _elsewhere() -> Iterator[None]:
+    """In an empty folder, without warnings and what Lightning says of devices and seeds."""
     logging.disable(logging.WARNING)
     try:
-        yield
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            contextlib.chdir(folder),
+            mock.patch.dict(os.environ),
+            contextlib.redirect_stderr(io.StringIO()),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("ignore")
+            yield
     finally:
         logging.disable(logging.NOTSET)
-
-
-@contextlib.contextmanager
-def _elsewhere() -> Iterator[None]:
-    before, seed = Path.cwd(), os.environ.get("PL_GLOBAL_SEED")
-    with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)
-        try:
-            yield
-        finally:
-            os.chdir(before)
-            os.environ.pop("PL_GLOBAL_SEED", None)
-            os.environ |= {} if seed is None else {"PL_GLOBAL_SEED": seed}
 
 
 def page(path: Path, ran: list[Cell]) -> str:
@@ -197,7 +189,3 @@ def inside_docs(markdown: str, source: str) -> str:
         return match[1] if target.startswith("../") else match[0]
 
     return re.sub(r"\[([^\]]*)\]\(((?!\w+:|#)[^)\s]+)\)", kept, markdown)
-
-
-if __name__ == "__main__":
-    Path(sys.argv[2]).write_text(notebook(run(Path(sys.argv[1]))), encoding="utf-8")

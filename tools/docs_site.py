@@ -1,15 +1,14 @@
 """The pages of the site that follow from something else: algorithms, the reference, the lists of pages.
 
 As a hook of MkDocs (mkdocs.yml) it makes a page per algorithm out of ``docs/algorithms.yaml`` and ``configs/``, a page
-per package out of its ``__all__``, and the list of all public names. Nothing of that lies in the repository, so nothing
-of it can be out of date.
+per package out of its ``__all__``, and the list of all public names, by the templates of ``pages/``. Nothing of that
+lies in the repository, so nothing of it can be out of date.
 """
 
 from __future__ import annotations
 
 import ast
 import importlib
-import posixpath
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,12 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import docs_render
+import jinja2
 import yaml
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "configs"
 METRICS = "flsv.metrics"
 _QUESTION = re.compile(r"^- (.+?) \((\w+)\): (.+?)\.$", flags=re.MULTILINE | re.DOTALL)
+TEMPLATES = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).with_name("pages")), trim_blocks=True, lstrip_blocks=True
+)
 #: Data and what is no algorithm of its own.
 BASES = ("digits", "quickstart", "fashion_mnist", "cifar10_resnet34")
 #: Pages that commands of flsv write, where they have been run; they come before the other results.
@@ -84,6 +87,11 @@ class Algorithm:
     results: list[str] = field(default_factory=list)
 
 
+def rendered(template: str, **given: Any) -> str:
+    """A page; templates call the functions of this module, as ``site``."""
+    return TEMPLATES.get_template(template).render(site=globals(), **given).rstrip() + "\n"
+
+
 def algorithms() -> list[Algorithm]:
     """All entries, in their order."""
     return [Algorithm(**entry) for entry in yaml.safe_load((ROOT / "docs" / "algorithms.yaml").read_text())]
@@ -97,7 +105,9 @@ def parts(config: str) -> dict[str, list[str]]:
         node: Any = whole
         for key in path:
             node = node.get(key) if isinstance(node, dict) else None
-        named = [str(each) for each in _named(node)] if part != "share" else _shared(node)
+        named = list(_named(node))
+        if part == "share" and node is not None:
+            named = [str(each) for each in (node if isinstance(node, list) else [node])]
         if named:
             found[part] = named
     return found
@@ -120,10 +130,6 @@ def _homes() -> dict[str, str]:
     return {name: f"{package}.{name}" for package in reversed(PACKAGES) for name in public_names(package)}
 
 
-def _shared(node: Any) -> list[str]:
-    return [] if node is None else [str(each) for each in (node if isinstance(node, list) else [node])]
-
-
 def about(config: str) -> str:
     """The text at the top of a configuration, without the commands."""
     lines = []
@@ -139,92 +145,33 @@ def about(config: str) -> str:
 
 
 def algorithm_page(each: Algorithm) -> str:
-    """One algorithm: what it is, its parts, its configuration, its paper and results."""
-    out = [f"# {each.title}\n", f"*{', '.join(each.papers)}*\n"]
-    out += [f"It gives {each.gives}.\n"] + ([f"It needs {each.needs}.\n"] if each.needs else [])
-    out.append(f"**When not to use it:** {each.not_for}.\n")
-    for config in each.configs:
-        if len(each.configs) > 1:
-            out.append(f"## `{config}`\n")
-        out.append(about(config) + "\n")
-        named = parts(config)
-        rows = [(part, value) for part, values in named.items() for value in values]
-        if rows:
-            out.append("| part | |\n|---|---|")
-            out += [f"| {part} | {_linked(value, part)} |" for part, value in rows]
-            out.append("")
-        out.append(f'```yaml title="{config}.yaml"\n{_body(config)}\n```\n')
-        command = "value" if config == "value" else "fit"
-        out.append(f"```bash\nflsv {command} --config digits --config {config}\n```\n")
-    out += _described(each)
-    if each.results:
-        links = ", ".join(f"[{_title(name)}](../results/{name}.md)" for name in each.results)
-        out.append(f"Results: {links}.\n")
-    return "\n".join(out)
+    """One algorithm: what it is, its parts, its configuration, its paper and results; the docstrings of its parts, with
+    their formulas, shapes and examples; of metrics also what the example draws."""
+    named = {config: parts(config) for config in each.configs}
+    own = [path for of in named.values() for part in of for path in of[part] if part in _OF_ITS_OWN]
+    shown = dict.fromkeys(own)
+    return rendered("algorithm.md", each=each, parts=named, shown=shown, metrics=metrics())
 
 
-def _described(each: Algorithm) -> list[str]:
-    """The docstrings of its parts, with their formulas, shapes and examples; of metrics also what the example draws."""
-    named = [
-        value
-        for config in each.configs
-        for part, values in parts(config).items()
-        if part in _OF_ITS_OWN
-        for value in values
-    ]
-    pictured = metrics()
-    quiet = "{show_root_heading: false, show_root_toc_entry: false, members: false, skip_local_inventory: true}"
-    out = []
-    for path in dict.fromkeys(named):
-        name = path.rpartition(".")[2]
-        out.append(f"## `{name}`\n\n::: {path}\n    options: {quiet}\n")
-        if name in pictured:
-            out.append(drawn(name, "../reference/metrics/") + "\n")
-    return out
-
-
-def _body(config: str) -> str:
+def body(config: str) -> str:
+    """A configuration without its comments."""
     text = (CONFIGS / f"{config}.yaml").read_text()
     return "\n".join(line for line in text.splitlines() if not line.startswith("#")).strip()
 
 
-def _linked(value: str, part: str) -> str:
-    if part == "share":
-        return f"`{value}`"
-    return f'<autoref identifier="{value}" optional><code>{value}</code></autoref>'
+def reference(path: str, name: str) -> str:
+    """A link to where it is described, if it is."""
+    return f'<autoref identifier="{path}" optional><code>{name}</code></autoref>'
 
 
-def _title(name: str) -> str:
+def title(name: str) -> str:
+    """Of a page of results."""
     return (ROOT / "docs" / "results" / f"{name}.md").read_text().split("\n", 1)[0].removeprefix("# ")
 
 
 def page_of(each: Algorithm) -> str:
     """Its address on the site."""
     return f"algorithms/{each.configs[0]}.md"
-
-
-def algorithms_index() -> str:
-    """The table of all, with links to the pages."""
-    rows = []
-    for each in algorithms():
-        name = f"[{each.title}]({posixpath.basename(page_of(each))})"
-        configs = ", ".join(f"`{config}`" for config in each.configs)
-        rows.append(f"| {name} | {', '.join(each.papers)} | {configs} | {each.needs} | {each.gives} |")
-    return "\n".join(
-        [
-            "# Algorithms\n",
-            "An algorithm is a combination of small parts, so it is a configuration file. Every one composes with any",
-            "data: `flsv fit --config digits --config NAME`. What is not among them is put together in the same",
-            "way: [an algorithm of your own](../howto/own_algorithm.md).\n",
-            "`scenarios/...` holds the papers' partitions, corruptions and attacks, `natural/...` federations whose",
-            "clients are given by the data, and `scenarios/private` clips and blurs what clients upload and stops at a",
-            "budget of epsilon (`pip install 'flsv[privacy]'`). `flsv compare --base digits --config shapfed`",
-            "shows what each client gained over training alone.\n",
-            "| algorithm | paper | `--config` | it needs | it gives |\n|---|---|---|---|---|",
-            *rows,
-            "",
-        ]
-    )
 
 
 def public_names(package: str) -> list[str]:
@@ -261,12 +208,8 @@ def metric_address(name: str) -> str:
 
 def metric_page(name: str) -> str:
     """One metric."""
-    asked = next(question for question, names in questions().items() if name in names)
-    return (
-        f"# {name}\n\n*{asked}? The other metrics are in [the index](../{METRICS}.md).*\n\n"
-        f"::: {METRICS}.{name}\n    options: {{show_root_heading: true, heading_level: 2}}\n\n"
-        f"## What its example draws\n\n{drawn(name)}\n"
-    )
+    question = next(question for question, names in questions().items() if name in names)
+    return rendered("metric.md", name=name, question=question)
 
 
 def drawn(name: str, folder: str = "") -> str:
@@ -274,55 +217,22 @@ def drawn(name: str, folder: str = "") -> str:
     return f"![metric.plot() after the example of {name}]({folder}{name}.svg)"
 
 
-def index_page(names: list[str]) -> str:
-    """All metrics by question, and whatever else the package exports."""
-    asked = questions()
-    lines = [f"# `{METRICS}`\n", "Contribution metrics, by the question that they answer. Which to take is in"]
-    lines += ["[what each metric means](../explanation/metrics.md).\n", "| question | metrics |\n|---|---|"]
-    for question, answers in asked.items():
-        links = ", ".join(f"[{name}](metrics/{name}.md)" for name in answers)
-        lines.append(f"| {question}? | {links} |")
-    rest = [name for name in names if name not in {name for answers in asked.values() for name in answers}]
-    return "\n".join(lines) + "\n\n" + "\n\n".join(f"::: {METRICS}.{name}" for name in rest) + "\n"
-
-
 # ---- the reference
 
 
 def reference_page(package: str) -> str:
-    """Everything that a package exports; of metrics an index."""
-    if package == METRICS:
-        return index_page(public_names(package))
-    names = "\n\n".join(f"::: {package}.{name}" for name in public_names(package))
-    return f"# `{package}`\n\n{PACKAGES[package]}.\n\n{names}\n"
-
-
-def api_page() -> str:
-    """All public names, by package, with links to the reference."""
-    rows = []
-    for package in PACKAGES:
-        links = ", ".join(
-            f'<autoref identifier="{package}.{name}" optional><code>{name}</code></autoref>'
-            for name in public_names(package)
-        )
-        rows.append(f"| [`{package}`]({package}.md): {PACKAGES[package]} | {links} |")
-    return "\n".join(
-        [
-            "# Public API: what semantic versioning covers\n",
-            "From 1.0 on these names, their arguments and their results change incompatibly with a new major version",
-            "only; so do the commands of [`flsv`](command_line.md) and their options, the names of packaged",
-            "configurations, and the columns of `contributions.csv`. All else may change with any version: modules,",
-            "names that begin with `_`, and the form of checkpoints, which only the version that wrote them reads.\n",
-            "| package | names |\n|---|---|",
-            *rows,
-            "",
-        ]
-    )
+    """Everything that a package exports; metrics by question, with pages of their own."""
+    asked = questions() if package == METRICS else {}
+    names = [name for name in public_names(package) if not any(name in each for each in asked.values())]
+    return rendered("package.md", package=package, what=PACKAGES[package], names=names, questions=asked)
 
 
 def generated_pages() -> dict[str, str]:
     """Markdown by address on the site."""
-    pages = {"algorithms/index.md": algorithms_index(), "reference/api.md": api_page()}
+    pages = {
+        "algorithms/index.md": rendered("algorithms.md", algorithms=algorithms()),
+        "reference/api.md": rendered("api.md", packages=PACKAGES),
+    }
     pages |= {page_of(each): algorithm_page(each) for each in algorithms()}
     pages |= {f"reference/{package}.md": reference_page(package) for package in PACKAGES}
     pages |= {metric_address(name): metric_page(name) for name in metrics()}
@@ -346,7 +256,7 @@ def on_config(config: Any) -> Any:
 
     picture = {"name": "mermaid", "class": "mermaid", "format": fence_code_format}
     config.mdx_configs.setdefault("pymdownx.superfences", {})["custom_fences"] = [picture]
-    results = sorted((ROOT / "docs" / "results").glob("*.md"), key=lambda path: _title(path.stem).casefold())
+    results = sorted((ROOT / "docs" / "results").glob("*.md"), key=lambda path: title(path.stem).casefold())
     first = [page for page in MEASURED if (ROOT / "docs" / page).is_file()]
     for section in config.nav:
         if "Algorithms" in section:

@@ -1,274 +1,374 @@
-"""All that a person with a GPU is asked for, in one Markdown file.
+"""All that a person with a GPU is asked for, as a table.
 
     make cuda                                                       # or:
-    python tools/gpu_report.py [--out docs/results/gpu.md] [--device cuda|cpu] [--short] [--only TITLE ...]
+    python tools/gpu_report.py [--out docs/results/gpu.csv] [--device cuda|cpu] [--short] [--only TITLE ...]
 
-Hardware and versions; the checks of ``gpu_checks.py``: the CPU's numbers in every precision, clients at once, memory
-that runs out, streams, two ranks on a device; peak memory and a round under the profiler; the tests of ``tests/cuda``;
-and seconds of a round and of a coalition, against plain loops on the same device. Without a CUDA device it says so, and
-runs as much of the list as goes on the CPU. Ends with 1 where a check has failed.
+Hardware and versions; the CPU's numbers in every precision, clients at once, memory that runs out, two ranks on a
+device; a round under the profiler; the tests of ``tests/cuda``; and seconds of a round, against plain loops on the same
+device. Weights are compared as a share of the way that training has moved them, contributions and losses as they are.
+Without a CUDA device it says so, and runs as much of the list as goes on the CPU. Ends with 1 where a check has failed.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
-import logging
 import os
 import platform
-import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import bench_round
 import lightning as L
 import torch
-from bench_shapley import evaluators
-from common import TimedLoop, grid, quiet_trainer
-from gpu_checks import CHECKS, CLIENTS, NETWORKS, Place, Row, ran
+from common import TimedLoop, be_quiet, quiet_trainer
+from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import TensorDataset
 
 import flsv
-from flsv import FederatedDataModule, Reporting
+from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
 from flsv._lightning.precision import tf32_of
+from flsv.csv_files import save_csv
 from flsv.data import IIDPartitioner, Loader, Splits
+from flsv.engines.ranks import FederatedStrategy
+from flsv.games import ModelEvaluator
+from flsv.metrics import ClassSpecificShapley, CumulativeShapley, GradientShapley
+from flsv.parameters import ParameterSpace
 
 ROOT = Path(__file__).parents[1]
+CLASSES, CLIENTS, BATCH = 4, 3, 8
+#: How far weights may be from the CPU's, as a share of the way that training has moved them.
+ALLOWED = {"32-true": 1e-3, "32-true, TF32": 5e-2, "bf16-mixed": 0.2, "bf16-true": 0.6}
 LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx")
-WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "aten::_local_scalar_dense")
-OPENING = """# On a GPU: what was run
+WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
+ITEM = "aten::_local_scalar_dense"
 
-Does flsv compute on a GPU what it computes on a CPU, and as fast as a plain loop there? `make cuda` runs the list below
-on the machine that it is started on and writes this page.
 
-"""
-#: By place, what a reader has to know first.
-SAID = {
-    "cuda": "- **It was run on a CUDA device**, whose name is below.",
-    "cpu": """- **No run on a GPU has been made: the machine had none.** What follows is the
-  list as far as it goes on the CPU itself: it shows that the command works, and says nothing of CUDA.""",
+class Rows(nn.Module):
+    """A block of a transformer that reads an image's rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read = nn.Linear(8, 16)
+        self.block = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True, norm_first=True)
+        self.head = nn.Linear(16, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.block(self.read(x.squeeze(1))).mean(-2))
+
+
+def convolution() -> nn.Module:
+    first = [nn.Conv2d(1, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.ReLU(), nn.MaxPool2d(2)]
+    return nn.Sequential(*first, nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, CLASSES))
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {"convolution": convolution, "transformer": Rows}
+
+
+def client(make: Callable[[], nn.Module]) -> ClassifierClient:
+    torch.manual_seed(0)
+    sgd = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+    return ClassifierClient(make(), num_classes=CLASSES, input_shape=(1, 8, 8), optimizer=sgd)
+
+
+def images(count: int, seed: int = 0) -> TensorDataset:
+    draw = torch.Generator().manual_seed(seed)
+    means = torch.randn(CLASSES, 1, 8, 8, generator=torch.Generator().manual_seed(9))
+    y = torch.arange(count) % CLASSES
+    return TensorDataset(means[y] + torch.randn(count, 1, 8, 8, generator=draw), y)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was looked at, what was found, and how far it may be."""
+
+    what: str
+    found: str
+    allowed: str = ""
+    verdict: str = ""
+
+
+def near(what: str, apart: float, allowed: float) -> Row:
+    return Row(what, f"{apart:.1e}", f"{allowed:.0e}", "ok" if apart <= allowed else "FAILED")
+
+
+def not_here(what: str, why: str) -> Row:
+    return Row(what, f"not here: {why}", "", "not run")
+
+
+@dataclass
+class Ran:
+    """A fit that has ended: its weights, how far they moved, and the values of its metrics, on the CPU."""
+
+    vector: Tensor
+    moved: float
+    values: dict[str, Tensor]
+
+    def apart(self, other: Ran) -> float:
+        return float((self.vector - other.vector).norm()) / max(self.moved, other.moved, 1e-12)
+
+    def values_apart(self, other: Ran) -> float:
+        return max(float((value - other.values[name]).abs().max()) for name, value in self.values.items())
+
+
+def ran(
+    device: str,
+    make: Callable[[], nn.Module],
+    batches: int = 4,
+    measured: bool = True,
+    trainer: dict[str, Any] | None = None,
+    **options: Any,
+) -> Ran:
+    """One fit of two rounds; ``trainer`` and ``options`` are the Trainer's and the loop's."""
+    metrics = {
+        "cssv": ClassSpecificShapley(),
+        "game": CumulativeShapley(performance="negative_loss"),
+        "logged": CumulativeShapley(performance="val_loss", mode="min"),
+        "slope": GradientShapley(),
+    }
+    quiet = Reporting(table=False, files=False)
+    loop = FederatedLoop(metrics=metrics if measured else {}, seed=5, reporting=quiet, **options)
+    own = {str(client): images(batches * BATCH, client) for client in range(CLIENTS)}
+    data = FederatedDataModule(clients=own, val=images(40, 7), batch_size=BATCH)
+    module = client(make)
+    space = ParameterSpace(module)
+    start = space.read(module).clone().float()
+    with tempfile.TemporaryDirectory() as folder:
+        quiet_trainer(folder, 2, [loop], device, limit_val_batches=1.0, **(trainer or {})).fit(module, data)
+    vector = space.read(module).cpu().float()
+    values = {name: value.cpu().float() for name, value in loop.board.contributions.items() if value is not None}
+    return Ran(vector, float((vector - start).norm()), values)
+
+
+@contextmanager
+def tf32(allowed: bool) -> Iterator[None]:
+    """Within it convolutions and products of float32 may be rounded to TensorFloat32, or may not."""
+    before = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
+    torch.backends.cudnn.allow_tf32 = allowed
+    torch.set_float32_matmul_precision("high" if allowed else "highest")
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before[0]
+        torch.set_float32_matmul_precision(before[1])
+
+
+# ---- the checks: each gives rows of a device, fewer where it is to be short
+
+
+def equal_to_the_cpu(device: str, short: bool) -> Iterator[Row]:
+    """Training and contributions, in every precision; and all clients at once, on the same device."""
+    for kind, make in NETWORKS.items():
+        for name, allowed in ALLOWED.items():
+            precision, _, rounded = name.partition(", ")
+            with tf32(bool(rounded)):
+                there = ran(device, make, trainer={"precision": precision})
+                here = ran("cpu", make, trainer={"precision": precision})
+                yield near(f"{kind}, {name}: weights against the CPU's", there.apart(here), allowed)
+                yield near(f"{kind}, {name}: contributions against the CPU's", there.values_apart(here), allowed)
+                if precision != "bf16-true":
+                    mapped = ran(device, make, trainer={"precision": precision}, engine="vmap")
+                    yield near(f"{kind}, {name}: clients at once", mapped.apart(there), allowed)
+
+
+def memory_that_runs_out(device: str, short: bool) -> Iterator[Row]:
+    """A chunk of models that does not fit is halved, with the same values."""
+    if device != "cuda":
+        yield not_here("models at once in too little memory", f"{device} has none of its own")
+        return
+    module, count = client(convolution).cuda().eval(), 32 if short else 256
+    space = ParameterSpace(module)
+    batches = [tuple(part.cuda() for part in images(40 if short else 2000).tensors)]
+    vectors = space.read(module) + 0.1 * torch.randn(count, space.size, device=device)
+
+    def evaluator(backend: Any, chunk: int) -> ModelEvaluator:
+        return ModelEvaluator(module, space, batches, num_classes=CLASSES, backend=backend, chunk=chunk)
+
+    expected = evaluator("serial", 1)(vectors)
+    torch.cuda.reset_peak_memory_stats()
+    held = torch.cuda.memory_allocated()
+    evaluator("vmap", 8)(vectors[:8])
+    needed = torch.cuda.max_memory_allocated() - held
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, (torch.cuda.memory_reserved() + 2.5 * needed) / total))
+    many = evaluator("vmap", count)
+    try:
+        found = many(vectors)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    verdict = "ok" if many.chunk < count else "FAILED"
+    yield Row(f"{count} models in too little memory", f"{many.chunk} at once", f"< {count}", verdict)
+    apart = (found.values["loss"] - expected.values["loss"]).abs().max()
+    yield near("the same after halving, losses", float(apart), 1e-3)
+
+
+def two_ranks(device: str, short: bool) -> Iterator[Row]:
+    """Two processes on one device, and on two where there are as many; they exchange through the CPU."""
+    with tf32(False):
+        alone = ran(device, convolution)
+    for second in range(min(2, torch.cuda.device_count()) if device == "cuda" else 1):
+        what = f"two ranks on {device} 0 and {second}: weights"
+        with tempfile.TemporaryDirectory() as folder:
+            target = Path(folder, "vector.pt")
+            command = [sys.executable, __file__, "--device", device, "--rank", str(second), "--out", str(target)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+            if done.returncode:
+                yield Row(what, f"ended with {done.returncode}: {done.stderr.strip()[-200:]}", "", "FAILED")
+            else:
+                apart = float((torch.load(target) - alone.vector).norm()) / alone.moved
+                yield near(what, apart, ALLOWED["32-true"])
+
+
+def one_rank(device: str, second: int, out: Path) -> None:
+    """A process of :func:`two_ranks`."""
+    places = [torch.device(device, number) if device == "cuda" else torch.device("cpu") for number in (0, second)]
+    strategy = FederatedStrategy(parallel_devices=places)
+    with tf32(False):
+        found = ran(device, convolution, trainer={"strategy": strategy, "devices": "auto" if device == "cuda" else 2})
+    if strategy.global_rank == 0:
+        torch.save(found.vector, out)
+
+
+def one_round(device: str, short: bool) -> Iterator[Row]:
+    """Launches and waits of a batch: what two rounds take more for twelve batches than for four, over these."""
+    for kind, make in NETWORKS.items():
+        few, many = (_counted(device, make, batches) for batches in (4, 12))
+        for what, count in few.items():
+            each = (many[what] - count) / (2 * CLIENTS * 8)
+            verdict = "" if what == "launches" else "ok" if each <= 0 else "FAILED"
+            yield Row(f"{kind}: {what} a batch", f"{each:.2f}", "0" if verdict else "", verdict)
+
+
+def _counted(device: str, make: Callable[[], nn.Module], batches: int) -> dict[str, int]:
+    ran(device, make, batches, measured=False)  # what is made once
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device == "cuda" else [])]
+    with profile(activities=activities) as profiled:
+        ran(device, make, batches, measured=False)
+    events = {event.key: event.count for event in profiled.key_averages()}
+    names = {".item()": [ITEM], **({"launches": LAUNCHES, "waits": WAITS} if device == "cuda" else {})}
+    return {what: sum(events.get(name, 0) for name in each) for what, each in names.items()}
+
+
+def cuda_tests(device: str, short: bool) -> Iterator[Row]:
+    """``pytest -m cuda``."""
+    if device != "cuda":
+        yield not_here("pytest -m cuda tests/cuda", "they need CUDA")
+        return
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "cuda", "tests/cuda"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    summary = done.stdout.strip().splitlines()[-1:]
+    yield Row("pytest -m cuda tests/cuda", "".join(summary).strip("= "), "", "FAILED" if done.returncode else "ok")
+
+
+def ratios(device: str, short: bool) -> Iterator[Row]:
+    """Seconds of a round, and of a round of many clients: by flsv, and by a plain loop on the same device."""
+    rounds, clients = (2, 4) if short else (4, 100)
+    x, y = bench_round.images()
+
+    def federated(on_device: bool) -> list[float]:
+        return bench_round.federated(x, y, rounds, True, loader=Loader(on_device=on_device), accelerator=device)
+
+    yield from _ratios(
+        "round, s",
+        {
+            "plain PyTorch": bench_round.plain(x.to(device), y.to(device), rounds),
+            "FederatedLoop, data on the device": federated(True),
+            "FederatedLoop, batches copied": federated(False),
+        },
+    )
+    names = ("sequential", "vmap")
+    yield from _ratios(f"round of {clients} LeNets, s", {e: many_lenets(device, e, clients, rounds) for e in names})
+
+
+def _ratios(what: str, seconds: dict[str, list[float]]) -> Iterator[Row]:
+    medians = {name: statistics.median(each[1:]) for name, each in seconds.items()}  # the first round warms up
+    base = next(iter(medians.values()))
+    for name, median in medians.items():
+        yield Row(f"{what}: {name}", f"{median:.4g} ({median / base:.2f})")
+
+
+def many_lenets(device: str, engine: Any, clients: int, rounds: int) -> list[float]:
+    """Seconds of rounds of many LeNets with 60 images each."""
+    samples = TensorDataset(torch.randn(clients * 60, 1, 28, 28), torch.arange(clients * 60) % 10)
+    data = FederatedDataModule(samples, IIDPartitioner(clients), batch_size=20, splits=Splits(server_val=0))
+    loop = TimedLoop(seed=0, reporting=Reporting(table=False, files=False), engine=engine)
+    with tempfile.TemporaryDirectory() as folder:
+        quiet_trainer(folder, rounds, [loop], device).fit(bench_round.client(bench_round.lenet), data)
+    return loop.wall
+
+
+def machine(device: str, short: bool) -> Iterator[Row]:
+    """Hardware, versions and settings."""
+    yield Row("device", torch.cuda.get_device_name(0) if device == "cuda" else f"{device}: no GPU")
+    if device == "cuda":
+        properties = torch.cuda.get_device_properties(0)
+        yield Row("devices, memory of each", f"{torch.cuda.device_count()}, {properties.total_memory / 2**30:.0f} GiB")
+        yield Row("compute capability", f"{properties.major}.{properties.minor}")
+        yield Row("CUDA, cuDNN", f"{torch.version.cuda}, {torch.backends.cudnn.version()}")
+    yield Row("processor", f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores")
+    yield Row("versions", f"flsv {flsv.__version__}, torch {torch.__version__}, lightning {L.__version__}")
+    yield Row("system", f"{platform.platform()}, Python {platform.python_version()}")
+    yield Row("TensorFloat32 by torch's settings, on CUDA", ", ".join(tf32_of()) or "nowhere")
+    yield Row("date", datetime.date.today().isoformat())
+
+
+CHECKS: dict[str, Callable[[str, bool], Iterator[Row]]] = {
+    "machine": machine,
+    "numbers": equal_to_the_cpu,
+    "memory": memory_that_runs_out,
+    "ranks": two_ranks,
+    "profiler": one_round,
+    "tests": cuda_tests,
+    "ratios": ratios,
 }
 
 
-def place_of(device: str, short: bool) -> Place:
-    """The best device that there is, or the one that is asked for."""
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda":
-        if not torch.cuda.is_available():
-            raise SystemExit("torch finds no CUDA device here; --device auto takes what there is")
-        return Place("cuda", torch.device("cuda", 0), lambda: {"accelerator": "cuda", "devices": 1}, short)
-    return Place("cpu", torch.device("cpu"), lambda: {"accelerator": "cpu", "devices": 1}, short)
-
-
-def environment(place: Place) -> list[tuple[str, str]]:
-    """Hardware, versions and settings."""
-    found = [
-        ("device", torch.cuda.get_device_name(0) if place.name == "cuda" else f"{place.name}: no GPU"),
-        ("processor", f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"),
-        ("system", platform.platform()),
-        ("versions", f"flsv {flsv.__version__}, torch {torch.__version__}, lightning {L.__version__}"),
-        ("Python", platform.python_version()),
-        ("TensorFloat32 by torch's settings, on CUDA", ", ".join(tf32_of()) or "nowhere"),
-        ("date", datetime.date.today().isoformat()),
-    ]
-    if place.name == "cuda":
-        properties = torch.cuda.get_device_properties(0)
-        found[1:1] = [
-            ("devices", str(torch.cuda.device_count())),
-            ("memory", f"{properties.total_memory / 2**30:.0f} GiB"),
-            ("compute capability", f"{properties.major}.{properties.minor}"),
-            ("CUDA, cuDNN", f"{torch.version.cuda}, {torch.backends.cudnn.version()}"),
-            ("driver", _driver()),
-        ]
-    return found
-
-
-def _driver() -> str:
-    if shutil.which("nvidia-smi") is None:
-        return "not known: no nvidia-smi"
-    asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    return subprocess.run(asked, capture_output=True, text=True).stdout.strip().replace("\n", ", ")
-
-
-def checked(place: Place, check: Callable[[Place], Any]) -> list[Row]:
+def checked(title: str, device: str, short: bool) -> Iterator[Row]:
     """The rows of a check; an error is one, too."""
-    rows: list[Row] = []
     try:
-        for row in check(place):
-            rows.append(row)
-            print(f"  {row.what}: {row.found} {row.verdict}", flush=True)
+        yield from CHECKS[title](device, short)
     except Exception as error:
-        said = (str(error) or type(error).__name__).partition("\n")[0]
-        rows.append(Row(check.__name__.replace("_", " "), f"{type(error).__name__}: {said}", "", "FAILED"))
-        print(f"  {rows[-1].found}", flush=True)
-    return rows
-
-
-# ---- what is measured
-
-
-def peak_memory(place: Place) -> Iterator[Row]:
-    """The most that a fit holds, in models, beside what was there."""
-    if place.name != "cuda":
-        yield Row("peak memory of a fit", f"not here: {place.name} does not count it", "", "not run")
-        return
-    for clients in (CLIENTS, 2 * CLIENTS):
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        with tempfile.TemporaryDirectory() as folder:
-            ended = ran(place, "wide", folder, clients=clients, measured=False)
-        models = (torch.cuda.max_memory_allocated() - before) / (4 * len(ended.vector))
-        size = 4 * len(ended.vector) >> 20
-        yield Row(f"peak of a fit with {clients} clients of {size} MiB each", f"{models:.1f} models", "", "")
-
-
-def one_round(place: Place) -> Iterator[Row]:
-    """Launches and waits of a batch: what two rounds take more for twice as many batches, over these."""
-    few, many = 4, 12
-    for kind in NETWORKS:
-        found = [_counted(place, kind, batches) for batches in (few, many)]
-        extra = 2 * CLIENTS * (many - few)
-        for what in found[0]:
-            each = (found[1][what] - found[0][what]) / extra
-            waits = what.startswith(("waits", ".item()"))
-            verdict = "" if not waits else "ok" if each <= 0 else "FAILED"
-            yield Row(f"{kind}: {what} a batch", f"{each:.2f}", "0" if waits else "", verdict)
-
-
-def _counted(place: Place, kind: str, batches: int) -> dict[str, int]:
-    with tempfile.TemporaryDirectory() as folder:
-        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if place.name == "cuda" else [])]
-        ran(place, kind, folder, batches=batches, measured=False)  # what is made once
-        with profile(activities=activities) as profiled:
-            ran(place, kind, folder, batches=batches, measured=False)
-    events = {event.key: event.count for event in profiled.key_averages()}
-    items = {".item()": events.get("aten::_local_scalar_dense", 0)}
-    if place.name != "cuda":
-        return items
-    return {
-        "launches": sum(events.get(name, 0) for name in LAUNCHES),
-        "waits": sum(events.get(name, 0) for name in WAITS[:3]),
-        **items,
-    }
-
-
-def ratios(place: Place) -> list[Row]:
-    """Seconds of a round, of a coalition, and of a round of many clients; against plain loops on the same device."""
-    count, clients = (1, 4) if place.short else (3, 100)
-    x, y = bench_round.images()
-    there = x.to(place.device), y.to(place.device)
-    away: dict[str, Any] = {"accelerator": place.name}
-
-    def federated(on_device: bool) -> list[float]:
-        return bench_round.federated(x, y, count + 1, True, loader=Loader(on_device=on_device), **away)[1:]
-
-    rounds = {
-        "plain PyTorch": bench_round.plain(*there, count + 1)[1:],
-        "FederatedLoop, data on the device": federated(True),
-        "FederatedLoop, batches copied": federated(False),
-    }
-    found = [("round, s", name, statistics.median(each), rounds["plain PyTorch"]) for name, each in rounds.items()]
-    ways, masks = evaluators(TensorDataset(*bench_round.images(5000)), place.device)
-    base: list[float] = []
-    for name, way in ways.items():
-        way(masks[:16])
-        start = time.perf_counter()
-        way(masks[16 : 32 if place.short else 272]).cpu()
-        took = 1000 * (time.perf_counter() - start) / (16 if place.short else 256)
-        base = base or [took]
-        found.append(("coalition, ms", name, took, base))
-    at_once = {engine: many_lenets(place, engine, clients, count) for engine in ("sequential", "vmap")}
-    found += [
-        (f"{clients} LeNets, round, s", f"engine={engine}", statistics.median(each), at_once["sequential"])
-        for engine, each in at_once.items()
-    ]
-    goals = {"FederatedLoop, data on the device": 1.05, "engine=vmap": 0.2} if place.name == "cuda" else {}
-    rows = []
-    for kind, name, value, first in found:
-        ratio, goal = value / statistics.median(first), goals.get(name)
-        verdict = "" if goal is None else "reached" if ratio <= goal else "missed"
-        rows.append(Row(f"{kind}: {name}", f"{value:.4g} ({ratio:.2f})", "" if goal is None else f"{goal}", verdict))
-    return rows
-
-
-def many_lenets(place: Place, engine: Any, clients: int, count: int) -> list[float]:
-    """Seconds of a round of many LeNets with 60 images each."""
-    x, y = torch.randn(clients * 60, 1, 28, 28), torch.arange(clients * 60) % 10
-    data = FederatedDataModule(
-        TensorDataset(x, y), IIDPartitioner(num_clients=clients, seed=0), batch_size=20, splits=Splits(server_val=0)
-    )
-    loop = TimedLoop(seed=0, reporting=Reporting(table=False, files=False), engine=engine)
-    with tempfile.TemporaryDirectory() as folder:
-        quiet_trainer(folder, count + 1, [loop], place.name).fit(bench_round.client(bench_round.lenet), data)
-    return loop.wall[1:]
-
-
-def tests(place: Place) -> list[Row]:
-    """``pytest -m cuda``."""
-    if place.name != "cuda":
-        return [Row("`pytest -m cuda tests/cuda`", "not here: they need CUDA", "", "not run")]
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "cuda", "tests/cuda"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    said = (done.stdout.strip().splitlines() or ["nothing"])[-1].strip("= ")
-    return [Row("`pytest -m cuda tests/cuda`", said, "", "ok" if done.returncode == 0 else "FAILED")]
-
-
-def written(place: Place, tables: dict[str, list[Row]], seconds: float) -> str:
-    """The page."""
-    every = [row for rows in tables.values() for row in rows]
-    failed = [row.what for row in every if row.verdict == "FAILED"]
-    left_out = sum(row.verdict == "not run" for row in every)
-    compared = sum(row.verdict == "ok" for row in every)
-    said = f"- {compared} checks hold, {len(failed)} fail, {left_out} cannot be made there."
-    if failed:
-        said += f" **Failed: {'; '.join(failed)}.**"
-    page = OPENING + SAID[place.name] + "\n" + said + "\n"
-    page += (
-        "- Weights are compared as a share of the way that training has moved them, contributions and losses as they\n"
-        '  are; what is "allowed" follows from the precision. Both sides start from the same seed.\n\n'
-        "[On a GPU](../gpu.md) says what runs where and what to set.\n\n"
-    )
-    page += "## The machine\n\n" + grid([["what", "which"], *map(list, environment(place))]) + "\n"
-    for title, rows in tables.items():
-        page += f"\n## {title}\n\n"
-        cells: Sequence[Sequence[str]] = [[r.what, r.found, r.allowed, r.verdict] for r in rows]
-        page += grid([["what", "found", "allowed", "verdict"], *cells]) + "\n"
-    short = " --short" if place.short else ""
-    return page + f"\n`python tools/gpu_report.py --device {place.name}{short}`, {seconds:.0f} s.\n"
+        text = str(error).partition("\n")[0]
+        yield Row(title, f"{type(error).__name__}: {text}", "", "FAILED")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("docs/results/gpu.md"))
-    parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs/results/gpu.csv")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--short", action="store_true", help="fewer and smaller measurements")
-    every = {**CHECKS, "Peak memory": peak_memory, "A round under the profiler": one_round}
-    every |= {"Tests": tests, "Ratios": ratios}
-    parser.add_argument("--only", nargs="+", choices=list(every), metavar="TITLE", help=f"of {', '.join(every)}")
+    parser.add_argument("--only", nargs="+", choices=list(CHECKS), default=list(CHECKS), metavar="TITLE")
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore")
-    place = place_of(options.device, options.short)
-    if place.name != "cuda":
+    be_quiet()
+    if options.rank is not None:
+        one_rank(options.device, options.rank, options.out)
+        return 0
+    if options.device != "cuda":
         print("There is no CUDA device here: this runs what goes on the CPU.", flush=True)
-    start, tables = time.perf_counter(), {}
-    for title in options.only or every:
-        print(f"{title} ...", flush=True)
-        tables[title] = checked(place, every[title])
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(written(place, tables, time.perf_counter() - start))
-    print(options.out)
-    return int(any(row.verdict == "FAILED" for rows in tables.values() for row in rows))
+    start, lines = time.perf_counter(), [["check", "what", "found", "allowed", "verdict"]]
+    for title in options.only:
+        for row in checked(title, options.device, options.short):
+            lines.append([title, *astuple(row)])
+            print(*lines[-1], sep=" | ", flush=True)
+    save_csv(options.out, lines)
+    verdicts = [line[-1] for line in lines]
+    counts = (
+        f"{verdicts.count('ok')} checks hold, {verdicts.count('FAILED')} fail, {verdicts.count('not run')} are not run"
+    )
+    print(f"{options.out}: {counts}, {time.perf_counter() - start:.0f} s")
+    return int("FAILED" in verdicts)
 
 
 if __name__ == "__main__":

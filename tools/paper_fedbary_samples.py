@@ -1,28 +1,26 @@
 """FedBary's comparison (Li et al., CVPR 2024; ``tables/fedbary.yaml``) as far as single samples go: detection of bad
-ones (figure 5), removal, duplicates and filtering (tables 3 and 4), and what the protocol gives away of them."""
+ones (figure 5), their removal, duplicates and filtering (tables 3 and 4)."""
 
 from __future__ import annotations
 
-import math
 import statistics
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
 import torch
 from cells import Cell, Measured
-from paper_fedbary import Sizes, learned_features, model, pca_features, split, trainer
+from paper_fedbary import corrupted, given, learned_features, model, pca_features, split, trainer
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from flsv import FederatedDataModule
-from flsv.data import ClosedSetLabelNoise, Files, GaussianNoise, IIDPartitioner, Splits, load_image_data
+from flsv.data import ClosedSetLabelNoise, Files, GaussianNoise, IIDPartitioner, Splits
 from flsv.functional.transport import (
-    TransportClient,
-    TransportServer,
     client_values,
     direct_values,
     federated_wasserstein,
@@ -31,11 +29,10 @@ from flsv.functional.transport import (
     lava,
     wasserstein_distance,
 )
-from flsv.functional.transport.federated import matching
 from flsv.functional.transport.values import Part
 from flsv.seeding import generator_for
-from flsv.valuation import FedBary, flag_samples
-from flsv.valuation.questions import Labels, calibrated_by_class, embedded
+from flsv.valuation import FedBary
+from flsv.valuation.questions import calibrated_by_class
 
 RATES = (0.05, 0.15, 0.3)
 #: Normal noise on all pixels is almost orthogonal to 50 principal components, so it is looked for in the pixels, too.
@@ -44,34 +41,27 @@ FRACTIONS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
 COPIES = (1, 50, 200)
 
 
-def corrupted(part: Any, noise: str, rate: float, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Samples of which a share is bad, their labels, and which are bad."""
-    corruption = GaussianNoise(sample_rate=rate) if noise == "feature noise" else ClosedSetLabelNoise(rate, to="random")
-    x, y = corruption(part.x.clone(), part.y.clone(), 10, generator_for(seed, noise))
-    return x, y, (x != part.x).flatten(1).any(1) | (y != part.y)
-
-
 def detection(cell: Cell, root: str) -> Measured:
-    """Scores by noise, source, features and rate, and method; ``mean``: AUROC in %, the mean over the rates.
+    """AUROC in %, the mean over the rates, by noise, source and features, and method.
 
     Ours, through the protocol: the part of the value that is about the noise in question, and the sum of both parts.
     With access to the validation samples: ours of both parts and of the same part, LAVA, KNN-Shapley, LOO.
     """
-    sizes, seed, source = Sizes.of(cell), cell.seed, cell.overrides["source"]
-    part = split(source, root, sizes.samples, sizes.validation, seed)
+    at, seed = given(cell), cell.seed
+    part = split(at.source, root, at.samples, at.validation, seed)
     maps: dict[str, Callable[[Tensor], Tensor]] = {
         "pixels": lambda x: x.flatten(1),
         "PCA-50": pca_features(part),
-        "learned": learned_features(part, source, sizes, seed),
+        "learned": learned_features(part, at, seed),
     }
-    found: Measured = {"mean": {}}
+    means: Measured = {}
     for noise, names in FEATURES.items():
         which: Part = "features" if noise == "feature noise" else "labels"
         for rate in RATES:
             x, y, bad = corrupted(part, noise, rate, seed)
             for name in names:
                 features, val = maps[name](x), maps[name](part.val_x)
-                known = through_protocol(features, y, val, part.val_y, sizes, seed, (which, "both"))
+                known = through_protocol(features, y, val, part.val_y, at, seed, (which, "both"))
                 same = direct_values(features, y, val, part.val_y, part=which)
                 values = {
                     "ours": known[which],
@@ -82,32 +72,20 @@ def detection(cell: Cell, root: str) -> Measured:
                     "KNN-Shapley": -knn_shapley(features, y, val, part.val_y),
                     "LOO": leave_one_out(features, y, val, part.val_y),
                 }
-                scored = {method: scores(bad, each) for method, each in values.items()}
-                found[f"{noise}, {source}, {name}, {100 * rate:.0f} %"] = scored
-                means = found["mean"].setdefault(f"{noise}, {source}, {name}", dict.fromkeys(scored, 0.0))
-                for method, each in scored.items():
-                    means[method] += 100 * each["auroc"] / len(RATES)
-    return found
+                mean = means.setdefault(f"{noise}, {at.source}, {name}", dict.fromkeys(values, 0.0))
+                for method, each in values.items():
+                    mean[method] += 100 * float(roc_auc_score(bad, each)) / len(RATES)
+    return {"mean": means}
 
 
 def through_protocol(
-    x: Tensor, y: Tensor, val_x: Tensor, val_y: Tensor, sizes: Sizes, seed: int, parts: Sequence[Part]
+    x: Tensor, y: Tensor, val_x: Tensor, val_y: Tensor, at: SimpleNamespace, seed: int, parts: Sequence[Part]
 ) -> dict[Part, Tensor]:
     """A client's values by part, compared within classes. Of the server it has seen interpolants only."""
     client, server = label_embedding(x, y), label_embedding(val_x, val_y)
-    support = {"support": sizes.points, "iterations": sizes.iterations}
+    support = {"support": at.points, "iterations": at.iterations}
     points = federated_wasserstein(client, server, **support, generator=generator_for(seed, "gamma")).eta
     return {part: calibrated_by_class(client_values(x, y, points, part=part), y) for part in parts}
-
-
-def scores(bad: Tensor, values: Tensor) -> dict[str, float]:
-    """AUROC, and precision and recall of two rules: values above 0, and outliers."""
-    result = {"auroc": float(roc_auc_score(bad, values))}
-    for rule, chosen in (("positive", values > 0), ("outlier", flag_samples(values))):
-        hits, total = int((chosen & bad).sum()), int(chosen.sum())
-        result[f"{rule} precision"] = hits / total if total else float("nan")
-        result[f"{rule} recall"] = hits / int(bad.sum())
-    return result
 
 
 def leave_one_out(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor, ridge: float = 1.0) -> Tensor:
@@ -156,12 +134,12 @@ def points(cell: Cell, root: str) -> Measured:
 
     15 % of the labels are flipped.
     """
-    sizes, seed, source = Sizes.of(cell), cell.seed, cell.overrides["source"]
-    part = split(source, root, sizes.samples, sizes.validation, seed)
-    embed = learned_features(part, source, sizes, seed)
+    at, seed = given(cell), cell.seed
+    part = split(at.source, root, at.samples, at.validation, seed)
+    embed = learned_features(part, at, seed)
     _, y = ClosedSetLabelNoise(0.15, to="random")(part.x.clone(), part.y.clone(), 10, generator_for(seed, "flips"))
     x, val, test = (embed(images) for images in (part.x, part.val_x, part.test_x))
-    values = through_protocol(x, y, val, part.val_y, sizes, seed, ("both",))["both"]
+    values = through_protocol(x, y, val, part.val_y, at, seed, ("both",))["both"]
     orders = {
         "FedBary, worst first": values.argsort(descending=True),
         "ours with access, worst first": direct_values(x, y, val, part.val_y).argsort(descending=True),
@@ -185,8 +163,8 @@ def points(cell: Cell, root: str) -> Measured:
 
 def duplicates(cell: Cell, root: str) -> Measured:
     """Distances of a client's set, of the set three times, and with the most valuable sample several times."""
-    m = Sizes.of(cell).duplication_samples
-    part = split(cell.overrides["source"], root, m, m, cell.seed)
+    m = given(cell).duplication_samples
+    part = split(given(cell).source, root, m, m, cell.seed)
     pca = pca_features(part)
     x, val = pca(part.x).double(), pca(part.val_x).double()
     best = int(direct_values(x, part.y, val, part.val_y).argmin())
@@ -211,109 +189,36 @@ def filtering(cell: Cell, root: str) -> Measured:
 
     Wrong labels of CIFAR-10 do not show in features that need no training, so they are not looked for.
     """
-    sizes, seed, labels = Sizes.of(cell), cell.seed, cell.overrides["noise"] == "labels"
+    at, seed, labels = given(cell), cell.seed, given(cell).noise == "labels"
     corruption: Any = GaussianNoise(std=3.0, sample_rate=0.3, seed=seed)
-    detector = FedBary("pixels", support=sizes.support // 2, iterations=5, workers=1, part="features")
+    detector = FedBary("pixels", support=at.support // 2, iterations=5, workers=1, part="features")
     if labels:
         corruption = ClosedSetLabelNoise(0.3, to="random", seed=seed)
-        more: dict[str, Any] = {"iterations": sizes.iterations, "part": "labels", "allow_reconstruction": True}
-        detector = FedBary("pca", support=sizes.support, workers=1, **more)
+        more: dict[str, Any] = {"iterations": at.iterations, "part": "labels", "allow_reconstruction": True}
+        detector = FedBary("pca", support=at.support, workers=1, **more)
     found: Measured = {"accuracy": {}, "samples": {}, "bad": {}}
     for name in ("before", "after", "clean"):
-        dropping: Any = detector if name == "after" else False
         data = FederatedDataModule(
-            cell.overrides["source"],
+            at.source,
             IIDPartitioner(5, seed=seed),
             corruptions=[corruption] if name != "clean" else [],
             batch_size=32,
-            splits=Splits(drop_flagged=dropping, max_samples=sizes.filter_samples, server_val=1 / 6, seed=seed),
+            splits=Splits(
+                drop_flagged=detector if name == "after" else False,
+                max_samples=at.filter_samples,
+                server_val=1 / 6,
+                seed=seed,
+            ),
             files=Files(root=root),
         )
         data.setup("fit")
         found["samples"][name] = float(data.num_samples.sum())
         found["bad"][name] = float(sum(int(data.corrupted_samples(i).sum()) for i in range(5)))
-        rounds = round(sizes.filter_rounds * found["samples"]["before"] / found["samples"][name])
+        rounds = round(at.filter_rounds * found["samples"]["before"] / found["samples"][name])
         L.seed_everything(seed, verbose=False)
         client = model()
         with tempfile.TemporaryDirectory() as folder:
-            fit = trainer(rounds, sizes, folder, seed=seed)
+            fit = trainer(rounds, at, folder, seed=seed)
             fit.fit(client, data)
             found["accuracy"][name] = 100 * fit.test(client, data, verbose=False)[0]["test_accuracy"]
     return found
-
-
-# ---- what the protocol gives away: docs/results/fedbary_reconstruction.md
-
-EXACT, NEAR, T = 1e-3, 0.1, 0.5
-SERVER_SAMPLES = 150
-#: What the server has sent and received in one iteration, ``[S, d']`` each.
-Exchange = tuple[Tensor, Tensor]
-
-
-def transcript(x: Tensor, x2: Tensor, support: int, iterations: int, seed: int) -> list[Exchange]:
-    """The protocol, as the server sees it."""
-    client, server = TransportClient(x, t=T, allow_reconstruction=True), TransportServer(x2, t=T)
-    gamma = server.start(support, generator=generator_for(seed, "gamma"))
-    seen = []
-    for _ in range(iterations):
-        eta, distance = client.answer(gamma)
-        seen.append((gamma, eta))
-        gamma = server.step(eta, distance)
-    return seen
-
-
-def means(seen: Sequence[Exchange], samples: int) -> Tensor:
-    """All that eta holds of the client, ``[S * K, d']``: the server's own part taken off."""
-    found = []
-    for gamma, eta in seen:
-        # With S = m the rows are in the order of the samples, and the server does not know which of its points each is
-        # mixed with. At first it need not: they are all one point but for 1e-4.
-        mine = seen[0][0].mean(0) if len(gamma) == samples else gamma
-        found.append((eta - T * mine) / (1 - T))
-        if len(gamma) == samples:
-            break
-    return torch.cat(found)
-
-
-def recovered(found: Tensor, x: Tensor) -> tuple[float, float]:
-    """Shares of the samples ``x [m, d]`` found to 1e-3 in every pixel, and within 10 % of their norm."""
-    pixels = found[:, : x.shape[1]].double()
-    exact = torch.cdist(pixels, x.double(), p=math.inf).amin(0) < EXACT
-    near = torch.cdist(pixels, x.double()).amin(0) < NEAR * x.double().norm(dim=1)
-    return exact.double().mean().item(), (near | exact).double().mean().item()
-
-
-def determined(seen: Sequence[Exchange], points: Tensor) -> float:
-    """The share of samples that the means determine for somebody who knows what each of them is a mean of."""
-    rows = []
-    for gamma, _ in seen:
-        plan = matching(points, gamma, 2)[0].double()
-        rows.append(len(points) * plan if len(gamma) == len(points) else len(gamma) * plan.T)
-    _, strength, directions = torch.linalg.svd(torch.cat(rows), full_matrices=False)
-    # A sample follows from the equations if its unit vector lies in the space of their rows.
-    known = directions[strength > 1e-6 * strength[0]].square().sum(0) > 1 - 1e-6
-    return known.double().mean().item()
-
-
-def reconstruction(cell: Cell, root: str) -> Measured:
-    """By iterations of the protocol, % of a client's m samples: found to 1e-3 in every pixel, found within 10 % of the
-    image's norm, and what would follow if it were known who is in which mean.
-
-    The server keeps to the protocol and remembers: each row of eta is (1 - t) times a mean of the client's samples plus
-    t times a row of gamma, which it takes off. Data are embedded as ``flsv value`` does by default.
-    """
-    samples, support = cell.overrides["m"], max(1, round(cell.overrides["ratio"] * cell.overrides["m"]))
-    x, y = load_image_data(cell.overrides["source"], root).train.tensors  # type: ignore[attr-defined]
-    x = x.flatten(1).float()
-    chosen = torch.randperm(len(x), generator=generator_for(cell.seed, "samples"))
-    mine, theirs = chosen[:samples], chosen[samples : samples + SERVER_SAMPLES]
-    labels = Labels("diag", 1.0)
-    points, others = embedded(x[mine], y[mine], labels)[0], embedded(x[theirs], y[theirs], labels)[0]
-    seen = transcript(points, others, support, 20, cell.seed)
-    found: dict[str, dict[str, float]] = {"found to 1e-3": {}, "found within 10 %": {}, "if members were known": {}}
-    for iterations in (1, 2, 10, 20):
-        until = seen[:iterations]
-        numbers = (*recovered(means(until, samples), x[mine]), determined(until, points))
-        for name, number in zip(found, numbers):
-            found[name][f"K = {iterations}"] = 100 * number
-    return {f"{cell.row}: {name}": each for name, each in found.items()}

@@ -14,18 +14,15 @@ from itertools import pairwise
 from typing import Any
 
 import lightning as L
-import torch
 from cells import Cell, Measured, built, federated_loop
 from common import quiet_trainer
 from lightning.pytorch.accelerators import CPUAccelerator
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from flsv import FederatedDataModule
 from flsv.cli.own_models import OwnModels
 from flsv.cli.parser import FederatedCLI
 from flsv.functional import (
-    MULTI_ROUND_INDICES,
     ShapleyEstimate,
     exact_shapley,
     label_divergence,
@@ -39,28 +36,6 @@ from flsv.seeding import generator_for
 TMC_ORDERS, TMC_TRUNCATION, K_SUBSET_BUDGET = 15, 0.01, 20
 #: Metrics that play the same game as one before them.
 SAME_GAME = {"ours, not divided by the round's sum": "ours, renormalized", "MR": "SOR", "TMR": "SOR"}
-RATE = "federation.aggregator.init_args.server_lr"
-#: Values of one run of FedAvg. OR plays one game when all rounds are over.
-REBUILT_METRICS = {
-    "OR": {"class_path": "flsv.metrics.OneRoundShapley", "init_args": {"estimator": "exact", "rounds": 20}},
-    **{
-        name: {"class_path": "flsv.metrics.DecayedShapley", "init_args": {"estimator": "exact", **arguments}}
-        for name, arguments in MULTI_ROUND_INDICES.items()
-    },
-}
-
-
-def rebuilt_metrics(at: Mapping[str, Any], full: bool) -> dict[str, Any]:
-    """Values of one run of FedAvg."""
-    return {"federation.metrics": REBUILT_METRICS}
-
-
-def step(at: Mapping[str, Any], full: bool) -> dict[str, Any]:
-    """The server's step: 1, or what N_k - a F_k + b sum to over five clients, F summing to 1: as if the weights were
-    not made to sum to 1. In the sweep's scenario none is negative."""
-    return {RATE: 1.0 if at["weights"] == "normalized" else 1 - at["a"] + 5 * at["b"]}
-
-
 # ---- what is measured
 
 
@@ -150,16 +125,9 @@ def estimators() -> dict[str, Callable[..., ShapleyEstimate]]:
     return {"exact": exact_shapley, "TMC": tmc, "K-subset": partial(stratified_shapley, budget=K_SUBSET_BUDGET)}
 
 
-def shuffled(cell: Cell, root: str) -> Measured:
+def tested(cell: Cell, root: str) -> Measured:
     """``accuracy`` of the last global model on the test set, in %."""
     with built(cell, root) as cli:
-        return {"accuracy": _fitted(cli, cell.seed)[0]}
-
-
-def ordered(cell: Cell, root: str) -> Measured:
-    """The same with class-ordered batches, which no option of ``flsv fit`` gives."""
-    with built(cell, root) as cli:
-        cli.datamodule.__class__ = ClassOrdered
         return {"accuracy": _fitted(cli, cell.seed)[0]}
 
 
@@ -172,20 +140,6 @@ def alone(cell: Cell, root: str) -> Measured:
         _fitted(cli, cell.seed)
         divergence = [float(label_divergence(counts)) for counts in cli.datamodule.class_counts]
     return {"divergence": divergence, "accuracy": (100 * tested.scores["trained"]["accuracy"]).tolist()}
-
-
-class ClassOrdered(FederatedDataModule):
-    """Every client's batches sorted by class and never shuffled, as in the authors' code."""
-
-    def client_loader(self, client: int, split: Any = "train", generator: Any = None, shuffle: bool = True) -> Any:
-        loader = super().client_loader(client, split, generator, shuffle)
-        if split != "train" or not shuffle:
-            return loader
-        if client not in self.__dict__.setdefault("_ordered", {}):
-            x, y = (torch.cat(parts) for parts in zip(*loader))
-            order = y.argsort(stable=True)
-            self._ordered[client] = list(zip(x[order].split(self.batch_size), y[order].split(self.batch_size)))
-        return self._ordered[client]
 
 
 def _fitted(cli: FederatedCLI, seed: int) -> tuple[float, float]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import lightning as L
 import torch
@@ -17,7 +16,7 @@ from torch import Generator, Tensor
 from flsv import FederatedLoop
 from flsv.cli.compare import run
 from flsv.data import FederatedDataModule
-from flsv.functional import discovery_bound, label_overlap, personalized_weights, relevance_auroc
+from flsv.functional import label_overlap, personalized_weights, relevance_auroc
 from flsv.functional.agreement import keep_common
 from flsv.models import LeNet5
 from flsv.participants import LocalData
@@ -41,16 +40,12 @@ Weights = Literal["together", "by loss", "by distance", "equally"]
 
 
 class Record(L.Callback):
-    """Keeps, of a loop of the same trainer, the scores and what crossed of every round, and counts gradient steps."""
+    """Keeps, of a loop of the same trainer, the scores and what crossed of every round."""
 
     def __init__(self, loop: FederatedLoop) -> None:
         self.loop = loop
         self.relevance: list[Tensor] = []
         self.received: list[Tensor] = []
-        self.steps = 0
-
-    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
-        self.steps += trainer.optimizers[0].param_groups[0].get("inner_steps", 1)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         known = self.loop.board.contributions
@@ -61,8 +56,8 @@ class Record(L.Callback):
 
 
 def measured(cell: Cell, root: str) -> Measured:
-    """A client's own test accuracy, %, of both its models; gradient steps of a client in a round; cost; and where the
-    clients judge each other, how well they do (:func:`judged`)."""
+    """A client's own test accuracy, %, of both its models; and where the clients judge each other, how well they do
+    (:func:`judged`)."""
     with built(cell, root, **{"federation.evaluation.keep_trained": True}) as cli:
         loop = federated_loop(cli.trainer)
         record = Record(loop)
@@ -70,24 +65,17 @@ def measured(cell: Cell, root: str) -> Measured:
         if isinstance(loop.personalizer, Informed):
             cli.datamodule.setup("fit")
             loop.personalizer.relevant = relevant(cell, cli.datamodule)
-        cpu = time.process_time()
         outcome = run(cell.row, cli.trainer, cli.model, cli.datamodule, "own")
-        cpu = time.process_time() - cpu
-        rounds, everybody = cli.trainer.max_epochs or 1, cli.datamodule.num_clients
-    cohort = getattr(loop.sampler, "cohort_size", everybody)
+    everybody, truth = cli.datamodule.num_clients, relevant(cell, cli.datamodule)
     found: Measured = {
         models: [100 * float(value) for value in outcome.scores[models]["accuracy"]]
         for models in ("received", "trained")
     }
-    found |= {"seconds": outcome.seconds, "cpu": cpu, "steps": record.steps / rounds / cohort}
-    overlap, truth = label_overlap(cli.datamodule.class_counts), relevant(cell, cli.datamodule)
     if len(loop.trained) == everybody:
         vectors = torch.stack([loop.trained[client] for client in range(everybody)])
         found["distance_auroc"] = float(relevance_auroc(-torch.cdist(vectors, vectors), truth))
     if record.relevance:
         found |= judged(torch.stack(record.relevance), truth)
-        if everybody <= 10:
-            found |= {"relevance": record.relevance[-1].tolist(), "overlap": overlap.tolist()}
     if record.received:
         so_far = torch.stack(record.received)
         found["downloads"] = so_far.diff(dim=0, prepend=torch.zeros_like(so_far[:1])).mean(1).tolist()
@@ -102,21 +90,14 @@ def relevant(cell: Cell, data: FederatedDataModule) -> Tensor:
 
 def judged(relevance: Tensor, truth: Tensor) -> Measured:
     """Of the scores ``[T, n, n]`` and who is relevant to whom ``[n, n]``: the AUROC after 10 rounds and the last, the
-    shares of relevant and of other pairs with a score above 0, %, the round in which every client had looked at all who
-    are relevant to it (None: never), and the paper's bound on it."""
+    shares of relevant and of other pairs with a score above 0, %."""
     last, others = relevance[-1] > 0, ~truth.clone().fill_diagonal_(True)
-    found = []
-    for client, row in enumerate(truth):
-        known = (~relevance[:, client, row].isnan()).all(1)  # [T]
-        found.append(int(known.int().argmax()) + 1 if bool(known.any()) else None)
     return {
         "auroc_10": float(relevance_auroc(relevance[min(10, len(relevance)) - 1], truth)),
         "auroc": float(relevance_auroc(relevance[-1], truth)),
         "above": [
             100 * float(last[pairs].float().mean()) if pairs.any() else float("nan") for pairs in (truth, others)
         ],
-        "found": found,
-        "bound": [discovery_bound(len(truth), int(row.sum()), K) for row in truth],
     }
 
 
@@ -187,15 +168,6 @@ def deployed(run: Measured, beside: Mapping[str, Measured], row: str, column: st
 def both_models(run: Measured, beside: Mapping[str, Measured], row: str, column: str) -> dict[str, float]:
     """Mean accuracies of the models received and trained in the last round."""
     return {models: statistics.mean(run[models]) for models in ("received", "trained")}
-
-
-def found_all(run: Measured, beside: Mapping[str, Measured], row: str, column: str) -> dict[str, float]:
-    """Shares of clients that had looked at all who are relevant to them, in the end and within the paper's bound."""
-    pairs = list(zip(run.get("found", ()), run.get("bound", ())))
-    if not pairs:
-        return {}
-    within = [first is not None and first <= bound for first, bound in pairs]
-    return {"in the end": 1 - run["found"].count(None) / len(pairs), "within the bound": sum(within) / len(pairs)}
 
 
 def epsilon(run: Measured, beside: Mapping[str, Measured], row: str, column: str) -> float:

@@ -3,12 +3,8 @@
 Table 3 compares estimators with 2000 sampled permutations, since 2^20 coalitions of a network cannot be evaluated. With
 softmax regression they can: the logits of an average of models are the average of the models' logits, so that all
 1,048,576 utilities are sums of 20 matrices. A cell is the first round of 20 clients under gradient poisoning, and every
-number is the mean of 50 draws (of the surrogate, which is slow: of one). Errors are counted in two ways:
-
-- *errors*, by coalitions: each estimator is given as many distinct coalitions as so many permutations of Monte Carlo;
-- *sampled*, as the paper counts: of M samples Monte Carlo makes M n evaluations; algorithm 3 draws floor(M / (n - 1))
-  coalitions for each of n - 1 players and n - 1 sizes and evaluates two models for each. *referenced*: against 2,000
-  permutations of Monte Carlo, the paper's reference, in the place of the exact values.
+number is the mean of 50 draws (of the surrogate, which is slow: of one). Each estimator is given as many distinct
+coalitions as so many permutations of Monte Carlo.
 """
 
 from __future__ import annotations
@@ -25,13 +21,13 @@ from flsv import Round
 from flsv.aggregation import FedAvg
 from flsv.functional.shapley import (
     ShapleyEstimate,
-    Utility,
     complementary_shapley,
     difference_shapley,
     normalize_shapley,
     permutation_shapley,
     surrogate_shapley,
 )
+from flsv.functional.shapley.game import shapley_of_table
 from flsv.strategy import Contributions
 
 PERMUTATIONS = (80, 160, 240, 320, 400)
@@ -39,7 +35,6 @@ DRAWS = 50
 #: Of an estimator that fits something, whose draws take seconds each.
 FEW_DRAWS = {"surrogate, unbiased": 1}
 TRUNCATION = 0.02
-REFERENCE = 2000  # permutations, the paper's benchmark
 ESTIMATORS: dict[str, Callable[..., ShapleyEstimate]] = {
     "MC": partial(permutation_shapley, antithetic=False),
     "TMC": partial(permutation_shapley, antithetic=False, truncation=TRUNCATION),
@@ -48,9 +43,6 @@ ESTIMATORS: dict[str, Callable[..., ShapleyEstimate]] = {
     "complementary": complementary_shapley,
     "surrogate, unbiased": partial(surrogate_shapley, unbiased=True),
 }
-
-#: Of the tables by samples: how many permutations, or M of algorithm 3, each is given.
-SAMPLED = ("MC", "TMC", "DMC, algorithm 3")
 
 
 def measured(cell: Cell, root: str) -> Measured:
@@ -97,71 +89,17 @@ def errors(cell: Cell, root: str) -> Measured:
     def utility(masks: Tensor) -> Tensor:
         return table[masks.long() @ places]
 
-    exact = normalize_shapley(exact_values(table, players))
-    reference = normalize_shapley(_walked(utility, players, REFERENCE, None, generator_of(cell.seed, "reference")))
-    found: Measured = {"errors": {}, "sampled": {}, "referenced": {}}
+    exact = normalize_shapley(shapley_of_table(table[:, None])[:, 0])
+    found: dict[str, dict[str, float]] = {name: {} for name in ESTIMATORS}
     for permutations in PERMUTATIONS:
-        column = f"{permutations} permutations"
         for name, estimator in ESTIMATORS.items():
             squares = []
             for draw in range(min(DRAWS, FEW_DRAWS.get(name, DRAWS))):
-                generator = generator_of(cell.seed, draw)
+                generator = torch.Generator().manual_seed(1000 * cell.seed + draw)  # the same for all estimators
                 estimate = estimator(utility, players, budget=permutations * players, generator=generator)
                 squares.append(float((normalize_shapley(estimate.values) - exact).square().mean()))
-            found["errors"].setdefault(name, {})[column] = 1000 * sum(squares) / len(squares)
-        for name in SAMPLED:
-            values = [
-                normalize_shapley(by_samples(name, utility, players, permutations, generator_of(cell.seed, draw)))
-                for draw in range(DRAWS)
-            ]
-            for key, right in (("sampled", exact), ("referenced", reference)):
-                squares = [float((each - right).square().mean()) for each in values]
-                found[key].setdefault(name, {})[column] = 1000 * sum(squares) / DRAWS
-    return found
-
-
-def generator_of(seed: int, draw: int | str) -> torch.Generator:
-    """Of a draw, the same for all estimators; or of the reference."""
-    return torch.Generator().manual_seed(1000 * seed + (draw if isinstance(draw, int) else 999))
-
-
-def by_samples(name: str, utility: Utility, players: int, samples: int, generator: torch.Generator) -> Tensor:
-    """Values ``[n]`` of so many permutations, or of algorithm 3 with M of as many."""
-    if name == "DMC, algorithm 3":
-        return algorithm_3(utility, players, samples, generator)
-    return _walked(utility, players, samples, TRUNCATION if name == "TMC" else None, generator)
-
-
-def _walked(
-    utility: Utility, players: int, permutations: int, truncation: float | None, generator: torch.Generator
-) -> Tensor:
-    return permutation_shapley(
-        utility,
-        players,
-        antithetic=False,
-        truncation=truncation,
-        num_permutations=permutations,
-        generator=generator,
-    ).values
-
-
-def algorithm_3(utility: Utility, players: int, samples: int, generator: torch.Generator) -> Tensor:
-    """Values ``[n]`` of the paper's algorithm 3 with M ``samples``, accumulating where it prints ``=``.
-
-    floor(M/(n - 1)) coalitions for each other player i and each size j, player 0 the base; the differences are made
-    values by two more evaluations (normalized values need none)."""
-    others = players - 1
-    passes = samples // others
-    drawn = torch.rand(passes, others, others, others, generator=generator)  # pass, i, j, who may be in S
-    drawn = drawn.masked_fill(torch.eye(others, dtype=torch.bool)[:, None], 2)  # i is not
-    inside = drawn.argsort(-1).argsort(-1) < torch.arange(others)[:, None]
-    base = torch.zeros(*inside.shape[:-1], 1, dtype=torch.bool)
-    with_base = torch.cat([~base, inside], dim=-1)
-    with_other = torch.cat([base, inside | torch.eye(others, dtype=torch.bool)[:, None]], dim=-1)
-    gains = utility(with_base.flatten(0, 2)) - utility(with_other.flatten(0, 2))
-    differences = torch.cat([torch.zeros(1), gains.view(passes, others, others).mean((0, 2))])
-    ends = utility(torch.tensor([[False], [True]]).expand(2, players))
-    return (ends[1] - ends[0] + differences.sum()) / players - differences
+            found[name][f"{permutations} permutations"] = 1000 * sum(squares) / len(squares)
+    return {"errors": found}
 
 
 def utilities(vectors: Tensor, start: Tensor, images: Tensor, labels: Tensor) -> Tensor:
@@ -184,18 +122,3 @@ def utilities(vectors: Tensor, start: Tensor, images: Tensor, labels: Tensor) ->
         right = (masks @ each).unflatten(1, (-1, classes)).argmax(2) == labels
         table[numbers] = right.double().mean(1)
     return table
-
-
-def exact_values(table: Tensor, players: int) -> Tensor:
-    """Shapley values ``[n]`` of a game of which all utilities ``[2^n]`` are known."""
-    numbers = torch.arange(2**players)
-    sizes = sum((numbers >> player & 1 for player in range(players)), start=torch.zeros_like(numbers))
-    binomial = torch.ones(players, dtype=torch.float64)
-    for size in range(1, players):
-        binomial[size] = binomial[size - 1] * (players - size) / size
-    values = []
-    for player in range(players):
-        without = numbers[(numbers >> player & 1) == 0]
-        gain = table[without + 2**player] - table[without]
-        values.append((gain / (players * binomial[sizes[without]])).sum())
-    return torch.stack(values)

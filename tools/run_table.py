@@ -19,8 +19,8 @@ from each. A part says what its choice changes: ``files`` (below ``configs/``), 
 and ``full`` (the same in one preset only), ``full_files``, ``measure``, and ``only: full`` or ``only: small`` where it
 is in one preset. The block itself is the first part, its ``rules`` are the last ones: a rule counts for the cells that
 its ``if`` matches (axis to a name or a pattern), and may ``drop`` them or take options away (``unset``). ``row`` and
-``column`` are what the table calls a cell; in them and in files and options ``{axis}`` stands for the chosen name.
-``also: "module:function"`` gives further options, from the choice and the seed.
+``column`` are what the table calls a cell. In them and in files and options ``{axis}`` stands for the chosen name, and
+``{seed}`` for the seed.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from typing import Any
 
 import table_report
 import yaml
-from cells import Cell, Kept, Results, finish, measure, named
+from cells import Cell, Kept, Results, finish, measure
 from table_report import matches
 
 Choice = dict[str, Any]  # axis to the chosen name
 TABLES = Path(__file__).with_name("tables")
 KEYS = {"about", "seeds", "first_seed", "asked", "short", "measure", "blocks", "tables"}
-PART = {"files", "full_files", "set", "small", "full", "unset", "measure", "only", "drop", "also"}
+PART = {"files", "full_files", "set", "small", "full", "unset", "measure", "only", "drop"}
 BLOCK = PART | {"axes", "rules", "row", "column"}
 ONE_ROUND = {"trainer.max_epochs": 1, "trainer.accelerator": "cpu", "trainer.precision": "32-true"}
 
@@ -109,8 +109,6 @@ def _cell(
     for part in parts:
         files += [*part.get("files", ()), *(part.get("full_files", ()) if full else ())]
         options |= {**part.get("set", {}), **part.get("full" if full else "small", {})}
-        if "also" in part:
-            options |= named(part["also"])(at, full)
         for name in part.get("unset", ()):
             options.pop(name, None)
         measurement = part.get("measure", measurement)
@@ -145,20 +143,17 @@ def _matches(condition: Mapping[str, Any], at: Choice) -> bool:
     )
 
 
-def _columns(cells: Sequence[Cell], names: Sequence[str]) -> set[str]:
-    """The columns of a name; where there is none, those whose names begin with it."""
-    there = {cell.column for cell in cells}
-    return {c for name in names for c in there if c == name or (name not in there and c.startswith(name))}
-
-
 def chosen(table: Mapping[str, Any], options: argparse.Namespace) -> list[Cell]:
     """The cells that the command line asks for."""
-    first = options.first_seed
-    cells = cells_of(table, options.full, range(first, first + (1 if options.short else options.seeds)))
+    seeds = 1 if options.short else options.seeds or table.get("seeds", 5)
+    first = table.get("first_seed", 0)
+    cells = cells_of(table, options.full, range(first, first + seeds))
     cells = [cell for cell in cells if not options.rows or cell.row in options.rows]
     if options.columns:
-        return [cell for cell in cells if cell.column in _columns(cells, options.columns)]
-    if options.all or options.full or options.finished or options.list:
+        there = {cell.column for cell in cells}
+        prefixes = tuple(name for name in options.columns if name not in there)
+        return [cell for cell in cells if cell.column in options.columns or cell.column.startswith(prefixes)]
+    if options.all or options.full or options.list:
         return cells
     return [cell for cell in cells if not cell.column.startswith(tuple(table.get("asked", ())))]
 
@@ -172,37 +167,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--short", action="store_true", help="one round, one seed, few images, nothing kept")
     parser.add_argument("--list", action="store_true", help="print every cell's command and end")
     parser.add_argument("--seeds", type=int, help="how many")
-    parser.add_argument("--first-seed", type=int)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--columns", nargs="+", help="columns of these names, or whose names begin so: asked for")
+    parser.add_argument("--columns", nargs="+", help="columns of these names, or where there is none, that begin so")
     parser.add_argument("--rows", nargs="+", help="only these rows")
     parser.add_argument("--all", action="store_true", help="those columns, too, that run only where asked for")
     parser.add_argument("--kept", type=Path, help="finished cells; default: runs/tables/NAME.jsonl")
-    parser.add_argument("--any-version", action="store_true", help="cells kept by other versions of the sources count")
-    parser.add_argument("--finished", action="store_true", help="report the finished cells, and run nothing")
     parser.add_argument("--csv", type=Path, help="write the tables there, too")
     options = parser.parse_args(arguments)
     path = Path(options.table) if options.table.endswith(".yaml") else TABLES / f"{options.table}.yaml"
     if not path.is_file():
         parser.error(f"there is no {path}: expected a name of tools/tables, or a file")
     table = read_table(path)
-    options.seeds = table.get("seeds", 5) if options.seeds is None else options.seeds
-    options.first_seed = table.get("first_seed", 0) if options.first_seed is None else options.first_seed
     cells = chosen(table, options)
     if not cells:
         parser.error(f"no cell has these rows and columns; asked for by --columns or --all: {table.get('asked', [])}")
     if options.list:
         print("\n".join(f"# {cell.column}, {cell.row}\n{cell.command}" for cell in cells))
         return
-    kept = Kept(options.kept or Path(f"runs/tables/{path.stem}.jsonl"), options.any_version)
     if options.short:
         results: Results = {cell.key: measure(shortened(table, cell), options.root) for cell in cells}
-    elif options.finished:
-        results = {cell.key: result for cell in cells if (result := kept.find(cell)) is not None}
     else:
+        kept = Kept(options.kept or Path(f"runs/tables/{path.stem}.jsonl"))
         results = finish(cells, kept, options.root, options.workers)
     tables = table_report.report(table["tables"], results)
-    print(f"\n{table_report.markdown(tables)}\n\n{len(results)} of {len(cells)} cells.")
+    print(f"\n{table_report.markdown(tables)}")
     if options.csv is not None:
         table_report.write_csv(options.csv, tables)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from release import _REQUIREMENT
+from release import _REQUIREMENT, TOOLS, lowest
 
 import flsv
 
@@ -83,3 +83,9 @@ def test_constraints_have_all_that_ci_installs() -> None:
 def plain(name: str) -> str:
     """As the package index compares names."""
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_the_lowest_of_a_requirement_with_several_bounds() -> None:
+    text = 'dependencies = [\n    "a[x]>=2.4,!=2.6",\n    "b>=13",  # c>=1\n]\nlora = ["d-e>=0.11,<2"]'
+    assert lowest(text) == {"a": "2.4", "b": "13", "d-e": "0.11"}
+    assert not set(TOOLS) & set(lowest((ROOT / "pyproject.toml").read_text()))
