@@ -17,7 +17,6 @@ own and with one for each message: seconds of a round, by the server's log.
 from __future__ import annotations
 
 import argparse
-import copy
 import os
 import re
 import resource
@@ -25,18 +24,16 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import torch
-from common import TimedLoop, be_quiet, grid
+from common import RoundTimer, be_quiet, grid, plain_rounds, quiet_trainer
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from flsv import ClassifierClient, FederatedDataModule, Reporting
+from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
 from flsv.aggregation import ShapFedWA
 from flsv.data import GroupPartitioner, Splits
 from flsv.engines.vmap import VmapProcess
@@ -76,61 +73,34 @@ def network(case: str) -> nn.Module:
     return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(64 if hidden else 784, 10))
 
 
-def make_module(case: str) -> ClassifierClient:
-    optimizer = partial(torch.optim.SGD, lr=0.05)
-    return ClassifierClient(network(case), num_classes=10, input_shape=CASES[case][2], optimizer=optimizer)
-
-
-def make_loop(**options: Any) -> TimedLoop:
-    metrics = {"cssv": ClassSpecificShapley()}
-    return TimedLoop(ShapFedWA("cssv"), metrics=metrics, seed=0, reporting=Reporting(table=False), **options)
-
-
-def plain(case: str, rounds: int) -> list[tuple[float, float]]:
-    """Federated averaging and nothing else; seconds of the clock and of the processor of every round."""
-    clients, size, _ = CASES[case]
-    x, y = images(case)
-    server, spent = network(case), []
-    for _ in range(rounds):
-        start, total = (time.perf_counter(), time.process_time()), dict[str, Tensor]()
-        for client in range(clients):
-            model = copy.deepcopy(server)
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-            for rows in (client * size + torch.randperm(size)).split(BATCH):
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
-                optimizer.step()
-            for name, value in model.state_dict().items():
-                total[name] = total.get(name, 0) + value / clients
-        server.load_state_dict(total)
-        spent.append((time.perf_counter() - start[0], time.process_time() - start[1]))
-    return spent
-
-
 def run(engine: str, case: str, rounds: int, out: Path) -> None:
     """One federation, in this process (or these, of ranks)."""
     be_quiet()
     clients, size, _ = CASES[case]
     found: dict[str, Any] = {}
     if engine == "plain":
-        found["rounds"] = plain(case, rounds)
+        own = torch.arange(clients * size).split(size)
+        found["rounds"] = plain_rounds(network(case), *images(case), own, rounds, 0.05, BATCH)
     else:
-        options: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False}
-        options |= {"accelerator": "cpu", "enable_progress_bar": False, "default_root_dir": str(out.parent)}
-        module, more = make_module(case), {"vmap": partial(VmapProcess, chunk=clients)}
-        data: Any = FederatedDataModule(
+        sgd = partial(torch.optim.SGD, lr=0.05)
+        module = ClassifierClient(network(case), num_classes=10, input_shape=CASES[case][2], optimizer=sgd)
+        data = FederatedDataModule(
             TensorDataset(*images(case)),
             GroupPartitioner(),
             groups=[i // size for i in range(clients * size)],
             batch_size=BATCH,
             splits=Splits(server_val=0.0),
         )
-        loop = make_loop(engine=more.get(engine, "sequential"))
-        if engine == "ranks":
-            options |= {"strategy": "federated", "devices": 2}
-        trainer = L.Trainer(max_epochs=rounds, callbacks=[loop], num_sanity_val_steps=0, **options)
-        trainer.fit(module, data)
-        found |= {"rounds": list(zip(loop.wall, loop.processor))}
+        loop = FederatedLoop(
+            ShapFedWA("cssv"),
+            metrics={"cssv": ClassSpecificShapley()},
+            seed=0,
+            reporting=Reporting(table=False),
+            engine=partial(VmapProcess, chunk=clients) if engine == "vmap" else "sequential",
+        )
+        timer, ranks = RoundTimer(), {"strategy": "federated", "devices": 2} if engine == "ranks" else {}
+        quiet_trainer(str(out.parent), rounds, [loop, timer], **ranks).fit(module, data)
+        found |= {"rounds": list(zip(timer.wall, timer.processor))}
         found |= {"vector": loop.state.model(), "cssv": loop.board.contributions["cssv"]}
     if os.environ.get("LOCAL_RANK", "0") == "0":
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

@@ -14,22 +14,20 @@ same federation with ``InRunValues`` and 400 validation images, by ``every``, in
 from __future__ import annotations
 
 import argparse
-import copy
 import os
 import tempfile
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import lightning as L
 import torch
-from common import TimedLoop, be_quiet, in_turns, quiet_trainer, ratios
+from common import RoundTimer, be_quiet, in_turns, plain_rounds, quiet_trainer, ratios
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from flsv import ClassifierClient, FederatedDataModule, Reporting
+from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
 from flsv.clients.algorithms import InRunValues
 from flsv.data import IIDPartitioner, Splits
 from flsv.metrics import ClassSpecificShapley, InRunShapley
@@ -81,47 +79,17 @@ class Own(L.LightningModule):
 
 def plain(x: torch.Tensor, y: torch.Tensor, rounds: int, network: Network = lenet) -> list[float]:
     """Federated averaging and nothing else."""
-    server, seconds = network().to(x.device), []
-    clients = torch.randperm(len(x)).view(CLIENTS, IMAGES)
-    for _ in range(rounds):
-        start = time.perf_counter()
-        total: dict[str, torch.Tensor] = {}
-        for own in clients:
-            model = copy.deepcopy(server)
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-            for rows in own[torch.randperm(IMAGES)].to(x.device).split(BATCH):
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
-                optimizer.step()
-            for name, value in model.state_dict().items():
-                total[name] = total.get(name, 0) + value / CLIENTS
-        server.load_state_dict(total)
-        if x.is_cuda:
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - start)
-    return seconds
-
-
-class TimedEpochs(L.Callback):
-    """Takes the seconds of every epoch."""
-
-    def on_train_start(self, *hook: Any) -> None:
-        self.seconds: list[float] = []
-        self.start = time.perf_counter()
-
-    def on_train_epoch_end(self, *hook: Any) -> None:
-        now = time.perf_counter()
-        self.seconds.append(now - self.start)
-        self.start = now
+    clients = list(torch.randperm(len(x)).view(CLIENTS, IMAGES))
+    return [wall for wall, _ in plain_rounds(network().to(x.device), x, y, clients, rounds, 0.01, BATCH)]
 
 
 def trainer_alone(x: torch.Tensor, y: torch.Tensor, rounds: int, network: Network) -> list[float]:
     """Lightning's Trainer on batches of the same sizes, as one model's epochs: nothing federated."""
-    timed, parts = TimedEpochs(), torch.randperm(len(x)).view(CLIENTS, IMAGES)
+    timer, parts = RoundTimer(), torch.randperm(len(x)).view(CLIENTS, IMAGES)
     batches = [(x[rows], y[rows]) for own in parts for rows in own.split(BATCH)]
     with tempfile.TemporaryDirectory() as folder:
-        quiet_trainer(folder, rounds, [timed]).fit(client(network), DataLoader(batches, batch_size=None))
-    return timed.seconds
+        quiet_trainer(folder, rounds, [timer]).fit(client(network), DataLoader(batches, batch_size=None))
+    return timer.wall
 
 
 def federated(
@@ -140,7 +108,7 @@ def federated(
         TensorDataset(x, y), IIDPartitioner(CLIENTS), batch_size=BATCH, splits=Splits(server_val=0), **options
     )
     metrics = {"cssv": ClassSpecificShapley()} if measured else {}
-    loop = TimedLoop(metrics=metrics, reporting=Reporting(table=False, figures=0))
+    loop, timer = FederatedLoop(metrics=metrics, reporting=Reporting(table=False, figures=0)), RoundTimer()
     with tempfile.TemporaryDirectory() as folder:
         trainer = L.Trainer(
             max_epochs=rounds,
@@ -151,10 +119,10 @@ def federated(
             enable_progress_bar=comfort,
             enable_model_summary=False,
             default_root_dir=folder,
-            callbacks=[loop],
+            callbacks=[loop, timer],
         )
         trainer.fit(module or client(lenet), data)
-    return loop.wall
+    return timer.wall
 
 
 def in_run(x: torch.Tensor, y: torch.Tensor, rounds: int, network: Network, every: int | None) -> list[float]:
@@ -164,10 +132,11 @@ def in_run(x: torch.Tensor, y: torch.Tensor, rounds: int, network: Network, ever
         TensorDataset(x, y), IIDPartitioner(CLIENTS), batch_size=BATCH, splits=Splits(server_val=share)
     )
     values = {} if every is None else {"client_algorithm": InRunValues(every), "metrics": {"in_run": InRunShapley()}}
-    loop = TimedLoop(reporting=Reporting(table=False, figures=0), seed=0, **values)  # type: ignore[arg-type]
+    loop = FederatedLoop(reporting=Reporting(table=False, figures=0), seed=0, **values)  # type: ignore[arg-type]
+    timer = RoundTimer()
     with tempfile.TemporaryDirectory() as folder:
-        quiet_trainer(folder, rounds, [loop], limit_val_batches=1.0).fit(client(network), data)
-    return loop.processor
+        quiet_trainer(folder, rounds, [loop, timer], limit_val_batches=1.0).fit(client(network), data)
+    return timer.processor
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import statistics
 import time
@@ -11,9 +12,9 @@ from typing import Any
 
 import lightning as L
 import torch
+from torch import Tensor, nn
 
 import flsv
-from flsv import FederatedLoop
 
 
 def be_quiet() -> None:
@@ -41,23 +42,45 @@ def quiet_trainer(
     )
 
 
-class TimedLoop(FederatedLoop):
-    """Seconds from a round's end to the next's, of the wall clock and of the processor."""
+class RoundTimer(L.Callback):
+    """Seconds from a round's end to the next's, of the wall clock and of the processor; it stands after the loop."""
 
     def on_train_start(self, *hook: Any) -> None:
-        super().on_train_start(*hook)
         self.wall: list[float] = []
         self.processor: list[float] = []
         self.since = time.perf_counter(), time.process_time()
 
     def on_train_epoch_end(self, *hook: Any) -> None:
-        super().on_train_epoch_end(*hook)
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         now = time.perf_counter(), time.process_time()
         self.wall.append(now[0] - self.since[0])
         self.processor.append(now[1] - self.since[1])
         self.since = now
+
+
+def plain_rounds(
+    server: nn.Module, x: Tensor, y: Tensor, clients: Sequence[Tensor], rounds: int, lr: float, batch: int = 32
+) -> list[tuple[float, float]]:
+    """Federated averaging of clients with these rows and nothing else; seconds of the clock and of the processor of each
+    round."""
+    spent = []
+    for _ in range(rounds):
+        start, total = (time.perf_counter(), time.process_time()), dict[str, Tensor]()
+        for own in clients:
+            model = copy.deepcopy(server)
+            optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+            for rows in own[torch.randperm(len(own))].to(x.device).split(batch):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
+                optimizer.step()
+            for name, value in model.state_dict().items():
+                total[name] = total.get(name, 0) + value / len(clients)
+        server.load_state_dict(total)
+        if x.is_cuda:
+            torch.cuda.synchronize()
+        spent.append((time.perf_counter() - start[0], time.process_time() - start[1]))
+    return spent
 
 
 def in_turns(ways: Mapping[str, Callable[[], Iterable[float]]], repeats: int) -> dict[str, list[float]]:

@@ -30,7 +30,7 @@ from typing import Any
 import bench_round
 import lightning as L
 import torch
-from common import TimedLoop, be_quiet, quiet_trainer
+from common import RoundTimer, be_quiet, quiet_trainer
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import TensorDataset
@@ -302,10 +302,11 @@ def many_lenets(device: str, engine: Any, clients: int, rounds: int) -> list[flo
     """Seconds of rounds of many LeNets with 60 images each."""
     samples = TensorDataset(torch.randn(clients * 60, 1, 28, 28), torch.arange(clients * 60) % 10)
     data = FederatedDataModule(samples, IIDPartitioner(clients), batch_size=20, splits=Splits(server_val=0))
-    loop = TimedLoop(seed=0, reporting=Reporting(table=False, files=False), engine=engine)
+    loop = FederatedLoop(seed=0, reporting=Reporting(table=False, files=False), engine=engine)
+    timer = RoundTimer()
     with tempfile.TemporaryDirectory() as folder:
-        quiet_trainer(folder, rounds, [loop], device).fit(bench_round.client(bench_round.lenet), data)
-    return loop.wall
+        quiet_trainer(folder, rounds, [loop, timer], device).fit(bench_round.client(bench_round.lenet), data)
+    return timer.wall
 
 
 def machine(device: str, short: bool) -> Iterator[Row]:

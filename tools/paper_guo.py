@@ -7,18 +7,15 @@ trained anew for every coalition.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import lightning as L
 from cells import Cell, Measured, built, federated_loop
 from common import quiet_trainer
 from lightning.pytorch.accelerators import CPUAccelerator
 from scipy.stats import spearmanr
-from torch import Tensor
 
 from flsv.cli.own_models import OwnModels
 from flsv.cli.parser import FederatedCLI
@@ -33,62 +30,27 @@ from flsv.games.retraining import RetrainedUtility
 from flsv.sampling import FixedCohort
 from flsv.seeding import generator_for
 
-TMC_ORDERS, TMC_TRUNCATION, K_SUBSET_BUDGET = 15, 0.01, 20
-#: Metrics that play the same game as one before them.
-SAME_GAME = {"ours, not divided by the round's sum": "ours, renormalized", "MR": "SOR", "TMR": "SOR"}
+#: Of coalitions that are trained anew.
+ESTIMATORS: dict[str, Callable[..., ShapleyEstimate]] = {
+    "exact": exact_shapley,
+    "TMC": partial(permutation_shapley, antithetic=False, truncation=0.01, num_permutations=15),
+    "K-subset": partial(stratified_shapley, budget=20),
+}
+
+
 # ---- what is measured
 
 
-class Played:
-    """The exact estimator, which keeps what it finds and how long that takes.
-
-    Args:
-        other: where another metric plays the same game earlier in the round: its estimates are taken.
-    """
-
-    def __init__(self, other: Played | None = None) -> None:
-        self.other = other
-        self.estimates: list[ShapleyEstimate] = []
-        self.seconds: list[float] = []
-
-    def __call__(self, utility: Any, players: int, generator: Any = None) -> ShapleyEstimate:
-        start = time.perf_counter()
-        estimate = exact_shapley(utility, players) if self.other is None else self.other.estimates[-1]
-        self.estimates.append(estimate)
-        self.seconds.append(time.perf_counter() - start)
-        return estimate
-
-    @property
-    def rows(self) -> list[list[float]]:
-        return [estimate.values.tolist() for estimate in self.estimates]
-
-
 def valued(cell: Cell, root: str) -> Measured:
-    """Of all metrics of one run: the values, what they cost, and the rounds' own values."""
+    """Accuracy, and the values of all metrics of one run."""
     with built(cell, root) as cli:
-        loop = federated_loop(cli.trainer)
-        played: dict[str, Played] = {}
-        for name, metric in loop.metrics.items():
-            played[name] = Played(played.get(SAME_GAME.get(name, "")))
-            metric._estimate = played[name]  # timed
-        accuracy, seconds = _fitted(cli, cell.seed)
-    spent = sum(sum(each.seconds) for each in played.values())
-    algorithms = {}
-    for name, metric in loop.metrics.items():
-        source = played[SAME_GAME.get(name, name)]
-        rounds = len(played[name].estimates)  # fewer for a truncated one
-        algorithms[name] = {
-            "values": loop.board.contributions[name].tolist(),
-            "valuation": sum(source.seconds[:rounds]),
-            "coalitions": int(metric.diagnostics()["evaluations"]),
-            "trainings": 0,
-            "rows": None if name == "OR" else source.rows,
-        }
-    return {"accuracy": accuracy, "training": seconds - spent, "algorithms": algorithms}
+        accuracy = _fitted(cli, cell.seed)
+        found = federated_loop(cli.trainer).contributions
+    return {"accuracy": accuracy, "values": {name: values.tolist() for name, values in found.items()}}
 
 
 def retrained(cell: Cell, root: str) -> Measured:
-    """The game by retraining, which three algorithms share; each pays for the coalitions that it asks for."""
+    """Values of the game by retraining, which three algorithms share."""
     with built(cell, root) as cli:
         loop = federated_loop(cli.trainer)
         L.seed_everything(cell.seed, verbose=False)
@@ -98,37 +60,18 @@ def retrained(cell: Cell, root: str) -> Measured:
             folder, rounds = cli.trainer.default_root_dir, int(cli.trainer.max_epochs or 1)
             return quiet_trainer(folder, rounds, [loop.replace(sampler=cohort)], accelerator)
 
-        utility = RetrainedUtility(trainer, cli.model, cli.datamodule)
-        everybody = tuple(range(utility.num_players))
-        algorithms = {}
-        for name, estimator in estimators().items():
-            asked: set[tuple[int, ...]] = set()
-
-            def game(masks: Tensor, asked: set[tuple[int, ...]] = asked) -> Tensor:
-                asked.update(tuple(mask.nonzero().flatten().tolist()) for mask in masks)
-                return utility(masks)
-
-            estimate = estimator(game, utility.num_players, generator=generator_for(cell.seed, name))
-            extra = [members for members in asked if members not in ((), everybody)]
-            algorithms[name] = {
-                "values": estimate.values.tolist(),
-                "valuation": sum(utility.seconds[members] for members in extra),
-                "coalitions": len(asked),
-                "trainings": len(extra),
-                "rows": None,
-            }
-        return {"accuracy": None, "training": utility.seconds[everybody], "algorithms": algorithms}
-
-
-def estimators() -> dict[str, Callable[..., ShapleyEstimate]]:
-    tmc = partial(permutation_shapley, antithetic=False, truncation=TMC_TRUNCATION, num_permutations=TMC_ORDERS)
-    return {"exact": exact_shapley, "TMC": tmc, "K-subset": partial(stratified_shapley, budget=K_SUBSET_BUDGET)}
+        game = RetrainedUtility(trainer, cli.model, cli.datamodule)
+        found = {}
+        for name, estimator in ESTIMATORS.items():
+            estimate = estimator(game, game.num_players, generator=generator_for(cell.seed, name))
+            found[name] = estimate.values.tolist()
+        return {"values": found}
 
 
 def tested(cell: Cell, root: str) -> Measured:
     """``accuracy`` of the last global model on the test set, in %."""
     with built(cell, root) as cli:
-        return {"accuracy": _fitted(cli, cell.seed)[0]}
+        return {"accuracy": _fitted(cli, cell.seed)}
 
 
 def alone(cell: Cell, root: str) -> Measured:
@@ -142,13 +85,11 @@ def alone(cell: Cell, root: str) -> Measured:
     return {"divergence": divergence, "accuracy": (100 * tested.scores["trained"]["accuracy"]).tolist()}
 
 
-def _fitted(cli: FederatedCLI, seed: int) -> tuple[float, float]:
-    """Test accuracy of the last global model, in %, and the seconds of the fit."""
+def _fitted(cli: FederatedCLI, seed: int) -> float:
+    """Test accuracy of the last global model, in %."""
     L.seed_everything(seed, verbose=False)  # all rows start from the same weights
-    start = time.perf_counter()
     cli.trainer.fit(cli.model, cli.datamodule)
-    seconds = time.perf_counter() - start
-    return 100 * cli.trainer.test(cli.model, cli.datamodule, verbose=False)[0]["test_accuracy"], seconds
+    return 100 * cli.trainer.test(cli.model, cli.datamodule, verbose=False)[0]["test_accuracy"]
 
 
 # ---- what a run's values show
@@ -157,9 +98,9 @@ def _fitted(cli: FederatedCLI, seed: int) -> tuple[float, float]:
 def shares(run: Measured, beside: Mapping[str, Measured], row: str, column: str) -> dict[str, list[float]]:
     """Of every algorithm the values divided by the sum of their sizes, so that algorithms compare."""
     found = {}
-    for name, each in run["algorithms"].items():
-        total = sum(map(abs, each["values"]))
-        found[name] = [value / total if total else 0.0 for value in each["values"]]
+    for name, values in run["values"].items():
+        total = sum(map(abs, values))
+        found[name] = [value / total if total else 0.0 for value in values]
     return found
 
 

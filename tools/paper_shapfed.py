@@ -11,7 +11,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from cells import Cell, Measured, built, federated_loop, trained
+from cells import Cell, Measured, built, federated_loop
 from torch import Tensor
 
 from flsv import FederatedLoop
@@ -32,7 +32,7 @@ class Tested(OwnModels):
 
     def __init__(self, loop: FederatedLoop, every: int = 0) -> None:
         super().__init__(loop)
-        self.every, self.curve, self.all_seconds = every, dict[int, dict[str, list[float]]](), 0.0
+        self.every, self.curve = every, dict[int, dict[str, list[float]]]()
         self._limit: int | None = None
 
     def _batches(self, data: FederatedDataModule) -> Iterable[Any]:
@@ -53,7 +53,6 @@ class Tested(OwnModels):
 
     def _test(self, trainer: L.Trainer, pl_module: L.LightningModule, rounds: int) -> None:
         super().on_train_end(trainer, pl_module)
-        self.all_seconds += self.seconds
         self.curve[rounds] = {name: (100 * each["balanced_accuracy"]).tolist() for name, each in self.scores.items()}
 
 
@@ -64,11 +63,10 @@ def tested(cell: Cell, root: str) -> Measured:
         tests = Tested(loop, EVERY.get(cell.column, 0))
         cli.trainer.callbacks.append(tests)  # type: ignore[attr-defined]
         L.seed_everything(cell.seed, verbose=False)  # all rows start from the same weights
-        cost = trained(cli)
+        cli.trainer.fit(cli.model, cli.datamodule)
     cssv = loop.board.contributions.get("cssv")
     return {
         **list(tests.curve.values())[-1],
-        "seconds": cost["seconds"] - tests.all_seconds,
         "cssv": None if cssv is None else cssv.tolist(),
         "curve": {str(rounds): scores for rounds, scores in tests.curve.items()},
     }

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from cells import Cell, Measured, built, federated_loop, test_accuracies, trained
+from cells import Cell, Measured, built, federated_loop, test_accuracies
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
@@ -46,9 +46,9 @@ ESTIMATORS: dict[str, Callable[..., ShapleyEstimate]] = {
 
 
 def measured(cell: Cell, root: str) -> Measured:
-    """Accuracies, cost, and the AUROC of SSV where some clients are malicious (else NaN)."""
+    """Accuracies, and the AUROC of SSV where some clients are malicious (else NaN)."""
     with built(cell, root) as cli:
-        cost = trained(cli)
+        cli.trainer.fit(cli.model, cli.datamodule)
         loop = federated_loop(cli.trainer)
         accuracies = test_accuracies(cli)
     clients = cli.datamodule.num_clients
@@ -58,7 +58,7 @@ def measured(cell: Cell, root: str) -> Measured:
         bad = torch.zeros(clients)
         bad[malicious] = 1
         auroc = float(roc_auc_score(bad, -loop.board.with_priors()["ssv"]))
-    return {**accuracies, **cost, "auroc": auroc}
+    return {**accuracies, "auroc": auroc}
 
 
 class KeepRound(FedAvg):
