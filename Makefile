@@ -42,8 +42,8 @@ size: ## lines of code and words of pages, and what is over a limit
 test: ## the tests and doctests but the slow ones
 	$(PYTHON) -m pytest -n 2 --dist loadfile
 
-# GPU_REPORT="--out here.md --only Resume". Without a GPU it says so, and runs what goes on the CPU.
-cuda: ## all that a person with a GPU is asked for, into docs/results/gpu.md
+# GPU_REPORT="--out here.csv --only numbers". Without a GPU it says so, and runs what goes on the CPU.
+cuda: ## all that a person with a GPU is asked for, into docs/results/gpu.csv
 	$(PYTHON) tools/gpu_report.py $(GPU_REPORT)
 
 slow: ## the slow tests

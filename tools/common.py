@@ -62,7 +62,7 @@ class RoundTimer(L.Callback):
 def plain_rounds(
     server: nn.Module, x: Tensor, y: Tensor, clients: Sequence[Tensor], rounds: int, lr: float, batch: int = 32
 ) -> list[tuple[float, float]]:
-    """Federated averaging of clients with these rows and nothing else; seconds of the clock and of the processor of each
+    """Federated averaging of clients with these rows and nothing else; seconds of the clock and processor of every
     round."""
     spent = []
     for _ in range(rounds):

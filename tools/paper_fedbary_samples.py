@@ -94,15 +94,8 @@ def leave_one_out(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor, ridge: float = 1
     With A = X'X + r I and leverage h = x' A^-1 x, the weights without the sample are W - A^-1 x (y - x'W) / (1 - h)
     (Sherman and Morrison). The paper does not say which model its leave-one-out baseline trains.
 
-    Args:
-        x: ``[m, d]`` training samples.
-        y: ``[m]`` their integer classes.
-        x2: ``[m2, d]`` validation samples.
-        y2: ``[m2]`` their classes.
-        ridge: r, in parts of the mean squared norm of the centered training samples, above 0.
-
-    Returns:
-        ``[m]`` float64; positive means that the sample does harm.
+    ``ridge``: r, in parts of the mean squared norm of the centered training samples, above 0. Gives ``[m]`` float64;
+    positive means that the sample does harm.
 
     Example:
         >>> x = torch.tensor([[0.0], [0.1], [5.0], [5.1], [0.05]])

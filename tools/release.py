@@ -28,18 +28,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 PYPROJECT = ROOT / "pyproject.toml"
 #: Of tools that check or build and are not used by the package; the newest will do.
-TOOLS = (
-    "ruff",
-    "mypy",
-    "import-linter",
-    "pytest",
-    "pytest-cov",
-    "pre-commit",
-    "hatchling",
-    "mkdocs",
-    "mkdocs-material",
-)
-TOOLS += ("mkdocstrings", "mkdocs-autorefs", "latex2mathml", "check-jsonschema")
+TOOLS = ("ruff", "mypy", "import-linter", "pytest", "pytest-cov", "pre-commit", "hatchling", "check-jsonschema")
+TOOLS += ("mkdocs", "mkdocs-material", "mkdocstrings", "mkdocs-autorefs", "latex2mathml")
 _REQUIREMENT = re.compile(r'[\[ ]"([A-Za-z][\w.-]*)(?:\[[\w,]*\])?>=([\d.]+)')
 _HEAD = re.compile(r"^## \[(?P<version>[^\]]+)\](?: - (?P<date>\d{4}-\d\d-\d\d))?[ \t]*$", flags=re.MULTILINE)
 
