@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
-from cheating import CHEATS, Cheating
+from cheating import CHEATS, Cheating, Run, Runs, gains
 
 from flsv.data import SizePartitioner
 
@@ -30,3 +32,21 @@ def test_everybody_else_keeps_number_and_samples(cheat: str) -> None:
         assert torch.equal(torch.cat(found).sort().values, honest[1])
     else:
         assert all(map(torch.equal, found, own[cheat]))
+
+
+def test_who_comes_as_two_is_paid_twice() -> None:
+    honest, cheated = Run({"size": [0.5, 0.5]}, [], 0.75), Run({"size": [0.4, 0.3, 0.3]}, [1, 2], 0.5)
+    (row,) = gains("sybils", "all", [(0, honest, cheated), (0, honest, honest)])
+    assert row == {
+        **{"metric": "size", "safeguards": "all", "cheat": "sybils", "honest_percent": 50, "gain": pytest.approx(10)},
+        **{"half_width": row["half_width"], "trials": 2, "named": 1, "others_named": 1},
+        **{"honest_accuracy": 0.75, "accuracy_lost": 0.125},
+    }
+
+
+@pytest.mark.slow
+def test_a_run_is_kept(tmp_path: Path) -> None:
+    runs = Runs(tmp_path / "kept.jsonl", rounds=1)
+    found = runs("digits_sizes", ("cssv", "size"), 0, "all", "sybils")
+    assert {name: len(shares) for name, shares in found.shares.items()} == {"cssv": 7, "size": 7}
+    assert Runs(tmp_path / "kept.jsonl", rounds=1).runs == runs.runs
