@@ -6,7 +6,7 @@ FedAvg on scikit-learn's digits (8x8; for LeNet in 28x28; for fastText 64 words 
 thread. In fits of all clients without metrics, the least of some repetitions: all 2^n coalitions of two seeds, of which
 the first seed's coalition of all is trained in both ways and compared, which is in the time (15 rounds); and, of the
 MLP, ``ShadowShapley`` by its coalitions and parts (20 rounds, values in every round). How near the values of few
-coalitions come: run_table.py shadow.
+coalitions come: docs/results/shadow.md.
 """
 
 from __future__ import annotations
