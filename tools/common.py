@@ -14,8 +14,6 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
-import flsv
-
 
 def be_quiet() -> None:
     """For a process that measures: one thread, and no word of Lightning's."""
@@ -102,11 +100,6 @@ def ratios(seconds: Mapping[str, Sequence[float]], unit: str = "s/round") -> str
         numbers = [f"{number:.4f}" for number in (middle, min(each), max(each))]
         rows.append([name, *numbers, f"{middle / base:.3f}"])
     return grid(rows)
-
-
-def build(spec: dict[str, Any], **more: Any) -> Any:
-    """What a configuration's ``class_path`` of ``flsv.data`` and ``init_args`` mean; ``more`` overrides these."""
-    return getattr(flsv.data, spec["class_path"])(**{**spec["init_args"], **more})
 
 
 def grid(rows: Sequence[Sequence[str]]) -> str:

@@ -20,10 +20,11 @@ import ot
 import torch
 import yaml
 from cells import CONFIGS, Cell, Measured
-from common import build, quiet_trainer
+from common import quiet_trainer
 from scipy.stats import spearmanr
 from torch import Tensor
 
+import flsv
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
 from flsv.data import ClosedSetLabelNoise, Files, GaussianNoise, IIDPartitioner, Splits, load_image_data
 from flsv.features import PCA
@@ -175,6 +176,11 @@ def corrupted(part: Split, noise: str, rate: float, seed: int) -> tuple[Tensor, 
 # ---- figure 4
 
 
+def build(spec: dict[str, Any], seed: int) -> Any:
+    """What a configuration's ``class_path`` of ``flsv.data`` and ``init_args`` mean, with this seed."""
+    return getattr(flsv.data, spec["class_path"])(**{**spec["init_args"], "seed": seed})
+
+
 def model() -> ClassifierClient:
     return ClassifierClient("lenet5", optimizer=partial(torch.optim.SGD, lr=0.02, momentum=0.9))
 
@@ -196,8 +202,8 @@ def contributions(cell: Cell, root: str) -> Measured:
     validation = scenario.get("splits", {}).get("server_val", at.federation_validation)
     data = FederatedDataModule(
         at.source,
-        build(scenario["partitioner"], seed=seed),
-        corruptions=[build(each, seed=seed) for each in scenario.get("corruptions", [])],
+        build(scenario["partitioner"], seed),
+        corruptions=[build(each, seed) for each in scenario.get("corruptions", [])],
         batch_size=32,
         files=Files(root=root),
         splits=Splits(max_samples=at.federation_samples, server_val=validation, seed=seed),
