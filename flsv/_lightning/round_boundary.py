@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import io
 import pickle
-import warnings
 import zipfile
 from collections.abc import Callable, Iterable
 from copy import deepcopy
@@ -28,10 +27,10 @@ import lightning as L
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import BaseFinetuning
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from flsv._lightning.durable import replacing
-from flsv.arguments import rounded_down
 from flsv.errors import ConfigurationError
 
 
@@ -59,22 +58,6 @@ class RoundBoundary:
             epochs, batches = loop["epoch_progress"][part], loop["epoch_loop.batch_progress"][part]
             epochs["started"] = epochs["processed"] = epochs["ready"]
             batches["started"] = batches["processed"] = batches["completed"] = batches["ready"]
-
-    def close(self, trainer: L.Trainer, rounds: int) -> None:
-        """Before another fit of the same trainer: the epoch of a round that was done, as when the validation after it
-        was stopped, has ended. Not when it was: callbacks would name what they then save by the next epoch.
-
-        Args:
-            trainer: of the fit that begins.
-            rounds: that are done.
-        """
-        if trainer is not self._trainer or rounds <= trainer.current_epoch:
-            return
-        checkpoint = {"loops": {"fit_loop": trainer.fit_loop.state_dict()}}
-        self.close_epoch(checkpoint)
-        trainer.fit_loop.load_state_dict(checkpoint["loops"]["fit_loop"])
-        epochs: Any = trainer.fit_loop.epoch_progress.current
-        epochs.completed = epochs.processed  # what trainer.current_epoch says
 
 
 def global_weights(trainer: L.Trainer, within: Callable[[], dict[str, Tensor] | None]) -> tuple[Any, str, Any]:
@@ -175,14 +158,13 @@ class RoundAverage:
 
     Args:
         callbacks: the trainer's.
-        rounds: its ``max_epochs``.
 
     Attributes:
         changes: attributes to patch, see :class:`flsv._lightning.patches.PatchedAttributes`.
         last: the module's ``state_dict`` before the average took its place at the end of training; None until then.
     """
 
-    def __init__(self, callbacks: Iterable[L.Callback] = (), rounds: int | None = None) -> None:
+    def __init__(self, callbacks: Iterable[L.Callback] = ()) -> None:
         self._callback: Any = next((c for c in callbacks if isinstance(c, WeightAveraging)), None)
         callback = self._callback
         self._due = self._swapped = False
@@ -192,7 +174,7 @@ class RoundAverage:
             self._swap, self._end = callback._swap_models, callback.on_train_end
             self.changes = [(callback, name, _nothing) for name in REPLACED]
             self.changes += [(callback, "_swap_models", self._swap_models), (callback, "on_train_end", self._train_end)]
-            _warn_of_the_first_model(callback, rounds)
+            rank_zero_info(f"flsv: {type(callback).__name__} averages global models: a decay of it counts rounds.")
 
     def begin_round(self) -> None:
         """Nothing is due yet."""
@@ -234,27 +216,6 @@ class RoundAverage:
 
 def _nothing(*_: Any) -> None:
     pass
-
-
-def _warn_of_the_first_model(callback: Any, rounds: int | None) -> None:
-    """A decay that is meant for thousands of batches never gets away from the first of a few rounds' models."""
-    average, several = callback._kwargs.get("avg_fn"), callback._kwargs.get("multi_avg_fn")
-    # torch's own can be tried out; a user's might count how often it is called.
-    if getattr(average or several, "__module__", None) != "torch.optim.swa_utils" or not rounds or rounds < 2:
-        return
-    share, later = torch.ones(1), torch.zeros(1)
-    for count in range(1, rounds):
-        if average is not None:
-            share = average(share, later, torch.tensor(count))
-        else:
-            several([share], [later], torch.tensor(count))
-    if share > 0.5:
-        warnings.warn(
-            f"{type(callback).__name__} averages the global models, once a round: after {rounds} rounds the first "
-            f"round's model still has {share.item():.0%} of the average. Its decay counts rounds here: lower it, such "
-            f"as decay={rounded_down(min(0.9, 0.5 ** (1 / (rounds - 1))))}.",
-            stacklevel=2,
-        )
 
 
 Check = Callable[[dict[str, Any], Any], None]

@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
-from flsv._lightning.precision import TOLERANCES, share_of_way, tolerance
+from flsv._lightning.evaluation import TOLERANCES, share_of_way, tolerance
 from flsv.clients.kernel import ELEMENTWISE, GivenBatches, ManyBatches, RowTraining, is_elementwise
 from flsv.clients.pure_steps import Watch, batched_steps, pure_step, refusal, refusing
 from flsv.clients.row_step import loss_of, step_arguments

@@ -104,7 +104,6 @@ def client_app(
     *,
     trainer: Mapping[str, Any] | None = None,
     questions: Sequence[str] = (),
-    mods: Sequence[Callable[..., Any]] = (),
 ) -> ClientApp:
     """A Flower ClientApp around a LightningModule and a data module.
 
@@ -120,7 +119,6 @@ def client_app(
         make_loop: makes the :class:`flsv.FederatedLoop` that says what happens at clients, the same as the server's.
         trainer: arguments of the Trainer that trains here, such as ``{"accelerator": "gpu"}``.
         questions: functions that the server may ask for beside flsv's own, as ``"package.module:function"``.
-        mods: Flower's mods.
 
     Example:
         >>> from flsv import ClassifierClient, FederatedLoop
@@ -128,10 +126,10 @@ def client_app(
         ...     return ClassifierClient("mlp", num_classes=10, input_shape=(1, 8, 8))
         >>> app = client_app(make_module, lambda node: MyData(node["data"]), FederatedLoop)
     """
-    app = ClientApp(mods=[_without_texts, *mods])
+    app = ClientApp()
     made: dict[str, Any] = {}
 
-    def reply(message: Message, context: Context) -> Message:
+    def answer(message: Message, context: Context) -> Packet:
         node = context.node_config
         # At every message: its owner may have written another one while this process lives.
         policy = SitePolicy.read(Path(str(node["policy"]))) if "policy" in node else SitePolicy()
@@ -140,21 +138,19 @@ def client_app(
             made["site"] = Site(make_module, partial(make_datamodule, node), make_loop, folder, trainer, questions)
         site: Site = made["site"]
         site.policy = policy
-        who = f"Flower run {message.metadata.run_id}"
-        return Message(content=to_record(site.answer(from_record(message.content), who)), reply_to=message)
+        return site.answer(from_record(message.content), f"Flower run {message.metadata.run_id}")
+
+    def reply(message: Message, context: Context) -> Message:
+        try:
+            packet = answer(message, context)
+        except Exception as error:  # Flower would send its text, which may be of the samples
+            _log.exception("a message could not be answered")
+            packet = failure_packet(error)
+        return Message(content=to_record(packet), reply_to=message)
 
     for register in (app.train(), app.query(), app.evaluate()):
         register(reply)
     return app
-
-
-def _without_texts(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
-    """A mod: of an error, also of another mod, Flower would send what it says, which may be of the samples."""
-    try:
-        return call_next(message, context)
-    except Exception as error:
-        _log.exception("a message could not be answered")
-        return Message(content=to_record(failure_packet(error)), reply_to=message)
 
 
 def server_app(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import os
 import pickle
 import secrets
@@ -45,9 +46,9 @@ def resident(app: str, *, idle: float = 300.0) -> ClientApp:
     this into a file of its own that imports nothing else, and name it as ``clientapp`` in ``pyproject.toml``.
 
     A site has one such process, reached through a socket by a key in the site's folder, both its user's alone. It ends
-    with the SuperNode, with a message that is given up, with a message of another run, or when nothing has come for
-    ``idle`` seconds. Where it has died over a message, another one works on that once more. On Windows, or where Flower
-    installs dependencies for each message, each message is answered in its own process.
+    with the SuperNode, with a message of another run, or when nothing has come for ``idle`` seconds. Where it has died
+    over a message, another one works on that once more. On Windows, or where Flower installs dependencies for each
+    message, each message is answered in its own process.
 
     Its data module is made once: data that change within a run are seen after the next start of the SuperNode.
 
@@ -127,21 +128,11 @@ def _live() -> None:
     before = os.umask(0o177)
     listener = Listener(place, "AF_UNIX", authkey=Path(key).read_bytes())
     os.umask(before)
-    waiting: Any = None  # who waits for a reply
-    since = time.monotonic()
-
-    def needed() -> bool:
-        link = waiting
-        if link is None:
-            return time.monotonic() - since <= idle
-        try:
-            return not (link.poll() and waiting is link)  # who waits says nothing until its end
-        except OSError:  # closed in the meantime
-            return True
+    since = time.monotonic()  # when it had answered; inf while it works
 
     def watch() -> None:
         with suppress(OSError):  # the SuperNode has ended
-            while needed():
+            while time.monotonic() - since <= idle:
                 os.kill(supernode, 0)
                 time.sleep(LOOK)
         os._exit(0)
@@ -152,7 +143,7 @@ def _live() -> None:
             run, given = link.recv()
             if run != own_run:
                 os._exit(0)
-            waiting = link
+            since = math.inf
             answered = _answered(*given)
-            waiting, since = None, time.monotonic()
+            since = time.monotonic()
             link.send(answered)

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from flsv._lightning.evaluation import as_given
 from flsv._lightning.several_processes import Counted, add
-from flsv.arguments import check_number
 from flsv.clients.algorithms import ClientContext
 from flsv.clients.client_manager import ClientManager
 from flsv.clients.cohort import CohortLoader, CohortTraining
@@ -20,6 +19,7 @@ from flsv.clients.pure_steps import batched_steps
 from flsv.clients.row_checks import moves_batches, not_batched, try_batched
 from flsv.clients.row_step import State
 from flsv.clients.train_client import LocalTraining
+from flsv.declared import Count, checked
 from flsv.engines.one_process import IdleProcess
 from flsv.errors import ConfigurationError
 from flsv.round import Instruction
@@ -150,6 +150,7 @@ class VmapCohort(CohortTraining):
         )
 
 
+@checked
 class VmapProcess(IdleProcess):
     """An engine, ``FederatedLoop(engine="vmap")``: many small clients train at once, by ``torch.func.vmap``.
 
@@ -178,9 +179,7 @@ class VmapProcess(IdleProcess):
         >>> loop = FederatedLoop(engine=partial(VmapProcess, chunk=20))
     """
 
-    def __init__(self, *options: Any, chunk: int | None = None) -> None:
-        if chunk is not None:
-            check_number("VmapProcess", "chunk", chunk, least=1, whole=True)
+    def __init__(self, *options: Any, chunk: Count | None = None) -> None:
         trainer, config = options[0], options[4]
         if why := not_batched(trainer, config.client_algorithm, config.optimizer_state):
             raise ConfigurationError(

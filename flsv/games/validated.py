@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from flsv._lightning.precision import tolerance
+from flsv._lightning.evaluation import tolerance
 from flsv._lightning.validation import KeptBatches, ValidationRun, number
 from flsv.errors import ConfigurationError
 from flsv.games.copies import check_copies, copied

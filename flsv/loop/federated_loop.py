@@ -209,8 +209,11 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             return
         data = check_setup(trainer, pl_module, self.board, self.config)
         check_callbacks(trainer, self)
-        if self._run is not None and self._run.boundary is not None:
-            self._run.boundary.close(trainer, self.round_index)
+        if 0 < trainer.current_epoch < self.round_index:
+            raise ConfigurationError(
+                "this trainer's last fit ended after a round and before the epoch's end, as in validation. Make a new "
+                "Trainer, and go on from a checkpoint."
+            )
         if trainer.current_epoch == 0:
             self._reset()
             self.board.reset()

@@ -163,7 +163,7 @@ class LightningFit:
         )
         self.reports.look_at_start()
         self.boundary = RoundBoundary(trainer)
-        self.average = RoundAverage(trainer.callbacks, trainer.max_epochs)  # type: ignore[attr-defined]
+        self.average = RoundAverage(trainer.callbacks)  # type: ignore[attr-defined]
         step = no_stop_iteration(trainer.strategy.training_step, self.place)
         weights = global_weights(trainer, engine.within_round)
         self._change((trainer.strategy, "training_step", step), weights, *self.average.changes)

@@ -18,7 +18,7 @@ from flsv.clients.train_client import LocalTraining
 from flsv.data import FederatedDataModule
 from flsv.engines.one_process import OneProcess
 from flsv.engines.ranks.strategy import ranks_of, share_weights
-from flsv.participants import Owners, Ranks, at
+from flsv.participants import Owners, Ranks
 from flsv.round import Instruction, Round
 from flsv.round.matrix import empty_rows
 from flsv.seeding import global_rngs, restore_global_rngs, restore_torch_rngs, torch_rngs
@@ -126,23 +126,15 @@ class RankTraining(CohortTraining):
         clients = [client for client in self._cohort if client in told]
         owners = [told[client][0] for client in clients]
         matrix = empty_rows(len(clients), self.local.global_vector, self._trainer.default_root_dir)
-        rows, own = dict(zip(clients, matrix)), self._vectors()
-        for client, vector in own.items():
+        rows = dict(zip(clients, matrix))
+        for client, vector in self._vectors().items():
             rows[client].copy_(vector)
         ranks.rows(matrix, owners, about)
         self.updates = [replace(told[client][1], vector=row) for client, row in rows.items()]
-        for client, vector in own.items():
-            self._move(client, vector, rows[client])
         self._matrix = matrix
         self.broken = [client for client in self._cohort if any(client in part["broken"] for part in parts)]
         if owners:
             self.local.next_buffers = parts[owners[0]]["buffers"]
-
-    def _move(self, client: int, row: Tensor, vector: Tensor) -> None:
-        """What a client has trained is the row that it sends: one in memory."""
-        with at(self._manager.locals[client]) as local:
-            if local.sent is row:
-                local.visit(local.start, vector if local.model is row else local.model, vector, local.tell)
 
 
 class SeveralRanks(OneProcess):

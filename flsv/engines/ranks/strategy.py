@@ -14,13 +14,14 @@ from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
 
-from flsv.arguments import check_number
+from flsv.declared import Count, Positive, checked
 from flsv.engines.ranks.group import PARENT, end_with_parent, meet
 from flsv.errors import ConfigurationError
 from flsv.participants import ALONE, Ranks
 from flsv.server.identity import Identity, versions
 
 
+@checked
 class FederatedStrategy(ParallelStrategy):
     """Spreads the clients of each cohort over several processes: ``Trainer(strategy="federated", devices=4)``.
 
@@ -49,11 +50,9 @@ class FederatedStrategy(ParallelStrategy):
 
     strategy_name = "federated"
 
-    def __init__(self, threads: int = 1, timeout: float = 7 * 86400.0, **kwargs: Any) -> None:
+    def __init__(self, threads: Count = 1, timeout: Positive = 7 * 86400.0, **kwargs: Any) -> None:
         end_with_parent()
         super().__init__(**kwargs)
-        check_number(self, "threads", threads, least=1, whole=True)
-        check_number(self, "timeout", timeout, above=0)
         self._threads, self._timeout = threads, timeout
         self.num_nodes = 1
         self.ranks: Ranks = ALONE

@@ -16,7 +16,6 @@ from lightning.pytorch.utilities import rank_zero_info
 from flsv.engines.remote.messages import (
     GARBLED,
     BadReply,
-    OtherData,
     Packet,
     check_done,
     fault_of,
@@ -111,8 +110,6 @@ class Remote:
                 updates[site] = update
             except BadReply as why:
                 wrong[site] = str(why)
-                if isinstance(why, OtherData):
-                    self.directory.greet_again(site)
         wrong |= self._unusual({site: _reported(update) for site, update in updates.items()})
         when = f" of round {self._state.round_index + 1}"
         for site, words in wrong.items():

@@ -12,7 +12,6 @@ from torch import Tensor
 from flsv.data import FederatedDataModule
 from flsv.data.contents import loader_hash, loader_rows
 from flsv.data.groups import client_called
-from flsv.errors import ConfigurationError
 
 
 class RemoteData(FederatedDataModule):
@@ -21,7 +20,7 @@ class RemoteData(FederatedDataModule):
     Args:
         names: of the sites.
         sizes: by site, its samples by split.
-        num_classes: M; None where the data have no classes.
+        num_classes: M; None where the data have no classes, or ``class_names`` names them.
         class_names: their names.
         own: the server's own data, of which the validation and test loaders are used; None: it has none.
     """
@@ -36,10 +35,7 @@ class RemoteData(FederatedDataModule):
     ) -> None:
         super().__init__()
         self.names, self._sizes, self._own = tuple(names), list(sizes), own
-        self._classes = num_classes
-        self._class_names = tuple(class_names or map(str, range(num_classes or 0))) or ("samples",)
-        if num_classes is not None and len(self._class_names) != num_classes:
-            raise ConfigurationError(f"{num_classes} classes and {len(self._class_names)} names: expected one each.")
+        self._class_names = tuple(class_names or map(str, range(num_classes or 0)))
 
     def prepare_data(self) -> None:
         if self._own is not None:
@@ -90,15 +86,15 @@ class RemoteData(FederatedDataModule):
 
     @property
     def num_classes(self) -> int:
-        return self._classes or 1
+        return len(self.class_names)
 
     @property
     def no_classes(self) -> str | None:
-        return "the server was told no num_classes" if self._classes is None else None
+        return None if self._class_names else "the server was told no num_classes"
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        return self._class_names
+        return self._class_names or ("samples",)
 
     @property
     def client_names(self) -> tuple[str, ...]:

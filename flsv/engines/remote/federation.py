@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -27,7 +27,6 @@ from flsv.engines.remote.clients import Remote, RemoteClient
 from flsv.engines.remote.transport import Directory
 from flsv.errors import ConfigurationError
 from flsv.models.imbalance import OWN_SCORES
-from flsv.participants import LocalData
 from flsv.report.folder import FolderLock
 from flsv.round import Instruction
 from flsv.round.matrix import empty_rows
@@ -173,10 +172,7 @@ class RemoteFederation(IdleProcess):
 
     def _make_manager(self) -> ClientManager:
         """Of the server's own data; its clients are the sites."""
-        manager, unknown = super()._make_manager(), torch.zeros(self.data.num_classes, dtype=torch.long)
-        manager.locals = [
-            LocalData(f"client {i}", partial(_elsewhere, i), unknown, unknown) for i in range(self.data.num_clients)
-        ]
+        manager = super()._make_manager()
         manager.clients = [
             RemoteClient(i, local, manager.channel, self._remote, lambda: self._state.round_index)
             for i, local in enumerate(manager.locals)
@@ -191,10 +187,6 @@ class RemoteFederation(IdleProcess):
         unknown = dict.fromkeys(OWN_SCORES, float("nan"))
         everybody = [scores.get(client, unknown) for client in range(self._state.num_clients)]
         return {name: torch.tensor([each[name] for each in everybody]) for name in OWN_SCORES}
-
-
-def _elsewhere(client: int, split: str) -> Iterable[Any]:
-    raise PermissionError(f"the samples of client {client} are at its site.")
 
 
 @contextmanager

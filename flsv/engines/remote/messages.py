@@ -61,10 +61,6 @@ class BadReply(ValueError):
     """A site's reply is not a valid update of this federation."""
 
 
-class OtherData(BadReply):
-    """A site has not trained on as many samples as it announced."""
-
-
 class Unwilling(BadReply):
     """A site is set up, or its policy is, so that it cannot take part; to ask it again is of no use."""
 
@@ -181,7 +177,7 @@ def read_update(
     except GARBLED as error:
         raise BadReply(fault_of(error)) from error
     if sent != samples:
-        raise OtherData(f"it has trained on {sent} samples and had announced {samples}")
+        raise BadReply(f"it has trained on {sent} samples and had announced {samples}: start this server again")
     if math.isinf(loss) or not 0 <= norm < math.inf or not 0 <= traffic.bytes <= 16 * most_numbers:
         raise BadReply(f"its numbers cannot be: loss {loss}, norm {norm}, {traffic}")
     if vector.shape != (space.size,) or not vector.is_floating_point():

@@ -155,10 +155,6 @@ class Directory:
             if said.is_set():
                 self._say(None)
 
-    def greet_again(self, site: int) -> None:
-        """Ask a site what it has before it is asked for anything else."""
-        self._greeted.discard(site)
-
     def _send(self, packets: Mapping[int, Packet], seconds: float) -> Iterator[tuple[int, Reply]]:
         """Replies of sites, by their numbers, as they come."""
         sites = {self._here[site]: site for site in packets}

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
-import shutil
 import time
 import warnings
 from collections.abc import Mapping
@@ -34,8 +32,6 @@ from flsv.seeding import seed_global_rngs
 from flsv.server.config import FederationConfig
 
 Kept = dict[str, Any]
-#: A run that has sent nothing for so long has its state deleted when another one begins.
-DAYS = 90
 
 
 def own_secret(folder: Path) -> str:
@@ -85,14 +81,8 @@ class SiteMemory:
     def __init__(self, folder: Path, run: str) -> None:
         if not isinstance(run, str) or not re.fullmatch(r"[0-9a-f]{16}", run):
             raise ConfigurationError(f"{run!r:.80} names no run: expected 16 hexadecimal digits.")
-        own, oldest = folder / "runs" / run, time.time() - DAYS * 24 * 3600
-        if not own.is_dir():
-            for silent in folder.glob("runs/*"):
-                if silent.stat().st_mtime < oldest:
-                    shutil.rmtree(silent)
-            own.mkdir(parents=True)
-        os.utime(own)
-        self._path = own / "state.pt"
+        self._path = folder / "runs" / run / "state.pt"
+        self._path.parent.mkdir(parents=True, exist_ok=True)
 
     def after(self, visit: str | None) -> Kept | None:
         """The state that was saved after a visit; empty before the first one, None if it is gone."""
