@@ -12,13 +12,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 SITES = ["Boston", "Lyon", "Osaka"]
 BIN = Path(sys.executable).parent
 SECONDS = 420
 ACCEPTED = "SuperNode ID:"  # what a SuperNode says when its SuperLink has let it in
-POLICY = "questions = []\n"
 
 
 class Deployment:
@@ -27,26 +25,21 @@ class Deployment:
     Args:
         folder: of the project that ``flsv init --flower`` made.
         policy: of every site.
-        others: names of further SuperNodes that have a key; they are not started.
-        gate: whether sites reach the SuperLink through nginx only, which has to be installed.
     """
 
-    def __init__(self, folder: Path, policy: str = POLICY, others: tuple[str, ...] = (), gate: bool = False) -> None:
-        self.folder, self._policy, self._names = folder, policy, [*SITES, *others]
-        port, passage, *ports = free_ports(2 + len(self._names))
-        self.gate = f"127.0.0.1:{passage}" if gate else ""
-        self._ports = dict(zip(self._names, ports))
+    def __init__(self, folder: Path, policy: str) -> None:
+        self.folder, self._policy = folder, policy
+        port, *ports = free_ports(1 + len(SITES))
+        self._ports = dict(zip(SITES, ports))
         own = {"FLWR_HOME": str(folder / ".flwr"), "OMP_NUM_THREADS": "1", "PATH": f"{BIN}:{os.environ['PATH']}"}
         self.env = {**os.environ, **own, "SUPERLINK": f"127.0.0.1:{port}", "FLWR_TELEMETRY_ENABLED": "0"}
         self.processes: dict[str, subprocess.Popen] = {}
 
     def begin(self) -> None:
-        self._do("sh", "keys.sh", *self._names)
+        self._do("sh", "keys.sh", *SITES)
         (self.folder / "flsv-site.toml").write_text(self._policy)
         self.start_link()
         self._do(sys.executable, "deploy/run.py", "register")
-        if self.gate:
-            self.start_gate()
         for site in SITES:
             self.start_site(site)
 
@@ -54,16 +47,6 @@ class Deployment:
         """Start the SuperLink, and wait until it listens."""
         self._start("link", "sh", "deploy/superlink.sh")
         self.wait_for("link", lambda log: "Uvicorn running" in log)
-
-    def start_gate(self) -> None:
-        """Start nginx by the template's file, at another port."""
-        server = (self.folder / "deploy" / "nginx.conf").read_text().replace("/srv/federation", str(self.folder))
-        server = server.replace("listen 443", f"listen {self.gate}").replace("127.0.0.1:8000", self.env["SUPERLINK"])
-        places = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-        own = "\n".join(f"{each}_temp_path {self.folder}/nginx;" for each in places)
-        whole = f"pid {self.folder}/nginx.pid;\nevents {{}}\nhttp {{\naccess_log off;\n{own}\n{server}}}\n"
-        (self.folder / "nginx.conf").write_text(whole)
-        self._start("gate", "nginx", "-e", "stderr", "-c", str(self.folder / "nginx.conf"), "-g", "daemon off;")
 
     def start_site(self, site: str, until_accepted: bool = False) -> None:
         """Start a SuperNode.
@@ -74,31 +57,18 @@ class Deployment:
         """
         again = ("sh", "-c", 'until "$@"; do sleep 2; done', "sh") if until_accepted else ()
         more = {"SITE": site, "PORT": str(self._ports[site])}
-        if self.gate:
-            more["SUPERLINK"] = self.gate
         self._start(site, *again, "sh", "deploy/supernode.sh", **more)
 
     def run(self, name: str = "run") -> None:
         """Start the server's rounds; ``name``.log is what they print."""
         self._start(name, "flwr", "run", ".", "federation", "--stream")
 
-    def supervise(self, name: str, app: Path, status: Path) -> None:
-        """Likewise, of an app, by its ``run.py``, which starts them again until ``status`` says that they are done."""
-        keys = str(self.folder / "keys")
-        self._start(name, sys.executable, str(app / "deploy" / "run.py"), STATUS=str(status), KEYS=keys)
-
-    def signal(self, name: str, number: int) -> None:
-        """To a process started here and to all that it started."""
-        os.killpg(self.processes[name].pid, number)
-
-    def stop(self, name: str) -> None:
-        """Properly."""
-        process = self.processes.pop(name)
-        os.killpg(process.pid, signal.SIGTERM)
-        process.wait(30)
+    def supervise(self, name: str) -> None:
+        """Likewise, by ``run.py``, which starts them again until they are done."""
+        self._start(name, sys.executable, "deploy/run.py", STATUS=str(self.folder / "runs" / "status.json"))
 
     def kill(self, name: str) -> None:
-        """SIGKILL, likewise."""
+        """SIGKILL, to a process started here and to all that it started."""
         process = self.processes.pop(name)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(20)
@@ -138,9 +108,9 @@ class Deployment:
 
 
 @contextmanager
-def deployment(folder: Path, *options: Any, **more: Any) -> Iterator[Deployment]:
+def deployment(folder: Path, policy: str) -> Iterator[Deployment]:
     """One that ends all its processes."""
-    deployed = Deployment(folder, *options, **more)
+    deployed = Deployment(folder, policy)
     try:
         deployed.begin()
         yield deployed

@@ -17,11 +17,10 @@ from flsv.data import Splits
 
 pytest.importorskip("flwr", reason="needs pip install 'flsv[flower]'")
 
-from flower_deployment import BIN, SECONDS, SITES, deployment, free_ports, living
+from flower_deployment import BIN, SECONDS, free_ports
 from flwr.app import RecordDict
 
 from flsv import FederatedDataModule
-from flsv.cli import main
 from flsv.data import GroupPartitioner
 from flsv.engines.flower import from_record, to_record
 from flsv.engines.remote import Packet
@@ -78,47 +77,6 @@ def test_the_guides_commands_give_what_one_process_gives(tmp_path: Path, monkeyp
     log = (folder / "Boston.log").read_text()  # a line a message: what it has, and three rounds
     assert len(re.findall(r"flsv: Flower run \d+ asks '(?:hello|train)' .*sha256 [0-9a-f]{64}", log)) == 4
     assert (folder / "runs" / "report.html").is_file()
-    assert_as_one_process(folder, tmp_path, monkeypatch)
-
-
-# The server waits in its second round.
-WAITS = """
-
-class Waits(L.Callback):
-    def on_train_epoch_start(self, trainer, pl_module) -> None:
-        import time
-        from pathlib import Path
-
-        folder = Path(trainer.default_root_dir)
-        if trainer.current_epoch == 1:
-            (folder / "waits").touch()
-            while not (folder / "go").exists():
-                time.sleep(0.2)
-
-
-"""
-
-
-def test_a_killed_superlink_costs_no_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "federation"
-    runs = folder / "runs"
-    assert main(["init", "--flower", str(folder), "--quiet"]) == 0
-    project = folder / "fedapp" / "federation.py"
-    trainer = f'trainer={{"callbacks": [Waits()], "default_root_dir": {str(folder)!r}}}, timeout=600'
-    text = project.read_text().replace("timeout=600", trainer).replace('folder="runs"', f"folder={str(runs)!r}")
-    project.write_text(text.replace("\nclient = client_app", f"{WAITS}client = client_app"))
-    with deployment(folder) as processes:
-        processes.supervise("rounds", folder, runs / "status.json")
-        processes.wait_for("rounds", lambda _: (folder / "waits").exists(), SECONDS)
-        processes.kill("link")
-        (folder / "go").touch()
-        processes.start_link()
-        processes.wait_for("rounds", lambda log: "the run has finished" in log, SECONDS)
-        assert "it is started again" in (folder / "rounds.log").read_text()
-        assert len(living(folder)) <= len(SITES)  # one process a site, whatever was killed
-    with (runs / "contributions.csv").open(newline="") as file:
-        weighed = [row["round"] for row in csv.DictReader(file) if row["metric"] == "weight"]
-    assert sorted(weighed) == ["0"] * 3 + ["1"] * 3 + ["2"] * 3
     assert_as_one_process(folder, tmp_path, monkeypatch)
 
 

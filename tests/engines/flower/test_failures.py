@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs pip install 'flsv[flower]'")
 
-from flower_deployment import ACCEPTED, SECONDS, SITES, deployment
+from flower_deployment import ACCEPTED, SECONDS, SITES, deployment, living
 
 from flsv.cli import main
 
@@ -27,6 +27,7 @@ from pathlib import Path
 
 from flsv.engines.flower import from_record, to_record
 from flwr.app import Message, RecordDict
+from flwr.clientapp import ClientApp
 
 
 def trouble(message, context, call_next):
@@ -58,30 +59,15 @@ class Diary(L.Callback):
             book.write(f"{os.getpid()} {trainer.current_epoch}\\n")
 
 
-client = client_app(make_module, SiteData, make_loop, mods=[trouble])
+right = client_app(make_module, SiteData, make_loop)
+client = ClientApp(mods=[trouble])
+for register in (client.train(), client.query(), client.evaluate()):
+    register(lambda message, context: right(message, context))
 server = server_app(
     make_module, make_loop, SITES, rounds=ROUNDS, num_classes=10, folder=FOLDER, timeout=TIMEOUT,
     trainer={"callbacks": [Diary()]},
 )
 """
-
-
-def test_who_is_refused_is_named_at_once_and_why(tmp_path: Path) -> None:
-    """A name that is misspelt at the server, and policies with a typo."""
-    folder = tmp_path / "app"
-    assert main(["init", "--flower", str(folder), "--quiet"]) == 0
-    project = folder / "fedapp" / "federation.py"
-    project.write_text(project.read_text().replace('SITES = ["Boston"', 'SITES = ["Bostn"'))
-    with deployment(folder, "question = []\n") as processes:
-        for site in SITES:
-            processes.wait_for(site, lambda log: ACCEPTED in log)
-        processes.run()
-        words = (
-            "a node is registered as 'Boston', which is none of sites=['Bostn', 'Lyon', 'Osaka']",
-            f"cannot take part: its policy {folder}/flsv-site.toml cannot be read: it has ['question']. There are",
-        )
-        # Some 20 s where the machine has nothing else to do; the server waits 600 s for its sites.
-        processes.wait_for("run", lambda log: all(each in log for each in words))
 
 
 def diary(folder: Path) -> list[tuple[int, int]]:
@@ -91,24 +77,43 @@ def diary(folder: Path) -> list[tuple[int, int]]:
     return [(int(line.split()[0]), int(line.split()[1])) for line in lines]
 
 
-def test_sites_and_the_server_fail_and_the_rounds_go_on(tmp_path: Path) -> None:
+def test_from_a_wrong_start_through_all_that_fails_to_the_end(tmp_path: Path) -> None:
+    """One deployment. A name that is misspelt at the server and policies with a typo end the first start by name; then
+    sites do wrong, a SuperNode, the server and the SuperLink are killed, and the rounds go on to their end."""
     folder = tmp_path / "app"
-    assert main(["init", "--flower", str(folder)]) == 0
+    assert main(["init", "--flower", str(folder), "--quiet"]) == 0
     project = folder / "fedapp" / "federation.py"
-    kept = project.read_text().split("client = client_app")[0]
-    settings = f"\nROUNDS, TIMEOUT, FOLDER = {ROUNDS}, {TIMEOUT}, {str(folder / 'runs')!r}\nos.chdir({str(folder)!r})\n"
-    project.write_text(kept + TROUBLE.replace("\n\ndef trouble", settings + "\n\ndef trouble"))
-    with deployment(folder) as processes:
-        processes.run()
-        processes.wait_for("run", lambda _: (diary(folder) or [(0, 0)])[-1][1] >= 3, SECONDS)
+    written = project.read_text()
+    project.write_text(written.replace('SITES = ["Boston"', 'SITES = ["Bostn"'))
+    with deployment(folder, "question = []\n") as processes:
+        for site in SITES:
+            processes.wait_for(site, lambda log: ACCEPTED in log)
+        processes.run("refused")
+        words = (
+            "a node is registered as 'Boston', which is none of sites=['Bostn', 'Lyon', 'Osaka']",
+            f"cannot take part: its policy {folder}/flsv-site.toml cannot be read: it has ['question']. There are",
+        )
+        # Some 20 s where the machine has nothing else to do; the server waits 600 s for its sites.
+        processes.wait_for("refused", lambda log: all(each in log for each in words))
+
+        (folder / "flsv-site.toml").write_text("questions = []\n")
+        settings = f"\nROUNDS, TIMEOUT, FOLDER = {ROUNDS}, {TIMEOUT}, {str(folder / 'runs')!r}\n"
+        settings += f"os.chdir({str(folder)!r})\n"
+        own = TROUBLE.replace("\n\ndef trouble", settings + "\n\ndef trouble")
+        project.write_text(written.split("client = client_app")[0] + own)
+        processes.supervise("rounds")
+        processes.wait_for("rounds", lambda _: (diary(folder) or [(0, 0)])[-1][1] >= 3, SECONDS)
         processes.kill("Osaka")
         os.kill(diary(folder)[-1][0], signal.SIGKILL)
         processes.start_site("Osaka", until_accepted=True)
-        processes.run("again")
         processes.wait_for("Osaka", lambda log: ACCEPTED in log, SECONDS)
+        processes.wait_for("rounds", lambda _: diary(folder)[-1][1] == ROUNDS - 3, SECONDS)
+        processes.kill("link")
+        processes.start_link()
         (folder / "osaka_is_back").touch()
-        processes.wait_for("again", lambda _: diary(folder)[-1][1] == ROUNDS - 1, SECONDS)
-        told = (folder / "run.log").read_text() + (folder / "again.log").read_text()
+        processes.wait_for("rounds", lambda log: "the run has finished" in log, SECONDS)
+        assert len(living(folder)) <= len(SITES)  # one process a site, whatever was killed
+        told = (folder / "rounds.log").read_text()
 
     with (folder / "runs" / "contributions.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -122,7 +127,9 @@ def test_sites_and_the_server_fail_and_the_rounds_go_on(tmp_path: Path) -> None:
     assert "Lyon" not in weighed[3]
     # Killed, refused for as long as the SuperLink thinks that it is there, let in, and a part of the federation again.
     assert weighed[ROUNDS - 1] == {"Boston", "Lyon", "Osaka"}
-    assert len({process for process, _ in diary(folder)}) == 2
+    assert {index for _, index in diary(folder)} == set(range(ROUNDS))
+    assert len({process for process, _ in diary(folder)}) == 3
+    assert told.count("it is started again") >= 2
     # What is said of round 3 reaches the log some seconds later, and may be lost with the server that is killed then.
     for words in ("'Lyon' (client 1) is left out of round 2", "'Osaka' (client 2) is left out of round 3"):
         assert words in told

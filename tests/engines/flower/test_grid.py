@@ -112,26 +112,6 @@ def test_an_error_of_a_sites_data_is_told_without_its_text(caplog: pytest.LogCap
     assert "John Smith" in caplog.text
 
 
-def test_an_error_of_a_mod_says_nothing_of_the_data(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def broken(message: Message, context: Context, call_next: Any) -> Message:
-        call_next(message, context)
-        raise ValueError("John Smith is no number")
-
-    app = client_app(
-        partial(ClassifierClient, "mlp", num_classes=2, input_shape=(3,)),
-        lambda node: Points(),
-        FederatedLoop,
-        mods=[broken],
-    )
-    (message,) = Grid(0).made([Message(to_record(Packet("hello")), 1, "query")])
-    node = {"folder": str(tmp_path)}
-    context = Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config={})
-    told = from_record(app(message, context).content)
-    assert (told.kind, told.plain["error"][:42]) == ("failed", "it failed with ValueError at test_grid.py:")
-    assert "John Smith" not in str(told)
-    assert "John Smith" in caplog.text
-
-
 def test_a_run_that_cannot_be_asks_nobody_and_says_how_it_ended(tmp_path: Path) -> None:
     def make_module() -> Any:
         return ClassifierClient("mlp", num_classes=10, input_shape=(1, 8, 8))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 import warnings
 from collections.abc import Iterator
 from functools import partial
@@ -55,41 +54,16 @@ def test_the_first_site_is_waited_for(tmp_path: Path, absent: int, mute: int) ->
     assert len([each for each in told if "'Boston' has not said what it has" in str(each.message)]) == min(mute, 1)
 
 
-def test_a_site_that_is_away_is_not_waited_for_while_others_are_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def sleep(seconds: float) -> None:
-        raise AssertionError("it is waited for")
-
-    monkeypatch.setattr(time, "sleep", sleep)
-    directory = Directory(Slow(0, 0), NAMES, {}, tmp_path / "book", wait=60)
-    assert directory.exchange({1: Packet("ask")}) == {1: "it is away"}
-    directory = Directory(Slow(1, 0), NAMES, {}, tmp_path / "none", wait=60)
-    with pytest.raises(AssertionError, match="it is waited for"):
-        directory.exchange({1: Packet("ask")})
-
-
-class Silent(Slow):
-    """Boston takes its time."""
-
-    def exchange(self, packets: Any, seconds: float) -> Iterator[tuple[int, Any]]:
-        time.sleep(0.3)
-        yield from super().exchange(packets, seconds)
-
-
-def test_who_is_awaited_is_said_while_nothing_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flsv.engines.remote.transport.PAUSE", 0.1)
-    said: list[str | None] = []
-    directory = Directory(Silent(0, 0), NAMES[:2], {}, tmp_path / "book", wait=0.7, say=said.append)
-    with pytest.raises(RuntimeError, match="have not come within"):
+def test_the_log_says_who_is_there_and_who_has_replied(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    nodes = Replay()
+    nodes.says["hello"] = {100 + i: Packet("here", {"sizes": SIZES}) for i in range(3)}
+    nodes.says["ask"] = {100: Packet("answer")}
+    directory = Directory(nodes, NAMES, {}, tmp_path / "book", wait=60)
+    with caplog.at_level("INFO"):
         directory.gather()
-    assert said[0] == f"0 of 2 sites, waiting for {NAMES[0]}, {NAMES[1]}"
-    assert said[-2:] == [f"1 of 2 sites, waiting for {NAMES[1]}", None]
-
-
-def test_nobody_is_waited_for_for_ever(tmp_path: Path) -> None:
-    directory = Directory(Slow(10**6, 0), NAMES, {}, tmp_path / "book", wait=0.1)
-    assert directory.exchange({0: Packet("ask")}) == {0: "it is away"}
+        directory.exchange({0: Packet("ask")})
+    for words in ("'Lyon' is there: 2 of 3 sites", "3 of 3 sites are there", "'Boston' has replied: 1 of 1 sites"):
+        assert words in caplog.text
 
 
 def test_a_site_that_is_set_up_wrongly_ends_the_start(tmp_path: Path) -> None:
@@ -128,17 +102,19 @@ def test_who_refuses_is_named_before_the_others_have_answered(tmp_path: Path) ->
         directory.gather()
 
 
-@pytest.mark.parametrize("name", ["", "Lion"])
-def test_a_node_of_another_name_is_named_at_once(tmp_path: Path, name: str) -> None:
+def test_a_node_of_another_name_and_a_second_one_are_left_alone(tmp_path: Path) -> None:
     remote = Remotely(tmp_path, shapfed)
-    remote.transport.names[101] = name  # "": registered without one
-    words = rf"a node is registered as '{name}', which is none of sites=\['Boston', 'Lyon', 'Osaka'\]"
+    remote.transport.names[101] = ""  # registered without one
+    remote.transport.sites[99], remote.transport.names[99] = remote.transport.sites[102], "Osaka"
+    words = r"a node is registered as '', which is none of sites=\['Boston', 'Lyon', 'Osaka'\]"
     with (
         pytest.warns(UserWarning, match=words) as warned,
         pytest.raises(RuntimeError, match=rf"sites \['Lyon'\] have not come .* {words}"),
     ):
         remote.fit()
-    assert len([each for each in warned if "is registered as" in str(each.message)]) == 1
+    told = [str(each.message) for each in warned]
+    assert len([each for each in told if "is registered as" in each]) == 1
+    assert "two nodes are registered as 'Osaka': one of them is left alone." in told
 
 
 def test_a_killed_server_goes_on_and_sites_begin_where_they_stood(tmp_path: Path) -> None:
@@ -165,23 +141,7 @@ def _die() -> Packet:
     raise Killed
 
 
-def test_a_second_node_of_one_name_is_left_alone(tmp_path: Path) -> None:
-    remote = Remotely(tmp_path, shapfed)
-    asked: list[int] = []
-
-    def come(address: int, packet: Packet, reply: Packet) -> Packet:
-        remote.transport.sites[99], remote.transport.names[99] = remote.sites[101], "Lyon"
-        asked.append(address)
-        return reply
-
-    remote.transport.spoil = come
-    with pytest.warns(UserWarning, match="two nodes are registered as 'Lyon': one of them is left alone"):
-        loop = remote.fit(2)
-    assert 99 not in asked
-    assert loop.participations.tolist() == [2, 2, 2]
-
-
-@pytest.mark.parametrize("text", ["", "[]]", "3", '{"Lyon": 3}', '{"Lyon": {"train": 1}}', "\xff"])
+@pytest.mark.parametrize("text", ["[]]", '{"Lyon": {"train": 1}}', "\xff"])
 def test_a_book_that_cannot_be_read_says_so(tmp_path: Path, text: str) -> None:
     (tmp_path / "sites.json").write_bytes(text.encode("latin1"))
     with pytest.raises(ConfigurationError, match="sites.json cannot be read: it lacks or garbles .* Delete it"):
@@ -230,13 +190,6 @@ def test_a_site_answers_no_other_question(tmp_path: Path, caplog: pytest.LogCapt
     reply = answering.answer(packet)
     assert (reply.kind, reply.plain["error"][:28]) == ("failed", "it failed with PermissionErr")
     assert "'os:getcwd' is no question that this site answers" in caplog.text
-
-
-def test_who_never_comes_is_named(tmp_path: Path) -> None:
-    remote = Remotely(tmp_path, shapfed)
-    del remote.transport.sites[101]
-    with pytest.raises(RuntimeError, match=r"sites \['Lyon'\] have not come within 0.2 s"):
-        remote.fit()
 
 
 def test_nobody_replies(tmp_path: Path) -> None:

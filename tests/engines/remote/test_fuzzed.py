@@ -136,7 +136,23 @@ def test_the_others_updates_are_taken_as_they_are(
         ]
         assert mine.reports["change"].isfinite().all()
         assert not mine.vector.requires_grad
-    json.dumps(here._state.incidents)
+    json.dumps(here._state.incidents, ensure_ascii=False).encode()  # as the run's record has them
+
+
+@FUZZED
+@given(packet=packets(Packet("here", {"sizes": {"train": SAMPLES, "val": 10, "test": 0}})))
+def test_who_is_greeted_has_said_what_it_has(tmp_path_factory: pytest.TempPathFactory, packet: Packet | None) -> None:
+    if packet is None:
+        return
+    transport = Replay()
+    here = remote(tmp_path_factory.mktemp("fuzzed"), transport).directory
+    transport.says["hello"][101] = packet
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        found = here.refresh(strict=True)
+    assert {0, 2} <= found.keys()
+    assert (1 in found) != bool(told)
+    assert all(sizes["train"] >= 1 and max(sizes.values()) <= 10**8 for sizes in here.sizes.values())
 
 
 _plain, _tensors = pack({"values": [torch.rand(4), 3, None]})
@@ -171,6 +187,16 @@ def test_an_accuracy_is_one_or_there_is_none(tmp_path_factory: pytest.TempPathFa
         warnings.simplefilter("ignore")
         found = here.test({1: Instruction(0, 1, 7, torch.zeros(3))})
     assert not any(value < 0 or value > 1 for scores in found.values() for value in scores.values())
+
+
+def test_an_answer_of_any_depth_is_one_or_there_is_none(tmp_path: Path) -> None:
+    deep: Any = 1
+    for _ in range(5000):
+        deep = {"list": [deep]}
+    transport = Replay()
+    transport.says["ask"] = {101: Packet("answer", {"answer": deep})}
+    with pytest.raises(NoAnswer, match="lacks or garbles maximum recursion"):
+        remote(tmp_path, transport).ask(1, 0, leave_self_out, (), {})
 
 
 def test_of_two_that_report_different_things_nobody_knows_who_is_right(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from remote_federation import CASES, Remotely, kept_at, shapfed, with_splits
+from remote_federation import Remotely, kept_at, shapfed, with_splits
 from remote_sites import NAMES
 from sifted import slow_except
 
@@ -133,73 +133,14 @@ def test_who_does_not_say_what_the_others_are_worth(tmp_path: Path, kind: str) -
     assert loop.contributions["fedce"].isnan().tolist() == [False, True, False]
 
 
-@pytest.mark.parametrize(
-    "reply", [Packet("broken"), Packet("tested", {"accuracy": "good"}), Packet("tested", {"accuracy": 7})]
-)
-def test_who_does_not_test_its_model_is_named(tmp_path: Path, reply: Packet) -> None:
+def test_who_does_not_test_its_model_is_named(tmp_path: Path) -> None:
+    reply = Packet("tested", {"accuracy": "good"})
     remote = with_splits(tmp_path, partial(shapfed, evaluation=ClientEvaluation(every=1)))
     remote.transport.spoil = lambda address, packet, good: reply if (address, packet.kind) == (101, "test") else good
     with pytest.warns(UserWarning, match=r"site 'Lyon' \(client 1\) has not tested its model: its"):
         loop = remote.fit(rounds=1)
     assert loop.client_accuracy is not None
     assert loop.client_accuracy.isnan().tolist() == [False, True, False]
-
-
-def spoiled(kind: str, round_index: int, address: int, what: Any) -> Any:
-    """Replaces one site's reply in one round."""
-
-    def spoil(at: int, packet: Packet, reply: Packet) -> Any:
-        hit = at == address and packet.kind == kind and packet.plain.get("round") == round_index
-        return what(reply) if hit else reply
-
-    return spoil
-
-
-GARBAGE: dict[str, tuple[Any, str]] = {
-    "late": (lambda reply: None, "no reply within 1 s"),
-    "failed": (lambda reply: "out of memory (code 100)", "out of memory"),
-    "another model": (
-        lambda reply: Packet("update", reply.plain, {"vector": torch.zeros(3)}),
-        r"its model is \[3\] of torch.float32",
-    ),
-    "words": (lambda reply: Packet("hm", {"a": "b"}), "lacks or garbles 'vector'"),
-    "no samples": (
-        lambda reply: Packet("update", {**reply.plain, "samples": 0}, reply.tensors),
-        "it has trained on 0 samples and had announced 436",
-    ),
-    "another type": (
-        lambda reply: Packet("update", reply.plain, {"vector": reply.tensors["vector"].long()}),
-        "of torch.int64",
-    ),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", GARBAGE)
-def test_who_sends_garbage_is_left_out_of_the_round(tmp_path: Path, kind: str) -> None:
-    what, words = GARBAGE[kind]
-    remote = Remotely(tmp_path, shapfed)
-    remote.transport.spoil = spoiled("train", 1, 101, what)
-    with pytest.warns(UserWarning, match=f"site 'Lyon' \\(client 1\\) is left out of round 2: .*{words}"):
-        loop = remote.fit()
-    assert loop.participations.tolist() == [3, 2, 3]
-    assert loop.contributions["cssv"].isfinite().all()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("reports", [{}, {"control_variate_change": torch.zeros(3)}, {"more": torch.zeros(1)}])
-def test_the_first_to_report_something_else_is_the_one_left_out(tmp_path: Path, reports: dict[str, Any]) -> None:
-    remote = Remotely(tmp_path, CASES["scaffold"][0])
-    tensors = {f"report/{name}": value for name, value in reports.items()}
-    remote.transport.spoil = spoiled(
-        "train", 1, 100, lambda reply: Packet("update", reply.plain, {"vector": reply.tensors["vector"], **tensors})
-    )
-    with pytest.warns(
-        UserWarning,
-        match=r"site 'Boston' \(client 0\) is left out of round 2: it reports .*, (the others|which nobody asks)",
-    ):
-        loop = remote.fit()
-    assert loop.participations.tolist() == [2, 3, 3]
 
 
 @pytest.mark.slow
@@ -259,19 +200,6 @@ def test_who_is_not_ready_in_time_stops_and_can_do_the_next_round(tmp_path: Path
     assert [visit["who"][-1] for visit in kept_at(tmp_path, "Lyon")] == [0, 2]
 
 
-@pytest.mark.slow
-def test_a_model_that_is_not_finite_is_left_out(tmp_path: Path) -> None:
-    def poison(reply: Packet) -> Packet:
-        return Packet("update", reply.plain, {**reply.tensors, "vector": reply.tensors["vector"] * float("nan")})
-
-    remote = Remotely(tmp_path, shapfed)
-    remote.transport.spoil = spoiled("train", 1, 101, poison)
-    with pytest.warns(UserWarning, match=r"client 1 \('Lyon'\) returned a model with NaN .* in round 1"):
-        loop = remote.fit()
-    assert loop.participations.tolist() == [3, 2, 3]
-    assert loop.state.model().isfinite().all()
-
-
 def test_absence_is_not_a_zero(tmp_path: Path) -> None:
     """A site that is away in a round keeps its value, and its moving average goes on when it is back."""
     remote = Remotely(tmp_path, shapfed)
@@ -293,8 +221,7 @@ def test_absence_is_not_a_zero(tmp_path: Path) -> None:
     assert loop.contributions["cssv"].isfinite().all()
 
 
-@pytest.mark.parametrize("said", slow_except(["high"], [None, "high", {"list": [1.0]}]))
-def test_a_candidate_that_gives_no_loss_is_chosen_last(tmp_path: Path, said: Any) -> None:
+def test_a_candidate_that_gives_no_loss_is_chosen_last(tmp_path: Path) -> None:
     def make() -> FederatedLoop:
         return shapfed(aggregator=FedAvg("uniform"), metrics={}, sampler=PowerOfChoice(2, 3))
 
@@ -303,7 +230,7 @@ def test_a_candidate_that_gives_no_loss_is_chosen_last(tmp_path: Path, said: Any
     def spoil(address: int, packet: Packet, reply: Packet) -> Packet | None:
         if packet.kind != "ask" or address != 101:
             return reply
-        return None if said is None else Packet(reply.kind, {"answer": said}, reply.tensors)
+        return Packet(reply.kind, {"answer": "high"}, reply.tensors)
 
     remote.transport.spoil = spoil
     with pytest.warns(UserWarning, match="It is chosen last"):
