@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from compat.by_hand import coalition_values, validated
-from compat.kinds import contrastive, generative, hooks, sequences, structured, supervised, transfer
+from compat.kinds import contrastive, generative, hooks, sequences, supervised, transfer
 from compat.kinds.base import Kind
 from compat.runs import Pair, both
 from sifted import slow_except
@@ -18,16 +18,12 @@ KINDS: dict[str, Kind] = {
     **transfer.KINDS,
     **supervised.KINDS,
     **sequences.KINDS,
-    **structured.KINDS,
     **hooks.KINDS,
 }
 
 
 #: Another of the same kind is fast.
-SLOW = (
-    "vae", "spectral-norm-gan", "byol-before-zero-grad", "moco", "carried-gru-state", "one-logit", "multilabel",
-    "hydra-template-compiled",
-)  # fmt: skip
+SLOW = ("spectral-norm-gan", "byol-before-zero-grad", "moco", "hydra-template-compiled")
 
 
 @pytest.fixture(scope="module", params=slow_except([name for name in KINDS if name not in SLOW], KINDS))

@@ -31,24 +31,13 @@ class Notes(Small):
         return super().training_step(batch, batch_idx)
 
 
-def told(tmp_path: Path) -> Notes:
-    module, _ = run(Kind(Notes, images, clients=(2, 3)), tmp_path)
-    assert isinstance(module, Notes)
-    return module
-
-
 def test_epochs_are_rounds_and_batches_are_the_clients(tmp_path: Path) -> None:
+    """The global step and the epoch's length count all clients; attributes that are no tensors pass between them."""
+    module: Any = run(Kind(Notes, images, clients=(2, 3)), tmp_path)[0]
     own = [(epoch, i, i == n - 1) for epoch in range(2) for n in BATCHES for i in range(n)]
-    assert [(epoch, batch_idx, last) for epoch, _, _, batch_idx, last in told(tmp_path).told] == own
-
-
-def test_the_global_step_and_the_epochs_length_count_all_clients(tmp_path: Path) -> None:
-    counted = [(step, length) for _, step, length, _, _ in told(tmp_path).told]
-    assert counted == [(step, sum(BATCHES)) for step in range(2 * sum(BATCHES))]
-
-
-def test_attributes_that_are_no_tensors_pass_from_client_to_client(tmp_path: Path) -> None:
-    assert told(tmp_path).count == 2 * sum(BATCHES)
+    assert [(epoch, batch_idx, last) for epoch, _, _, batch_idx, last in module.told] == own
+    assert [(step, length) for _, step, length, _, _ in module.told] == [(i, sum(BATCHES)) for i in range(len(own))]
+    assert module.count == len(own)
 
 
 class Sums(Small):

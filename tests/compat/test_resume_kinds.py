@@ -22,7 +22,7 @@ KINDS: dict[str, Kind] = {
         (contrastive.KINDS, ["byol", "moco-non-persistent", "rotations"]),
         (transfer.KINDS, ["frozen-backbone"]),
         (supervised.KINDS, ["manual-accumulation"]),
-        (sequences.KINDS, ["carried-lstm-state", "carried-gru-state"]),
+        (sequences.KINDS, ["carried-lstm-state"]),
         (hooks.KINDS, ["hooks"]),
     )
     for name in names

@@ -71,17 +71,12 @@ AS_BY_HAND: dict[str, Kind] = {
     "precision-bf16-true": rounded("bf16-true", 1e-2),
     "precision-16-true": rounded("16-true", 1e-3),
     "precision-plugin": Kind(Small, images, trainer={"plugins": DoublePrecision()}, tolerance=1e-12),
-    "clipping-by-norm": small(gradient_clip_val=0.1),
     "clipping-by-value": small(gradient_clip_val=0.01, gradient_clip_algorithm="value"),
-    "accumulation": small(accumulate_grad_batches=2),
-    "limit-batches": small(limit_train_batches=2),
     "limit-share": small(limit_train_batches=0.5),
     "step-schedule": scheduled(lambda o, t: lr_scheduler.ExponentialLR(o, 0.9)),
-    "every-second-step": scheduled(lambda o, t: lr_scheduler.ExponentialLR(o, 0.5), frequency=2),
     "epoch-schedule": scheduled(lambda o, t: lr_scheduler.ExponentialLR(o, 0.5), "epoch"),
     "every-second-epoch": scheduled(lambda o, t: lr_scheduler.ExponentialLR(o, 0.5), "epoch", 2),
     "one-cycle": scheduled(lambda o, t: lr_scheduler.OneCycleLR(o, 0.2, total_steps=steps(t))),
-    "cosine-to-the-end": scheduled(lambda o, t: lr_scheduler.CosineAnnealingLR(o, steps(t))),
     "linear-while-accumulating": scheduled(
         lambda o, t: lr_scheduler.LinearLR(o, 1.0, 0.0, steps(t)), accumulate_grad_batches=2
     ),
@@ -96,7 +91,6 @@ AS_BY_HAND: dict[str, Kind] = {
         )
     ),
     "schedule-by-hand": small(partial(ManualSchedule, lambda o, t: lr_scheduler.ExponentialLR(o, 0.9))),
-    "adam": small(partial(Small, optimizer=partial(torch.optim.Adam, lr=1e-2))),
     "lbfgs": small(partial(Small, optimizer=partial(torch.optim.LBFGS, lr=1e-2, max_iter=3))),
     "fused-optimizer": small(partial(Small, optimizer=partial(torch.optim.AdamW, lr=1e-2, fused=True))),
     "together": small(gradient_clip_val=0.1, accumulate_grad_batches=3),
@@ -128,8 +122,6 @@ def _barebones(folder: Path) -> dict[str, Any]:
 
 
 CHANGES_NOTHING: dict[str, Callable[[Path], dict[str, Any]]] = {
-    "csv-logger": lambda f: {"logger": CSVLogger(f)},
-    "tensorboard": lambda f: {"logger": TensorBoardLogger(f)},
     "several-loggers": lambda f: {"logger": [CSVLogger(f), TensorBoardLogger(f)]},
     "default-logger": lambda f: {"logger": True},
     "log-every-step": lambda f: {"logger": CSVLogger(f), "log_every_n_steps": 1},
@@ -137,23 +129,19 @@ CHANGES_NOTHING: dict[str, Callable[[Path], dict[str, Any]]] = {
     "model-summary": lambda f: {"enable_model_summary": True},
     "checkpoints": lambda f: {"enable_checkpointing": True},
     "simple-profiler": lambda f: {"profiler": "simple"},
-    "advanced-profiler": lambda f: {"profiler": "advanced"},
     "pytorch-profiler": lambda f: {"profiler": PyTorchProfiler(f, schedule=None)},
     "benchmark": lambda f: {"benchmark": True},
     "deterministic": lambda f: {"deterministic": True},
     "detect-anomaly": lambda f: {"detect_anomaly": True},
     "sanity-check": lambda f: {"num_sanity_val_steps": 2},
     "validation-every-second-round": lambda f: {"check_val_every_n_epoch": 2},
-    "limited-validation": lambda f: {"limit_val_batches": 1},
     "no-validation": lambda f: {"limit_val_batches": 0},
     "inference-mode-off": lambda f: {"inference_mode": False},
     "max-time": lambda f: {"max_time": "00:01:00:00"},
-    "min-epochs": lambda f: {"min_epochs": 2},
     "barebones": _barebones,
     "no-distributed-sampler": lambda f: {"use_distributed_sampler": False},
     "sync-batchnorm": lambda f: {"sync_batchnorm": True},
     "strategy-object": lambda f: {"strategy": SingleDeviceStrategy("cpu"), "accelerator": "auto"},
-    "one-device": lambda f: {"devices": 1},
 }
 
 

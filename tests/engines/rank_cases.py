@@ -18,7 +18,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from rank_federations import CASES, Case, five, shapfed_wa
 from torch import nn
 from torch.utils.data import TensorDataset
-from toys import CLASSES, Plain, toy_sets
+from toys import Plain, toy_sets
 
 from flsv import Reporting
 from flsv.aggregation import FedAvg
@@ -142,10 +142,9 @@ def other_data(folder: str, how: str) -> None:
     if how == "clock":  # of every rank
         options = {"max_time": "00:01:00:00"}
     elif int(os.environ["LOCAL_RANK"]) == 1:
-        if how in ("samples", "labels"):
+        if how == "samples":
             (x, y), test = toy_sets()[0].tensors, toy_sets()[1]
-            other = TensorDataset(x, (y + 1) % CLASSES) if how == "labels" else TensorDataset(x + 1, y)
-            data = FederatedDataModule((other, test), SizePartitioner([4, 2, 3, 3, 2]), batch_size=8)
+            data = FederatedDataModule((TensorDataset(x + 1, y), test), SizePartitioner([4, 2, 3, 3, 2]), batch_size=8)
         elif how == "settings":
             loop = loop.replace(aggregator=FedAvg(), metrics={"cssv": ClassSpecificShapley(momentum=0.1)})
         elif how == "module":

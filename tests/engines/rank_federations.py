@@ -15,9 +15,9 @@ from torch.utils.data import Dataset
 from toys import CLASSES, Plain, adam, network, toy_data, toy_sets
 
 from flsv import ClientEvaluation
-from flsv.aggregation import FedAvg, ShapFedWA, ShapleyWeighted
+from flsv.aggregation import FedAvg, ShapFedWA
 from flsv.attacks import Attack, MinMax, Scaling, SignFlip
-from flsv.clients.algorithms import SCAFFOLD, Ditto, InRunValues, PerFedAvg
+from flsv.clients.algorithms import SCAFFOLD, Ditto, InRunValues
 from flsv.data import FederatedDataModule, SizePartitioner, Splits
 from flsv.filters import OutlierFilter
 from flsv.loop import FederatedLoop
@@ -42,7 +42,7 @@ from flsv.participants import run_protocol
 from flsv.participants.artifacts import keep_artifact
 from flsv.personalization import FedFomo, PFedSV, ShapFedPersonalizer
 from flsv.privacy import GaussianPrivacy
-from flsv.sampling import FixedCohort, PowerOfChoice, ShapleyImportanceSampler, UniformSampler
+from flsv.sampling import PowerOfChoice, UniformSampler
 from flsv.uploads import TopK, UploadContext
 
 Case = tuple[FederatedLoop, L.LightningModule, FederatedDataModule, dict[str, Any]]
@@ -156,16 +156,6 @@ def shapfed_wa() -> Case:
     return FederatedLoop(ShapFedWA("cssv"), metrics, seed=3), Plain(network(batch_norm=False)), five(), {}
 
 
-def afedsv_plus() -> Case:
-    loop = FederatedLoop(
-        ShapleyWeighted("ssv"),
-        {"ssv": SurrogateFederatedShapley(beta=0.7)},
-        sampler=ShapleyImportanceSampler(expected_cohort=3, metric="ssv"),
-        seed=3,
-    )
-    return loop, Plain(network(batch_norm=False)), five(), {"rounds": 4}
-
-
 def pfedsv() -> Case:
     loop = FederatedLoop(
         personalizer=PFedSV(),
@@ -204,11 +194,6 @@ def own_models_of_the_worst_served() -> Case:
     return loop, Plain(network(dropout=0.3)), five(), {"rounds": 4}
 
 
-def meta_learnt() -> Case:
-    loop = FederatedLoop(client_algorithm=PerFedAvg(0.05, "free"), sampler=UniformSampler(3), seed=3)
-    return loop, Plain(network(), plain_sgd), five(), {}
-
-
 def in_run() -> Case:
     metrics = {"in_run": InRunShapley(order=2), "cost": CommunicationCost()}
     loop = FederatedLoop(metrics=metrics, client_algorithm=InRunValues(2), sampler=UniformSampler(3), seed=3)
@@ -241,15 +226,6 @@ def shadows() -> Case:
     return loop, module, five(), {"rounds": 4, "gradient_clip_val": 1.0}
 
 
-def batch_norm() -> Case:
-    module = Plain(network(dropout=0.3), scheduler=step_schedule)
-    return FederatedLoop(sampler=UniformSampler(4), seed=3), module, five(), {"monitor": "val_acc"}
-
-
-def one_client() -> Case:
-    return FederatedLoop(sampler=FixedCohort([2]), optimizer_state="persist", seed=3), Logging(), five(), {}
-
-
 def two_clients() -> Case:
     metrics = {"distance": CalibratedOTGradient(), "drawn": Drawing()}
     return FederatedLoop(metrics=metrics, seed=3), Plain(), toy_data((1, 1)), {"rounds": 2}
@@ -259,10 +235,6 @@ def manual() -> Case:
     # Two clients: of three ranks one is idle.
     loop = FederatedLoop(sampler=UniformSampler(2), optimizer_state="persist", local_epochs=2, seed=3)
     return loop, Manual(network(dropout=0.2)), five(), {}
-
-
-def one_broken() -> Case:
-    return FederatedLoop(uploads=[Broken(clients=[0])], optimizer_state="persist", seed=3), Plain(), five(), {}
 
 
 def one_excluded() -> Case:
@@ -346,20 +318,15 @@ CASES: dict[str, Callable[[], Case]] = {
     function.__name__: function
     for function in (
         shapfed_wa,
-        afedsv_plus,
         pfedsv,
         scaffold,
         own_models_of_the_worst_served,
-        meta_learnt,
         in_run,
         shadows,
         kept_momentum,
         adam_with_steps,
-        batch_norm,
-        one_client,
         two_clients,
         manual,
-        one_broken,
         one_excluded,
         by_a_logged_value,
         held_generator,

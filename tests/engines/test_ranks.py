@@ -45,11 +45,6 @@ def test_equals_one_process_to_the_bit(runs: Path, name: str, size: int) -> None
     assert differences(runs / "1" / name, runs / str(size) / name) == []
 
 
-def test_shares_of_one_client_and_unequal_shares_of_coalitions(runs: Path, tmp_path: Path) -> None:
-    run_ranks("run_all", [str(tmp_path / "run"), ["by_a_logged_value"]], 5, tmp_path)
-    assert differences(runs / "1/by_a_logged_value", tmp_path / "run/by_a_logged_value") == []
-
-
 def test_what_ranks_exchange(tmp_path: Path) -> None:
     run_ranks("exchanges", [str(tmp_path)], 3, tmp_path)
 
@@ -102,7 +97,6 @@ def test_all_end_with_one_and_the_run_goes_on_from_there(
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("labels", "have dealt out other data: "),
         ("samples", "have dealt out other data: clients [0, 1, 2, 3, 4] and the server's validation set"),
         ("settings", "federation.aggregator is"),
         ("module", "the module's "),

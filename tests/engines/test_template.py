@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import ssl
 import subprocess
 import sys
 from pathlib import Path
@@ -25,14 +24,6 @@ def test_scripts_are_ones_of_any_shell(name: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_supernode_that_is_told_no_name_does_not_start() -> None:
-    done = subprocess.run(
-        ["sh", DEPLOY / "supernode.sh"], capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"}
-    )
-    assert done.returncode
-    assert "SITE: is the name of this site" in done.stderr
-
-
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
 @pytest.mark.parametrize("name", UNITS)
 def test_systemd_accepts_the_units(tmp_path: Path, name: str) -> None:
@@ -43,26 +34,8 @@ def test_systemd_accepts_the_units(tmp_path: Path, name: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_what_is_started_is_there() -> None:
-    started = [word for name in UNITS for word in re.findall(r"\bdeploy/[\w.]+", (DEPLOY / name).read_text())]
-    assert UNITS == ["flsv-superlink.service", "flsv-supernode.service"]
-    assert {"deploy/superlink.sh", "deploy/supernode.sh"} <= set(started)
-    assert [word for word in started if not (TEMPLATE / word).is_file()] == []
-
-
 def test_the_policy_is_one() -> None:
     assert SitePolicy.read(TEMPLATE / "flsv-site.toml") == SitePolicy([])
-
-
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl and ssh-keygen")
-def test_keys_are_made_once(tmp_path: Path) -> None:
-    made = subprocess.run(["sh", TEMPLATE / "keys.sh", "Boston"], cwd=tmp_path, capture_output=True, text=True)
-    assert made.returncode == 0, made.stderr
-    assert {path.name for path in (tmp_path / "keys").iterdir()} == {
-        *("server.pem", "server.key", "ca.pem", "Boston", "Boston.pub"),
-    }
-    ssl.create_default_context(cafile=tmp_path / "keys" / "ca.pem")
-    assert subprocess.run(["sh", TEMPLATE / "keys.sh", "Boston"], cwd=tmp_path, capture_output=True).returncode
 
 
 def flwr_of(folder: Path, script: str) -> subprocess.CompletedProcess:

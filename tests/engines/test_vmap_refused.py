@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-import numpy as np
 import pytest
 import torch
-from batched_pairs import SIZES, Plainest, by_step, loop
-from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler
+from batched_pairs import Plainest, by_step, loop
+from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 from torchmetrics import MeanMetric
-from toys import CLASSES, FEATURES, Plain, fit, sgd, toy_data
+from toys import CLASSES, FEATURES, Plain, fit, toy_data
 
 from flsv.clients.algorithms import FedProx, MoreauSGD
 from flsv.engines.vmap import VmapProcess
@@ -25,17 +24,6 @@ from flsv.loop import FederatedLoop
 class Drops(Plainest):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return nn.functional.dropout(super().training_step(batch, batch_idx)[None], 0.5).sum()
-
-
-class Mixes(Plainest):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return float(np.random.rand()) * super().training_step(batch, batch_idx)  # noqa: NPY002
-
-
-class Branches(Plainest):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = super().training_step(batch, batch_idx)
-        return loss if loss > 0.1 else 2 * loss
 
 
 class Reads(Plainest):
@@ -56,17 +44,6 @@ class Counts(Plainest):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         self.seen += 1
         return super().training_step(batch, batch_idx)
-
-
-class Collects(Plainest):
-    def __init__(self) -> None:
-        super().__init__()
-        self.outputs: list[Tensor] = []
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = super().training_step(batch, batch_idx)
-        self.outputs.append(loss.detach())
-        return loss
 
 
 class Measures(Plainest):
@@ -114,11 +91,6 @@ class Hooked(Plainest):
         pass
 
 
-class Steps(Plainest):
-    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        super().optimizer_step(*args, **kwargs)
-
-
 class Watches(Callback):
     def on_after_backward(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         pass
@@ -131,12 +103,9 @@ def bias_before_norm() -> Plain:
 
 REFUSED: list[tuple[Any, dict[str, Any], dict[str, Any], str]] = [
     (Drops, {}, {}, "draws random numbers"),
-    (Mixes, {}, {}, "draws random numbers"),
-    (Branches, {}, {}, "reads values off tensors"),
     (Reads, {}, {}, "reads values off tensors"),
     (Masks, {}, {}, "shape depends on values"),
     (Counts, {}, {}, "changes what the module keeps beside parameters and buffers: seen"),
-    (Collects, {}, {}, "changes what the module keeps beside parameters and buffers: outputs"),
     (Measures, {}, {}, "changes what the module keeps beside parameters and buffers: mean"),
     (Indexes, {}, {}, "looks at batch_idx"),
     (Asks, {}, {}, "asks for trainer.global_step"),
@@ -148,12 +117,10 @@ REFUSED: list[tuple[Any, dict[str, Any], dict[str, Any], str]] = [
     (partial(Plainest, torch.optim.LBFGS), {}, {}, "LBFGS is not known to allow"),
     (by_step, {}, {}, "StepLR steps after every batch"),
     (Hooked, {}, {}, "Hooked defines on_before_optimizer_step"),
-    (Steps, {}, {}, "Steps defines optimizer_step"),
     (Plainest, {}, {"callbacks": [Watches()]}, "Watches defines on_after_backward"),
     (Plainest, {"optimizer_state": "persist"}, {}, "gives every client the moments that it left"),
     (Plainest, {"client_algorithm": FedProx(0.1)}, {}, "client_algorithm=.*changes the gradients"),
     (Plainest, {}, {"accumulate_grad_batches": 2}, "accumulated over batches"),
-    (Plainest, {}, {"callbacks": [GradientAccumulationScheduler({0: 1, 1: 2})]}, "accumulated over batches"),
     (Plainest, {}, {"gradient_clip_val": 1.0, "gradient_clip_algorithm": "value"}, "'value' clips within a step"),
     (Plainest, {}, {"precision": "bf16-true"}, "precision='bf16-true'"),
 ]
@@ -164,15 +131,6 @@ REFUSED: list[tuple[Any, dict[str, Any], dict[str, Any], str]] = [
 def test_what_cannot_be_is_refused(tmp_path: Path, make: Any, federation: Any, trainer: Any, reason: str) -> None:
     with pytest.raises(ConfigurationError, match=f'(?s)engine="vmap".*{reason}.*engine="sequential"'):
         fit(loop("vmap", **federation), tmp_path, make(), toy_data((4, 2, 1)), 1, **trainer)
-
-
-def test_two_optimizers_are_refused(tmp_path: Path) -> None:
-    class Two(Manual):
-        def configure_optimizers(self) -> Any:
-            return [sgd(self.net[0].parameters()), sgd(self.net[4].parameters())]
-
-    with pytest.raises(ConfigurationError, match="automatic_optimization"):
-        fit(loop("vmap"), tmp_path, Two(), toy_data(SIZES), 1)
 
 
 def test_wrong_words_are_refused() -> None:

@@ -52,39 +52,6 @@ def views() -> Sets:
     return Sets(TwoViews(44, 0), FixedViews(12, 1))
 
 
-class SimCLR(L.LightningModule):
-    """NT-Xent between two views that the data set draws."""
-
-    def __init__(self, temperature: float = 0.5) -> None:
-        super().__init__()
-        self.save_hyperparameters()
-        torch.manual_seed(0)
-        self.backbone = _encoder()
-        self.projection = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, DIM))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.backbone(x)
-
-    def _loss(self, batch: Any) -> Tensor:
-        (a, b), _ = batch
-        z = nn.functional.normalize(self.projection(self(torch.cat([a, b]))), dim=1)
-        likeness = z @ z.T / self.hparams.temperature
-        likeness = likeness.masked_fill(torch.eye(len(z), dtype=torch.bool), -torch.inf)
-        partners = torch.arange(len(z)).roll(len(a))
-        return nn.functional.cross_entropy(likeness, partners)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = self._loss(batch)
-        self.log("train_loss", loss)
-        return loss
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.log("val_loss", self._loss(batch))
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
-
-
 class BYOL(L.LightningModule):
     """The target network follows the online one after every batch, by a hook."""
 
@@ -204,7 +171,6 @@ class Rotations(L.LightningModule):
 
 
 KINDS = {
-    "simclr": Kind(SimCLR, views),
     "byol": Kind(BYOL, views),
     "byol-before-zero-grad": Kind(lambda: BYOL(hook="on_before_zero_grad"), views),
     "moco": Kind(lambda: MoCo(persistent=True), views),

@@ -21,34 +21,6 @@ def _mlp(*widths: int) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-class AutoEncoder(L.LightningModule):
-    """As in Lightning's first example: what is logged is the reconstruction's error, labels are not read."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.encoder, self.decoder = _mlp(PIXELS, 16, LATENT), _mlp(LATENT, 16, PIXELS)
-        self.example_input_array = torch.zeros(2, 1, 8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.decoder(self.encoder(x.flatten(1))).view_as(x)
-
-    def _error(self, batch: Any) -> Tensor:
-        x = batch[0]
-        return nn.functional.mse_loss(self(x), x)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = self._error(batch)
-        self.log("train_loss", loss, prog_bar=True)
-        return loss
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.log("val_loss", self._error(batch))
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.Adam(self.parameters(), lr=1e-2)
-
-
 class VAE(L.LightningModule):
     """Draws its code whenever it is called, in validation, too."""
 
@@ -139,9 +111,7 @@ def sngan() -> GAN:
 
 
 KINDS = {
-    "autoencoder": Kind(AutoEncoder, lambda: images(labels=False), tolerance=5e-6),
     "vae": Kind(VAE, lambda: images(labels=False)),
-    "gan": Kind(GAN, images),
     "spectral-norm-gan": Kind(sngan, images, tolerance=5e-6),
     # 4 and 2 batches, with a step of the generator after every third: the client's own third.
     "wgan": Kind(lambda: GAN(critic_steps=3), images, clients=(3, 2)),

@@ -69,86 +69,13 @@ def sentences() -> Sets:
     return Sets(Items(items[:44]), Items(items[44:]))
 
 
-class LanguageModel(L.LightningModule):
-    """Predicts the next token; a sample is a line of text and nothing else."""
+class Carried(L.LightningModule):
+    """Carries a recurrent network's state from batch to batch, in an attribute, from the epoch's first batch on."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
-        self.block = nn.TransformerEncoderLayer(WIDTH, 2, 16, dropout=0.0, batch_first=True)
-        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
-        self.head.weight = self.embedding.weight
-        self.register_buffer("mask", torch.full((LENGTH, LENGTH), -torch.inf).triu(1), persistent=False)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        n = tokens.shape[1]
-        return self.head(self.block(self.embedding(tokens), src_mask=self.mask[:n, :n]))
-
-    def _loss(self, batch: Any) -> Tensor:
-        (tokens,) = batch
-        logits = self(tokens[:, :-1])
-        return nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return self._loss(batch)
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.log("val_loss", self._loss(batch), batch_size=len(batch[0]))
-
-    def configure_optimizers(self) -> Any:
-        # Not Adam: the keys' bias has no gradient but rounding noise, of which Adam would make full steps.
-        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
-
-
-def lines() -> Sets:
-    start = torch.randint(0, VOCABULARY, (56, 1), generator=drawn())
-    text = (start + torch.arange(LENGTH) * (1 + start % 2)) % VOCABULARY
-    return Sets(TensorDataset(text[:44]), TensorDataset(text[44:]))
-
-
-class Forecast(L.LightningModule):
-    """An LSTM that goes through a series in pieces: the state goes on from piece to piece, its gradient does not."""
-
-    def __init__(self, piece: int = 4) -> None:
-        super().__init__()
-        self.automatic_optimization, self.piece = False, piece
-        torch.manual_seed(0)
-        self.lstm, self.head = nn.LSTM(1, WIDTH, batch_first=True), nn.Linear(WIDTH, 1)
-
-    def forward(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-        out, state = self.lstm(x, state)
-        return self.head(out), state
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        x, y = batch
-        optimizer, state, total = self.optimizers(), None, torch.zeros(())
-        for inputs, targets in zip(x.split(self.piece, 1), y.split(self.piece, 1)):
-            out, state = self(inputs, state)
-            loss = nn.functional.mse_loss(out, targets)
-            optimizer.zero_grad()
-            self.manual_backward(loss)
-            self.clip_gradients(optimizer, gradient_clip_val=1.0, gradient_clip_algorithm="norm")
-            optimizer.step()
-            state = tuple(part.detach() for part in state)
-            total = total + loss.detach()
-        return total
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        x, y = batch
-        self.log("val_loss", nn.functional.mse_loss(self(x)[0], y))
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.Adam(self.parameters(), lr=1e-2)
-
-
-class Carried(L.LightningModule):
-    """Carries a recurrent network's state from batch to batch, in an attribute, from the epoch's first batch on."""
-
-    def __init__(self, network: type[nn.LSTM] | type[nn.GRU]) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.net, self.head = network(1, WIDTH, batch_first=True), nn.Linear(WIDTH, 1)
+        self.net, self.head = nn.LSTM(1, WIDTH, batch_first=True), nn.Linear(WIDTH, 1)
         self.state: Any = None
 
     def on_train_epoch_start(self) -> None:
@@ -161,7 +88,7 @@ class Carried(L.LightningModule):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         x, y = batch
         out, state = self(x, self.state)
-        self.state = tuple(part.detach() for part in state) if isinstance(state, tuple) else state.detach()
+        self.state = tuple(part.detach() for part in state)
         return nn.functional.mse_loss(out, y)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
@@ -183,8 +110,5 @@ def series() -> Sets:
 KINDS = {
     # In double precision, or Adam makes steps of the rounding noise that the keys' bias has for a gradient.
     "glue": Kind(GLUE, sentences, trainer={"precision": "64-true"}, tolerance=1e-9),
-    "language-model": Kind(LanguageModel, lines),
-    "forecasting": Kind(Forecast, series),
-    "carried-lstm-state": Kind(lambda: Carried(nn.LSTM), series),
-    "carried-gru-state": Kind(lambda: Carried(nn.GRU), series),
+    "carried-lstm-state": Kind(Carried, series),
 }

@@ -11,7 +11,7 @@ import torch
 from compat.kinds.base import Kind, Sets, images, table
 from torch import Tensor, nn
 from torchmetrics import MaxMetric, MeanMetric
-from torchmetrics.classification import BinaryF1Score, MulticlassAccuracy
+from torchmetrics.classification import MulticlassAccuracy
 
 
 def _net(outputs: int, inputs: int = 5) -> nn.Module:
@@ -120,20 +120,6 @@ class Supervised(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
 
 
-class OneLogit(Supervised):
-    """A binary classifier whose F1 is computed over all of the validation set."""
-
-    def __init__(self) -> None:
-        super().__init__(1, nn.functional.binary_cross_entropy_with_logits)
-        self.f1 = BinaryF1Score()
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        loss, out, y = self._step(batch)
-        self.f1.update(out, y.int())
-        self.log("val_loss", loss)
-        self.log("val_f1", self.f1)
-
-
 class SeveralLoaders(Supervised):
     """Validates on two sets, which Lightning names."""
 
@@ -174,11 +160,6 @@ KINDS = {
     "hydra-template": Kind(template, images, logged="val/loss"),
     "hydra-template-compiled": Kind(lambda: template(compile=True), images, logged="val/loss", by_hand=template),
     "regression": Kind(lambda: Supervised(1, nn.functional.mse_loss), lambda: table(_numbers)),
-    "multilabel": Kind(
-        lambda: Supervised(3, nn.functional.binary_cross_entropy_with_logits),
-        lambda: table(lambda x: (x[:, :3] > 0) * 1.0),
-    ),
-    "one-logit": Kind(OneLogit, lambda: table(lambda x: (x[:, 0] + x[:, 1] > 0) * 1.0)),
     "several-val-loaders": Kind(SeveralLoaders, _several_loaders, logged="val_loss/dataloader_idx_1"),
     # 5 and 2 batches: a window of one client's last batch must not end with the next one's first.
     "manual-accumulation": Kind(ManualAccumulation, lambda: table(_numbers, samples=52), clients=(5, 2)),
