@@ -42,7 +42,7 @@ def module(**options: Any) -> ClassifierClient:
 
 def whole(count: int = len(NAMES), **options: Any) -> FederatedDataModule:
     """What one process would train on."""
-    return FederatedDataModule("digits", GroupPartitioner(), groups=groups(count), batch_size=16, **grouped(options))
+    return FederatedDataModule("digits", GroupPartitioner(), groups=groups(count), batch_size=48, **grouped(options))
 
 
 class SiteData(L.LightningDataModule):
@@ -56,7 +56,7 @@ class SiteData(L.LightningDataModule):
         data = whole(self.count)
         data.setup("fit")
         train = load_image_data("digits").train
-        return DataLoader(Subset(train, data.client_indices(self.client).tolist()), batch_size=16, shuffle=True)
+        return DataLoader(Subset(train, data.client_indices(self.client).tolist()), batch_size=48, shuffle=True)
 
 
 class Replay:

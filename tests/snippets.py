@@ -37,7 +37,7 @@ NOT_RUN = {
     "pytest": "this",
     "torchrun": "tests/engines starts ranks that way",
     "flwr": "tests/engines/flower does, with its servers",
-    "ssh-keygen": "tests/docs/test_walks.py signs with a key of its own",
+    "ssh-keygen": "signs with a key of one's own",
     "export": "of the shell",
     "flsv bench": "takes minutes; tests/benchmark runs it on small federations",
 }

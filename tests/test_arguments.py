@@ -4,16 +4,14 @@ be told and not used."""
 from __future__ import annotations
 
 import inspect
-import json
 from dataclasses import FrozenInstanceError
-from pathlib import Path
 from typing import Any
 
 import pytest
-from toys import Plain, fit, toy_data
+from toys import toy_data
 
-from flsv import ConfigurationError, FederatedDataModule, FederatedLoop, Reporting
-from flsv.aggregation import FedAvgM, GeometricMedian
+from flsv import ConfigurationError, FederatedDataModule, FederatedLoop
+from flsv.aggregation import GeometricMedian
 from flsv.attacks import SignFlip
 from flsv.filters import CopyFilter, OutlierFilter
 from flsv.metrics import ClassSpecificShapley
@@ -53,16 +51,6 @@ def test_what_a_loop_holds_is_not_changed_from_outside() -> None:
             held["mine"] = None  # type: ignore[index]
     with pytest.raises(FrozenInstanceError):
         loop.config.seed = 3  # type: ignore[misc]
-
-
-def test_a_strategys_own_attribute_is_used_and_told(tmp_path: Path) -> None:
-    loop = FederatedLoop(FedAvgM(lr=1.0), seed=1, reporting=Reporting(table=False))
-    loop.aggregator.lr = 0.25  # type: ignore[attr-defined]
-    fit(loop, tmp_path, Plain(), rounds=1)
-    (record,) = tmp_path.rglob("run.json")
-    told = json.loads(record.read_text())
-    assert "lr=0.25" in told["settings"]["aggregator"]
-    assert "lr=0.25" in loop.state_dict()["identity"]["settings"]["federation.aggregator"]
 
 
 @pytest.mark.parametrize("name", DATA)

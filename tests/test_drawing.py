@@ -8,20 +8,17 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch import nn
-from torch.utils.data import TensorDataset
-from toys import Plain, fit, toy_sets
+from toys import fit, toy_sets
 
 from flsv import Reporting
-from flsv.aggregation import FedAvg, ShapFedWA
-from flsv.charts import draw_lines, drawing
-from flsv.data import FederatedDataModule, IIDPartitioner, SizePartitioner, Splits, plot_partition
+from flsv.aggregation import FedAvg
+from flsv.charts import drawing
+from flsv.data import FederatedDataModule, SizePartitioner, Splits, plot_partition
 from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley
 from flsv.metrics.plot import plot_contributions
@@ -73,12 +70,6 @@ def test_tables_show_names_as_they_are(name: str) -> None:
     assert lines[0].strip() == f"{name} by class".strip()
     assert name in lines[1]
     assert name in shown("Contributions", {name: ["0.1", "0.2"]})
-
-
-def test_classes_of_one_name_and_one_called_client_keep_their_columns() -> None:
-    lines = shown("cssv", by_class([[0.11, 0.22, 0.33]], ["client", "a", "a"])).splitlines()
-    assert lines[1].split() == ["client", "client", "(0)", "a", "(1)", "a", "(2)"]
-    assert lines[2].split() == ["0", "0.11", "0.22", "0.33"]
 
 
 def test_what_raises_is_a_warning_and_an_interrupt_is_not() -> None:
@@ -136,29 +127,3 @@ def test_a_clients_picture_that_fails(tmp_path: Path) -> None:
         client.ask(write_artifacts, tmp_path, 0)
     assert [path.name for path in tmp_path.glob("*.png")] == ["good.png"]
     assert pictures(tmp_path / "pictures") == ["good"]
-
-
-@pytest.mark.slow
-def test_a_thousand_classes_from_the_first_round_to_the_table(tmp_path: Path) -> None:
-    classes, samples = 1000, 4000
-    x = torch.randn(samples, 4, generator=torch.Generator().manual_seed(0))
-    y = torch.arange(samples) % classes
-    data = FederatedDataModule((TensorDataset(x, y), TensorDataset(x, y)), IIDPartitioner(3), batch_size=500)
-    loop = FederatedLoop(ShapFedWA("cssv"), {"cssv": ClassSpecificShapley()}, seed=1, reporting=Reporting(figures=1))
-    logger = TensorBoardLogger(tmp_path, name="", version="run")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*could not be drawn.*")
-        fit(loop, tmp_path, Plain(nn.Linear(4, classes)), data, rounds=1, logger=logger)
-    assert loop.metrics["cssv"].compute().shape == (3, classes)
-    assert sorted(pictures(tmp_path / "run")) == ["Contributions/cssv", "data/partition"]
-    assert (tmp_path / "run" / "contributions.csv").read_text().count("cssv,0,") == 1 + classes
-
-
-@pytest.mark.slow
-def test_a_single_round_has_its_own_number_below_it() -> None:
-    figure = Figure()
-    ax = figure.add_subplot()
-    draw_lines(ax, np.array([[0.1, 0.2]]), rounds=[4])
-    figure.draw_without_rendering()
-    low, high = ax.get_xlim()
-    assert [tick for tick in ax.get_xticks() if low <= tick <= high] == [4]

@@ -90,21 +90,6 @@ def test_the_mathematics_loads_torch_numpy_scipy_and_pot_only() -> None:
     assert of_ours.split() == ["flsv.arguments", "flsv.counting", "flsv.declared", "flsv.errors"]
 
 
-@pytest.mark.slow
-def test_metrics_need_neither_pictures_nor_networks() -> None:
-    """torchmetrics loads Matplotlib, torchvision and transformers itself where they are installed. So they are taken
-    away after it: who imports one of them then, fails."""
-    code = (
-        "import sys, torch, ot, lightning.pytorch, torchmetrics;"
-        "gone = {'matplotlib', 'torchvision', 'transformers', 'timm', 'peft'};"
-        "sys.modules.update({n: None for n in {*sys.modules, *gone} if n.split('.')[0] in gone});"
-        "from flsv.metrics import *; metric = CommunicationCost(num_clients=2);"
-        "metric.update(torch.tensor([1]), torch.tensor([10]), torch.tensor([20])); print(metric.compute()[1].tolist())"
-    )
-    answer = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-    assert answer == "[10.0, 20.0]\n"
-
-
 @pytest.mark.parametrize("name", ["timm:resnet10t", "resnet18", "nonsense"])
 def test_without_timm_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)

@@ -78,10 +78,7 @@ def test_no_estimator_takes_a_threshold_that_is_not_a_number(estimator: Callable
     ("function", "arguments", "said"),
     [
         (transport.wasserstein_distance, {"p": 0.5}, "p="),
-        (transport.wasserstein_distance, {"p": float("inf")}, "p="),
         (transport.interpolating_measure, {"t": float("nan"), "support": 2}, "t=nan"),
-        (transport.interpolating_measure, {"p": float("inf"), "support": 2}, "p=inf"),
-        (transport.debiased_potential, {"blur": float("nan")}, "blur|eps"),
         (transport.debiased_potential, {"scaling": float("nan")}, "scaling=nan"),
     ],
 )
@@ -95,9 +92,7 @@ def test_functions_of_transport(function: Callable[..., Any], arguments: dict[st
     [
         (0.0, {"above": 0}, "a finite number above 0"),
         (1.0, {"least": 0, "below": 1}, "a finite number in [0, 1)"),
-        (1.5, {"above": 0, "most": 1}, "a finite number in (0, 1]"),
         (2.5, {"least": 1, "whole": True}, "a whole number of at least 1"),
-        (float("inf"), {}, "a finite number"),
         ("much", {}, "a finite number"),
         (None, {"least": 0}, "a finite number of at least 0"),
     ],
@@ -106,11 +101,3 @@ def test_what_a_bound_says(value: Any, bounds: dict[str, Any], expected: str) ->
     with pytest.raises(ConfigurationError) as error:
         check_number("Owner", "x", value, **bounds)
     assert str(error.value) == f"Owner(x={value!r}): expected {expected}."
-
-
-@pytest.mark.parametrize(
-    ("value", "bounds"),
-    [(0, {"least": 0, "most": 0}), (1e-300, {"above": 0}), (torch.tensor(0.5), {"below": 1}), (3, {"whole": True})],
-)
-def test_numbers_within_their_bounds(value: Any, bounds: dict[str, Any]) -> None:
-    check_number("Owner", "x", value, **bounds)

@@ -9,17 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback
 from resuming import _same as same
 from toys import Plain, fit, network, toy_data, vector
 
 from flsv import ClientEvaluation
 from flsv.aggregation import FedAdam, ShapFedWA
-from flsv.attacks import SignFlip
-from flsv.clients.algorithms import SCAFFOLD, FedDyn, FedDynServer, InRunValues
+from flsv.clients.algorithms import FedDyn, FedDynServer, InRunValues
 from flsv.loop import FederatedLoop
 from flsv.metrics import (
     ClassSpecificShapley,
@@ -35,8 +32,6 @@ from flsv.metrics import (
 from flsv.personalization import IFCA, Standalone
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import UniformSampler
-
-COPIES = {"pickle": lambda loop: pickle.loads(pickle.dumps(loop)), "deepcopy": copy.deepcopy}
 
 LOOPS: dict[str, Callable[[], FederatedLoop]] = {
     "metrics": lambda: FederatedLoop(
@@ -59,10 +54,8 @@ LOOPS: dict[str, Callable[[], FederatedLoop]] = {
     ),
     "clusters": lambda: FederatedLoop(personalizer=IFCA(2), sampler=UniformSampler(2), seed=1),
     "two sides": lambda: FederatedLoop(FedDynServer(), client_algorithm=FedDyn(0.1), seed=1),
-    "variates": lambda: FederatedLoop(client_algorithm=SCAFFOLD(), seed=1),
     "in run": lambda: FederatedLoop(metrics={"in_run": InRunShapley()}, client_algorithm=InRunValues(), seed=1),
-    "server optimizer": lambda: FederatedLoop(FedAdam(), uploads=[SignFlip(clients=[1])], seed=1),
-    "privacy": lambda: FederatedLoop(uploads=[GaussianPrivacy(1.0, 1.0)], seed=1),
+    "server optimizer": lambda: FederatedLoop(FedAdam(), uploads=[GaussianPrivacy(1.0, 1.0)], seed=1),
 }
 
 
@@ -76,14 +69,13 @@ def run(loop: FederatedLoop, folder: Path, **kwargs: Any) -> torch.Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", COPIES)
 @pytest.mark.parametrize("name", LOOPS)
 @pytest.mark.filterwarnings("ignore:.*holds rounds of an earlier run")
-def test_before_and_after_a_fit(tmp_path: Path, name: str, how: str) -> None:
+def test_before_and_after_a_fit(tmp_path: Path, name: str) -> None:
     loop = LOOPS[name]()
-    before = COPIES[how](loop)
+    before = pickle.loads(pickle.dumps(loop))
     expected = run(loop, tmp_path)
-    after = COPIES[how](loop)
+    after = pickle.loads(pickle.dumps(loop))
     assert same(after.state_dict(), loop.state_dict())
     assert same(after.contributions, loop.contributions)
     for metric, live in after.metrics.items():
@@ -97,23 +89,6 @@ def test_before_and_after_a_fit(tmp_path: Path, name: str, how: str) -> None:
         assert same(each.contributions, loop.contributions)
         assert same(each.state.state_dict(), loop.state.state_dict())
     assert after.metrics.keys() == loop.metrics.keys()
-
-
-def test_within_a_round_it_is_what_stands_between_two(tmp_path: Path) -> None:
-    copies: list[FederatedLoop] = []
-    states: list[dict[str, Any]] = []
-
-    class Copies(Callback):
-        def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *args: Any) -> None:
-            if trainer.global_step == 20:
-                copies.append(COPIES["pickle"](loop))
-                states.append(copy.deepcopy(loop.state_dict()))
-
-    loop = LOOPS["own models"]()
-    expected = run(loop, tmp_path, callbacks=[Copies()])
-    assert same(copies[0].state_dict(), states[0])
-    assert copies[0].round_index == 1
-    assert torch.equal(run(LOOPS["own models"](), tmp_path), expected)
 
 
 def test_a_copy_holds_neither_the_data_nor_the_trainer(tmp_path: Path) -> None:

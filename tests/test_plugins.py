@@ -14,7 +14,7 @@ from flsv import plugins
 from flsv.cli import main, options
 from flsv.cli.parser import make_cli
 from flsv.data.sources import source
-from flsv.metrics import ContributionMetric, CumulativeShapley
+from flsv.metrics import CumulativeShapley
 from flsv.report import read_run
 
 CODE = """
@@ -126,13 +126,6 @@ def test_short_names_in_a_file(package: None, tmp_path: Path, monkeypatch: pytes
     (run,) = [path.parent for path in tmp_path.rglob("contributions.csv")]
     values = read_run(run).query("metric == 'norm'")["value"]
     assert values.dropna().tolist() == [0.0, 0.0, 0.0]
-
-
-def test_what_is_none_is_left_out_with_its_package(package: None) -> None:
-    with pytest.warns(UserWarning, match="flsv-mything brings") as said:
-        found = plugins.installed("flsv.metrics", ContributionMetric)
-    assert [kind.__name__ for kind in found] == ["UpdateNorm"]
-    assert any("NoMetric" in str(one.message) and "expected a subclass of" in str(one.message) for one in said)
 
 
 def test_a_short_name_that_flsv_has_is_flsvs(package: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from toys import fit
@@ -61,12 +60,6 @@ def test_every_path_named_is_there() -> None:
         assert list(ROOT.glob(path)), path
     for name in re.findall(r"--config ([\w/]+)", README):
         assert name in packaged_names(), name
-
-
-def test_the_citation_is_of_this_version() -> None:
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert {"cff-version", "message", "title", "authors"} <= set(citation)
-    assert citation["version"] == flsv.__version__
 
 
 def test_public_names() -> None:

@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 import torch
 import torchmetrics
-from lightning.pytorch.callbacks import EMAWeightAveraging
 from torch import Tensor
 
-from flsv._lightning.round_boundary import _warn_of_the_first_model
 from flsv.aggregation import TrimmedMean
-from flsv.data import DirichletPartitioner, IIDPartitioner, LongTail, ProportionPartitioner, Splits
+from flsv.data import DirichletPartitioner, ProportionPartitioner, Splits
 from flsv.data.corruption import ClientChoice
 from flsv.data.federated_data import check_full_batches
 from flsv.data.splits import split_federation
@@ -33,15 +31,10 @@ EVEN = torch.arange(10).repeat_interleave(60)
 COUNTS = torch.tensor([0.0, 1.0, 3.0])
 GAPS = torch.tensor([1.0, float("nan")])
 MOST = {"server_val": 0, "client_test": 0.9}
-UNEVEN = torch.arange(4).repeat_interleave(torch.tensor([100, 3, 50, 2]))
 
 
 def deal(kind: type, labels: Tensor = EVEN, groups: Tensor | None = None, **arguments: Any) -> None:
     kind(**arguments)(labels, int(labels.max()) + 1, groups)
-
-
-def tail(imbalance_ratio: float, labels: Tensor) -> None:
-    deal(LongTail, labels, partitioner=IIDPartitioner(2), imbalance_ratio=imbalance_ratio)
 
 
 def total(total: int) -> None:
@@ -73,10 +66,6 @@ def split(samples: int = 30, clients: int = 3, min_samples: int = 1, **options: 
 
 def full_batches(batch_size: int) -> None:
     check_full_batches(split(server_val=0), {"batch_size": batch_size, "drop_last": True})
-
-
-def averaged(rounds: int, decay: float = 0.999) -> None:
-    _warn_of_the_first_model(EMAWeightAveraging(decay=decay), rounds)
 
 
 def network(height: int) -> None:
@@ -111,7 +100,6 @@ def measure(performance: Any, mode: Any = None) -> None:
     CumulativeShapley(performance=performance, mode=mode)
 
 
-DIRICHLET = {"kind": DirichletPartitioner, "alpha": 0.5}
 #: What is done, with what it fails, and the ways out: for each argument its value, or the words before it.
 CASES: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [
     (total, {"total": 600}, {"total": "At most total="}),
@@ -127,8 +115,6 @@ CASES: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [
     (split, {"samples": 4, "clients": 2, "server_val": 0.05}, {"server_val": "Raise the fraction to"}),
     (split, {"samples": 12, "clients": 6, **MOST}, {"min_samples": "every client has", "client_test": 0}),
     (full_batches, {"batch_size": 16}, {"batch_size": "Lower batch_size to"}),
-    (averaged, {"rounds": 2}, {"decay": "decay="}),
-    (averaged, {"rounds": 20}, {"decay": "decay="}),
     (network, {"height": 8}, {"height": "at least"}),
     (transport, {"samples": 20}, {"samples": "at most"}),
     (embedding, {"features": 70}, {"features": "PCA to", "covariance": "diag"}),

@@ -16,13 +16,11 @@ from toys import Plain, adam, fit, network, toy_data, trainer_for
 from flsv import ConfigurationError, __version__
 from flsv.aggregation import FedAvg, ShapFedWA
 from flsv.attacks import FreeRider
-from flsv.clients.algorithms import FedProx
 from flsv.data.corruption import ClosedSetLabelNoise
 from flsv.loop import FederatedLoop
-from flsv.metrics import ClassSpecificShapley, CosineGradientShapley
+from flsv.metrics import ClassSpecificShapley
 from flsv.personalization import ShapFedPersonalizer
 from flsv.privacy import GaussianPrivacy
-from flsv.sampling import UniformSampler
 from flsv.server.identity import of_fit
 
 Loop = dict[str, Any]
@@ -55,10 +53,7 @@ def resume(
     [
         (partial(toy_data, (1, 4, 2)), "data.partitioner is SizePartitioner"),
         (partial(toy_data, (4, 1, 2), client_test=0.3), "data.splits.client_test is 0.3 and was 0.2"),
-        (partial(toy_data, (4, 1, 2), server_val=0.2), "data.splits.server_val is 0.2 and was 0.1"),
-        (partial(toy_data, (4, 1, 2), max_samples=100), "data.splits.max_samples is 100 and was None"),
         (partial(toy_data, (4, 1, 2), seed=1), r"data.splits.seed is 1 and was 0.*for clients \[0, 1, 2\]"),
-        (partial(toy_data, (4, 1, 2, 2)), "data.num_clients is 4 and was 3"),
         (
             partial(toy_data, (4, 1, 2), corruptions=[ClosedSetLabelNoise(fraction=0.4)]),
             r"data.corruptions is .*ClosedSetLabelNoise.* and was None",
@@ -82,14 +77,6 @@ def test_labels_that_changed_in_the_same_data_are_found(tmp_path: Path) -> None:
         resume(path, tmp_path / "second", data=after)
 
 
-def test_inputs_that_changed_under_equal_labels_are_found(saved: Path, tmp_path: Path) -> None:
-    data = toy_data()
-    data.setup("fit")
-    data.source[0].tensors[0][int(data.client_indices(2)[-1])] += 1e-3
-    with pytest.raises(ConfigurationError, match=r"federation: other samples or labels for clients \[2\]\. Resume"):
-        resume(saved, tmp_path, data=data)
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -98,13 +85,9 @@ def test_inputs_that_changed_under_equal_labels_are_found(saved: Path, tmp_path:
             {"aggregator": ShapFedWA("m")},
             r"federation.aggregator is ShapFedWA\(metric='m', weighting='uniform'\) and was FedAvg",
         ),
-        ({"aggregator": FedAvg(weighting="uniform")}, r"weighting='uniform'\) and was FedAvg\(weighting='samples'"),
-        ({"metrics": {"m": CosineGradientShapley()}}, "federation.metrics.m is CosineGradientShapley"),
         ({"metrics": {"m": ClassSpecificShapley(momentum=0.5)}}, r"federation.metrics.m is .*momentum=0.5.* and was"),
         ({"metrics": {}}, r"federation.metrics.m is None and was "),
         ({"personalizer": ShapFedPersonalizer("m")}, "federation.personalizer is ShapFedPersonalizer.* and was None"),
-        ({"sampler": UniformSampler(2)}, r"federation.sampler is UniformSampler\(cohort_size=2\) and was"),
-        ({"client_algorithm": FedProx(0.1)}, "federation.client_algorithm is FedProx.* and was None"),
         ({"uploads": [FreeRider(clients=[1])]}, r"federation.uploads is \[FreeRider.* and was \[\]"),
         ({"optimizer_state": "persist"}, "federation.optimizer_state is 'persist' and was 'reset'"),
     ],
@@ -199,7 +182,7 @@ def test_local_epochs_and_server_lr_given_on_resume_are_used(saved: Path, tmp_pa
 # ---- the module
 
 
-@pytest.mark.parametrize("stage", ["fit", "validate", "test"])
+@pytest.mark.parametrize("stage", ["fit", "test"])
 def test_weights_of_another_network_are_one_line(saved: Path, tmp_path: Path, stage: str) -> None:
     module = Plain(torch.nn.Linear(6, 3))
     said = re.escape(f"{saved} holds the weights of another network: net.weight is [3, 6] and was not there")

@@ -3,7 +3,6 @@
 import random
 
 import numpy as np
-import pytest
 import torch
 
 from flsv.seeding import derive_seed, generator_for, seed_global_rngs
@@ -32,12 +31,3 @@ def test_global_generators() -> None:
     assert draw() == first
     seed_global_rngs(1, "b")
     assert draw() != first
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_global_generators_of_the_gpu() -> None:
-    torch.rand(1, device="cuda")
-    seed_global_rngs(1, "a")
-    first = torch.rand(3, device="cuda")
-    seed_global_rngs(1, "a")
-    assert torch.equal(torch.rand(3, device="cuda"), first)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,13 @@ import torch
 from by_hand import assert_kept, unequal_data
 from partly_shared import NORM, frozen, loop
 from resuming import assert_resumes
-from toys import Plain, fit, network, toy_data, vector
+from toys import Plain, fit, network, vector
 
 from flsv import ClientEvaluation
 from flsv.attacks import SignFlip
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
-from flsv.metrics import ClassSpecificShapley, CosineGradientShapley, DomainRelevance
-from flsv.personalization import PFedSV
+from flsv.metrics import ClassSpecificShapley, CosineGradientShapley
 from flsv.privacy import GaussianPrivacy
 from flsv.uploads import TopK
 
@@ -39,18 +37,6 @@ def everything(**changes: Any) -> FederatedLoop:
 def test_resumes(tmp_path: Path) -> None:
     federated = assert_resumes(everything, tmp_path, data=unequal_data)
     assert all(f"module.net.{name}" in state for state in federated.state_dict()["clients"].values() for name in NORM)
-
-
-@pytest.mark.slow
-def test_resumes_with_a_personalizer(tmp_path: Path) -> None:
-    data = partial(toy_data, (4, 3, 2), client_val=0.2)
-
-    def make() -> FederatedLoop:
-        return FederatedLoop(
-            share=["!head"], personalizer=PFedSV(k=2), metrics={"relevance": DomainRelevance()}, seed=1
-        )
-
-    assert_resumes(make, tmp_path, data=data)
 
 
 class Saves(L.Callback):

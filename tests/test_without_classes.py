@@ -23,10 +23,7 @@ from flsv.metrics import (
     CommunicationCost,
     CosineGradientShapley,
     PartialFederatedShapley,
-    WassersteinContribution,
 )
-from flsv.metrics.base import ContributionMetric
-from flsv.valuation import participants_of
 
 N = 60
 
@@ -162,24 +159,11 @@ def test_a_task_without_classes_is_trained_and_measured(
     assert "by class" not in table
 
 
-class PerClass(ContributionMetric):
-    """Of a user, who left per_class as it was."""
-
-    def init_states(self, num_clients: int, num_classes: int | None) -> None: ...
-
-    def update(self, client_ids: Tensor) -> None: ...
-
-    def compute(self) -> Tensor:
-        return torch.zeros(3, 1)
-
-
 @pytest.mark.parametrize(
     ("arguments", "who"),
     [
         ({"metrics": {"cssv": ClassSpecificShapley()}}, r"metrics \['cssv'\] work with classes"),
         ({"metrics": {"ssv": PartialFederatedShapley(per_class=True)}}, r"metrics \['ssv'\] work with classes"),
-        ({"metrics": {"w": WassersteinContribution()}}, r"metrics \['w'\] work with classes"),
-        ({"metrics": {"mine": PerClass()}}, r"metrics \['mine'\] work with classes"),
         ({"aggregator": DivergenceWeighted()}, r"aggregator DivergenceWeighted\(.*\) works with classes"),
     ],
 )
@@ -201,20 +185,3 @@ def test_what_needs_classes_takes_those_that_are_given(tmp_path: Path) -> None:
 def test_the_classifier_of_flsv_needs_classes(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="ClassifierClient learns classes, and the training samples have none"):
         trainer_for(FederatedLoop(), tmp_path, 1).fit(ClassifierClient("mlp"), numbers())
-
-
-def test_a_valuation_needs_classes() -> None:
-    data = numbers()
-    data.setup("fit")
-    with pytest.raises(ConfigurationError, match="samples are valued together with their classes, and these have none"):
-        participants_of(data)
-
-
-def test_resuming_without_classes_tells_other_samples(tmp_path: Path) -> None:
-    loop = FederatedLoop(metrics={name: make() for name, make in METRICS.items()}, seed=0)
-    trainer = trainer_for(loop, tmp_path, 1)
-    trainer.fit(regressor(), numbers())
-    trainer.save_checkpoint(checkpoint := tmp_path / "last.ckpt")
-    loop = FederatedLoop(metrics={name: make() for name, make in METRICS.items()}, seed=0)
-    with pytest.raises(ConfigurationError, match="other samples"):
-        trainer_for(loop, tmp_path, 2).fit(regressor(), numbers(seed=1), ckpt_path=checkpoint)

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import Checkpoint, GradientAccumulationScheduler, ProgressBar
+from lightning.pytorch.callbacks import Checkpoint, GradientAccumulationScheduler, LambdaCallback, ProgressBar
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
@@ -118,22 +118,6 @@ def step_loss(trainer: L.Trainer, outputs: Any) -> Tensor | None:
     return loss
 
 
-class _BeforeBatch(L.Callback):
-    def __init__(self, begin: Callable[[Any], None]) -> None:
-        self._begin = begin
-
-    def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        self._begin(batch)
-
-
-class _AfterBatch(L.Callback):
-    def __init__(self, end: Callable[[Any, Any], None]) -> None:
-        self._end = end
-
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self._end(outputs, batch)
-
-
 class CallbackHooks:
     """All callbacks' batch hooks between a client's coming and its leaving, in whatever order they are listed.
 
@@ -161,7 +145,10 @@ class CallbackHooks:
         listed = list(trainer.callbacks)  # type: ignore[attr-defined]
         saving = [each for each in listed if isinstance(each, Checkpoint)]
         others = [each for each in listed if each not in saving]
-        self._own = _BeforeBatch(begin), _AfterBatch(end)
+        self._own = (
+            LambdaCallback(on_train_batch_start=lambda trainer, module, batch, index: begin(batch)),
+            LambdaCallback(on_train_batch_end=lambda trainer, module, outputs, batch, index: end(outputs, batch)),
+        )
         trainer.callbacks = [self._own[0], *others, self._own[1], *saving]  # type: ignore[attr-defined]
         self._patches = PatchedAttributes(
             [

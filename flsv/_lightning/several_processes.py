@@ -190,9 +190,6 @@ def idle_patches(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
     def nothing(*args: Any, **kwargs: Any) -> dict[str, Any]:
         return {}
 
-    def silent(*args: Any, **kwargs: Any) -> None:
-        return None
-
     return [
         (module, "_on_before_batch_transfer", passing(module._on_before_batch_transfer)),
         (trainer.strategy, "batch_to_device", passing(trainer.strategy.batch_to_device)),
@@ -200,8 +197,8 @@ def idle_patches(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
         (loop.automatic_optimization, "run", nothing),
         (loop.manual_optimization, "run", nothing),
         (loop, "update_lr_schedulers", _per_round(loop.update_lr_schedulers)),
-        (module, "on_train_batch_start", silent),
-        (module, "on_train_batch_end", silent),
+        (module, "on_train_batch_start", nothing),
+        (module, "on_train_batch_end", nothing),
     ]
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 CODE = """
 import importlib, logging, pkgutil, sys, warnings
 import jsonargparse, lightning as L, lightning.pytorch.cli, torch, torchmetrics
@@ -45,6 +47,7 @@ print(len(modules), len(before))
 """
 
 
+@pytest.mark.slow
 def test_importing_flsv_changes_nothing_of_others() -> None:
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

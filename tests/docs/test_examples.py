@@ -56,9 +56,3 @@ def test_a_script_runs_and_measures(name: str, folder: Path, monkeypatch: pytest
     (written,) = folder.glob("runs/**/contributions.csv")
     rows = list(csv.DictReader(written.open()))
     assert {row["metric"] for row in rows} & {"value", "cssv"}
-
-
-def test_the_project_runs_as_it_was(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["lightning_project.py", "--epochs", "1"])
-    runpy.run_path(str(EXAMPLES / "lightning_project.py"), run_name="__main__")
-    assert not list(folder.glob("runs/**/contributions.csv"))

@@ -16,7 +16,6 @@ from toys import fit, vector
 
 from examples.language_model import CausalLMClient
 from flsv import Reporting
-from flsv.clients.algorithms import InRunValues
 from flsv.data import FederatedDataModule
 from flsv.loop import FederatedLoop
 from flsv.metrics import (
@@ -24,10 +23,8 @@ from flsv.metrics import (
     CumulativeShapley,
     GradientAgreement,
     GradientShapley,
-    InRunShapley,
     ShadowShapley,
 )
-from flsv.seeding import generator_for
 
 pytest.importorskip("peft", reason="peft is not installed: pip install 'flsv[lora]'")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install 'flsv[lora]'")
@@ -98,48 +95,6 @@ def test_adapters_travel_and_are_valued_by_the_loss(network: str, tmp_path: Path
     assert all(values[name].isfinite().all() for name in metrics)
     assert float(values["game"].sum()) == pytest.approx(float(values["shadow"].sum()), abs=1e-5)
     assert float(values["both"].sum()) == pytest.approx(1, abs=1e-5)
-
-
-def loss_of(module: CausalLMClient, texts: Texts, rows: Any) -> tuple[Tensor, Tensor]:
-    """The sum of every sample's losses ``[B]``, and how many tokens count."""
-    tokens, labels = texts.tokens[rows], texts.labels[rows, 1:]
-    logits = module(tokens)[:, :-1]
-    losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="none")
-    return losses.view(labels.shape).sum(1), (labels != -100).sum()
-
-
-def slopes(loss: Tensor, parameters: list[Tensor]) -> Tensor:
-    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters, retain_graph=True)])
-
-
-def test_in_run_values_of_samples_are_those_of_explicit_gradients(network: str, tmp_path: Path) -> None:
-    data, module = texts(), client(network)
-    by_hand = client(network)
-    loop = federated(metrics={"in_run": InRunShapley(loss="val_loss")}, client_algorithm=InRunValues())
-    fit(loop, tmp_path, module, data, rounds=1)
-    kept = {number: state["in_run_values"] for number, state in loop.state_dict()["clients"].items()}
-    own = [p for p in by_hand.parameters() if p.requires_grad]
-    start = [p.detach().clone() for p in own]
-    losses, counted = loss_of(by_hand, Texts(11, 4), slice(None))
-    g = slopes(losses.sum() / counted, own)
-    for number, count in enumerate((10, 7, 9)):
-        train = Texts(count, number)
-        for parameter, value in zip(own, start):
-            parameter.data.copy_(value)
-        expected = torch.zeros(count, dtype=torch.float64)
-        for rows in torch.randperm(count, generator=generator_for(5, "shuffle", 0, number, 0)).split(4):
-            losses, counted = loss_of(by_hand, train, rows)
-            for row, loss in zip(rows, losses):
-                expected[row] += LR * float(slopes(loss / counted, own) @ g)
-            step = slopes(losses.sum() / counted, own)
-            for parameter, part in zip(own, step.split([p.numel() for p in own])):
-                parameter.data -= LR * part.view_as(parameter)
-        torch.testing.assert_close(kept[number], expected, rtol=1e-3, atol=1e-7)
-    values = loop.contributions["in_run"].by_class
-    assert values.shape == (3, 2)
-    assert values[:, 1].abs().max() < 1e-6
-    weights = torch.tensor([10, 7, 9]) / 26
-    torch.testing.assert_close(values[:, 0], (weights * torch.stack([kept[i].sum() for i in range(3)])).float())
 
 
 class Padded(Texts):

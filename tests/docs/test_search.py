@@ -62,13 +62,3 @@ def test_the_site_has_metrics_with_pictures_lessons_and_algorithms(site: Path) -
     for path in docs_site.docs_render.LESSONS:
         assert "data:image/png" in (site / f"notebooks/{path.stem}.html").read_text()
         assert json.loads((site / f"notebooks/{path.stem}.ipynb").read_text())["nbformat"] == 4
-
-
-def test_the_link_to_the_repository_is_the_one_that_the_project_names(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "pyproject.toml").write_text('[project.urls]\nRepository = "https://example.org/flsv"\n')
-    monkeypatch.setattr(docs_site, "ROOT", tmp_path)
-    assert docs_site.repository() == "https://example.org/flsv"
-    (tmp_path / "pyproject.toml").write_text('[project]\nname = "flsv"\n')
-    assert docs_site.repository() is None

@@ -94,10 +94,7 @@ def check_deployment(config: FederationConfig, board: ContributionMetrics) -> No
         ConfigurationError: a part needs trained models, clients that see each other, class counts or samples.
     """
     if config.evaluation.keeps or config.evaluation.models == "trained":
-        raise ConfigurationError(
-            "models that sites have trained stay there: leave ClientEvaluation(keep_trained=True) and "
-            'ClientEvaluation(models="trained") out.'
-        )
+        raise ConfigurationError("models that sites have trained stay there: leave keep_trained and models out.")
     if colluders := [each for each in config.uploads if isinstance(each, Collusion)]:
         raise ConfigurationError(
             f"uploads={colluders}: sites do not see each other's updates. Try collusion out in a simulation."

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import lightning as L
 from lightning.fabric.utilities.apply_func import move_data_to_device
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.utilities import rank_zero_info
 
 from flsv._lightning.evaluation import count_answers
@@ -204,9 +205,10 @@ class Site:
 
     def _within_fit(self, packet: Packet, reply: Callable[[L.Trainer], Any]) -> Any:
         """An answer, found where a fit would begin: the module is on its device, and nothing is trained."""
-        asked = _Asked(reply)
+        answers: list[Any] = []
+        asked = LambdaCallback(on_fit_start=lambda trainer, module: answers.append(reply(trainer)))
         self._trainer(packet, 0, asked).fit(self._make_module(), self._data.client_loader(0))
-        return asked.answer
+        return answers[0]
 
     def _trainer(self, packet: Packet, rounds: int, callback: L.Callback) -> L.Trainer:
         callbacks = [*self._trainer_options.get("callbacks", []), callback]
@@ -226,13 +228,3 @@ class Site:
         if kept is None:
             raise LookupError("this site no longer holds what it kept of the round that it is asked about.")
         return dict(kept)
-
-
-class _Asked(L.Callback):
-    answer: Any = None
-
-    def __init__(self, reply: Callable[[L.Trainer], Any]) -> None:
-        self._reply = reply
-
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.answer = self._reply(trainer)

@@ -57,7 +57,7 @@ def own_values(remote: Path, client: int) -> Tensor:
     return kept_at(remote, NAMES[client])[-1]["state"]["in_run_values"]
 
 
-@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("order", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_in_run_values_are_those_of_one_process(tmp_path: Path, order: int) -> None:
     make = partial(in_run, order, every=order)
     remote = Remotely(tmp_path / "b", make, momentum)

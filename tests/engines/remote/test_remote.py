@@ -57,7 +57,13 @@ def test_games_on_the_servers_own_data(tmp_path: Path) -> None:
     assert json.loads(record.read_text())["validation"] == {"of": "the server's own data", "rows": 144}
 
 
-@pytest.mark.parametrize("options", [dict, lambda: {"aggregator": FedAdam(0.02), "client_algorithm": FedProx(0.1)}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(dict, marks=pytest.mark.slow),
+        lambda: {"aggregator": FedAdam(0.02), "client_algorithm": FedProx(0.1)},
+    ],
+)
 @pytest.mark.filterwarnings("ignore:.*one after the other")
 def test_sites_train_the_models_of_their_coalitions(tmp_path: Path, options: Any) -> None:
     def make() -> FederatedLoop:
@@ -113,7 +119,7 @@ def test_sites_say_what_the_others_model_is_worth(tmp_path: Path) -> None:
 
     def make() -> FederatedLoop:
         metrics = {"fedce": ContributionEstimation()}
-        uploads = [TopK(share=0.2), FalseReports(score=0.0, clients=[1])]
+        uploads = [FalseReports(score=0.0, clients=[1]), TopK(share=0.2)]
         return shapfed(aggregator=FedCE(), metrics=metrics, uploads=uploads)
 
     loop, local = both_with_splits(tmp_path, make)

@@ -24,7 +24,7 @@ from flsv.metrics import ContributionEstimation, WassersteinContribution
         ({"aggregator": DivergenceWeighted()}, "aggregator DivergenceWeighted.*works with the clients' class counts"),
         ({"metrics": {"own": WassersteinContribution()}, "aggregator": None}, "asks clients about their samples"),
         (
-            {"metrics": {"own": ContributionEstimation("val_hits", mode="max")}, "aggregator": None},
+            {"metrics": {"own": ContributionEstimation(performance="val_hits", mode="max")}, "aggregator": None},
             r"measure models by .*'val_hits'.*cannot be sent to them",
         ),
         ({"evaluation": ClientEvaluation(keep_trained=True)}, "models that sites have trained stay there"),
