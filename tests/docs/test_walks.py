@@ -1,5 +1,5 @@
-"""What three people do who have never seen flsv, from the first command to what they came for, as the pages say it,
-with nothing shortened: a data scientist with CSV files, an engineer with X-rays, a researcher with her own metric."""
+"""What two people do who have never seen flsv, from the first command to what they came for, as the pages say it, with
+nothing shortened: a data scientist with CSV files, a researcher with a metric of her own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ import snippets
 from flsv.cli import main
 
 ROOT = Path(__file__).parents[2]
-DATA = os.environ.get("FLSV_DATA_ROOT")
 NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 pytestmark = pytest.mark.slow
 
@@ -66,69 +65,6 @@ def test_a_data_scientist_goes_from_four_csv_files_to_a_signed_report() -> None:
         for name, share in re.findall(r"^\| (\w+) \| [\d.]+ % \| ([\d.]+) %", page.read_text(), flags=re.MULTILINE)
     }
     assert shown == pytest.approx(repeated, abs=0.02)
-
-
-XRAYS = """
-import lightning as L
-import numpy as np
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-
-class Lungs(L.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Sequential(nn.Flatten(), nn.Linear(784, 32), nn.ReLU(), nn.Linear(32, 2))
-
-    def forward(self, x):
-        return self.net(x)
-
-    def training_step(self, batch, batch_idx):
-        return nn.functional.cross_entropy(self(batch[0]), batch[1])
-
-    def validation_step(self, batch, batch_idx):
-        self.log("val_loss", nn.functional.cross_entropy(self(batch[0]), batch[1]))
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-class XRays(L.LightningDataModule):
-    def setup(self, stage):
-        found = np.load({path!r})
-        for part in ("train", "val"):
-            x = torch.tensor(found[f"{{part}}_images"][:1000]).float()[:, None] / 128 - 1
-            setattr(self, part, TensorDataset(x, torch.tensor(found[f"{{part}}_labels"][:1000]).flatten().long()))
-
-    def train_dataloader(self):
-        return DataLoader(self.train, batch_size=32, shuffle=True)
-
-    def val_dataloader(self):
-        return DataLoader(self.val, batch_size=256)
-"""
-
-
-@pytest.mark.skipif(
-    DATA is None or not Path(DATA, "pneumoniamnist.npz").is_file(), reason="FLSV_DATA_ROOT has no pneumoniamnist.npz"
-)
-def test_an_engineer_with_x_rays_changes_no_line_of_her_project() -> None:
-    """The tutorial's configuration with her two classes in it, then its commands."""
-    page = ROOT / "docs" / "tutorials" / "lightning.md"
-    Path("xrays.py").write_text(XRAYS.format(path=str(Path(str(DATA), "pneumoniamnist.npz"))))
-    (federation,) = (b for b in snippets.blocks(page.read_text()) if b.title == "federation.yaml")
-    text = federation.text.replace("project.Classifier", "xrays.Lungs").replace("project.Digits", "xrays.XRays")
-    assert text.count("xrays.") == 2
-    Path("federation.yaml").write_text(text)
-    fits = [words for words in commands_of(page) if words[:2] == ["flsv", "fit"]]
-    assert len(fits) == 2
-    for number, words in enumerate(fits):
-        snippets.run_command(words)
-        run = f"lightning_logs/version_{number}"
-        assert main(["report", run]) == 0
-        report = Path(run, "report.html").read_text()
-        assert "5 partners, 10 rounds" in report
-        assert "It cannot be said to have learned" not in report
 
 
 WARDS = """

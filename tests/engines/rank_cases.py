@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -95,34 +94,18 @@ class Die(Callback):
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         loop: Any = next(callback for callback in trainer.callbacks if isinstance(callback, FederatedLoop))  # type: ignore[attr-defined]
-        for owner, name, place in (
-            (loop._fit.running.engine.clients, "exchange", "update"),
-            (loop.aggregator, "aggregate", "aggregate"),
-            (trainer.strategy.checkpoint_io, "save_checkpoint", "checkpoint"),
-        ):
-            if hasattr(owner, name):
-                setattr(owner, name, self._before(trainer, place, getattr(owner, name)))
+        clients = loop._fit.running.engine.clients
+        exchange = getattr(clients, "exchange", None)
 
-    def _before(self, trainer: L.Trainer, place: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def dying(*args: Any, **kwargs: Any) -> Any:
-            self._at(trainer, place)
-            return function(*args, **kwargs)
+        def dying(*args: Any) -> None:
+            self._at(trainer, "update")
+            exchange(*args)
 
-        return dying
+        if exchange is not None:  # there are several ranks
+            clients.exchange = dying
 
     def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
         self._at(trainer, "first batch", "raise")
-
-    def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *args: Any) -> None:
-        if trainer.is_last_batch:
-            self._at(trainer, "last batch")
-
-    def on_validation_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        self._at(trainer, "validation")
-
-    def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        if self.rank:  # only rank 0 writes: the others die while it does
-            self._at(trainer, "checkpoint")
 
 
 def run_and_die(folder: str, name: str, rank: int, how: str) -> None:

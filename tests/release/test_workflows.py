@@ -42,10 +42,6 @@ def test_targets_and_tools_are_there(path: Path) -> None:
     assert all((ROOT / tool).is_file() for tool in tools)
 
 
-def test_parts_are_targets() -> None:
-    assert set(matrix("parts", "target")) <= TARGETS
-
-
 def test_every_python_that_the_package_names_is_tried() -> None:
     named = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', (ROOT / "pyproject.toml").read_text())
     assert matrix("tests", "python") == named

@@ -15,7 +15,7 @@ from remote_federation import CASES, Remotely, assert_same, momentum, shapfed, s
 from remote_sites import NAMES, Replay
 
 from flsv.engines.remote import Directory, Packet
-from flsv.engines.remote.messages import Refused, failure_packet
+from flsv.engines.remote.messages import failure_packet
 from flsv.errors import ConfigurationError
 from flsv.uploads import TopK
 
@@ -86,22 +86,6 @@ def test_a_site_that_is_set_up_wrongly_ends_the_start(tmp_path: Path) -> None:
         directory.gather()
 
 
-class Refusing(Replay):
-    """Boston refuses at once; what Lyon has to say would take longer than anybody waits."""
-
-    def exchange(self, packets: Any, seconds: float) -> Iterator[tuple[int, Any]]:
-        yield 100, self.says["hello"][100]
-        raise AssertionError("the others are waited for")
-
-
-def test_who_refuses_is_named_before_the_others_have_answered(tmp_path: Path) -> None:
-    nodes = Refusing()
-    nodes.says["hello"] = {100: failure_packet(Refused("its policy /etc/site.toml cannot be read: ['max']"))}
-    directory = Directory(nodes, NAMES, {}, tmp_path / "book", wait=60)
-    with pytest.raises(ConfigurationError, match="'Boston' cannot take part: its policy /etc/site.toml cannot be read"):
-        directory.gather()
-
-
 def test_a_node_of_another_name_and_a_second_one_are_left_alone(tmp_path: Path) -> None:
     remote = Remotely(tmp_path, shapfed)
     remote.transport.names[101] = ""  # registered without one
@@ -146,28 +130,6 @@ def test_a_book_that_cannot_be_read_says_so(tmp_path: Path, text: str) -> None:
     (tmp_path / "sites.json").write_bytes(text.encode("latin1"))
     with pytest.raises(ConfigurationError, match="sites.json cannot be read: it lacks or garbles .* Delete it"):
         Directory(Slow(0, 0), NAMES, {}, tmp_path / "sites.json")
-
-
-def test_other_settings_within_a_run_leave_the_site_out(tmp_path: Path) -> None:
-    """Not the others: they go on without it, until it comes back as it should be."""
-    remote = Remotely(tmp_path, shapfed)
-    own = remote.transport.sites[101]
-
-    def come_and_go(address: int, packet: Packet, reply: Packet) -> Packet:
-        if packet.plain.get("round") == 0 and address == 102:
-            del remote.transport.sites[101]
-            remote.transport.sites[300] = site(tmp_path, 1, partial(shapfed, local_epochs=2))
-            remote.transport.names[300] = "Lyon"
-        if packet.plain.get("round") == 1 and address == 102:
-            del remote.transport.sites[300]
-            remote.transport.sites[101] = own
-        return reply
-
-    remote.transport.spoil = come_and_go
-    words = r"site 'Lyon' \(client 1\) is left out of round 2: it and the server differ in training: "
-    with pytest.warns(UserWarning, match=words):
-        loop = remote.fit(3)
-    assert loop.participations.tolist() == [3, 2, 3]
 
 
 @pytest.mark.parametrize(

@@ -7,22 +7,17 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from remote_federation import ROUNDS, Remotely, shapfed
+from remote_federation import shapfed
 from remote_sites import NAMES, Replay, module
 
-from flsv import FederatedLoop
-from flsv.aggregation import FedAvg
-from flsv.clients.algorithms import SCAFFOLD
 from flsv.engines.one_process import shared_space
 from flsv.engines.remote import Directory, Packet
 from flsv.engines.remote.clients import Remote
 from flsv.engines.remote.messages import pack, update_packet
-from flsv.metrics import ClassSpecificShapley
 from flsv.metrics.peers import leave_self_out
 from flsv.participants import NoAnswer, Traffic
 from flsv.round import ClientUpdate, FederationState, Instruction
@@ -225,32 +220,3 @@ def test_what_nobody_asks_for_is_not_taken(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="it reports 'weights', which nobody asks for"):
         found, _ = here.train({i: Instruction(0, i, 7, MODEL) for i in range(3)}, MODEL.device, SPACE)
     assert [update.client_id for update in found] == [2]
-
-
-def scaffold() -> FederatedLoop:
-    return shapfed(aggregator=FedAvg("uniform"), client_algorithm=SCAFFOLD(), metrics={"cssv": ClassSpecificShapley()})
-
-
-@pytest.mark.slow
-@settings(FUZZED, max_examples=25)
-@given(data=st.data())
-def test_a_run_ends_and_the_others_are_trained_and_measured(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
-    """What Lyon replies is spoiled in the second round, whatever it is asked."""
-    here = Remotely(tmp_path_factory.mktemp("fuzzed"), scaffold)
-
-    def spoil(address: int, packet: Packet, reply: Packet) -> Any:
-        if address != 101 or packet.plain.get("round") != 1:
-            return reply
-        return data.draw(packets(reply)) or "this is no packet"
-
-    here.transport.spoil = spoil
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        loop = here.fit()
-    assert loop.round_index == ROUNDS
-    assert loop.state.model().isfinite().all()
-    assert loop.contributions["cssv"][[0, 2]].isfinite().all()
-    assert loop.participations[[0, 2]].tolist() == [ROUNDS, ROUNDS]
-    assert isinstance(here.module, L.LightningModule)

@@ -58,21 +58,6 @@ def test_two_servers_on_the_same_sites(tmp_path: Path) -> None:
         assert_same(loop, as_alone)
 
 
-@pytest.mark.slow
-def test_two_servers_go_on_from_one_checkpoint(tmp_path: Path) -> None:
-    """The one is a copy of the other's folder, after two rounds: no site gives one what it keeps of the other."""
-    make = partial(scaffold, 7, uploads=[TopK(0.1)])
-    alone = Remotely(tmp_path / "alone", make).fit(4)
-    first, second = (Server(tmp_path / name, make, tmp_path) for name in ("first", "second"))
-    first.go_on(2)
-    shutil.copytree(first.last.parent, second.last.parent)
-    third = first.go_on(3)
-    assert_same(second.go_on(3), third)
-    assert_same(second.go_on(4), alone)
-    with pytest.warns(UserWarning, match=r"site 'Boston' \(client 0\) no longer held what it kept, and went on from"):
-        first.go_on(4)
-
-
 def test_what_goes_wrong_at_sites_is_in_the_record(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A site that has lost its folder, and one whose training fails."""
     server = Server(tmp_path / "server", partial(scaffold, 7, reporting=Reporting(table=True)), tmp_path)
