@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from small_loops import KeepUpdates
 from torch import Tensor
 from toys import Plain, fit, toy_data
 
-from flsv.aggregation import FedAvg
 from flsv.loop import FederatedLoop
 
 LOCAL_EPOCHS = 2
@@ -80,17 +80,9 @@ class Follows(Plain):
         self.slow.copy_(self.net[0].weight)
 
 
-class Rows(FedAvg):
-    """Keeps what the clients of the last round sent."""
-
-    def weights(self, round: Any, contributions: Any) -> Tensor:
-        self.rows = round.client_vectors.clone()
-        return super().weights(round, contributions)
-
-
 def test_what_a_module_does_after_a_batch_leaves_with_the_client(tmp_path: Path) -> None:
-    aggregator = Rows()
+    aggregator = KeepUpdates()
     loop = FederatedLoop(aggregator, seed=1)
     fit(loop, tmp_path, Follows(), rounds=1)
-    sent = loop.space.unflatten(aggregator.rows)
+    sent = loop.space.unflatten(torch.stack(list(aggregator.rounds[-1].values())))
     assert torch.equal(sent["slow"], sent["net.0.weight"])

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from lightning.pytorch.plugins import MixedPrecision
 from resume_run import checkpoints
+from small_loops import KeepUpdates
 from toys import fit, vector
 
-from flsv.aggregation import FedAvg
 from flsv.loop import FederatedLoop
 from flsv.sampling import FixedCohort
 
@@ -19,17 +19,11 @@ def half() -> dict[str, Any]:
     return {"plugins": MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**19))}
 
 
-class Rows(FedAvg):
-    def weights(self, round: Any, contributions: Any) -> torch.Tensor:
-        self.rows = dict(zip(round.client_ids.tolist(), round.client_vectors.clone()))
-        return super().weights(round, contributions)
-
-
 def test_a_client_finds_its_own_scale(tmp_path: Path) -> None:
-    everyone, alone = Rows(), Rows()
+    everyone, alone = KeepUpdates(), KeepUpdates()
     fit(FederatedLoop(everyone, seed=1), tmp_path, rounds=1, **half())
     fit(FederatedLoop(alone, sampler=FixedCohort([1]), seed=1), tmp_path, rounds=1, **half())
-    assert torch.equal(everyone.rows[1], alone.rows[1])
+    assert torch.equal(everyone.rounds[0][1], alone.rounds[0][1])
 
 
 def test_it_goes_on_with_it_when_it_comes_back(tmp_path: Path) -> None:
