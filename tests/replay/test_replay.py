@@ -1,5 +1,5 @@
 """Aggregators, client algorithms and uploads that no test of their own replays: a fit under partial participation,
-unequal steps and an attack, whole and resumed after two of four rounds, against a plain loop. test_table.py has all."""
+unequal steps and an attack, whole and resumed after two of four rounds, against a plain loop."""
 
 from __future__ import annotations
 

@@ -155,13 +155,10 @@ class SiteVisit(L.Callback):
         self._seconds = packet.plain.get("seconds", float("inf"))
         self._began = time.monotonic()
         self._num_clients, self._num_classes = packet.plain["clients"], packet.plain["classes"]
+        self._numbered: Any = NumberedData(data, self._instruction.client_id, self._num_clients)
         self._data, self._config, self._limit = data, config, limit
         self.kept, self._upload_seed = kept, upload_seed
         self.update: ClientUpdate | None = None
-
-    @property
-    def _numbered(self) -> Any:
-        return NumberedData(self._data, self._instruction.client_id, self._num_clients)
 
     def loader(self) -> CohortLoader:
         """The visit's batches."""
