@@ -16,7 +16,7 @@ from toys import Plain, fit, network, toy_data, vector
 
 from flsv import ClientEvaluation
 from flsv.aggregation import FedAdam, ShapFedWA
-from flsv.clients.algorithms import FedDyn, FedDynServer, InRunValues
+from flsv.clients.algorithms import FedDyn, FedDynServer
 from flsv.loop import FederatedLoop
 from flsv.metrics import (
     ClassSpecificShapley,
@@ -24,14 +24,12 @@ from flsv.metrics import (
     CosineGradientShapley,
     DecayedShapley,
     GradientShapley,
-    InRunShapley,
     OneRoundShapley,
     PartialFederatedShapley,
     WassersteinContribution,
 )
-from flsv.personalization import IFCA, Standalone
+from flsv.personalization import Standalone
 from flsv.privacy import GaussianPrivacy
-from flsv.sampling import UniformSampler
 
 LOOPS: dict[str, Callable[[], FederatedLoop]] = {
     "metrics": lambda: FederatedLoop(
@@ -52,9 +50,7 @@ LOOPS: dict[str, Callable[[], FederatedLoop]] = {
     "own models": lambda: FederatedLoop(
         personalizer=Standalone(), optimizer_state="persist", evaluation=ClientEvaluation(keep_trained=True), seed=1
     ),
-    "clusters": lambda: FederatedLoop(personalizer=IFCA(2), sampler=UniformSampler(2), seed=1),
     "two sides": lambda: FederatedLoop(FedDynServer(), client_algorithm=FedDyn(0.1), seed=1),
-    "in run": lambda: FederatedLoop(metrics={"in_run": InRunShapley()}, client_algorithm=InRunValues(), seed=1),
     "server optimizer": lambda: FederatedLoop(FedAdam(), uploads=[GaussianPrivacy(1.0, 1.0)], seed=1),
 }
 

@@ -59,5 +59,3 @@ def test_every_path_named_is_there() -> None:
         assert list(ROOT.glob(path)), path
     for name in re.findall(r"--config ([\w/]+)", README):
         assert name in packaged_names(), name
-
-
