@@ -19,7 +19,7 @@ KINDS: dict[str, Kind] = {
     name: kinds[name]
     for kinds, names in (
         (generative.KINDS, ["wgan", "spectral-norm-gan"]),
-        (contrastive.KINDS, ["byol", "moco-non-persistent", "rotations"]),
+        (contrastive.KINDS, ["byol", "moco-non-persistent"]),
         (transfer.KINDS, ["frozen-backbone"]),
         (supervised.KINDS, ["manual-accumulation"]),
         (sequences.KINDS, ["carried-lstm-state"]),

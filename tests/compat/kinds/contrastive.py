@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-import math
 from typing import Any
 
 import lightning as L
 import torch
-from compat.kinds.base import Kind, Sets, drawn, images
+from compat.kinds.base import Kind, Sets, drawn
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -137,43 +136,9 @@ class MoCo(L.LightningModule):
         return torch.optim.SGD(self.query.parameters(), lr=0.05, momentum=0.9)
 
 
-class Rotations(L.LightningModule):
-    """Tells how a picture was turned: views made in ``on_after_batch_transfer``, a teacher's center in a buffer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.net = nn.Sequential(_encoder(), nn.Linear(WIDTH, 4))
-        self.register_buffer("center", torch.zeros(4), persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x) - self.center
-
-    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        x = batch[0]
-        turns = torch.randint(0, 4, (len(x),)) if self.training else torch.arange(len(x)) % 4
-        return torch.stack([each.rot90(int(n), (-2, -1)) for each, n in zip(x, turns)]), turns
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        x, turns = batch
-        logits = self(x)
-        self.center = 0.9 * self.center + 0.1 * logits.detach().mean(0)
-        return nn.functional.cross_entropy(logits, turns)
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        x, turns = batch
-        self.log("val_loss", nn.functional.cross_entropy(self(x), turns))
-
-    def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-        half = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: (1 + math.cos(math.pi * epoch / 4)) / 2)
-        return [optimizer], [half]
-
-
 KINDS = {
     "byol": Kind(BYOL, views),
     "byol-before-zero-grad": Kind(lambda: BYOL(hook="on_before_zero_grad"), views),
     "moco": Kind(lambda: MoCo(persistent=True), views),
     "moco-non-persistent": Kind(lambda: MoCo(persistent=False), views),
-    "rotations": Kind(Rotations, images),
 }
