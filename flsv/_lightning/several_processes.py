@@ -108,7 +108,8 @@ def _merge_states(metric: Metric, states: list[dict[str, Any]]) -> None:
         metric.reset()
         return
     for name, default in metric._defaults.items():
-        values, reduce = [state[name] for state in states], metric._reductions[name]
+        values = [state[name] for state in states]
+        reduce: Any = metric._reductions[name]
         if isinstance(default, list):
             merged: Any = [part for value in values for part in value]
         else:
