@@ -210,10 +210,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         data = check_setup(trainer, pl_module, self.board, self.config)
         check_callbacks(trainer, self)
         if 0 < trainer.current_epoch < self.round_index:
-            raise ConfigurationError(
-                "this trainer's last fit ended after a round and before the epoch's end, as in validation. Make a new "
-                "Trainer, and go on from a checkpoint."
-            )
+            raise ConfigurationError("this trainer's last fit ended in a validation: make a new Trainer, and resume.")
         if trainer.current_epoch == 0:
             self._reset()
             self.board.reset()
