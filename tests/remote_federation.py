@@ -124,7 +124,8 @@ def momentum() -> Any:
 class Scheduled(ClassifierClient):
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        return [optimizer], [{"scheduler": schedule, "interval": "epoch", "frequency": 2}]
 
 
 def scheduled() -> Any:

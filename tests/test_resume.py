@@ -10,9 +10,9 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback
-from resume_run import Stop, run
-from toys import Plain, toy_data, trainer_for, vector
+from lightning.pytorch.callbacks import BaseFinetuning, Callback
+from resume_run import Stop, checkpoints, run
+from toys import Plain, fit, sgd, toy_data, trainer_for, vector
 
 from flsv import ConfigurationError, Reporting
 from flsv.loop import FederatedLoop
@@ -167,3 +167,25 @@ def test_a_trainer_whose_fit_ended_in_validation_is_refused(tmp_path: Path) -> N
     assert (trainer.current_epoch, loop.round_index) == (1, 2)  # callbacks save by the epoch that was
     with pytest.raises(ConfigurationError, match="ended in a validation: make a new Trainer"):
         trainer.fit(Plain(), toy_data())
+
+
+class Thaws(BaseFinetuning):
+    """The first layer and its BatchNorm train from the second round on."""
+
+    def freeze_before_training(self, module: Any) -> None:
+        self.freeze(module.net[:2], train_bn=False)
+
+    def finetune_function(self, module: Any, epoch: int, optimizer: Any) -> None:
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(module.net[:2], optimizer)
+
+
+def test_finetuning_goes_on_where_it_was(tmp_path: Path) -> None:
+    def run_for(rounds: int, folder: Path, **kwargs: Any) -> torch.Tensor:
+        module = Plain(optimizer=lambda parameters: sgd([p for p in parameters if p.requires_grad]))
+        saving: dict[str, Any] = {"enable_checkpointing": True, "callbacks": [Thaws(), checkpoints(folder)]}
+        return vector(fit(FederatedLoop(seed=1), folder, module, rounds=rounds, **saving, **kwargs))
+
+    whole = run_for(4, tmp_path / "whole")
+    run_for(2, tmp_path / "half")
+    assert torch.equal(run_for(4, tmp_path / "rest", ckpt_path=tmp_path / "half/checkpoints/last.ckpt"), whole)

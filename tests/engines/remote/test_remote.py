@@ -40,7 +40,7 @@ from flsv.privacy import GaussianPrivacy
 from flsv.sampling import PowerOfChoice
 from flsv.uploads import TopK
 
-FAST = ("cssv", "kept momentum, two of three", "scaffold", "a schedule by a client's own steps")
+FAST = ("kept momentum, two of three", "scaffold", "a schedule by rounds", "a schedule by a client's own steps")
 
 
 @pytest.mark.parametrize("case", slow_except(FAST, CASES))
