@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import warnings
 from collections.abc import Iterator
 from functools import partial
@@ -54,16 +55,22 @@ def test_the_first_site_is_waited_for(tmp_path: Path, absent: int, mute: int) ->
     assert len([each for each in told if "'Boston' has not said what it has" in str(each.message)]) == min(mute, 1)
 
 
-def test_the_log_says_who_is_there_and_who_has_replied(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    nodes = Replay()
-    nodes.says["hello"] = {100 + i: Packet("here", {"sizes": SIZES}) for i in range(3)}
-    nodes.says["ask"] = {100: Packet("answer")}
-    directory = Directory(nodes, NAMES, {}, tmp_path / "book", wait=60)
-    with caplog.at_level("INFO"):
+class Silent(Slow):
+    """Boston takes its time."""
+
+    def exchange(self, packets: Any, seconds: float) -> Iterator[tuple[int, Any]]:
+        time.sleep(0.3)
+        yield from super().exchange(packets, seconds)
+
+
+def test_who_is_awaited_is_said_while_nothing_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flsv.engines.remote.transport.PAUSE", 0.1)
+    said: list[str | None] = []
+    directory = Directory(Silent(0, 0), NAMES[:2], {}, tmp_path / "book", wait=0.7, say=said.append)
+    with pytest.raises(RuntimeError, match="have not come within"):
         directory.gather()
-        directory.exchange({0: Packet("ask")})
-    for words in ("'Lyon' is there: 2 of 3 sites", "3 of 3 sites are there", "'Boston' has replied: 1 of 1 sites"):
-        assert words in caplog.text
+    assert said[0] == f"0 of 2 sites, waiting for {NAMES[0]}, {NAMES[1]}"
+    assert said[-2:] == [f"1 of 2 sites, waiting for {NAMES[1]}", None]
 
 
 def test_a_site_that_is_set_up_wrongly_ends_the_start(tmp_path: Path) -> None:
@@ -130,6 +137,28 @@ def test_a_book_that_cannot_be_read_says_so(tmp_path: Path, text: str) -> None:
     (tmp_path / "sites.json").write_bytes(text.encode("latin1"))
     with pytest.raises(ConfigurationError, match="sites.json cannot be read: it lacks or garbles .* Delete it"):
         Directory(Slow(0, 0), NAMES, {}, tmp_path / "sites.json")
+
+
+def test_other_settings_within_a_run_leave_the_site_out(tmp_path: Path) -> None:
+    """Not the others: they go on without it, until it comes back as it should be."""
+    remote = Remotely(tmp_path, shapfed)
+    own = remote.transport.sites[101]
+
+    def come_and_go(address: int, packet: Packet, reply: Packet) -> Packet:
+        if packet.plain.get("round") == 0 and address == 102:
+            del remote.transport.sites[101]
+            remote.transport.sites[300] = site(tmp_path, 1, partial(shapfed, local_epochs=2))
+            remote.transport.names[300] = "Lyon"
+        if packet.plain.get("round") == 1 and address == 102:
+            del remote.transport.sites[300]
+            remote.transport.sites[101] = own
+        return reply
+
+    remote.transport.spoil = come_and_go
+    words = r"site 'Lyon' \(client 1\) is left out of round 2: it and the server differ in training: "
+    with pytest.warns(UserWarning, match=words):
+        loop = remote.fit(3)
+    assert loop.participations.tolist() == [3, 2, 3]
 
 
 @pytest.mark.parametrize(
