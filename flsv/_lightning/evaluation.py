@@ -106,21 +106,6 @@ def free_cached(device: torch.device) -> None:
         backend.empty_cache()
 
 
-def free_memory(device: torch.device) -> int | None:
-    """Bytes that can still be had on a device; None where it cannot tell.
-
-    Example:
-        >>> free_memory(torch.device("meta")) is None
-        True
-    """
-    backend: Any = getattr(torch, device.type, None)
-    if not hasattr(backend, "mem_get_info"):
-        return None
-    free, _ = backend.mem_get_info(device)
-    # Blocks that torch holds but does not use can be had, too.
-    return free + backend.memory_reserved(device) - backend.memory_allocated(device)
-
-
 def tolerance(trainer: L.Trainer) -> float:
     """For models of this trainer; for a precision that is not known, the widest."""
     precision: Any = trainer.precision

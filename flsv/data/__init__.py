@@ -27,10 +27,9 @@ from flsv.data.partition.skew import (
 )
 from flsv.data.sources.base import Files, Reading, SourceData
 from flsv.data.sources.columns import Columns
-from flsv.data.sources.csv_data import CharacterData, CSVData, TextData
+from flsv.data.sources.csv_data import CharacterData, CSVData, TableData, TextData
 from flsv.data.sources.named import DATA_SETS, load_image_data
 from flsv.data.sources.source import Source
-from flsv.data.sources.tables import TableData
 from flsv.data.splits import Splits
 
 __all__ = [

@@ -16,13 +16,12 @@ from torch import Tensor
 
 from flsv.arguments import check_kind
 from flsv.data.corruption import Corruption
-from flsv.data.device_cache import DeviceCache
 from flsv.data.federated_data import FederatedData, deal, without_flagged
-from flsv.data.federation_view import BATCH_HOOKS, FederationView
+from flsv.data.federation_view import FederationView
 from flsv.data.loaders import Loader
 from flsv.data.partition.base import GroupPartitioner, IIDPartitioner, Partitioner
 from flsv.data.sources.base import Files, Reading, Whole
-from flsv.data.sources.columns import Columns, GivenColumns
+from flsv.data.sources.columns import GivenColumns, columns_of
 from flsv.data.sources.named import KINDS, known_as, load_image_data
 from flsv.data.sources.source import open_source, source_name
 from flsv.data.splits import Splits
@@ -30,13 +29,14 @@ from flsv.declared import Count, check_argument
 from flsv.errors import ConfigurationError, listed
 from flsv.seeding import generator_for
 
+_BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 _SPLITS, _FILES, _LOADER = Splits(), Files(), Loader()
 
 
 class FederatedDataModule(FederationView):
     """Deals a data set to the clients of a federation, and works in any ``Trainer`` as an ordinary data module too.
 
-    Its arguments, but for ``batch_size``, cannot be set on a data module that is there.
+    Its arguments cannot be set on a data module that is there.
 
     A sample is in one place only: the server's validation set, or one client's training, validation or test set.
     Which, is a function of the seeds and the data.
@@ -154,20 +154,17 @@ class FederatedDataModule(FederationView):
         #: Set by the loop: the batches of the coming round, in place of all clients' pooled training data. Not a list
         #: or a dictionary of batches: Lightning would take that for a collection of loaders.
         self.round_loader: Callable[[], Iterable[Any]] | None = None
-        #: Set by the loop: where data held as tensors are read from, see :meth:`reside`.
-        self.device_cache: DeviceCache | None = None
         self._module = source if isinstance(source, L.LightningDataModule) else None
         self._stages: set[str] = set()
         self._stale = True
         self._dealt: FederatedData | None = None
         self._dropped = 0
-        self._eval_loaders: dict[Any, Any] = {}
         if self._module is not None:
             self.prepare_data_per_node = self._module.prepare_data_per_node
             # On the instance, and only if the module has them: Lightning prefers a data module's hook to the model's.
-            for hook in filter(partial(is_overridden, instance=self._module), BATCH_HOOKS):
+            for hook in filter(partial(is_overridden, instance=self._module), _BATCH_HOOKS):
                 setattr(self, hook, getattr(self._module, hook))
-        self._read_only = _ARGUMENTS - {"batch_size"}
+        self._read_only = _ARGUMENTS
 
     if not TYPE_CHECKING:  # or every misspelt attribute would be one
 
@@ -196,12 +193,6 @@ class FederatedDataModule(FederationView):
     def setup(self, stage: str | None = None) -> None:
         """Load the data and deal them out. Further calls, for any stage, change nothing."""
         if self._module is not None:
-            if getattr(self.trainer, "reload_dataloaders_every_n_epochs", 0) and stage == "fit":
-                raise ConfigurationError(
-                    f"reload_dataloaders_every_n_epochs: the loaders of {self._source_name} are read once, when its "
-                    "samples are dealt to clients, and would not be asked for again. Leave it at 0; let what changes "
-                    "from epoch to epoch happen in the data set or in train_transform."
-                )
             self._module.trainer = self.trainer
             # Training data are always needed: who has what is known in every stage.
             for each in dict.fromkeys(("fit", str(getattr(stage, "value", stage or "fit")))):
@@ -223,7 +214,6 @@ class FederatedDataModule(FederationView):
                 corruptions=self.corruptions,
                 batch_size=self._batch_size,
             )
-            self._eval_loaders.clear()
             self._stale = False
             if self.splits.detector is not None:
                 held = int(self.num_samples.sum())
@@ -265,7 +255,7 @@ class FederatedDataModule(FederationView):
 
     def val_dataloader(self) -> Any:
         """The server's validation set; an empty list if there is none."""
-        return [] if self._data.val is None else self._near(self._data.val, "val")
+        return [] if self._data.val is None else self._data.val
 
     def test_dataloader(self) -> Any:
         """The test set, which no client has."""
@@ -277,7 +267,7 @@ class FederatedDataModule(FederationView):
                 f"{self._source_name} has no test data. Give source=(train, test), a data module with a "
                 f"test_dataloader, or one of the named data sets."
             )
-        return self._cached("test", lambda: self._data.eval_loader(test))
+        return self._data.eval_loader(test)
 
     def predict_dataloader(self) -> Any:
         """The wrapped data module's prediction data, else the test set."""
@@ -285,24 +275,13 @@ class FederatedDataModule(FederationView):
             return self._module.predict_dataloader()
         return self.test_dataloader()
 
-    # What others may read, and tuners set
+    # What others may read
 
     @property
     def batch_size(self) -> int | None:
-        """Samples per training batch: as given, a wrapped data module's ``batch_size``, or, after ``setup``, as found.
-
-        It can be set at any time and holds for loaders made after that.
-        """
-        theirs = getattr(self._module, "batch_size", None)
+        """Samples per training batch: as given, a wrapped data module's ``batch_size``, or, after ``setup``, found."""
         found = None if self._dealt is None else self._dealt.train_options["batch_size"]
-        return next((size for size in (self._batch_size, found, theirs) if size is not None), None)
-
-    @batch_size.setter
-    def batch_size(self, size: int | None) -> None:
-        check_argument(type(self).__name__, "batch_size", size, Count | None)
-        if self._dealt is not None and size is not None:
-            self._dealt = self._dealt.in_batches_of(size)
-        self._batch_size = size
+        return self._batch_size or found or getattr(self._module, "batch_size", None)
 
     @property
     def hparams(self) -> Any:
@@ -324,10 +303,8 @@ def _reading(source: Any, files: Files, labels: Any, groups: Any, columns: Any) 
         raise ConfigurationError("columns is about a table: give it as source. A data module reads its own.")
     if columns is not None and not isinstance(labels, str):
         raise ConfigurationError("columns says what becomes of a table's columns: say labels, the one to predict.")
-    read = Columns(**columns) if isinstance(columns, Mapping) else columns
-    check_kind("FederatedDataModule", "columns", read, (Columns, type(None)), "flsv.data.Columns(...) or its options")
     label, group = (each if isinstance(each, str) else None for each in (labels, groups))
-    return Reading(files, label, group, read or Columns())
+    return Reading(files, label, group, columns_of(columns))
 
 
 def _check_clients(clients: Mapping[str, Any] | None, source: Any, groups: Any) -> None:

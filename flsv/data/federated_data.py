@@ -39,7 +39,6 @@ class FederatedData:
         train_options: arguments of :func:`~flsv.data.make_loader` for training batches.
         eval_options: the same for evaluation batches.
         differs: which samples the corruptions changed, bool ``[N]``.
-        val_data: what ``val`` reads, and which of its samples, where it is not the source's own loader.
         columns: what became of the columns, of a table.
     """
 
@@ -51,7 +50,6 @@ class FederatedData:
     train_options: dict[str, Any]
     eval_options: dict[str, Any]
     differs: Tensor
-    val_data: tuple[Dataset, Tensor | None] | None = None
     columns: tuple[ColumnCard, ...] = ()
 
     @cached_property
@@ -78,12 +76,6 @@ class FederatedData:
                 f"The shape of an input cannot be told from a batch that is {type(batch).__name__} without a tensor."
             )
         return shapes[0]
-
-    def in_batches_of(self, size: int) -> FederatedData:
-        """The same with other training batches."""
-        options = {**self.train_options, "batch_size": size}
-        check_full_batches(self.splits, options)
-        return replace(self, train_options=options)
 
     def eval_loader(self, dataset: Dataset, indices: Tensor | None = None) -> TensorBatches | DataLoader:
         """Batches in order."""
@@ -134,15 +126,12 @@ def deal(
     if corruptions:
         train, noisy, differs = _corrupted(train, classes, splits, corruptions, train_options.get("collate_fn"))
         classes = replace(classes, labels=noisy)
-    val_data: tuple[Dataset, Tensor | None] | None = None
+    val_loader: Any = source.val_loaders
     if val is not None:
-        val_data = val, None
+        val_loader = make_loader(val, **eval_options)
     elif len(splits.server_val):
-        val_data = train, splits.server_val
-    val_loader: Any = source.val_loaders if val_data is None else make_loader(*val_data, **eval_options)
-    return FederatedData(
-        train, val_loader, test, splits, classes, train_options, eval_options, differs, val_data, source.columns
-    )
+        val_loader = make_loader(train, splits.server_val, **eval_options)
+    return FederatedData(train, val_loader, test, splits, classes, train_options, eval_options, differs, source.columns)
 
 
 def _as_read(

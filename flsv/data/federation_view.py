@@ -7,14 +7,12 @@ from typing import Any, Literal
 
 import lightning as L
 import torch
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from flsv.arguments import ReadOnlyArguments
 from flsv.data.contents import content_hashes, loader_hash, loader_rows
 from flsv.data.corruption import Corruption
-from flsv.data.device_cache import DeviceCache, reside
 from flsv.data.federated_data import FederatedData
 from flsv.data.loaders import Loader, TensorBatches, make_loader
 from flsv.data.partition.base import Partitioner
@@ -24,7 +22,6 @@ from flsv.data.splits import Splits
 from flsv.errors import ConfigurationError, listed
 from flsv.seeding import generator_for, seed_or_default
 
-BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 #: Names of classes and clients that a description of a run lists.
 _LISTED = 20
 
@@ -39,14 +36,12 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
     loader: Loader
     corruptions: tuple[Corruption, ...]
     train_transform: Callable[[Tensor], Any] | None
-    device_cache: DeviceCache | None
     _reading: Reading
     _held_out: dict[str, Any]
     _source_name: str
     _module: L.LightningDataModule | None
     _dealt: FederatedData | None
     _dropped: int
-    _eval_loaders: dict[Any, Any]
     _undecided: bool
 
     @property
@@ -164,37 +159,15 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         """
         indices = self.client_indices(client, split)
         if split == "train" and shuffle:
-            loader = self._shuffled(indices, generator or generator_for(self.splits.seed, "client", client))
-            # What a transform draws, it may draw where its images are.
-            far = self.train_transform is not None and self.loader.on_device == "auto"
-            return loader if far else self._near(loader)
-        key = None if split == "train" else (client, split)
-        return self._near(self._cached(key, lambda: self._data.eval_loader(self._data.train, indices)), key)
+            return self._shuffled(indices, generator or generator_for(self.splits.seed, "client", client))
+        return self._data.eval_loader(self._data.train, indices)
 
     def _shuffled(self, indices: Tensor, generator: torch.Generator) -> TensorBatches | DataLoader:
         """Training batches; in order where Lightning wants the same first ones again and again."""
         overfits = self.trainer is not None and self.trainer.overfit_batches > 0  # type: ignore[attr-defined]
-        return make_loader(
-            self._data.train,
-            indices,
-            shuffle=not overfits,
-            generator=None if overfits else generator,
-            transform=self.train_transform,
-            **self._data.train_options,
-        )
-
-    def reside(self, trainer: L.Trainer) -> DeviceCache | None:
-        """The data on a trainer's accelerator, as ``on_device`` says; None: they stay where they are.
-
-        Raises:
-            ConfigurationError: see :func:`flsv.data.device_cache.reside`.
-        """
-        asking = (trainer.lightning_module, self)
-        if self._dealt is None or (
-            self.loader.on_device == "auto" and any(is_overridden(hook, o) for hook in BATCH_HOOKS[:2] for o in asking)
-        ):
-            return None
-        return reside(self._dealt, self.loader.on_device, trainer.strategy.root_device, self._source_name)
+        order = None if overfits else generator
+        options = self._data.train_options
+        return make_loader(self._data.train, indices, generator=order, transform=self.train_transform, **options)
 
     def describe(self) -> dict[str, str | int | float]:
         """The data's settings and results, flat, to be logged as hyper-parameters."""
@@ -242,7 +215,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
             return None
         given = self._held_out["val"]
         of = f"{self._source_name}, its validation part" if given is None else source_name(given)
-        if self._data.val_data is not None and self._data.val_data[1] is not None:
+        if len(self.server_val_indices):
             of = f"{100 * self.splits.server_val:g} % of the partners' data"
         return {"of": of, "rows": loader_rows(self._data.val)}
 
@@ -258,13 +231,3 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
                 "The data are not loaded yet: let a Trainer do it, or call prepare_data() and setup('fit')."
             )
         return self._dealt
-
-    def _near(self, loader: Any, key: Any = None) -> Any:
-        return loader if self.device_cache is None else self.device_cache.near(loader, key)
-
-    def _cached(self, key: Any, make: Callable[[], Any]) -> Any:
-        if key is None:
-            return make()
-        if key not in self._eval_loaders:
-            self._eval_loaders[key] = make()
-        return self._eval_loaders[key]

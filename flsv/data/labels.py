@@ -62,19 +62,16 @@ def _read_labels(dataset: Dataset, kinds: str) -> np.ndarray:
     found = _stored_labels(dataset)
     if found is None:
         samples = (dataset[index] for index in range(len(dataset)))  # type: ignore[arg-type]
-        found = [_checked(_array(_label_of(sample))[None], kinds)[0] for sample in samples]
-    return _checked(_array(found), kinds)
+        found = [_checked([_label_of(sample)], kinds)[0] for sample in samples]
+    return _checked(found, kinds)
 
 
-def _array(labels: Any) -> np.ndarray:
+def _checked(labels: Any, kinds: str) -> np.ndarray:
+    """Labels ``[N]`` or ``[N, 1]`` as ``[N]``."""
     try:
-        return np.asarray(labels)
+        found = np.asarray(labels)
     except (TypeError, ValueError) as error:  # lists of several lengths, tensors elsewhere
         raise _NoClassError("the labels are of several lengths or kinds") from error
-
-
-def _checked(found: np.ndarray, kinds: str) -> np.ndarray:
-    """Labels ``[N]`` or ``[N, 1]`` as ``[N]``."""
     each = found.shape[1:]
     if found.dtype.kind not in kinds or each not in ((), (1,)):
         what = "no numbers" if found.dtype.kind not in "biuf" else f"{found.dtype} numbers"
@@ -127,7 +124,7 @@ def whole_numbers(found: np.ndarray) -> np.ndarray:
         _NoClassError: one that is no whole number from 0 up, with its position.
     """
     if found.dtype.kind not in "biuf":
-        raise _NoClassError(f"found {found.dtype} of shape {list(found.shape)}")
+        raise _NoClassError(f"found {found.dtype}")
     with np.errstate(invalid="ignore"):  # NaN and what is too large
         labels = found.astype(np.int64)
     wrong = np.nonzero((labels != found) | (labels < 0))[0]
@@ -175,30 +172,25 @@ def count_classes(labels: Tensor, class_names: Sequence[str], held_out: Mapping[
     largest = int(present[-1])
     if largest < len(class_names):
         return len(class_names)
-    check_largest("The data", largest, len(present))
+    if _is_identifier(largest, len(present)):
+        raise ConfigurationError(
+            f"The data: the largest label is {largest}, and there are only {len(present)} different ones. Classes are "
+            f"numbered 0 .. M-1: a label of that size is a mistake, or an identifier to be numbered anew "
+            f"(numpy.unique with return_inverse=True). If these are numbers and no classes, say labels=False."
+        )
     absent = np.setdiff1d(np.arange(largest + 1), labels.numpy())
     if len(absent) and not class_names:
         rank_zero_warn(
             f"The labels are classes 0 .. {largest}, but no training sample is of class {in_words(absent.tolist())}: "
             f"the model has untrained outputs, and values per class, for what may not exist. Number the classes from 0 "
-            f"without gaps, or give the training data an attribute `classes` with the names of all; labels=False says "
-            f"that they are numbers and no classes."
+            f"without gaps, or give the training data an attribute `classes` with the names of all."
         )
     return largest + 1
 
 
 def _is_identifier(largest: int, distinct: int) -> bool:
+    """A class each is to be counted: so large a label must be a mistake."""
     return largest >= 1000 and largest >= 10 * distinct
-
-
-def check_largest(where: str, largest: int, distinct: int) -> None:
-    """Raise ConfigurationError where a label is so large that it must be a mistake: a class each is to be counted."""
-    if _is_identifier(largest, distinct):
-        raise ConfigurationError(
-            f"{where}: the largest label is {largest}, and there are only {distinct} different ones. Classes are "
-            f"numbered 0 .. M-1: a label of that size is a mistake, or an identifier to be numbered anew "
-            f"(numpy.unique with return_inverse=True). If these are numbers and no classes, say labels=False."
-        )
 
 
 def class_names_of(dataset: Dataset) -> tuple[str, ...]:

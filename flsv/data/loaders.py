@@ -1,15 +1,22 @@
 """Makes batches: directly from tensors where data are tensors, by torch's DataLoader otherwise.
 
 Both kinds draw the same permutations from the same generator, so which one serves a data set changes its speed only.
+
+Generators that a data set, its transforms or a collate_fn hold stand where all that was read before has left them,
+which a resumed run has not read. So every pass over a loader begins by seeding them, by what the pass is for: in
+training a client's local epoch of a round; in evaluation always alike. Workers each get a stream of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
+import lightning as L
+import numpy as np
 import torch
 from annotated_types import Ge
 from torch import Tensor
@@ -23,9 +30,9 @@ from torch.utils.data import (
     default_collate,
 )
 
-from flsv.data.held_generators import SeededLoader, held_generators, seed_held
 from flsv.declared import Count, checked
 from flsv.errors import ConfigurationError
+from flsv.seeding import derive_seed
 
 
 class TensorBatches:
@@ -33,11 +40,10 @@ class TensorBatches:
 
     Args:
         tensors: tensors of equal length ``N`` on one device, as in a ``TensorDataset``.
-        indices: which rows, int64 ``[n]`` on the CPU, without ``shuffle`` also beside the tensors; None for all.
+        indices: which rows, int64 ``[n]``; None for all.
         batch_size: rows per batch.
-        shuffle: draw a new order for every pass; needs ``generator``.
         drop_last: leave out a last batch that is not full.
-        generator: CPU generator of the orders, the only source of randomness here.
+        generator: CPU generator that draws a new order for every pass; None: in order.
         transform: applied to each batch's first tensor.
 
     Yields:
@@ -55,7 +61,6 @@ class TensorBatches:
         indices: Tensor | None,
         batch_size: int,
         *,
-        shuffle: bool = False,
         drop_last: bool = False,
         generator: torch.Generator | None = None,
         transform: Callable[[Tensor], Tensor] | None = None,
@@ -63,7 +68,6 @@ class TensorBatches:
         self.tensors = tuple(tensors)
         self.indices = torch.arange(len(self.tensors[0])) if indices is None else indices
         self.batch_size = batch_size
-        self.shuffle = shuffle
         self.drop_last = drop_last
         self.generator = generator
         self.transform = transform
@@ -75,7 +79,7 @@ class TensorBatches:
     def rows(self) -> Sequence[Tensor]:
         """Of a pass: which rows of the tensors every batch has. Draws its order, as the iteration does by this."""
         order = self.indices
-        if self.shuffle:
+        if self.generator is not None:
             order = order[torch.randperm(len(order), generator=self.generator)]
         return order.to(self.tensors[0].device).split(self.batch_size)[: len(self)]
 
@@ -90,12 +94,12 @@ class TensorBatches:
             yield tuple(batch)
 
 
+@checked
 def make_loader(
     dataset: Dataset,
     indices: Tensor | None = None,
     *,
-    batch_size: int,
-    shuffle: bool = False,
+    batch_size: Count,
     drop_last: bool = False,
     generator: torch.Generator | None = None,
     transform: Callable[[Tensor], Tensor] | None = None,
@@ -111,15 +115,15 @@ def make_loader(
         dataset: what to read.
         indices: which of its samples, int64 ``[n]``; None for all.
         batch_size: samples per batch.
-        shuffle: draw a new order for every pass; needs ``generator``.
         drop_last: leave out a last batch that is not full.
-        generator: CPU generator of the orders; workers' seeds follow from its initial seed.
+        generator: CPU generator that draws a new order for every pass; None: in order. Workers' seeds follow from its
+            initial seed.
         transform: applied to the first element of each collated batch.
         collate_fn: as of ``DataLoader``.
         options: further ``DataLoader`` arguments (``num_workers``, ``pin_memory``, ...).
 
     Raises:
-        ConfigurationError: ``batch_size`` below 1, or ``shuffle`` without a generator.
+        ConfigurationError: ``batch_size`` below 1.
 
     Example:
         >>> images, labels = torch.zeros(10, 1, 8, 8), torch.arange(10)
@@ -127,29 +131,22 @@ def make_loader(
         >>> type(loader).__name__, [len(y) for x, y in loader]
         ('TensorBatches', [4, 1])
     """
-    if batch_size < 1 or (shuffle and generator is None):
-        raise ConfigurationError(
-            f"batch_size={batch_size}, shuffle={shuffle}: expected a batch_size of at least 1, and for shuffle a "
-            "generator, so that the order is a function of a seed."
-        )
     tensors, rows = tensors_of(dataset, indices, collate_fn)
     if tensors is not None:
-        return TensorBatches(
-            tensors, rows, batch_size, shuffle=shuffle, drop_last=drop_last, generator=generator, transform=transform
-        )
+        return TensorBatches(tensors, rows, batch_size, drop_last=drop_last, generator=generator, transform=transform)
     collate_fn = collate_fn or default_collate
     if transform is not None:
-        collate_fn = partial(_collate_and_transform, collate_fn, transform)
+        collate_fn = _Transformed(collate_fn, transform)
     subset = dataset if indices is None else Subset(dataset, indices.tolist())
     # A DataLoader draws its workers' seeds before its first order, and from the global generator if it is given none:
     # with a generator of its own it does neither.
     own = torch.Generator().manual_seed(generator.initial_seed() if generator is not None else 0)
-    make = SeededLoader if held_generators(dataset, collate_fn) else DataLoader
-    in_order = SequentialSampler(subset)  # type: ignore[arg-type]
-    return make(
+    kind = SeededLoader if held_generators(subset, collate_fn) else DataLoader
+    sampler: Any = SequentialSampler(subset) if generator is None else _Shuffled(len(subset), generator)  # type: ignore[arg-type]
+    return kind(
         subset,
         batch_size=batch_size,
-        sampler=_Shuffled(len(subset), generator) if shuffle and generator is not None else in_order,  # type: ignore[arg-type]
+        sampler=sampler,
         drop_last=drop_last,
         collate_fn=collate_fn,
         generator=own,
@@ -185,12 +182,15 @@ class _Shuffled(Sampler[int]):
         yield from torch.randperm(self.length, generator=self.generator).tolist()
 
 
-def _collate_and_transform(
-    collate_fn: Callable[[list[Any]], Any], transform: Callable[[Tensor], Tensor], samples: list[Any]
-) -> list[Any]:
-    """A batch whose first element is transformed."""
-    batch = collate_fn(samples)
-    return [transform(batch[0]), *batch[1:]]
+class _Transformed:
+    """Collates to a batch whose first element is transformed."""
+
+    def __init__(self, collate_fn: Callable[[list[Any]], Any], transform: Callable[[Tensor], Tensor]) -> None:
+        self.collate_fn, self.transform = collate_fn, transform
+
+    def __call__(self, samples: list[Any]) -> list[Any]:
+        batch = self.collate_fn(samples)
+        return [self.transform(batch[0]), *batch[1:]]
 
 
 def preload(
@@ -234,6 +234,87 @@ def preload(
     return kept
 
 
+_KINDS = (np.random.RandomState, np.random.Generator, random.Random, torch.Generator)
+#: The global ones, which are seeded anyway.
+_GLOBAL = (np.random.mtrand._rand, random._inst, torch.default_generator)  # type: ignore[attr-defined]
+#: What is not looked into: data, and whoever may hold everything.
+_CLOSED = (str, bytes, int, float, Tensor, np.ndarray, type, L.Trainer, L.LightningModule, L.LightningDataModule)
+#: How many objects may lie between a data set and a generator; how far a collection is looked into: file names go by
+#: the million.
+_DEPTH, _LOOKED_AT = 4, 1000
+
+
+def held_generators(*holders: Any) -> list[Any]:
+    """The random generators that objects hold in attributes, of their classes too (MONAI's ``R``), lists, tuples and
+    dictionaries; each once. At most four objects may lie between a data set and its generator.
+
+    Example:
+        >>> class Cropped(torch.utils.data.Dataset):
+        ...     def __init__(self):
+        ...         self.transforms = [np.random.RandomState(3)]
+        >>> len(held_generators(Cropped()))
+        1
+    """
+    found: dict[int, Any] = {}
+    deepest: dict[int, int] = {}
+
+    def look(value: Any, depth: int) -> None:
+        if isinstance(value, _KINDS):
+            if not any(value is each for each in _GLOBAL):
+                found.setdefault(id(value), value)
+            return
+        depth = _DEPTH + 1 if isinstance(value, Dataset) else depth
+        if value is None or isinstance(value, _CLOSED) or depth <= deepest.get(id(value), 0):
+            return
+        deepest[id(value)] = depth
+        for part in _parts(value):
+            look(part, depth - 1)
+
+    for holder in holders:
+        look(holder, _DEPTH + 1)
+    return list(found.values())
+
+
+def _parts(value: Any) -> list[Any]:
+    if isinstance(value, list | tuple | Mapping):
+        return list(value.values() if isinstance(value, Mapping) else value)[:_LOOKED_AT]
+    of_classes = [part for kind in type(value).__mro__ for part in vars(kind).values() if isinstance(part, _KINDS)]
+    return [*getattr(value, "__dict__", {}).values(), *of_classes]
+
+
+def seed_held(generators: Iterable[Any], seed: int, *path: int | str) -> None:
+    """Put every one of them at the start of a stream of its own."""
+    for place, generator in enumerate(generators):
+        derived = derive_seed(seed, "held generator", place, *path)
+        if isinstance(generator, np.random.RandomState):
+            generator.seed(derived % 2**32)
+        elif isinstance(generator, np.random.Generator):
+            generator.bit_generator.state = type(generator.bit_generator)(derived).state
+        elif isinstance(generator, torch.Generator):
+            generator.manual_seed(derived)
+        else:
+            generator.seed(derived)
+
+
+class SeededLoader(DataLoader):
+    """A ``DataLoader`` that seeds the data's random generators at the start of each pass."""
+
+    def _get_iterator(self) -> Any:
+        holders, seed = (self.dataset, self.collate_fn), self.generator.initial_seed()
+        seed_held(held_generators(*holders), seed)
+        init = self.worker_init_fn
+        if self.num_workers and getattr(init, "func", None) is not _in_worker:
+            self.worker_init_fn = partial(_in_worker, holders, seed, init)
+        return super()._get_iterator()
+
+
+def _in_worker(holders: tuple[Any, ...], seed: int, init: Callable[[int], None] | None, worker: int) -> None:
+    """A ``worker_init_fn``: copies of one generator in several workers would draw the same."""
+    seed_held(held_generators(*holders), seed, worker)
+    if init is not None:
+        init(worker)
+
+
 @checked
 @dataclass(frozen=True)
 class Loader:
@@ -247,11 +328,6 @@ class Loader:
         num_workers: processes that read data that are not tensors; None for the wrapped loader's, else 0.
         pin_memory: likewise; None for the wrapped loader's, else False.
         preload: read every sample once and keep it as tensors; not for data sets that augment at random.
-        on_device: whether data held as tensors lie on the trainer's accelerator during a federated fit, where batches
-            are gathered without a copy, the same to the bit. ``"auto"``: if they take at most a quarter of the memory
-            that is free there when the fit begins, and neither module has hooks that are handed batches before they are
-            there; training data with a ``train_transform`` are left where they are, since it may draw random numbers.
-            True: always; the transform and the hooks are then given the accelerator's tensors.
 
     Raises:
         ConfigurationError: an ``eval_batch_size`` below 1, anything of another type.
@@ -262,7 +338,6 @@ class Loader:
     num_workers: Annotated[int, Ge(0)] | None = None
     pin_memory: bool | None = None
     preload: bool = False
-    on_device: bool | Literal["auto"] = "auto"
 
     def changes(self) -> dict[str, bool | int]:
         """What replaces the options of the source's own loaders."""

@@ -128,7 +128,6 @@ class LightningFit:
     def start(self, module: L.LightningModule) -> None:
         """Everything is on its device and set up: make the run, and begin the reports."""
         trainer, saver, config = self.trainer, self.saver, self.config
-        self._change((self.data, "device_cache", self.data.reside(trainer)))
         check_stochastic_averaging(trainer)
         self.finetuning = FinetuningState(trainer)
         self.finetuning.restore(module, saver.finetuned)

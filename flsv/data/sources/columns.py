@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
 from annotated_types import Ge
 
-from flsv.declared import checked
+from flsv.arguments import check_kind
+from flsv.declared import Rules, checked
 from flsv.errors import ColumnError, ConfigurationError
 
 GAPS = ("", "NA", "N/A", "NaN", "nan", "null", ".", "?")
@@ -60,6 +61,13 @@ class Columns:
         ConfigurationError: arguments out of range or that contradict each other.
     """
 
+    rules: ClassVar[Rules] = (
+        (
+            lambda a: not a.standardize_target or a.task == "regression",
+            "standardize_target is for task: regression; classes have no mean.",
+        ),
+    )
+
     task: Literal["classification", "regression"] = "classification"
     features: list[str] | None = None
     exclude: list[str] | None = None
@@ -79,8 +87,6 @@ class Columns:
         return {"", *(usual if self.gaps is None else self.gaps)}
 
     def __post_init__(self) -> None:
-        if self.standardize_target and self.task != "regression":
-            raise ConfigurationError("Columns(standardize_target=True) is for task: regression; classes have no mean.")
         # Columns of a DataFrame may be called by numbers.
         for argument in ("features", "exclude", "categorical"):
             setattr(self, argument, _texts(argument, getattr(self, argument)))
@@ -121,3 +127,10 @@ if TYPE_CHECKING:
     GivenColumns: TypeAlias = Columns | Mapping[str, Any] | None
 else:
     GivenColumns = Columns | None  # what the command line makes: an option for each of theirs
+
+
+def columns_of(given: GivenColumns) -> Columns:
+    """What was given, or the options of it."""
+    found = Columns(**given) if isinstance(given, Mapping) else given or Columns()
+    check_kind("columns", "columns", found, Columns, "flsv.data.Columns(...) or its options")
+    return found

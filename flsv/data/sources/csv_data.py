@@ -1,4 +1,4 @@
-"""Data modules that read CSV files: what they share, texts with classes, and running text.
+"""Data modules that read CSV files: what they share, tables, texts with classes, and running text.
 
 Texts are hashed words. Joulin, Grave, Bojanowski, Mikolov, "Bag of Tricks for Efficient Text Classification", EACL
 2017: a text is the mean of its words' vectors; Weinberger et al., "Feature Hashing for Large Scale Multitask Learning",
@@ -13,6 +13,7 @@ import unicodedata
 import zlib
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import lightning as L
@@ -23,7 +24,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from flsv.data.sources.base import ColumnCard
-from flsv.data.sources.columns import Columns
+from flsv.data.sources.columns import Columns, GivenColumns, columns_of
+from flsv.data.sources.encoder import TableEncoder
 from flsv.data.sources.table import Table, find_place, looked_at, read_table
 from flsv.data.sources.values import class_labels, class_names, group_values, with_values
 from flsv.data.splits import Part
@@ -49,7 +51,6 @@ class CSVData(L.LightningDataModule):
         batch_size: samples per batch.
         val_fraction: share of the first file's samples for validation; 0: no validation set.
         test_fraction: share of them for testing, unless there is a ``test_path``; 0: no test set.
-        delimiter: one character between values.
         seed: of the choice of validation and test samples; None: ``seed_everything``'s.
 
     Attributes:
@@ -67,6 +68,9 @@ class CSVData(L.LightningDataModule):
     pooled_inputs = False
     """Whether samples are made with numbers of all training rows, such as their means: no site alone can do that."""
 
+    delimiter = ","
+    """The character between values."""
+
     def __init__(
         self,
         path: str,
@@ -77,7 +81,6 @@ class CSVData(L.LightningDataModule):
         batch_size: Count = 32,
         val_fraction: Part = 0.1,
         test_fraction: Part = 0.0,
-        delimiter: str = ",",
         seed: int | None = None,
     ) -> None:
         super().__init__()
@@ -87,7 +90,7 @@ class CSVData(L.LightningDataModule):
                 "from the second file or from the first. Leave one of them out."
             )
         self.path, self.test_path, self.root, self.group = path, test_path, root, group
-        self.batch_size, self.delimiter, self.seed = batch_size, delimiter, seed
+        self.batch_size, self.seed = batch_size, seed
         self.val_fraction, self.test_fraction = val_fraction, test_fraction
         self.train_set: TensorDataset | None = None
         self.val_set: TensorDataset | None = None
@@ -130,8 +133,6 @@ class CSVData(L.LightningDataModule):
         """Batches of the test samples."""
         return DataLoader(self._set("test"), batch_size=max(self.batch_size, 256))
 
-    # For subclasses
-
     def split(self, samples: int, groups: np.ndarray | None) -> dict[str, np.ndarray]:
         """Ascending sample numbers of ``train``, ``val`` and ``test``."""
         order = torch.randperm(samples, generator=generator_for(self.seed, "csv", "split")).numpy()
@@ -141,11 +142,6 @@ class CSVData(L.LightningDataModule):
         free = order[~np.isin(order, stays)]
         test = int(self.test_fraction * samples + 0.5) if self.test_path is None else 0
         val = int(self.val_fraction * samples + 0.5)
-        for name, count in (("val_fraction", val), ("test_fraction", test)):
-            if getattr(self, name) and not count:
-                raise ConfigurationError(
-                    f"{type(self).__name__}({name}={getattr(self, name)}): none of {samples} rows. Raise it, or say 0."
-                )
         if test + val > len(free):
             raise ConfigurationError(
                 f"{type(self).__name__}: {test + val} of {samples} samples are to be held out, but one of each of the "
@@ -179,11 +175,82 @@ class CSVData(L.LightningDataModule):
     def _set(self, split: str) -> TensorDataset:
         samples = getattr(self, f"{split}_set")
         if samples is None:
-            raise ConfigurationError(
-                f"{type(self).__name__}({self.path!r}) has no {split} samples: it has not been set up, or neither "
-                "test_path nor test_fraction is given."
-            )
+            raise ConfigurationError(f"{self.path!r} has no {split} samples: give test_path or test_fraction.")
         return samples
+
+
+class TableData(CSVData):
+    """The rows of a CSV file: features, one target, and perhaps a column with the natural clients.
+
+    Samples are ``(features float32 [D], target)``; the target is a class (int64) or a number (float32). What becomes of
+    the columns, and whose rows tell their means, deviations and categories, says :class:`~flsv.data.Columns`. Training
+    rows are all that are not held out here, those that a federation's clients hold out themselves included.
+
+    Args:
+        path: the file, looked up below ``root``, then as it is.
+        target: the column to predict.
+        group: the column whose values are the clients of a :class:`~flsv.data.GroupPartitioner`; no feature.
+        columns: how the others become features, and the task.
+        options: see :class:`~flsv.data.CSVData`.
+
+    Attributes:
+        feature_names: ``D`` names, such as ``("age", "ward=A", "ward=B", "age missing")``.
+        target_mean, target_std: what a prediction is multiplied by (``target_std``) and then moved by to be in the
+            file's unit; 0 and 1 unless ``standardize_target``.
+
+    Raises:
+        ConfigurationError: arguments that contradict each other; from ``setup``, what cannot be read.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     text = "ward,age,sex,ill\\nA,30,f,no\\nA,50,m,yes\\nB,,f,no\\nB,40,m,yes\\n"
+        ...     _ = Path(folder, "wards.csv").write_text(text)
+        ...     data = TableData("wards.csv", "ill", group="ward", root=folder, val_fraction=0, test_fraction=0)
+        ...     data.setup()
+        >>> data.feature_names, data.group_names, data.train_set.classes
+        (('age', 'sex=f', 'sex=m', 'age missing'), ('A', 'B'), ('no', 'yes'))
+        >>> data.train_set[2]
+        (tensor([0., 1., 0., 1.]), tensor(0))
+    """
+
+    pooled_inputs = True
+
+    def __init__(
+        self,
+        path: str,
+        target: str,
+        group: str | None = None,
+        columns: GivenColumns = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(path, group, **options)
+        self.columns = columns_of(columns)
+        self.columns.check_roles(target, group)
+        self.delimiter = self.columns.delimiter
+        self.target = target
+        self.target_mean, self.target_std = 0.0, 1.0
+        self.feature_names: tuple[str, ...] = ()
+
+    def encode(self, train: Table, test: Table | None) -> None:
+        encoder = TableEncoder(self.columns, self.target, self.group)
+        files = [encoder.rows(file) for file in (train, test) if file is not None]
+        groups = None if self.group is None else group_values(files[0], self.group)
+        splits = self.split(len(files[0]), groups)
+        fit = np.zeros(sum(map(len, files)), dtype=bool)
+        fit[splits["train"]] = True
+        classes = encoder.classes(files[:1])
+        sets = encoder.encoded(files, fit)
+        cards = encoder.cards(files[:1])
+        self.columns_read = tuple(replace(card, values=card.values.iloc[splits["train"]]) for card in cards)
+        self.keep(sets[0].tensors, splits, groups, None if test is None else sets[1].tensors, classes)
+        if self.test_set is not None:
+            table = files[0].take(splits["test"]) if test is None else files[1]
+            self.test_set.row_names = table.row_names(self.columns.exclude or (), self.group)  # type: ignore[attr-defined]
+        self.input_shape = tuple(sets[0].tensors[0].shape[1:])
+        self.feature_names = encoder.feature_names
+        self.target_mean, self.target_std = encoder.target_mean, encoder.target_std
 
 
 _WORD = re.compile(r"\w+")
@@ -217,10 +284,6 @@ class TextData(CSVData):
         group: the column whose values are the clients of a :class:`~flsv.data.GroupPartitioner`.
         max_words: how many words of a text count.
         options: see :class:`~flsv.data.CSVData`.
-
-    Raises:
-        ConfigurationError: from construction, arguments out of range; from ``setup``, a file that is no table, columns
-            that it has not, a row without a group, labels that are no classes, a class that only the second file has.
 
     Example:
         >>> import tempfile
@@ -300,8 +363,7 @@ class CharacterData(CSVData):
         options: see :class:`~flsv.data.CSVData`.
 
     Raises:
-        ConfigurationError: from construction, arguments out of range; from ``setup``, a file that is no table, columns
-            that it has not, a row without a group, a group that is too short for one piece.
+        ConfigurationError: from ``setup``, a group that is too short for one piece.
 
     Example:
         >>> import tempfile

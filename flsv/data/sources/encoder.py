@@ -1,11 +1,13 @@
-"""Rows of tables as features and targets, fitted to the training rows only."""
+"""Tables as features and targets, fitted to the training rows only; and as the data of a federation: one with a column
+that says whose the rows are, or one of each client."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,9 +18,10 @@ from sklearn.impute import MissingIndicator, SimpleImputer
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
 from torch import Tensor
+from torch.utils.data import TensorDataset
 
-from flsv.data.groups import warn_of_spelling
-from flsv.data.sources.base import ColumnCard
+from flsv.data.groups import plain_names, warn_of_spelling
+from flsv.data.sources.base import ColumnCard, SourceData
 from flsv.data.sources.columns import Columns
 from flsv.data.sources.table import Table
 from flsv.data.sources.values import (
@@ -27,6 +30,7 @@ from flsv.data.sources.values import (
     all_of,
     class_labels,
     class_names,
+    group_values,
     numeric_target,
     parsed,
     read_column,
@@ -136,6 +140,11 @@ class TableEncoder:
                 raise ConfigurationError(f"{all_of(tables)}: all training rows have the same {self.target!r} (target).")
         return [torch.from_numpy((y - self.target_mean) / self.target_std).float() for y in numbers]
 
+    def encoded(self, tables: Sequence[Table], fit: np.ndarray | None = None) -> list[TensorDataset]:
+        """Features and targets of each table; no features before it is known which rows tell their statistics."""
+        features = [torch.zeros(len(table), 0) for table in tables] if fit is None else self.features(tables, fit)
+        return [TensorDataset(*pair) for pair in zip(features, self.targets(tables, fit))]
+
     def cards(self, tables: Sequence[Table]) -> tuple[ColumnCard, ...]:
         """What became of the columns of the training tables, after :meth:`features`."""
         rows = sum(map(len, tables))
@@ -215,10 +224,10 @@ class TableEncoder:
         name = column.name
         if column.categories is not None or name in (self.columns.features or ()) or not _IDENTIFIER.search(name):
             return None
-        ends = np.cumsum([len(table) for table in tables])[:-1]
-        for part in np.split(column.values.to_numpy(dtype=np.float64), ends):
-            held = part[np.isfinite(part)]
-            if len(held) <= FEW or len(np.unique(held)) < len(held) or (held != np.round(held)).any():
+        table_of = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
+        for _, values in column.values.groupby(table_of):
+            held = values.dropna()
+            if len(held) <= FEW or not held.is_unique or (held % 1).any():
                 return None
         return ColumnError(
             f"{tables[0].path}: {name!r} has another whole number in every row. An identifier is no feature: leave it "
@@ -229,3 +238,75 @@ class TableEncoder:
 
 def _names_of(tables: Sequence[Table]) -> list[str]:
     return list(dict.fromkeys(name for table in tables for name in table.frame.columns))
+
+
+def tables_source(
+    tables: Mapping[str, Table],
+    held_out: Mapping[str, Table | None],
+    label: str,
+    group: str | None,
+    columns: Columns,
+    clients: bool,
+) -> SourceData:
+    """Features and targets of tables, encoded as :class:`~flsv.data.Columns` says.
+
+    Means, deviations and categories are those of the clients' training rows, once it is known which these are: the
+    server's validation rows, and the clients' own, tell none.
+
+    Args:
+        tables: of each client by name, or a single one.
+        held_out: ``val`` and ``test``, whose rows belong to no client.
+        label: the column to predict.
+        group: the column of a single table that says whose the rows are.
+        columns: how the others become features.
+        clients: whether ``tables`` are of one client each.
+
+    Raises:
+        ConfigurationError: tables with other columns than the first; what :class:`TableEncoder` refuses.
+    """
+    columns.check_roles(label, "the client" if clients else group)
+    if clients:  # for messages: a file has a name of its own
+        tables = {
+            name: replace(table, path=f"the {table.path} of {name!r}") if table.typed else table
+            for name, table in tables.items()
+        }
+    encoder = TableEncoder(columns, label, group)
+    train = {name: encoder.rows(table) for name, table in tables.items()}
+    held = {name: encoder.rows(table) for name, table in held_out.items() if table is not None}
+    groups, names = _groups(train, group, clients)
+    rows = [*train.values(), *held.values()]
+    classes = encoder.classes(list(train.values())) or ()
+
+    def found(fit_rows: Sequence[Tensor] | None) -> SourceData:
+        """The data with the features that the clients' training rows tell."""
+        fit = None
+        if fit_rows is not None:
+            fit = np.zeros(sum(map(len, rows)), dtype=bool)
+            fit[torch.cat(list(fit_rows)).numpy()] = True
+        parts = encoder.encoded(rows, fit)
+        sets: dict[str, Any] = dict(zip(held, parts[len(train) :]))
+        for name, table in held.items():
+            sets[name].row_names = table.row_names(columns.exclude or (), group)
+        return SourceData(
+            TensorDataset(*(torch.cat(column) for column in zip(*(part.tensors for part in parts[: len(train)])))),
+            **sets,
+            class_names=classes,
+            groups=groups,
+            group_names=names,
+            clients=clients,
+            labeled=True,
+            columns=() if fit is None else encoder.cards(list(train.values())),
+            fitted=found if fit is None else None,
+        )
+
+    # Who trains on which row is not known yet, and a number's scale with it: nothing looks at a number before.
+    return found(None)
+
+
+def _groups(tables: Mapping[str, Table], group: str | None, clients: bool) -> tuple[Tensor | None, tuple[str, ...]]:
+    if clients:
+        return torch.repeat_interleave(torch.tensor([len(table) for table in tables.values()])), tuple(tables)
+    if group is None:
+        return None, ()
+    values, numbers = np.unique(group_values(next(iter(tables.values())), group), return_inverse=True)
+    return torch.from_numpy(numbers.reshape(-1).astype(np.int64)), plain_names(values.tolist(), group)

@@ -27,10 +27,10 @@ from flsv.data.sources.arrays import (
     read_frame,
 )
 from flsv.data.sources.base import Reading, SourceData
+from flsv.data.sources.encoder import tables_source
 from flsv.data.sources.module import module_source
 from flsv.data.sources.named import folder_by_client, has_class_folders, image_folder, known_as, load_image_data
 from flsv.data.sources.table import Table, find_place, is_columnar, is_table_file, looked_at, read_table
-from flsv.data.sources.tables import tables_source
 from flsv.errors import ConfigurationError, listed
 from flsv.plugins import installed
 

@@ -69,10 +69,9 @@ class Table:
             >>> Table("wards.csv", frame).row_names(["id", "nr"], "ward")
             {'line': ['2', '3'], 'client': ['A', 'B'], 'id': ['7', '9']}
         """
-        columns = {"client": group, **{name: name for name in ids if name != "line"}}
-        held = {title: self.frame[name] for title, name in columns.items() if name in self.frame.columns}
-        lines = list(map(str, self.frame.index.tolist()))
-        return {"line": lines, **{title: column.astype(str).tolist() for title, column in held.items()}}
+        columns = {"client": group, **{name: name for name in ids}}
+        held = {title: self.frame[name].astype(str).tolist() for title, name in columns.items() if name in self.frame}
+        return {"line": list(map(str, self.frame.index.tolist())), **held}
 
     def column(self, name: str, argument: str) -> pd.Series:
         """A column.
@@ -91,10 +90,6 @@ class Table:
         names = listed(self.frame.columns, 20)
         message = f"{self.path} has no column {name!r} ({argument}).{hint} It has {names}."
         raise ColumnError(message, {"exclude": [name]})  # which helps where other tables have it
-
-    def words(self, name: str, argument: str) -> pd.Series:
-        """A column's values as text, see :func:`words_of`."""
-        return words_of(self.column(name, argument))
 
 
 def words_of(column: pd.Series) -> pd.Series:

@@ -71,12 +71,9 @@ def without_gaps(table: Table, name: str, argument: str, columns: Columns) -> pd
     return values.mask(gaps)
 
 
-def _kind_of(values: pd.Series) -> str:
-    """Numbers, truth values or categories, else the names of its values' types; empty where there is no value."""
-    if isinstance(values.dtype, pd.CategoricalDtype):
-        return WORDS
-    found = _KINDS.get(infer_dtype(values, skipna=True))
-    return ", ".join(sorted({type(value).__name__ for value in values.dropna().tolist()})) if found is None else found
+def _kind_of(values: pd.Series) -> str | None:
+    """Numbers, truth values or categories; empty without a value, None of anything else."""
+    return WORDS if isinstance(values.dtype, pd.CategoricalDtype) else _KINDS.get(infer_dtype(values, skipna=True))
 
 
 def _kind_of_texts(texts: set[str]) -> str:
@@ -107,54 +104,39 @@ def read_column(tables: Sequence[Table], name: str, columns: Columns) -> tuple[s
         days = (_days(tables, name, columns) - start) / np.timedelta64(1, "D")
         return f"days since {'1970' if since == DAYS else since}", days
     parts = [without_gaps(table, name, "features", columns) for table in tables]
-    if name in (columns.categorical or ()):
-        return WORDS, pd.concat(map(words_of, parts), ignore_index=True)
-    kind = _one_kind(name, tables, parts)
-    values = pd.concat([part.astype(object) for part in parts], ignore_index=True)
+    texts = not all(table.typed for table in tables)  # a file among them: all is read as in a file
+    named = name in (columns.categorical or ())
+    values = pd.concat([words_of(p) if texts or named else p.astype(object) for p in parts], ignore_index=True)
+    if named:
+        return WORDS, values
+    kind = _kind_of_texts(set(values.dropna())) if texts else _kind_of(values)
+    if kind is None or (kind == WORDS and texts and all(map(_DAY.fullmatch, values.dropna()))):
+        raise _no_kind(tables, name, parts)
     if kind == WORDS:
-        values = words_of(values)
-        _check_no_days(tables, name, values)
-        return kind, values
-    if kind == TRUTH:
-        values = values.map(lambda value: _TRUTHS.get(value, value))
-    numbers = pd.Series(parsed(values))
+        return kind, words_of(values)
+    numbers = pd.Series(parsed(values.map(lambda value: _TRUTHS.get(value, value)) if kind == TRUTH else values))
     _check_numbers(tables, name, values, numbers, columns)
     return kind or NUMBERS, numbers
 
 
-def _one_kind(name: str, tables: Sequence[Table], parts: Sequence[pd.Series]) -> str:
-    """Of a column of all tables: files tell it together, others each for itself; empty without a value."""
-    of_files = _kind_of_texts({text for table, part in zip(tables, parts) if not table.typed for text in part.dropna()})
-    held = [(table, part) for table, part in zip(tables, parts) if not part.isna().all()]
-    kinds = {_kind_of(part) if table.typed else of_files: table for table, part in held}
-    strange = next((kind for kind in kinds if kind not in (NUMBERS, WORDS, TRUTH)), None)
-    if strange is not None:
-        raise ColumnError(
-            f"{kinds[strange].path}: {name!r} has values of the type {strange}; expected numbers, words or truth "
-            f"values. {_advice(name)}",
-            {"dates": {name: DAYS}} if strange in _DATES else {"exclude": [name]},
-        )
-    if len(kinds) > 1:
-        kind_by_table = " and ".join(f"{kind} in {table.path}" for kind, table in kinds.items())
-        message = f"{name!r} has {kind_by_table}: make it the same kind in all, or name it in categorical."
-        raise ColumnError(message, {"categorical": [name]})
-    return next(iter(kinds), "")
-
-
-def _check_no_days(tables: Sequence[Table], name: str, words: pd.Series) -> None:
-    """Raise ColumnError where all values of a file's column are days: a category of each says nothing of any other."""
-    held = words.dropna()
-    if not all(table.typed for table in tables) and all(map(_DAY.fullmatch, held)):
-        iso = pd.to_datetime(held, format="ISO8601", errors="coerce", utc=True).notna().all()
-        message = f"{all_of(tables)}: the values of {name!r} are dates. {_advice(name)}"
-        raise ColumnError(message, {"dates": {name: DAYS}} if iso else {"exclude": [name]})
-
-
-def _advice(name: str) -> str:
-    return (
-        f"Count days of a date (dates: {{{name}: days}}, or the column of another date to count from; date_format says "
-        f"how they are written), or leave the column out (exclude: [{name}]); categorical: [{name}] makes a category "
-        "of each value."
+def _no_kind(tables: Sequence[Table], name: str, parts: Sequence[pd.Series]) -> ColumnError:
+    """The error of a column that is of several kinds, or of one that is no feature; dates in a file are such."""
+    kinds = {type(value).__name__: table.path for table, part in zip(tables, parts) for value in part.dropna()}
+    remedy: dict[str, Any] = {"exclude": [name]}
+    if kinds.keys() <= {*_DATES}:
+        remedy = {"dates": {name: DAYS}}
+    elif kinds.keys() == {"str"}:
+        kinds = {"dates": all_of(tables)}
+        days = pd.to_datetime(pd.concat(parts).dropna(), format="ISO8601", errors="coerce", utc=True)
+        remedy = {"dates": {name: DAYS}} if days.notna().all() else remedy
+    elif kinds.keys() <= {"int", "float", "bool", "str"}:
+        remedy = {"categorical": [name]}
+    return ColumnError(
+        f"{name!r} has {' and '.join(f'{kind} in {path}' for kind, path in kinds.items())}; expected numbers, words or "
+        f"truth values, the same in all tables. Count days of dates (dates: {{{name}: days}}, or the column of another "
+        f"date to count from; date_format says how they are written), make a category of each value (categorical: "
+        f"[{name}]), or leave the column out (exclude: [{name}]).",
+        remedy,
     )
 
 
@@ -214,13 +196,7 @@ def _days(tables: Sequence[Table], name: str, columns: Columns) -> pd.Series:
 
 
 def with_values(table: Table, name: str, argument: str, columns: Columns) -> Table:
-    """The rows that have a value in a column; of others it is said how many are left out.
-
-    Args:
-        table: the rows.
-        name: of the column.
-        argument: whose value ``name`` is, for messages.
-        columns: says what a missing value looks like.
+    """The rows that have a value in a column; it is said how many others are left out.
 
     Raises:
         ConfigurationError: no such column, or no row has a value.
@@ -256,8 +232,8 @@ def group_values(table: Table, name: str) -> np.ndarray:
     Raises:
         ConfigurationError: no such column, or a row without a group.
     """
-    values = table.words(name, "group").fillna("").tolist()
-    empty = [row for row, value in enumerate(values) if not value]
+    values = words_of(table.column(name, "group")).fillna("")
+    empty = np.flatnonzero(values == "").tolist()
     if empty:
         raise ConfigurationError(
             f"{table.path}: {len(empty)} of {len(table)} rows have no {name!r} (group): {table.places(empty)}. Every "
@@ -265,8 +241,7 @@ def group_values(table: Table, name: str) -> np.ndarray:
         )
     names = list(dict.fromkeys(values))
     warn_of_spelling(names, f"{table.path}: {name!r} (group)")
-    order = dict(zip(names, natural_order(names)))
-    return np.array([order[value] for value in values])
+    return values.map(dict(zip(names, natural_order(names)))).to_numpy()
 
 
 def class_names(tables: Sequence[Table], name: str, argument: str) -> tuple[str, ...]:
@@ -281,20 +256,18 @@ def class_names(tables: Sequence[Table], name: str, argument: str) -> tuple[str,
         >>> class_names([Table("wards.csv", pd.DataFrame({"ill": ["10", "2", "2", "10", "2"]}))], "ill", "target")
         ('2', '10')
     """
-    about, written = f"{argument} {name!r}", {}
-    values: list[str] = []
-    for table in tables:
-        words = table.words(name, argument).tolist()
-        numbers = np.isfinite(parsed(set(words)))
-        if numbers.all() or not numbers.any():
-            written["numbers" if numbers.all() else "words"] = table.path
-        values += words
-    if len(written) > 1:
+    about = f"{argument} {name!r}"
+    words = [words_of(table.column(name, argument)) for table in tables]
+    numeric = [np.isfinite(parsed(set(each))) for each in words]
+    numbers = next((table.path for table, each in zip(tables, numeric) if each.all()), None)
+    others = next((table.path for table, each in zip(tables, numeric) if not each.any()), None)
+    if numbers is not None and others is not None:
         raise ConfigurationError(
-            f"{about} has numbers in {written['numbers']} and words in {written['words']}, which would be different "
-            "classes. Write the classes alike in all tables."
+            f"{about} has numbers in {numbers} and words in {others}, which would be different classes. Write the "
+            "classes alike in all tables."
         )
-    names = tuple(map(str, sorted(set(natural_order(list(dict.fromkeys(values)))))))  # type: ignore[type-var]
+    values = pd.concat(words)
+    names = tuple(map(str, sorted(natural_order(values.unique().tolist()))))  # type: ignore[type-var]
     if len(names) < 2 or len(names) > max(2, len(values) // 2):
         raise ConfigurationError(
             f"{all_of(tables)}: {about} has {len(names)} different values in {len(values)} rows, which are no classes. "
@@ -310,15 +283,15 @@ def class_labels(table: Table, name: str, argument: str, classes: Sequence[str])
     Raises:
         ConfigurationError: a value that is none of them.
     """
-    values = table.words(name, argument).tolist()
-    place = {each: number for number, each in enumerate(classes)}
-    unknown = next((row for row, value in enumerate(values) if value not in place), None)
-    if unknown is not None:
+    values = words_of(table.column(name, argument))
+    labels = pd.Index(classes).get_indexer(values)
+    unknown = np.flatnonzero(labels < 0)
+    if len(unknown):
         raise ConfigurationError(
-            f"{table.path}, {table.places([unknown])}: {values[unknown]!r} in {argument} {name!r} is none of the "
-            f"{len(classes)} classes that the training rows have: {listed(classes, 20)}."
+            f"{table.path}, {table.places(unknown[:1])}: {values.iloc[unknown[0]]!r} in {argument} {name!r} is none of "
+            f"the {len(classes)} classes that the training rows have: {listed(classes, 20)}."
         )
-    return torch.tensor([place[value] for value in values], dtype=torch.long)
+    return torch.from_numpy(labels.astype(np.int64))
 
 
 def numeric_target(table: Table, name: str) -> np.ndarray:
