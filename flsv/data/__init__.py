@@ -9,7 +9,7 @@ from flsv.data.corruption import (
 )
 from flsv.data.datamodule import FederatedDataModule
 from flsv.data.loaders import Loader, TensorBatches, make_loader
-from flsv.data.partition.base import (
+from flsv.data.partition import (
     GroupPartitioner,
     IIDPartitioner,
     OneClient,
@@ -17,9 +17,9 @@ from flsv.data.partition.base import (
     partition_counts,
     plot_partition,
 )
-from flsv.data.partition.long_tail import LongTail
-from flsv.data.partition.skew import (
+from flsv.data.skew import (
     DirichletPartitioner,
+    LongTail,
     PathologicalPartitioner,
     ProportionPartitioner,
     ShardPartitioner,

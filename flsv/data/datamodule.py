@@ -17,19 +17,18 @@ from torch import Tensor
 from flsv.arguments import check_kind
 from flsv.data.corruption import Corruption
 from flsv.data.federated_data import FederatedData, deal, without_flagged
-from flsv.data.federation_view import FederationView
+from flsv.data.federation_view import BATCH_HOOKS, FederationView
 from flsv.data.loaders import Loader
-from flsv.data.partition.base import GroupPartitioner, IIDPartitioner, Partitioner
+from flsv.data.partition import GroupPartitioner, IIDPartitioner, Partitioner
 from flsv.data.sources.base import Files, Reading, Whole
 from flsv.data.sources.columns import GivenColumns, columns_of
 from flsv.data.sources.named import KINDS, known_as, load_image_data
 from flsv.data.sources.source import open_source, source_name
 from flsv.data.splits import Splits
 from flsv.declared import Count, check_argument
-from flsv.errors import ConfigurationError, listed
+from flsv.errors import ConfigurationError
 from flsv.seeding import generator_for
 
-_BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 _SPLITS, _FILES, _LOADER = Splits(), Files(), Loader()
 
 
@@ -52,7 +51,7 @@ class FederatedDataModule(FederationView):
               size, ``collate_fn``, workers), its validation loader is the server's, its test loader is passed on;
             - a map-style data set, or ``(train, test)``;
             - arrays ``(X, y)``, or ``((X, y), (X_test, y_test))``, see :func:`~flsv.data.sources.arrays.array_set`;
-            - with ``labels``, a DataFrame (pandas, polars, Arrow) or a Hugging Face data set, or its splits by name.
+            - with ``labels``, a DataFrame (pandas, polars, Arrow) or a Hugging Face data set.
 
         partitioner: who gets what; by default ``GroupPartitioner()`` where the data are given by client or ``groups``
             are given, else ``IIDPartitioner(num_clients=5)``.
@@ -162,7 +161,7 @@ class FederatedDataModule(FederationView):
         if self._module is not None:
             self.prepare_data_per_node = self._module.prepare_data_per_node
             # On the instance, and only if the module has them: Lightning prefers a data module's hook to the model's.
-            for hook in filter(partial(is_overridden, instance=self._module), _BATCH_HOOKS):
+            for hook in filter(partial(is_overridden, instance=self._module), BATCH_HOOKS):
                 setattr(self, hook, getattr(self._module, hook))
         self._read_only = _ARGUMENTS
 
@@ -241,10 +240,6 @@ class FederatedDataModule(FederationView):
         if self._module is not None:
             self._module.load_state_dict(state_dict)
 
-    def on_exception(self, exception: BaseException) -> None:
-        if self._module is not None:
-            self._module.on_exception(exception)
-
     def train_dataloader(self) -> Iterable[Any]:
         """The coming round's batches in a federation; otherwise all clients' training samples, pooled and shuffled."""
         if self.round_loader is not None:
@@ -263,10 +258,7 @@ class FederatedDataModule(FederationView):
             return self._module.test_dataloader()
         test = self._data.test
         if test is None:
-            raise ConfigurationError(
-                f"{self._source_name} has no test data. Give source=(train, test), a data module with a "
-                f"test_dataloader, or one of the named data sets."
-            )
+            raise ConfigurationError(f"{self._source_name} has no test data: give test=, or source=(train, test).")
         return self._data.eval_loader(test)
 
     def predict_dataloader(self) -> Any:
@@ -309,11 +301,7 @@ def _reading(source: Any, files: Files, labels: Any, groups: Any, columns: Any) 
 
 def _check_clients(clients: Mapping[str, Any] | None, source: Any, groups: Any) -> None:
     if clients is not None and (len(clients) < 2 or source_name(source) != "digits" or groups is not None):
-        raise ConfigurationError(
-            f"clients={{{listed(clients, show=repr)}}}: expected the data of at least 2 clients by name, and then "
-            "neither source nor groups, since their names say whose the samples are. What the server has of its own is "
-            "val and test."
-        )
+        raise ConfigurationError("clients: expected the data of at least 2 clients by name, and no source or groups.")
 
 
 def _checked_corruptions(corruptions: Iterable[Any] | None, source: Any) -> tuple[Corruption, ...]:
@@ -321,8 +309,7 @@ def _checked_corruptions(corruptions: Iterable[Any] | None, source: Any) -> tupl
     for corruption in found:
         check_kind("FederatedDataModule", "corruptions", corruption, Corruption, "a list of flsv.data.Corruption")
         if corruption.unknown_classes and isinstance(source, L.LightningDataModule):
-            raise ConfigurationError(  # its test loader is passed on as it is
-                f"{corruption!r} takes the unknown classes out of validation and test data, which it cannot do to the "
-                f"loaders of {source_name(source)}. Give data sets, (train, test), instead of a data module."
+            raise ConfigurationError(
+                f"{corruption!r} needs data sets, (train, test), not the loaders of a data module."
             )
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -16,7 +17,7 @@ from flsv.data.corruption import Corruption
 from flsv.data.groups import client_called, named_groups
 from flsv.data.labels import Classes, dataset_labels, find_classes
 from flsv.data.loaders import Loader, TensorBatches, make_loader, preload, tensors_of
-from flsv.data.partition.base import Partitioner, partition_counts
+from flsv.data.partition import Partitioner, partition_counts
 from flsv.data.sources.base import ColumnCard, SourceData
 from flsv.data.splits import FederatedSplits, Splits, split_federation
 from flsv.errors import ConfigurationError, listed
@@ -65,17 +66,28 @@ class FederatedData:
 
     @cached_property
     def input_shape(self) -> tuple[int, ...]:
-        """Shape of one input, found by reading one sample."""
+        """Shape of one input, found by reading one sample; empty where a batch has no tensor."""
         first, collate_fn = self.splits.clients[0]["train"][:1], self.eval_options.get("collate_fn")
         batch: Any = next(iter(make_loader(self.train, first, batch_size=1, collate_fn=collate_fn)))
         batch = list(batch.values()) if isinstance(batch, Mapping) else batch
         parts = batch if isinstance(batch, list | tuple) else [batch]
         shapes = [tuple(part.shape[1:]) for part in parts if isinstance(part, Tensor)]
-        if not shapes:
-            raise ConfigurationError(
-                f"The shape of an input cannot be told from a batch that is {type(batch).__name__} without a tensor."
-            )
-        return shapes[0]
+        return shapes[0] if shapes else ()
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What training batches are rows of; empty where samples are read one by one."""
+        return tensors_of(self.train, None, self.train_options.get("collate_fn"))[0] or ()
+
+    def near(self, device: torch.device) -> FederatedData:
+        """The same with training and validation data on a device, where they are held as tensors."""
+        _, rows = tensors_of(self.train, None)
+        data = TensorDataset(*(tensor.to(device) for tensor in self.tensors()))
+        val = self.val
+        if isinstance(val, TensorBatches):
+            here = val.tensors is self.tensors()
+            val = copy(val)
+            val.tensors = data.tensors if here else tuple(tensor.to(device) for tensor in val.tensors)
+        return replace(self, train=data if rows is None else Subset(data, rows.tolist()), val=val)
 
     def eval_loader(self, dataset: Dataset, indices: Tensor | None = None) -> TensorBatches | DataLoader:
         """Batches in order."""
@@ -158,10 +170,8 @@ def _split(
 ) -> FederatedSplits:
     """Who holds which sample."""
     if source.clients and not partitioner.keeps_groups:
-        raise ConfigurationError(
-            f"The data are given by client ({listed(source.group_names, show=repr)}), and {partitioner!r} would deal "
-            "them anew. Leave the partitioner out (null), or take a GroupPartitioner."
-        )
+        named = listed(source.group_names, show=repr)
+        raise ConfigurationError(f"The data are given by client ({named}): leave {partitioner!r} out (null).")
     known = source.groups, source.group_names
     numbers, names = named_groups(source.train, groups) if source.groups is None else known
     has_val = source.val is not None or source.val_loaders is not None
@@ -176,10 +186,7 @@ def _split(
         source.clients,
     )
     if (source.fitted is not None or source.pooled) and len(splits.clients) == 1:
-        raise ConfigurationError(
-            "A table of one site alone cannot be encoded: means, deviations and categories are agreed upon with "
-            "all sites. Give numbers that are encoded already: arrays (X, y), or a data set."
-        )
+        raise ConfigurationError("A table of one site alone cannot be encoded: give encoded numbers, arrays (X, y).")
     return splits
 
 
@@ -189,10 +196,9 @@ def check_full_batches(splits: FederatedSplits, options: dict[str, Any]) -> None
     samples = [len(held["train"]) for held in splits.clients]
     if options["drop_last"] and min(samples) < size:
         least = samples.index(min(samples))
+        called = client_called(least, splits.names, "Client")
         raise ConfigurationError(
-            f"{client_called(least, splits.names, 'Client')} has {min(samples)} training samples, not one full batch "
-            f"of {size}: with drop_last=True it would never train. Lower batch_size to {min(samples)}, or set "
-            "drop_last to false."
+            f"{called} has {min(samples)} samples, not one full batch of {size}: set drop_last to false."
         )
 
 
@@ -207,18 +213,12 @@ def _corrupted(
     """
     tensors, rows = tensors_of(dataset, None, collate_fn)
     if tensors is None:
-        raise ConfigurationError(
-            f"corruptions work on data held as tensors, and {type(dataset).__name__} is read sample by sample. Say "
-            f"preload: true to read it once into memory, or corrupt the samples in the data set itself."
-        )
+        raise ConfigurationError(f"corruptions need tensors, and {type(dataset).__name__} has none: say preload: true.")
     first, *fields = tensors if rows is None else [tensor[rows.to(tensor.device)] for tensor in tensors]
     inputs, labels = first, classes.labels.clone()
     last = fields[-1].flatten().cpu() if fields else labels[:0]
     if not classes.missing and not torch.equal(last.long(), labels):
-        raise ConfigurationError(
-            f"corruptions need samples (x, ..., label), and the last element of those of {type(dataset).__name__} is "
-            f"not their label."
-        )
+        raise ConfigurationError("corruptions need samples (x, ..., label): their last element is not their label.")
     differs = torch.zeros(len(labels), dtype=torch.bool)
     concerned = [corruption.chosen(len(splits.clients)) for corruption in corruptions]
     for client in sorted(set().union(*concerned)):
@@ -242,32 +242,32 @@ def _corrupted(
 
 def _without_unknown(splits: FederatedSplits, labels: Tensor, corruptions: Sequence[Corruption]) -> FederatedSplits:
     """The splits without the samples of unknown classes, but for the training sets of the clients concerned."""
-    unknown = torch.tensor([label for each in corruptions for label in each.unknown_classes], dtype=torch.long)
-    concerned = {i for each in corruptions if each.unknown_classes for i in each.chosen(len(splits.clients))}
+    unknown = _unknown(corruptions)
     if not len(unknown):
         return splits
+    concerned = {i for each in corruptions if each.unknown_classes for i in each.chosen(len(splits.clients))}
     known = ~torch.isin(labels, unknown)
-    clients = tuple(
-        {
-            name: samples if name == "train" and client in concerned else samples[known[samples]]
-            for name, samples in sets.items()
-        }
-        for client, sets in enumerate(splits.clients)
-    )
-    left = replace(splits, server_val=splits.server_val[known[splits.server_val]], clients=clients)
-    empty = [client_called(client, splits.names) for client, sets in enumerate(left.clients) if not len(sets["train"])]
+    clients = []
+    for client, sets in enumerate(splits.clients):
+        kept = {name: samples[known[samples]] for name, samples in sets.items()}
+        clients.append({**kept, "train": sets["train"]} if client in concerned else kept)
+    left = replace(splits, server_val=splits.server_val[known[splits.server_val]], clients=tuple(clients))
+    empty = [client_called(client, splits.names) for client, sets in enumerate(clients) if not len(sets["train"])]
     if empty or len(splits.server_val) > len(left.server_val) == 0:
+        whose = listed(empty) or "the server"
         raise ConfigurationError(
-            f"Without the classes {unknown.tolist()}, which the task does not know, {listed(empty) or 'the server'} "
-            "has no samples. Choose another partition or other unknown_classes (the clients that OpenSetLabelNoise "
-            "concerns keep their samples)."
+            f"Without unknown_classes {unknown.tolist()} {whose} has no samples: choose other classes."
         )
     return left
 
 
+def _unknown(corruptions: Sequence[Corruption]) -> Tensor:
+    return torch.tensor([label for each in corruptions for label in each.unknown_classes], dtype=torch.long)
+
+
 def _known(dataset: Dataset | None, corruptions: Sequence[Corruption]) -> Dataset | None:
     """The data set without the samples of unknown classes, if there are any such classes."""
-    unknown = torch.tensor([label for each in corruptions for label in each.unknown_classes])
+    unknown = _unknown(corruptions)
     if dataset is None or not len(unknown):
         return dataset
     return Subset(dataset, (~torch.isin(dataset_labels(dataset), unknown)).nonzero().flatten().tolist())
@@ -289,11 +289,9 @@ def without_flagged(module: Dealt, dealt: FederatedData, detector: FedBary) -> F
     splits = []
     for client, parts in zip(clients, dealt.splits.clients):
         kept = parts["train"][client.ask(_kept)] if len(parts["train"]) else parts["train"]
-        if len(kept) < min(1, len(parts["train"])):
-            raise ConfigurationError(
-                f"drop_flagged: all training samples of {client_called(client.id, dealt.splits.names)} are flagged. "
-                "Leave the client out, or set Splits(drop_flagged=False)."
-            )
+        if not len(kept) and len(parts["train"]):
+            called = client_called(client.id, dealt.splits.names)
+            raise ConfigurationError(f"drop_flagged: all training samples of {called} are flagged. Leave it out.")
         splits.append({**parts, "train": kept})
     left = replace(dealt.splits, clients=tuple(splits))
     check_full_batches(left, dealt.train_options)

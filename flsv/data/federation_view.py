@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import lightning as L
 import torch
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -15,13 +16,14 @@ from flsv.data.contents import content_hashes, loader_hash, loader_rows
 from flsv.data.corruption import Corruption
 from flsv.data.federated_data import FederatedData
 from flsv.data.loaders import Loader, TensorBatches, make_loader
-from flsv.data.partition.base import Partitioner
+from flsv.data.partition import Partitioner
 from flsv.data.sources.base import ColumnCard, Files, Reading
 from flsv.data.sources.source import source_name
 from flsv.data.splits import Splits
 from flsv.errors import ConfigurationError, listed
 from flsv.seeding import generator_for, seed_or_default
 
+BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 #: Names of classes and clients that a description of a run lists.
 _LISTED = 20
 
@@ -169,9 +171,21 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         options = self._data.train_options
         return make_loader(self._data.train, indices, generator=order, transform=self.train_transform, **options)
 
+    def near(self, trainer: L.Trainer) -> FederatedData | None:
+        """What is dealt out, on the trainer's device if it is to lie there."""
+        dealt, device = self._dealt, trainer.strategy.root_device
+        if dealt is None or device.type != "cuda" or not self.loader.on_device or self.train_transform is not None:
+            return dealt
+        asking = (trainer.lightning_module, self)
+        if not dealt.tensors() or any(is_overridden(hook, part) for hook in BATCH_HOOKS[:2] for part in asking):
+            return dealt
+        free, _ = torch.cuda.mem_get_info(device)
+        fits = sum(tensor.nbytes for tensor in dealt.tensors()) <= free / 4
+        return dealt.near(device) if fits else dealt
+
     def describe(self) -> dict[str, str | int | float]:
         """The data's settings and results, flat, to be logged as hyper-parameters."""
-        options = self.splits
+        options, reading = self.splits, self._reading
         facts: dict[str, str | int | float] = {"source": self._source_name, "partitioner": repr(self.partitioner)}
         facts |= {f"splits.{name}": getattr(options, name) for name in ("server_val", "client_val", "client_test")}
         facts["splits.seed"] = self.seed
@@ -179,20 +193,20 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
             facts["corruptions"] = ", ".join(map(repr, self.corruptions))
         if options.detector is not None:
             facts |= {"splits.drop_flagged": repr(options.detector), "dropped_samples": self._dropped}
-        if self._reading.label is not None:
-            facts |= {"labels": self._reading.label, "columns": repr(self._reading.columns)}
-        if self._dealt is not None:
-            facts |= {
-                "batch_size": self._dealt.train_options["batch_size"],
-                "num_clients": self.num_clients,
-                "num_classes": self.num_classes,
-                "train_samples": int(self.num_samples.sum()),
-                "server_val_samples": len(self.server_val_indices),
-            }
-            for name, held in (("client_names", self.client_names), ("class_names", self.class_names)):
-                if held != tuple(map(str, range(len(held)))):
-                    facts[name] = listed(held, _LISTED)
-        return facts
+        if reading.label is not None:
+            facts |= {"labels": reading.label, "columns": repr(reading.columns)}
+        if self._dealt is None:
+            return facts
+        for name, held in (("client_names", self.client_names), ("class_names", self.class_names)):
+            if held != tuple(map(str, range(len(held)))):
+                facts[name] = listed(held, _LISTED)
+        return facts | {
+            "batch_size": self._dealt.train_options["batch_size"],
+            "num_clients": self.num_clients,
+            "num_classes": self.num_classes,
+            "train_samples": int(self.num_samples.sum()),
+            "server_val_samples": len(self.server_val_indices),
+        }
 
     @property
     def test_set(self) -> Any:

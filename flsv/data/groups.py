@@ -102,9 +102,9 @@ def warn_of_spelling(names: Iterable[str], where: str) -> None:
 def check_spelling(names: Iterable[str], where: str) -> None:
     """Raise ConfigurationError where several classes are one to a person, which a model would tell apart."""
     for alike in spelled_alike(names):
+        alike_names = ", ".join(map(repr, alike))
         raise ConfigurationError(
-            f"{where} has {', '.join(map(repr, alike))}, which are one class to a person. Spell it alike everywhere; "
-            "classes that do differ need names that differ in more."
+            f"{where} has {alike_names}, which are one class to a person: spell it alike everywhere."
         )
 
 
@@ -210,10 +210,8 @@ def column(dataset: Dataset, name: str, argument: str) -> Any:
         found = [_field(dataset[index], name) for index in range(len(dataset))]  # type: ignore[arg-type]
         found = [value.item() if isinstance(value, Tensor) and value.numel() == 1 else value for value in found]
     if any(value is None or callable(value) for value in found):
-        raise ConfigurationError(
-            f"{argument}={name!r}: {type(dataset).__name__} has no attribute {name!r} with one entry per sample, and "
-            f"its samples have no such field. Name one that there is, or give {argument} as a list."
-        )
+        owner = type(dataset).__name__
+        raise ConfigurationError(f"{argument}={name!r}: {owner} and its samples have no such field: give a list.")
     return found
 
 

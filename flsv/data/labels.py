@@ -25,7 +25,6 @@ _LABEL_KEYS = ("label", "labels", "target", "targets", "y")
 ONE_CLASS = ("samples",)
 #: From so many samples on, classes of fewer than two samples each are none.
 _MANY = 100
-_WAYS = "give labels=[...], one class per training sample, or the name of an attribute or a field that has them"
 
 
 class _NoClassError(Exception):
@@ -174,16 +173,15 @@ def count_classes(labels: Tensor, class_names: Sequence[str], held_out: Mapping[
         return len(class_names)
     if _is_identifier(largest, len(present)):
         raise ConfigurationError(
-            f"The data: the largest label is {largest}, and there are only {len(present)} different ones. Classes are "
-            f"numbered 0 .. M-1: a label of that size is a mistake, or an identifier to be numbered anew "
-            f"(numpy.unique with return_inverse=True). If these are numbers and no classes, say labels=False."
+            f"The data: the largest label is {largest}, and there are only {len(present)} different ones: number them "
+            "0 .. M-1 (numpy.unique with return_inverse=True), or say labels=False if they are no classes."
         )
     absent = np.setdiff1d(np.arange(largest + 1), labels.numpy())
     if len(absent) and not class_names:
         rank_zero_warn(
             f"The labels are classes 0 .. {largest}, but no training sample is of class {in_words(absent.tolist())}: "
-            f"the model has untrained outputs, and values per class, for what may not exist. Number the classes from 0 "
-            f"without gaps, or give the training data an attribute `classes` with the names of all."
+            "the model has outputs, and values per class, for what may not exist. Number the classes without gaps, or "
+            "give the training data an attribute `classes` with the names of all."
         )
     return largest + 1
 
@@ -255,8 +253,8 @@ def find_classes(
         number = count_classes(found, class_names, held_out)
     except _NoClassError as error:
         if asking:
-            why = f"{_unusable(train, str(error))} Otherwise {_WAYS}."
-            raise ConfigurationError(f"{asking[0]!r} needs each sample's class. {why}") from error
+            asked = f"{asking[0]!r} needs each sample's class."
+            raise ConfigurationError(f"{asked} {_unusable(train, str(error))}") from error
         return Classes(torch.zeros(len(train), dtype=torch.long), ONE_CLASS, str(error))  # type: ignore[arg-type]
     return Classes(found, tuple(class_names) if len(class_names) == number else tuple(map(str, range(number))))
 
@@ -287,7 +285,7 @@ def _integer_labels(train: Dataset, named: bool) -> Tensor:
 def _unusable(dataset: Dataset, why: str) -> str:
     return (
         f"No class labels in {type(dataset).__name__}: {why}. One whole number per sample is needed, as an attribute "
-        f"`targets` of the data set or as the last element of each sample."
+        "`targets`, as the last element of each sample, or as labels=[...]."
     )
 
 

@@ -224,10 +224,7 @@ def preload(
         return dataset
     batches = list(make_loader(dataset, batch_size=256, collate_fn=collate_fn, num_workers=num_workers))
     if not all(isinstance(batch, list | tuple) and all(isinstance(x, Tensor) for x in batch) for batch in batches):
-        raise ConfigurationError(
-            f"preload=True needs samples that collate to a tuple of tensors; a batch of {type(dataset).__name__} "
-            f"is {type(batches[0]).__name__}. Leave preload off for this data set."
-        )
+        raise ConfigurationError(f"preload: samples of {type(dataset).__name__} do not collate to a tuple of tensors.")
     kept = TensorDataset(*(torch.cat(fields) for fields in zip(*batches)))
     if hasattr(dataset, "row_names"):  # by which predictions say whose they are
         kept.row_names = dataset.row_names  # type: ignore[attr-defined]
@@ -328,6 +325,10 @@ class Loader:
         num_workers: processes that read data that are not tensors; None for the wrapped loader's, else 0.
         pin_memory: likewise; None for the wrapped loader's, else False.
         preload: read every sample once and keep it as tensors; not for data sets that augment at random.
+        on_device: whether data held as tensors lie on a CUDA device during a federated fit, where batches are gathered
+            without a copy, the same to the bit: if they take at most a quarter of the memory that is free there when
+            the fit begins, there is no ``train_transform``, which may draw random numbers where its images are, and
+            neither module has hooks that are handed batches before they are there.
 
     Raises:
         ConfigurationError: an ``eval_batch_size`` below 1, anything of another type.
@@ -338,6 +339,7 @@ class Loader:
     num_workers: Annotated[int, Ge(0)] | None = None
     pin_memory: bool | None = None
     preload: bool = False
+    on_device: bool = True
 
     def changes(self) -> dict[str, bool | int]:
         """What replaces the options of the source's own loaders."""

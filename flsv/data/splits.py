@@ -3,7 +3,6 @@ validation and test."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from flsv.arguments import rounded_up
 from flsv.data.groups import client_called, names_of_parts
-from flsv.data.partition.base import Partitioner, shuffled
+from flsv.data.partition import Partitioner, shuffled
 from flsv.declared import Count, Rules, checked
 from flsv.errors import ConfigurationError, listed
 from flsv.seeding import generator_for
@@ -124,10 +123,9 @@ def split_federation(
     pool = shuffled(pool, generator_for(options.seed, "server_val"))
     held_back = int(options.server_val * len(pool) + 0.5)
     if options.server_val > 0 and held_back == 0:
+        enough = rounded_up(0.5 / max(1, len(pool)))
         raise ConfigurationError(
-            f"Splits(server_val={options.server_val}) of {len(pool)} samples is none, so the server's "
-            f"validation set would be empty. Raise the fraction to {rounded_up(0.5 / max(1, len(pool)))}, or set it to "
-            "0 to train without validation."
+            f"Splits(server_val={options.server_val}) of {len(pool)} samples is none: raise it to {enough}, or say 0."
         )
     server_val, rest = pool[:held_back].sort().values, pool[held_back:].sort().values
     if partitioner.keeps_groups and groups is not None:
@@ -168,11 +166,10 @@ def _sizes(samples: int, options: Splits) -> tuple[int, int, int]:
 def _split_client(client: int, samples: Tensor, options: Splits, names: Sequence[str]) -> dict[str, Tensor]:
     train, val, test = _sizes(len(samples), options)
     if train < 1:
-        enough = next(count for count in itertools.count(len(samples)) if _sizes(count, options)[0] >= 1)
+        called = client_called(client, names, "Client")
         raise ConfigurationError(
-            f"{client_called(client, names, 'Client')} has {len(samples)} samples, of which client_val="
-            f"{options.client_val} and client_test={options.client_test} leave none to train on. Set them to 0, or "
-            f"partition so that every client has {enough} or more (DirichletPartitioner has min_samples for this)."
+            f"{called} has {len(samples)} samples, of which client_val={options.client_val} and client_test="
+            f"{options.client_test} leave none to train on. Lower them, or give every client more (min_samples)."
         )
     order = shuffled(samples, generator_for(options.seed, "client_split", client))
     pieces = order.split([train, val, test])

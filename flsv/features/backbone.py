@@ -71,14 +71,9 @@ class Backbone(Features):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(self.seed)
                 network = build_network(self.name, 2, tuple(prepare(torch.zeros(1, *shape)).shape[1:]), **options)
-        except ConfigurationError:
-            raise
-        except (OSError, RuntimeError) as error:
-            if not self.pretrained:
-                raise
+        except OSError as error:
             raise ConfigurationError(
-                f"{self!r}: the weights could not be had ({type(error).__name__}: {error}). Without a network give a "
-                "file: Backbone(name, weights='resnet18.safetensors')."
+                f"{self!r}: no weights ({error}): give a file, Backbone(name, weights=...)."
             ) from error
         if self.weights is not None:
             _load(network, self.weights, repr(self))
@@ -115,8 +110,5 @@ def _load(network: nn.Module, path: str, name: str) -> None:
     *_, last = (layer for layer, module in network.named_modules() if isinstance(module, nn.Linear))
     missing = [key for key in mine if key not in fitting and not key.startswith(f"{last}.")]
     if missing:
-        raise ConfigurationError(
-            f"{name}: {path} does not fit, {len(missing)} of {len(mine)} tensors are missing or of another shape, such "
-            f"as {missing[0]!r}. Give the weights of this very network."
-        )
+        raise ConfigurationError(f"{name}: {path} does not fit: {missing[0]!r} is missing or of another shape.")
     network.load_state_dict(fitting, strict=False)

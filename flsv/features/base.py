@@ -63,10 +63,7 @@ def make_features(features: str | Features) -> Features:
     if isinstance(features, Features):
         return features
     if features not in FEATURES:
-        raise ConfigurationError(
-            f"features={features!r}: expected one of {list(FEATURES)}, or a flsv.features.Features object such as "
-            'Backbone("resnet18").'
-        )
+        raise ConfigurationError(f"features={features!r}: expected one of {list(FEATURES)}, or a Features object.")
     return FEATURES[features]()
 
 

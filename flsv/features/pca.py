@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 
 import torch
 from torch import Tensor, nn
@@ -102,9 +104,7 @@ class PCA(Features):
                 raise ConfigurationError(
                     f"{self!r} has nothing to be fitted on: neither the server nor any client has a finite sample."
                 )
-            moments = parts[0]
-            for part in parts[1:]:
-                moments = moments + part
+            moments = reduce(add, parts)
             mean = moments.mean()
             axes = torch.linalg.eigh(moments.covariance()).eigenvectors.flip(1).T[: moments.count]
         axes = axes[: self.components]
@@ -118,8 +118,7 @@ class PCA(Features):
         x = x.flatten(1).float()
         if x.shape[1] != len(self._mean):
             raise ConfigurationError(
-                f"{self!r} was fitted on samples of {len(self._mean)} numbers, and got samples of {x.shape[1]}. Give "
-                "every client, and the server, inputs of one shape."
+                f"{self!r} was fitted on samples of {len(self._mean)} numbers, and got {x.shape[1]}."
             )
         return (x - self._mean.to(x.device)) @ self._axes.to(x.device).T
 

@@ -38,10 +38,7 @@ class Penultimate(Features):
 
     def __call__(self, x: Tensor, module: nn.Module | None = None) -> Tensor:
         if module is None:
-            raise ConfigurationError(
-                "Penultimate() needs a model, and there is none before training. Choose Pixels(), PCA() or "
-                "Backbone(...), or use it in a FederatedLoop."
-            )
+            raise ConfigurationError("Penultimate() needs a model, and there is none before training: choose PCA().")
         return head_inputs(module, x, self.head)
 
 
@@ -54,9 +51,9 @@ def head_inputs(module: nn.Module, x: Tensor, head: str | None = None) -> Tensor
     """
     found = ParameterSpace(module, head).head
     if found is None:
+        name = type(module).__name__
         raise ConfigurationError(
-            f"{type(module).__name__} has no linear layer, so it has no penultimate features. Name its last layer with "
-            "Penultimate(head=...), or choose Pixels() or PCA()."
+            f"{name} has no linear layer: name its last with Penultimate(head=...), or choose PCA()."
         )
     seen: list[Tensor] = []
     hook = module.get_submodule(found.name).register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))

@@ -128,6 +128,7 @@ class LightningFit:
     def start(self, module: L.LightningModule) -> None:
         """Everything is on its device and set up: make the run, and begin the reports."""
         trainer, saver, config = self.trainer, self.saver, self.config
+        self._change((self.data, "_dealt", self.data.near(trainer)))
         check_stochastic_averaging(trainer)
         self.finetuning = FinetuningState(trainer)
         self.finetuning.restore(module, saver.finetuned)

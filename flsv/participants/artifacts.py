@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _KEY = "artifacts"
-#: What Windows keeps for itself, with whatever ending.
-_DEVICES = {"CON", "PRN", "AUX", "NUL", *(f"{port}{i}" for port in ("COM", "LPT") for i in range(1, 10))}
 
 
 def client_folders(names: Sequence[str]) -> list[str]:
@@ -32,15 +30,13 @@ def client_folders(names: Sequence[str]) -> list[str]:
     Example:
         >>> client_folders(["0", "1"]), client_folders(["St. Mary's", "a/b", "A:B", ".."])
         (['0', '1'], ["St. Mary's", 'a_b', 'A_B_2', 'client_3'])
-        >>> client_folders(["con", "Com1.b", "Conny"])
-        ['con_', 'Com1.b_', 'Conny']
     """
     folders: list[str] = []
     taken: set[str] = set()
     for client, name in enumerate(names):
         # Nothing that separates paths or that Windows refuses, no dot at either end.
         plain = re.sub(r'[\x00-\x1f\x7f/\\:*?"<>|]+', "_", str(name)).strip(" .")[:60].strip(" .") or f"client_{client}"
-        unique = plain = f"{plain}_" if plain.split(".")[0].upper() in _DEVICES else plain
+        unique = plain
         while unique.casefold() in taken:
             unique = f"{unique}_{client}"
         taken.add(unique.casefold())

@@ -50,8 +50,7 @@ def check_share(share: Any) -> None:
         isinstance(words, list | tuple) and words and all(isinstance(word, str) and word.strip("!") for word in words)
     ):
         raise ConfigurationError(
-            f'FederatedLoop(share={share!r}): expected "all", "trainable", a list of names such as ["!norm"] or '
-            '["body.*"], or a function of a name and a tensor.'
+            f'FederatedLoop(share={share!r}): expected "all", "trainable", names such as ["!norm"], or a function.'
         )
 
 
@@ -104,9 +103,10 @@ def sharing(share: Share, module: nn.Module, head: str | None = None) -> Sharing
             named = set(_named(word.removeprefix("!"), module, state, frozen, head))
             if not named:
                 raise ConfigurationError(_nothing(share, word, state))
-            shared, excluded = (
-                (shared - named, excluded | named) if word.startswith("!") else (shared | named, excluded - named)
-            )
+            if word.startswith("!"):
+                shared, excluded = shared - named, excluded | named
+            else:
+                shared, excluded = shared | named, excluded - named
     if not shared & {name for name, tensor in state.items() if tensor.is_floating_point()}:
         raise ConfigurationError(f"FederatedLoop(share={share!r}) leaves nothing of the module to share.")
     rest = state.keys() - shared

@@ -34,7 +34,7 @@ IDLE = {
         "enable_model_summary", "num_sanity_val_steps", "profiler", "devices", "num_nodes", "strategy", "benchmark",
     },
     "data": {
-        "files.root", "files.download", "loader.num_workers", "loader.pin_memory",
+        "files.root", "files.download", "loader.num_workers", "loader.pin_memory", "loader.on_device",
         "loader.eval_batch_size",
     },
     "federation": {"reporting", "seed"},

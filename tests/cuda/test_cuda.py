@@ -104,8 +104,8 @@ def test_data_stay_there_for_the_fit(tmp_path: Path) -> None:
 
     class Looks(L.Callback):
         def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
-            places.append(data.device_cache is not None and next(iter(data.client_loader(0)))[0].device.type)
+            places.append(next(iter(data.client_loader(0)))[0].device.type)
 
     fit(FederatedLoop(seed=1), tmp_path, Plain(), data, rounds=1, callbacks=[Looks()], **ON)
     assert set(places) == {ON["accelerator"]}
-    assert data.device_cache is None
+    assert next(iter(data.client_loader(0)))[0].device.type == "cpu"

@@ -23,7 +23,7 @@ from flsv.data import (
     Splits,
 )
 from flsv.data.labels import find_classes
-from flsv.data.partition.long_tail import LongTail
+from flsv.data.skew import LongTail
 from flsv.errors import ConfigurationError
 
 N = 40

@@ -19,7 +19,7 @@ from flsv.data import (
     LongTail,
     TensorBatches,
 )
-from flsv.data.partition.base import partition_counts
+from flsv.data.partition import partition_counts
 from flsv.errors import ConfigurationError
 from flsv.seeding import generator_for
 

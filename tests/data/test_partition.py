@@ -16,7 +16,7 @@ from flsv.data import (
     partition_counts,
     plot_partition,
 )
-from flsv.data.partition.base import cut
+from flsv.data.partition import cut
 from flsv.errors import ConfigurationError
 
 BASE_LABELS = torch.randint(0, 10, (1000,), generator=torch.Generator().manual_seed(7))

@@ -73,10 +73,7 @@ def array_set(x: Any, y: Any = None) -> TensorDataset:
         return TensorDataset(inputs)
     targets = y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
     if targets.ndim == 0 or len(targets) != len(inputs):
-        raise ConfigurationError(
-            f"(X, y): X has {len(inputs)} entries and y the shape {list(targets.shape)}. One target per input is "
-            "needed; a training and a test set are given as ((X, y), (X, y))."
-        )
+        raise ConfigurationError(f"(X, y): X has {len(inputs)} entries and y the shape {list(targets.shape)}.")
     if targets.ndim == 2 and targets.shape[1] == 1 and targets.dtype.kind != "f":
         targets = targets[:, 0]
     if targets.dtype.kind in "biu":
@@ -85,9 +82,8 @@ def array_set(x: Any, y: Any = None) -> TensorDataset:
         return TensorDataset(inputs, torch.from_numpy(targets.astype(np.float32)))
     if targets.ndim != 1 or not all(isinstance(entry, str) for entry in targets.tolist()):
         raise ConfigurationError(
-            f"(X, y): y is {targets.dtype} {list(targets.shape)}. Classes are whole numbers or words, one each; what "
-            "is to be predicted otherwise, floating-point numbers, none of them NaN or infinite: leave such samples "
-            "out."
+            f"(X, y): y is {targets.dtype} {list(targets.shape)}. Expected whole numbers or words as classes, one "
+            "each, or floating-point numbers, none of them NaN or infinite."
         )
     classes, numbers = np.unique(targets.astype(str), return_inverse=True)
     data = TensorDataset(inputs, torch.from_numpy(numbers.reshape(-1).astype(np.int64)))
@@ -100,10 +96,7 @@ def _inputs(x: Any) -> Tensor:
     if found is None:
         array = np.asarray(x)
         if array.ndim == 0 or array.dtype.kind not in "biuf":
-            raise ConfigurationError(
-                f"(X, y): X is {array.dtype} {list(array.shape)}; numbers [N, ...] are needed. A table with words in "
-                "it is read from a DataFrame or a CSV file, with labels=..."
-            )
+            raise ConfigurationError(f"(X, y): X is {array.dtype} {list(array.shape)}; expected numbers [N, ...].")
         # A tensor shares an array's memory, which has to lie in order, be writable and in native byte order.
         array = np.require(array, array.dtype.newbyteorder("="), ["C", "W"])
         found = torch.from_numpy(array.astype(np.int64) if array.dtype.kind in "iu" and array.itemsize > 1 else array)
@@ -156,10 +149,7 @@ def one_numbering(
             )
         strange = [each for each in classes if each not in union]
         if strange:
-            raise ConfigurationError(
-                f"The {name} data have classes that no client has: {listed(strange, 8)}. The clients have "
-                f"{listed(union, 8)}."
-            )
+            raise ConfigurationError(f"The {name} data have classes that no client has: {listed(strange, 8)}.")
     same = {
         name: _renumbered(part, named[name], union, name) if named[name] else part for name, part in everybody.items()
     }

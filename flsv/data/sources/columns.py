@@ -101,10 +101,7 @@ class Columns:
         used = [*(self.features or ()), *(self.categorical or ()), *(self.dates or ())]
         twice = next((name for name in (target, group) if name in used or target == group), None)
         if twice is not None:
-            raise ConfigurationError(
-                f"Columns: {twice!r} is the target or the group. It is neither both, nor among features, categorical "
-                "or dates."
-            )
+            raise ConfigurationError(f"Columns: {twice!r} is the target or the group, and cannot be anything else.")
 
     def remedied(self, problems: Iterable[ColumnError]) -> dict[str, Any]:
         """The options that differ from their defaults, and those with which columns can be used that could not."""

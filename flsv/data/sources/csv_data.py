@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from flsv.data.sources.base import ColumnCard
 from flsv.data.sources.columns import Columns, GivenColumns, columns_of
 from flsv.data.sources.encoder import TableEncoder
-from flsv.data.sources.table import Table, find_place, looked_at, read_table
+from flsv.data.sources.table import Table, find_place, looked_at, one_table, read_table
 from flsv.data.sources.values import class_labels, class_names, group_values, with_values
 from flsv.data.splits import Part
 from flsv.declared import Count, checked
@@ -85,10 +85,7 @@ class CSVData(L.LightningDataModule):
     ) -> None:
         super().__init__()
         if test_path is not None and test_fraction:
-            raise ConfigurationError(
-                f"{type(self).__name__}(test_path={test_path!r}, test_fraction={test_fraction}): the test samples come "
-                "from the second file or from the first. Leave one of them out."
-            )
+            raise ConfigurationError(f"{type(self).__name__}: test samples come from test_path or by test_fraction.")
         self.path, self.test_path, self.root, self.group = path, test_path, root, group
         self.batch_size, self.seed = batch_size, seed
         self.val_fraction, self.test_fraction = val_fraction, test_fraction
@@ -115,8 +112,7 @@ class CSVData(L.LightningDataModule):
         place = find_place(path, self.root)
         if place is None:
             raise ConfigurationError(
-                f"{path} was not found: looked at {looked_at(path, self.root)}. Name its folder by --data.source.root "
-                "(in Python root=...) or $FLSV_DATA_ROOT."
+                f"{path} was not found: looked at {looked_at(path, self.root)}. Name its folder: root."
             )
         return read_table(place, self.delimiter)
 
@@ -238,11 +234,12 @@ class TableData(CSVData):
         files = [encoder.rows(file) for file in (train, test) if file is not None]
         groups = None if self.group is None else group_values(files[0], self.group)
         splits = self.split(len(files[0]), groups)
-        fit = np.zeros(sum(map(len, files)), dtype=bool)
+        table, sizes = one_table(files), list(map(len, files))
+        fit = np.zeros(len(table), dtype=bool)
         fit[splits["train"]] = True
-        classes = encoder.classes(files[:1])
-        sets = encoder.encoded(files, fit)
-        cards = encoder.cards(files[:1])
+        classes = encoder.classes(files[0])
+        sets = encoder.encoded(table, sizes, fit)
+        cards = encoder.cards(table, sizes[0])
         self.columns_read = tuple(replace(card, values=card.values.iloc[splits["train"]]) for card in cards)
         self.keep(sets[0].tensors, splits, groups, None if test is None else sets[1].tensors, classes)
         if self.test_set is not None:
@@ -313,7 +310,7 @@ class TextData(CSVData):
         empty = Columns(gaps=[])
         files = [with_values(file, self.label, "label", empty) for file in (train, test) if file is not None]
         groups = None if self.group is None else group_values(files[0], self.group)
-        names = class_names(files[:1], self.label, "label")
+        names = class_names(files[0], self.label, "label")
         sets = [
             (self._words(file, file.column(self.text, "text")), class_labels(file, self.label, "label", names))
             for file in files

@@ -23,11 +23,10 @@ from torch.utils.data import TensorDataset
 from flsv.data.groups import plain_names, warn_of_spelling
 from flsv.data.sources.base import ColumnCard, SourceData
 from flsv.data.sources.columns import Columns
-from flsv.data.sources.table import Table
+from flsv.data.sources.table import Table, one_table
 from flsv.data.sources.values import (
     FEW,
     WORDS,
-    all_of,
     class_labels,
     class_names,
     group_values,
@@ -63,9 +62,9 @@ class TableEncoder:
         >>> table = Table("wards.csv", frame)
         >>> encoder = TableEncoder(Columns(), "ill")
         >>> fit = np.array([True, True, True])
-        >>> encoder.features([table], fit)[0].tolist(), encoder.feature_names
+        >>> encoder.features(table, fit).tolist(), encoder.feature_names
         ([[-1.0, 0.0], [1.0, 0.0], [0.0, 1.0]], ('age', 'age missing'))
-        >>> encoder.classes([table]), encoder.targets([table], fit)[0]
+        >>> encoder.classes(table), encoder.targets(table, fit)
         (('no', 'yes'), tensor([0, 1, 0]))
     """
 
@@ -80,24 +79,23 @@ class TableEncoder:
         """The rows that have a target."""
         return with_values(table, self.target, "target", self.columns)
 
-    def features(self, tables: Sequence[Table], fit: np.ndarray) -> list[Tensor]:
-        """Features of each table, float32 ``[N_i, D]``: numbers, then categories, then where values are missing.
+    def features(self, table: Table, fit: np.ndarray) -> Tensor:
+        """Float32 ``[N, D]``: numbers, then categories, then where values are missing.
 
         Args:
-            tables: training tables, then others.
-            fit: which rows tell statistics and categories, bool ``[N]`` over all tables.
+            table: training rows, then others.
+            fit: which rows tell statistics and categories, bool ``[N]``.
 
         Raises:
             ConfigurationError: columns that a table has not, partly numbers and partly words, without a value or with
                 too many categories.
         """
-        self.read = tuple(self._read(tables, self.names(tables), fit))
+        self.read = tuple(self._read(table, self.names(table), fit))
         kinds = {kind: [each.name for each in self.read if each.kind == kind] for kind in (r.kind for r in self.read)}
-        lines = [f"{all_of(tables)} is read as (otherwise: categorical, gaps and exclude of the columns)"]
+        lines = [f"{table.path} is read as (otherwise: categorical, gaps and exclude of the columns)"]
         rank_zero_info("\n".join([*lines, *(f"  {kind}: {listed(names, 20)}" for kind, names in kinds.items())]))
         frame = pd.DataFrame({each.name: each.values for each in self.read})
-        encoded = self._transformer(fit).fit(frame[fit]).transform(frame).astype(np.float32)
-        return list(torch.from_numpy(encoded).split([len(table) for table in tables]))
+        return torch.from_numpy(self._transformer(fit).fit(frame[fit]).transform(frame).astype(np.float32))
 
     def _transformer(self, fit: np.ndarray) -> ColumnTransformer:
         """What the columns that were read become."""
@@ -117,67 +115,64 @@ class TableEncoder:
         parts = [("numbers", scale, numbers), ("categories", encode, list(words)), ("gaps", mark, gappy)]
         return ColumnTransformer(parts, sparse_threshold=0)
 
-    def classes(self, tables: Sequence[Table]) -> tuple[str, ...] | None:
-        """The classes' names by training tables; None for regression."""
+    def classes(self, table: Table) -> tuple[str, ...] | None:
+        """The classes' names by training rows; None for regression."""
         if self.columns.task == "classification":
-            self._classes = class_names(tables, self.target, "target")
+            self._classes = class_names(table, self.target, "target")
         return self._classes
 
-    def targets(self, tables: Sequence[Table], fit: np.ndarray | None = None) -> list[Tensor]:
-        """Targets of each table: classes int64 ``[N_i]``, after :meth:`classes`, or numbers float32 ``[N_i]``; not
-        standardized without ``fit``.
+    def targets(self, table: Table, fit: np.ndarray | None = None) -> Tensor:
+        """Classes int64 ``[N]``, after :meth:`classes`, or numbers float32 ``[N]``; not standardized without ``fit``.
 
         Raises:
             ConfigurationError: a class that no training table has, no number, numbers without spread.
         """
         if self._classes is not None:
-            return [class_labels(table, self.target, "target", self._classes) for table in tables]
-        numbers = [numeric_target(table, self.target) for table in tables]
+            return class_labels(table, self.target, "target", self._classes)
+        numbers = numeric_target(table, self.target)
         if self.columns.standardize_target and fit is not None:
-            fitted = np.concatenate(numbers)[fit]
-            self.target_mean, self.target_std = float(fitted.mean()), float(fitted.std())
+            self.target_mean, self.target_std = float(numbers[fit].mean()), float(numbers[fit].std())
             if self.target_std <= 1e-12 * abs(self.target_mean):
-                raise ConfigurationError(f"{all_of(tables)}: all training rows have the same {self.target!r} (target).")
-        return [torch.from_numpy((y - self.target_mean) / self.target_std).float() for y in numbers]
+                raise ConfigurationError(f"{table.path}: all training rows have the same {self.target!r} (target).")
+        return torch.from_numpy((numbers - self.target_mean) / self.target_std).float()
 
-    def encoded(self, tables: Sequence[Table], fit: np.ndarray | None = None) -> list[TensorDataset]:
-        """Features and targets of each table; no features before it is known which rows tell their statistics."""
-        features = [torch.zeros(len(table), 0) for table in tables] if fit is None else self.features(tables, fit)
-        return [TensorDataset(*pair) for pair in zip(features, self.targets(tables, fit))]
+    def encoded(self, table: Table, sizes: Sequence[int], fit: np.ndarray | None = None) -> list[TensorDataset]:
+        """Features and targets, so many rows each; no features before it is known which rows tell statistics."""
+        features = torch.zeros(len(table), 0) if fit is None else self.features(table, fit)
+        pairs = zip(features.split(list(sizes)), self.targets(table, fit).split(list(sizes)))
+        return [TensorDataset(*pair) for pair in pairs]
 
-    def cards(self, tables: Sequence[Table]) -> tuple[ColumnCard, ...]:
-        """What became of the columns of the training tables, after :meth:`features`."""
-        rows = sum(map(len, tables))
-        cards = [replace(each, values=each.values.iloc[:rows]) for each in self.read]
+    def cards(self, table: Table, rows: int) -> tuple[ColumnCard, ...]:
+        """What became of the columns of the first rows, after :meth:`features`."""
+        cards = list(self.read)
         used = {each.name for each in self.read} | {self.target, self.group}
-        for name in _names_of(tables):
-            if name not in used:
-                there = [replace(table, frame=table.frame.reindex(columns=[name])) for table in tables]
-                values = [without_gaps(table, name, "exclude", self.columns).astype(object) for table in there]
-                cards.append(ColumnCard(name, "left out", pd.concat(values, ignore_index=True)))
-        return tuple(cards)
+        for name in table.frame.columns.difference(list(used - {None}), sort=False):
+            # Of several tables, one may lack it.
+            values = without_gaps(replace(table, together=()), name, "exclude", self.columns).astype(object)
+            cards.append(ColumnCard(name, "left out", values))
+        return tuple(replace(each, values=each.values.iloc[:rows].reset_index(drop=True)) for each in cards)
 
-    def names(self, tables: Sequence[Table]) -> list[str]:
+    def names(self, table: Table) -> list[str]:
         """The columns to predict from, whether all tables have them or not."""
         for argument in ("features", "categorical", "dates", "exclude"):
             for name in getattr(self.columns, argument) or ():
-                next((table for table in tables if name in table.frame), tables[0]).column(name, argument)
+                replace(table, together=()).column(name, argument)
         taken = {self.target, self.group, *(self.columns.exclude or ())}
-        names = [name for name in dict.fromkeys(self.columns.features or _names_of(tables)) if name not in taken]
+        names = [name for name in self.columns.features or table.frame.columns if name not in taken]
         if not names:
             raise ConfigurationError(f"Columns: no column is left to predict {self.target!r} from.")
         return names
 
-    def _read(self, tables: Sequence[Table], names: Sequence[str], fit: np.ndarray) -> list[ColumnCard]:
+    def _read(self, table: Table, names: Sequence[str], fit: np.ndarray) -> list[ColumnCard]:
         """What the columns hold. Of all that cannot be used one ConfigurationError, with a line to paste."""
         found: list[ColumnCard] = []
         problems: list[ColumnError] = []
         for name in names:
             try:
-                found.append(self._column(tables, name, fit))
+                found.append(self._column(table, name, fit))
             except ColumnError as error:
                 problems.append(error)
-        doubts = [doubt for each in found if (doubt := self._doubt(tables, each)) is not None]
+        doubts = [doubt for each in found if (doubt := self._doubt(table, each)) is not None]
         if not problems:
             for doubt in doubts:
                 rank_zero_warn(str(doubt))
@@ -190,54 +185,48 @@ class TableEncoder:
         lines += ["With this line they can (in Python columns={...}):", f"  columns: {options}"]
         raise ConfigurationError("\n".join(lines))
 
-    def _column(self, tables: Sequence[Table], name: str, fit: np.ndarray) -> ColumnCard:
+    def _column(self, table: Table, name: str, fit: np.ndarray) -> ColumnCard:
         """A column of all tables, so that whatever is fitted is applied alike."""
-        kind, values = read_column(tables, name, self.columns)
+        kind, values = read_column(table, name, self.columns)
         if values[fit].isna().all():
-            message = f"{all_of(tables)}: no training row has a {name!r}. Leave the column out (exclude: [{name}])."
-            raise ColumnError(message, {"exclude": [name]})
-        return ColumnCard(name, kind, values, self._categories(tables, name, values, fit) if kind == WORDS else None)
+            raise ColumnError(f"{table.path}: no training row has a {name!r}.", {"exclude": [name]})
+        return ColumnCard(name, kind, values, self._categories(table, name, values, fit) if kind == WORDS else None)
 
-    def _categories(self, tables: Sequence[Table], name: str, words: pd.Series, fit: np.ndarray) -> list[str]:
+    def _categories(self, table: Table, name: str, words: pd.Series, fit: np.ndarray) -> list[str]:
         """The values of the training rows, sorted; of what the others have besides, it is said."""
         known = sorted(words[fit].dropna().unique())
         if len(known) > self.columns.max_categories:
             numbers = np.isfinite(parsed(known)).all()
             hint = " Numbers that are kept as words: make them numbers (astype(float))." if numbers else ""
             raise ColumnError(
-                f"{all_of(tables)}: {name!r} has {len(known)} different values, more than max_categories="
-                f"{self.columns.max_categories}. An identifier or free text is no feature: leave it out (exclude: "
-                f"[{name}]), or raise max_categories.{hint}",
+                f"{table.path}: {name!r} has {len(known)} different values, more than max_categories="
+                f"{self.columns.max_categories}: an identifier or free text is no feature.{hint}",
                 {"exclude": [name]},
             )
         unseen = sorted({*words.dropna().unique()} - {*known})
         if unseen:
             rank_zero_warn(
-                f"{all_of(tables)}: no training row has {listed(unseen, show=repr)} in {name!r}. Validation and test "
+                f"{table.path}: no training row has {listed(unseen, show=repr)} in {name!r}. Validation and test "
                 "rows with it are encoded as having none of the categories."
             )
-        warn_of_spelling(known, f"{all_of(tables)}: {name!r}")
+        warn_of_spelling(known, f"{table.path}: {name!r}")
         return known
 
-    def _doubt(self, tables: Sequence[Table], column: ColumnCard) -> ColumnError | None:
+    def _doubt(self, table: Table, column: ColumnCard) -> ColumnError | None:
         """What speaks against numbers that are called as identifiers are: they are whole, and differ in every row."""
         name = column.name
         if column.categories is not None or name in (self.columns.features or ()) or not _IDENTIFIER.search(name):
             return None
-        table_of = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
+        table_of = np.repeat(np.arange(len(table.parts)), [len(part) for part in table.parts])
         for _, values in column.values.groupby(table_of):
             held = values.dropna()
             if len(held) <= FEW or not held.is_unique or (held % 1).any():
                 return None
         return ColumnError(
-            f"{tables[0].path}: {name!r} has another whole number in every row. An identifier is no feature: leave it "
+            f"{table.path}: {name!r} has another whole number in every row. An identifier is no feature: leave it "
             f"out (exclude: [{name}]).",
             {"exclude": [name]},
         )
-
-
-def _names_of(tables: Sequence[Table]) -> list[str]:
-    return list(dict.fromkeys(name for table in tables for name in table.frame.columns))
 
 
 def tables_source(
@@ -271,31 +260,32 @@ def tables_source(
             for name, table in tables.items()
         }
     encoder = TableEncoder(columns, label, group)
-    train = {name: encoder.rows(table) for name, table in tables.items()}
+    train = [encoder.rows(table) for table in tables.values()]
     held = {name: encoder.rows(table) for name, table in held_out.items() if table is not None}
-    groups, names = _groups(train, group, clients)
-    rows = [*train.values(), *held.values()]
-    classes = encoder.classes(list(train.values())) or ()
+    groups, names = _groups(train, group, tuple(tables) if clients else ())
+    table = one_table([*train, *held.values()])
+    sizes = [sum(map(len, train)), *map(len, held.values())]
+    classes = encoder.classes(one_table(train)) or ()
 
     def found(fit_rows: Sequence[Tensor] | None) -> SourceData:
         """The data with the features that the clients' training rows tell."""
         fit = None
         if fit_rows is not None:
-            fit = np.zeros(sum(map(len, rows)), dtype=bool)
+            fit = np.zeros(len(table), dtype=bool)
             fit[torch.cat(list(fit_rows)).numpy()] = True
-        parts = encoder.encoded(rows, fit)
-        sets: dict[str, Any] = dict(zip(held, parts[len(train) :]))
-        for name, table in held.items():
-            sets[name].row_names = table.row_names(columns.exclude or (), group)
+        whole, *rest = encoder.encoded(table, sizes, fit)
+        sets: dict[str, Any] = dict(zip(held, rest))
+        for name, part in held.items():
+            sets[name].row_names = part.row_names(columns.exclude or (), group)
         return SourceData(
-            TensorDataset(*(torch.cat(column) for column in zip(*(part.tensors for part in parts[: len(train)])))),
+            whole,
             **sets,
             class_names=classes,
             groups=groups,
             group_names=names,
             clients=clients,
             labeled=True,
-            columns=() if fit is None else encoder.cards(list(train.values())),
+            columns=() if fit is None else encoder.cards(table, sizes[0]),
             fitted=found if fit is None else None,
         )
 
@@ -303,10 +293,12 @@ def tables_source(
     return found(None)
 
 
-def _groups(tables: Mapping[str, Table], group: str | None, clients: bool) -> tuple[Tensor | None, tuple[str, ...]]:
+def _groups(
+    tables: Sequence[Table], group: str | None, clients: tuple[str, ...]
+) -> tuple[Tensor | None, tuple[str, ...]]:
     if clients:
-        return torch.repeat_interleave(torch.tensor([len(table) for table in tables.values()])), tuple(tables)
+        return torch.repeat_interleave(torch.tensor([len(table) for table in tables])), clients
     if group is None:
         return None, ()
-    values, numbers = np.unique(group_values(next(iter(tables.values())), group), return_inverse=True)
+    values, numbers = np.unique(group_values(tables[0], group), return_inverse=True)
     return torch.from_numpy(numbers.reshape(-1).astype(np.int64)), plain_names(values.tolist(), group)

@@ -41,24 +41,17 @@ def module_source(module: L.LightningDataModule) -> SourceData:
         or makes_own_batches(loader)
     ):
         raise ConfigurationError(
-            f"{name}'s training loader is a {type(loader).__name__} of which samples cannot be dealt to clients. "
-            "Expected a single torch DataLoader of a map-style data set (with __len__ and __getitem__, no "
-            "IterableDataset) that makes its batches by batch_size and shuffle: neither batch_size=None, nor a "
-            "batch_sampler or an __iter__ of its own, which choose among everybody's samples. Move what they do into "
-            "collate_fn or the data set (an item may be a whole episode, of one client), or give the data set as "
-            "source."
+            f"{name}'s training loader is a {type(loader).__name__} of which samples cannot be dealt to clients: give "
+            "a single torch DataLoader of a map-style data set that makes its batches by batch_size and shuffle, or "
+            "the data set as source."
         )
     indices, sampler = None, loader.batch_sampler.sampler
     if isinstance(sampler, SubsetRandomSampler):
         # The usual way to hold out validation samples of the same data set: they must stay held out.
         indices = torch.as_tensor(sampler.indices, dtype=torch.long)
-    elif not isinstance(sampler, SequentialSampler) and not (
-        isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
-    ):
-        rank_zero_warn(
-            f"{name}'s training loader draws samples by {type(sampler).__name__}. Each client's samples are "
-            "shuffled plainly instead."
-        )
+    elif not isinstance(sampler, SequentialSampler) and type(sampler) is not RandomSampler:
+        kind = type(sampler).__name__
+        rank_zero_warn(f"{name}'s training loader draws samples by {kind}. Each client's are shuffled plainly instead.")
     val, eval_options = None, _options(loader)
     val_loaders = _single(module.val_dataloader()) if is_overridden("val_dataloader", module) else None
     if isinstance(val_loaders, DataLoader) and _reads_in_order(val_loaders):

@@ -15,10 +15,11 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import Tensor
+from torch.utils.data import TensorDataset
 
 from flsv.data.sources.base import SourceData, image_tensor, tensor_set
 from flsv.data.sources.table import data_root, find_place, is_table_file, looked_at
-from flsv.errors import ConfigurationError, in_words, listed
+from flsv.errors import ConfigurationError, listed
 from flsv.seeding import generator_for
 
 if TYPE_CHECKING:
@@ -100,8 +101,7 @@ def vision(name: str, root: str | None, download: bool = False) -> SourceData:
         place = data_root(root).absolute() / files
         raise ConfigurationError(
             f"{name} was not found, or cannot be read: looked in {place} ({type(error).__name__}: {error}). Name the "
-            f"folder that holds it by {ROOT}; where its files are damaged, remove them; or say "
-            "--data.files.download true."
+            f"folder that holds it by {ROOT}; or say --data.files.download true."
         ) from error
     names = tuple(parts[0].classes)
     return SourceData(sets[0], test=sets[1], class_names=names)
@@ -148,9 +148,8 @@ def load_image_data(name: str, root: str | None = None, download: bool = False, 
     close = difflib.get_close_matches(_plain(name), map(_plain, DATA_SETS))
     hint = f" Did you mean {known_as(close[0])!r}?" if close else ""
     raise ConfigurationError(
-        f"No data set {name!r} was found.{hint} Known are {', '.join(DATA_SETS)}, any MedMNIST-style .npz file, any "
-        f"CSV file, and any folder of images or with data by client (looked at {looked_at(name, root)}). Name the "
-        f"folder that holds it by {ROOT}. (A configuration of a data module goes behind --config.)"
+        f"No data set {name!r} was found.{hint} Known are {', '.join(DATA_SETS)}, .npz and CSV files, and folders of "
+        f"images or with data by client (looked at {looked_at(name, root)}). Name the folder that holds it by {ROOT}."
     )
 
 
@@ -180,73 +179,47 @@ def npz(path: Path) -> SourceData:
         ConfigurationError: a file that is not such an archive, a missing array, shapes that do not fit, labels or
             pixels that are no such numbers.
     """
-    arrays = _arrays(path)
-    splits = [split for split in ("train", "test", "val") if f"{split}_images" in arrays]
-    kinds = {f"{each.dtype} {list(each.shape[1:])}" for each in (arrays[f"{split}_images"] for split in splits)}
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: np.asarray(archive[name]) for name in archive.files}
+    except Exception as error:  # zlib's, zipfile's, numpy's own and memory's: whichever, the file cannot be used
+        raise ConfigurationError(f"{path} cannot be read as an .npz archive of plain arrays: {error}.") from error
+    splits = ["train", "test", *(["val"] if {"val_images", "val_labels"} & arrays.keys() else [])]
+    missing = [name for split in splits for name in (f"{split}_images", f"{split}_labels") if name not in arrays]
+    if missing:
+        raise ConfigurationError(f"{path} has no array {', '.join(missing)}; it has {', '.join(sorted(arrays))}.")
+    kinds = {f"{arrays[f'{split}_images'].dtype} {list(arrays[f'{split}_images'].shape[1:])}" for split in splits}
     if len(kinds) > 1:
         raise ConfigurationError(f"{path}: images are {' and '.join(sorted(kinds))} each. All must be alike.")
-    images = {split: _pixels(f"{path}: {split}_images", arrays[f"{split}_images"]) for split in splits}
-    labels = _labels(path, {split: arrays[f"{split}_labels"] for split in splits}, images)
-    number = max(int(classes.max()) for classes in labels.values()) + 1
-    sets: dict[str, Any] = {split: tensor_set(images[split], labels[split]) for split in splits}
+    sets: dict[str, Any] = {split: _split_of(path, split, arrays) for split in splits}
     train = sets["train"]
     for name, array in arrays.items():
         attribute = name.removeprefix("train_")
         if name.startswith("train_") and array.shape[:1] == (len(train),) and not hasattr(train, attribute):
             setattr(train, attribute, array)
-    return SourceData(**sets, class_names=tuple(map(str, range(number))))
+    return SourceData(**sets)
 
 
-def _labels(path: Path, labels: dict[str, np.ndarray], images: dict[str, Tensor]) -> dict[str, np.ndarray]:
-    """Whole numbers ``[N]`` of each split, of which together none is left out."""
-    for split, classes in labels.items():
-        if {*classes.shape[:1], classes.size} != {len(images[split])} or classes.dtype.kind not in "biu":
-            raise ConfigurationError(
-                f"{path}: {split}_labels are {classes.dtype} {list(classes.shape)} for {len(images[split])} images. "
-                "One whole number is needed per image, [N] or [N, 1]; multi-label data are not supported."
-            )
-    flat = {split: classes.reshape(-1) for split, classes in labels.items()}
-    present = np.unique(np.concatenate(list(flat.values()))).tolist()
-    if present != list(range(len(present))):
+def _split_of(path: Path, split: str, arrays: dict[str, np.ndarray]) -> TensorDataset:
+    """Images float32 ``[N, C, H, W]`` and their classes."""
+    images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
+    if {*labels.shape[:1], labels.size} != {len(images)} or labels.dtype.kind not in "biu":
         raise ConfigurationError(
-            f"{path}: the labels are {in_words(present)}, not 0 .. {len(present) - 1}. Number them anew, such as by "
-            "numpy.unique with return_inverse=True."
+            f"{path}: {split}_labels are {labels.dtype} {list(labels.shape)} for {len(images)} images. One whole "
+            "number is needed per image, [N] or [N, 1]; multi-label data are not supported."
         )
-    return flat
-
-
-def _arrays(path: Path) -> dict[str, np.ndarray]:
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: np.asarray(archive[name]) for name in archive.files}
-    except Exception as error:  # zlib's, zipfile's, numpy's own and memory's: whichever, the file cannot be used
-        raise ConfigurationError(
-            f"{path} cannot be read as an .npz archive of plain arrays: {error}. Write it by numpy.savez, or fetch it "
-            "again."
-        ) from error
-    splits = ["train", "test", *(["val"] if {"val_images", "val_labels"} & arrays.keys() else [])]
-    missing = [f"{split}_{part}" for split in splits for part in ("images", "labels")]
-    missing = [name for name in missing if name not in arrays]
-    if missing:
-        raise ConfigurationError(
-            f"{path} has no array {', '.join(missing)}; it has {', '.join(sorted(arrays)) or 'none'}. Expected "
-            "train_images, train_labels, test_images, test_labels, and perhaps val_images and val_labels."
-        )
-    return arrays
-
-
-def _pixels(where: str, images: np.ndarray) -> Tensor:
-    """Float32 ``[N, C, H, W]``."""
     plain = images.ndim == 3 or (images.ndim == 4 and images.shape[3] in (1, 3))
     if not plain or (images.dtype.kind != "f" and images.dtype != np.uint8):
         raise ConfigurationError(
-            f"{where} are {images.dtype} {list(images.shape)}. Expected uint8 in 0 .. 255, or floating-point numbers "
-            "as the model shall see them, [N, H, W], [N, H, W, 1] or [N, H, W, 3]."
+            f"{path}: {split}_images are {images.dtype} {list(images.shape)}. Expected uint8 in 0 .. 255, or floating-"
+            "point numbers as the model shall see them, [N, H, W], [N, H, W, 1] or [N, H, W, 3]."
         )
     if images.dtype == np.uint8:
-        return image_tensor(images, mean=[0.5], std=[0.5])
+        return tensor_set(image_tensor(images, mean=[0.5], std=[0.5]), labels.reshape(-1))
     pixels = torch.from_numpy(images.astype(np.float32))
-    return pixels[:, None] if pixels.ndim == 3 else pixels.permute(0, 3, 1, 2).contiguous()
+    return tensor_set(
+        pixels[:, None] if pixels.ndim == 3 else pixels.permute(0, 3, 1, 2).contiguous(), labels.reshape(-1)
+    )
 
 
 def folder(path: Path, image_size: int = 224) -> SourceData:
@@ -267,13 +240,12 @@ def folder(path: Path, image_size: int = 224) -> SourceData:
     if not (path / "train").is_dir():
         whole = image_folder(path, image_size)
         return SourceData(whole, class_names=tuple(whole.classes))
-    splits = [split for split in ("train", "test", "val") if split != "val" or (path / split).is_dir()]
+    splits = [split for split in ("train", "test", "val") if (path / split).is_dir()]
     try:
         sets: dict[str, Any] = {split: image_folder(path / split, image_size, allow_empty=False) for split in splits}
     except FileNotFoundError as error:
         raise ConfigurationError(
-            f"{path} is not a folder of images as expected: train/<class>/*.png (or .jpg ...) and test/<class>/*.png, "
-            f"optionally val/<class>/*.png. {error}"
+            f"{path} is no folder of images <split>/<class>/*.png (or .jpg ...): {error}"
         ) from error
     classes = sets["train"].classes
     for split, images in sets.items():
@@ -305,15 +277,11 @@ def read_image(path: str, decode: bool = True) -> Image.Image | None:
     """
     try:
         with Image.open(path) as image:
-            if not image.mode.startswith(("I", "F")):
-                if decode:
-                    return image.convert("RGB")
-                image.verify()
-                return None
+            if image.mode.startswith(("I", "F")):  # Pillow would cut every pixel at 255
+                raise ValueError("it has more than 8 bits per pixel, whose scale is unknown")
+            return image.convert("RGB") if decode else image.verify()
     except Exception as error:  # Pillow raises whatever its decoders do
         raise ConfigurationError(f"{path} cannot be read as an image: {error}. Repair or remove it.") from error
-    # Pillow would cut every pixel at 255.
-    raise ConfigurationError(f"{path} has more than 8 bits per pixel, whose scale is unknown. Save it with 8.")
 
 
 def has_class_folders(path: Path) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import lightning as L
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from flsv.data.groups import plain_names
 from flsv.data.sources.arrays import (
@@ -31,7 +31,7 @@ from flsv.data.sources.encoder import tables_source
 from flsv.data.sources.module import module_source
 from flsv.data.sources.named import folder_by_client, has_class_folders, image_folder, known_as, load_image_data
 from flsv.data.sources.table import Table, find_place, is_columnar, is_table_file, looked_at, read_table
-from flsv.errors import ConfigurationError, listed
+from flsv.errors import ConfigurationError
 from flsv.plugins import installed
 
 KINDS = (
@@ -174,11 +174,10 @@ def _place(given: str | Path, reading: Reading, whole: bool) -> Path | str:
 def _open(given: Any, reading: Reading) -> Dataset | Table | SourceData:
     """By the first kind that reads it."""
     kind = next((kind for kind in sources() if kind.match(given)), None)
-    if kind is None or isinstance(given, DataLoader):
+    if kind is None:
         raise ConfigurationError(
             f"a {type(given).__name__} cannot be read as samples, which have a number and a length. Expected {KINDS}. "
-            "Of a DataLoader give loader.dataset; a LightningDataModule, a training set with a test set, or data by "
-            "name are a source."
+            "Of a DataLoader give loader.dataset; of splits by name one as source, others as val and test."
         )
     found = kind.open(given, reading)
     done = found is given or isinstance(found, Dataset | Table | SourceData)
@@ -216,10 +215,7 @@ def open_source(
     place = find_place(source, reading.files.root) if isinstance(source, str) and not known_as(source) else None
     if place is not None and place.is_dir() and not _is_one(place) and (found := folder_by_client(place, _is_one)):
         if reading.group is not None:
-            raise ConfigurationError(
-                f"groups={reading.group!r}: {place} has a folder or a file per client, which says whose the samples "
-                "are. Leave groups out."
-            )
+            raise ConfigurationError(f"{place} has data by client, which says whose the samples are: leave groups out.")
         own = {name: found.pop(name, None) for name in ("val", "test")}
         return _own_source(found, _filled(held_out, own), reading, clients=True)
     parts = _splits(source)
@@ -227,16 +223,7 @@ def open_source(
 
 
 def _splits(source: Any) -> dict[str, Any]:
-    """A source's ``train``, and perhaps ``val`` and ``test``."""
-    if isinstance(source, Mapping):
-        # By name, as Hugging Face's ``DatasetDict`` has them.
-        known = {"train": "train", "test": "test", "validation": "val", "valid": "val", "val": "val"}
-        if "train" not in source or any(name not in known for name in source):
-            raise ConfigurationError(
-                f"source is a {type(source).__name__} of {listed(source) or 'nothing'}: as a source it has train and "
-                "perhaps validation and test. Data by client are given as clients={...}."
-            )
-        return {known[name]: part for name, part in source.items()}
+    """A source's ``train``, and perhaps ``test``."""
     if isinstance(source, list | tuple) and 0 < len(source) <= 2 and not is_pair_of_arrays(source):
         return dict(zip(("train", "test"), source))
     return {"train": source}
@@ -272,10 +259,13 @@ def _own_source(
         parts, held_out = {"source": base.train}, _filled(held_out, {"val": base.val, "test": base.test})
     held = {name: None if each is None else read_part(each, reading, name) for name, each in held_out.items()}
     together = {**parts, **{f"the {name} data": part for name, part in held.items() if part is not None}}
-    tables = {name: part for name, part in together.items() if isinstance(part, Table)}
-    if tables:
-        _check_only_tables(together)
-        label = reading.table_label(next(iter(tables.values())))
+    kinds = {isinstance(part, Table): name for name, part in together.items()}
+    if len(kinds) > 1:
+        raise ConfigurationError(
+            f"{kinds[True]!r} is a table and {kinds[False]!r} is not: give all as tables, or none."
+        )
+    if True in kinds:
+        label = reading.table_label(next(iter(parts.values())))  # type: ignore[arg-type]
         return tables_source(parts, held, label, reading.group, reading.columns, clients)  # type: ignore[arg-type]
     sets, rest, classes = one_numbering(parts, held)  # type: ignore[arg-type]
     found = base if isinstance(base, SourceData) else SourceData(base, clients=clients)  # type: ignore[arg-type]
@@ -289,13 +279,3 @@ def _own_source(
         test=rest.get("test"),
         class_names=classes or found.class_names,
     )
-
-
-def _check_only_tables(parts: Mapping[str, Any]) -> None:
-    """Raise ConfigurationError where there is something else beside tables."""
-    kinds = {isinstance(part, Table): name for name, part in parts.items()}
-    if len(kinds) > 1:
-        raise ConfigurationError(
-            f"{kinds[True]!r} is a table and {kinds[False]!r} is not ({type(parts[kinds[False]]).__name__}). Give all "
-            "as tables, or all as data sets of the same samples."
-        )

@@ -35,14 +35,21 @@ class Table:
         frame: the columns, by names without white space around them. A row's index is the line of the file in which it
             ends, or its number.
         typed: whether columns say what they hold; else all are text, as in a file of comma-separated values.
+        together: the tables that it is made of, one after the other; empty of one alone.
     """
 
     path: Path | str
     frame: pd.DataFrame
     typed: bool = False
+    together: Sequence[Table] = ()
 
     def __len__(self) -> int:
         return len(self.frame)
+
+    @property
+    def parts(self) -> Sequence[Table]:
+        """The tables that it is made of, or itself."""
+        return self.together or (self,)
 
     def places(self, rows: Sequence[int]) -> str:
         """Row numbers, in words.
@@ -52,6 +59,14 @@ class Table:
             'line 2 .. 4, 9'
         """
         return f"{'row' if self.typed else 'line'} {in_words(self.frame.index[list(rows)].tolist())}"
+
+    def where(self, row: int) -> str:
+        """In which table a row is, and where."""
+        for part in self.parts:
+            if row < len(part):
+                break
+            row -= len(part)
+        return f"{part.path}, {part.places([row])}"
 
     def take(self, rows: np.ndarray) -> Table:
         """Some of the rows."""
@@ -83,13 +98,23 @@ class Table:
         Raises:
             ConfigurationError: there is none of that name.
         """
-        if name in self.frame:
+        lacking = next((part for part in self.parts if name not in part.frame), None)
+        if lacking is None:
             return self.frame[name]
-        close = difflib.get_close_matches(name, self.frame.columns)
+        close = difflib.get_close_matches(name, lacking.frame.columns)
         hint = f" Did you mean {close[0]!r}?" if close else ""
-        names = listed(self.frame.columns, 20)
-        message = f"{self.path} has no column {name!r} ({argument}).{hint} It has {names}."
+        names = listed(lacking.frame.columns, 20)
+        message = f"{lacking.path} has no column {name!r} ({argument}).{hint} It has {names}."
         raise ColumnError(message, {"exclude": [name]})  # which helps where other tables have it
+
+
+def one_table(tables: Sequence[Table]) -> Table:
+    """Several tables one after the other; with a file among them, all is text."""
+    if len(tables) == 1:
+        return tables[0]
+    typed = all(table.typed for table in tables)
+    frames = [table.frame.apply(words_of) if table.typed and not typed else table.frame for table in tables]
+    return Table(f"the {len(tables)} tables", pd.concat(frames, ignore_index=True), typed, tables)
 
 
 def words_of(column: pd.Series) -> pd.Series:
@@ -166,19 +191,13 @@ def read_csv(path: Path, delimiter: str = ",") -> Table:
     rows.index = rows.index.astype(int)
     names = ["" if isinstance(name, float) else name.strip() for name in rows.iloc[0]]
     if len(names) == 1 and any(mark in names[0] for mark in ";\t,"):
-        raise ConfigurationError(
-            f"{path}: the header is a single name, {names[0][:60]!r}. Give the character between values as delimiter; "
-            f"it is {delimiter!r}."
-        )
+        raise ConfigurationError(f"{path}: the header is a single name, {names[0][:60]!r}: say the delimiter.")
     check_names(path, names)
     rows = rows.iloc[1:].dropna(how="all")  # a blank line is none
     short = rows.index[rows.isna().any(axis=1)]
     if len(short):
         count = int(rows.loc[short[0]].notna().sum())
-        raise ConfigurationError(
-            f"{path}, line {short[0]}: {count} values, but the header has {len(names)} names. A value that is missing "
-            f"is nothing between two {delimiter!r}."
-        )
+        raise ConfigurationError(f"{path}, line {short[0]}: {count} values, but the header has {len(names)} names.")
     return Table(path, rows.set_axis(names, axis=1))
 
 
@@ -222,4 +241,6 @@ def frame_table(given: Any) -> Table:
     frame = given if isinstance(given, pd.DataFrame) else given.to_pandas()
     names = [str(name).strip() for name in frame.columns]
     check_names(type(given).__name__, names)
-    return Table(type(given).__name__, frame.set_axis(names, axis=1).reset_index(drop=True), typed=True)
+    frame = frame.set_axis(names, axis=1).reset_index(drop=True)
+    named = {name: words_of(frame[name]) for name in frame.select_dtypes("category")}
+    return Table(type(given).__name__, frame.assign(**named), typed=True)

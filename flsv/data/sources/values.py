@@ -67,13 +67,8 @@ def without_gaps(table: Table, name: str, argument: str, columns: Columns) -> pd
         return column
     words = words_of(column)
     gaps = words.isna() | words.isin(marks)
-    values = words if _kind_of(column) == WORDS else column.astype(object)
+    values = words if _KINDS.get(infer_dtype(column, skipna=True)) == WORDS else column.astype(object)
     return values.mask(gaps)
-
-
-def _kind_of(values: pd.Series) -> str | None:
-    """Numbers, truth values or categories; empty without a value, None of anything else."""
-    return WORDS if isinstance(values.dtype, pd.CategoricalDtype) else _KINDS.get(infer_dtype(values, skipna=True))
 
 
 def _kind_of_texts(texts: set[str]) -> str:
@@ -85,8 +80,8 @@ def _kind_of_texts(texts: set[str]) -> str:
     return NUMBERS if numbers.any() and not named else WORDS
 
 
-def read_column(tables: Sequence[Table], name: str, columns: Columns) -> tuple[str, pd.Series]:
-    """A column of all tables one after the other: what it holds, and its values, numbers or words, NaN for a gap.
+def read_column(table: Table, name: str, columns: Columns) -> tuple[str, pd.Series]:
+    """What a column holds, and its values, numbers or words, NaN for a gap.
 
     Raises:
         ColumnError: of several kinds, or of one that is no feature, such as dates; numbers and words in one column; a
@@ -94,105 +89,78 @@ def read_column(tables: Sequence[Table], name: str, columns: Columns) -> tuple[s
 
     Example:
         >>> table = Table("a.csv", pd.DataFrame({"came": ["2024-01-30", ""], "left": ["2024-02-02"] * 2}))
-        >>> kind, values = read_column([table], "left", Columns(dates={"left": "came"}))
+        >>> kind, values = read_column(table, "left", Columns(dates={"left": "came"}))
         >>> kind, values.tolist()
         ('days since came', [3.0, nan])
     """
     since = (columns.dates or {}).get(name)
     if since is not None:
-        start = np.datetime64(0, "D") if since == DAYS else _days(tables, since, columns)
-        days = (_days(tables, name, columns) - start) / np.timedelta64(1, "D")
-        return f"days since {'1970' if since == DAYS else since}", days
-    parts = [without_gaps(table, name, "features", columns) for table in tables]
-    texts = not all(table.typed for table in tables)  # a file among them: all is read as in a file
-    named = name in (columns.categorical or ())
-    values = pd.concat([words_of(p) if texts or named else p.astype(object) for p in parts], ignore_index=True)
-    if named:
-        return WORDS, values
-    kind = _kind_of_texts(set(values.dropna())) if texts else _kind_of(values)
-    if kind is None or (kind == WORDS and texts and all(map(_DAY.fullmatch, values.dropna()))):
-        raise _no_kind(tables, name, parts)
+        start = np.datetime64(0, "D") if since == DAYS else _days(table, since, columns)
+        days = (_days(table, name, columns) - start) / np.timedelta64(1, "D")
+        return f"days since {'1970' if since == DAYS else since}", days.reset_index(drop=True)
+    values = without_gaps(table, name, "features", columns).astype(object).reset_index(drop=True)
+    if name in (columns.categorical or ()):
+        return WORDS, words_of(values)
+    kind = _KINDS.get(infer_dtype(values, skipna=True)) if table.typed else _kind_of_texts(set(values.dropna()))
+    if kind is None or (kind == WORDS and not table.typed and all(map(_DAY.fullmatch, values.dropna()))):
+        raise _no_kind(table, name, values)
     if kind == WORDS:
         return kind, words_of(values)
     numbers = pd.Series(parsed(values.map(lambda value: _TRUTHS.get(value, value)) if kind == TRUTH else values))
-    _check_numbers(tables, name, values, numbers, columns)
+    _check_numbers(table, name, values, numbers, columns)
     return kind or NUMBERS, numbers
 
 
-def _no_kind(tables: Sequence[Table], name: str, parts: Sequence[pd.Series]) -> ColumnError:
-    """The error of a column that is of several kinds, or of one that is no feature; dates in a file are such."""
-    kinds = {type(value).__name__: table.path for table, part in zip(tables, parts) for value in part.dropna()}
+def _no_kind(table: Table, name: str, values: pd.Series) -> ColumnError:
+    """The error of a column that is of several kinds, or of one that is no feature, such as dates."""
+    kinds = {type(value).__name__: part.path for part in table.parts for value in part.frame[name].dropna()}
     remedy: dict[str, Any] = {"exclude": [name]}
-    if kinds.keys() <= {*_DATES}:
+    if not table.typed:
+        kinds = {"dates": table.path}
+        iso = pd.to_datetime(values.dropna(), format="ISO8601", errors="coerce", utc=True).notna().all()
+        remedy = {"dates": {name: DAYS}} if iso else remedy
+    elif kinds.keys() <= {*_DATES}:
         remedy = {"dates": {name: DAYS}}
-    elif kinds.keys() == {"str"}:
-        kinds = {"dates": all_of(tables)}
-        days = pd.to_datetime(pd.concat(parts).dropna(), format="ISO8601", errors="coerce", utc=True)
-        remedy = {"dates": {name: DAYS}} if days.notna().all() else remedy
     elif kinds.keys() <= {"int", "float", "bool", "str"}:
         remedy = {"categorical": [name]}
     return ColumnError(
         f"{name!r} has {' and '.join(f'{kind} in {path}' for kind, path in kinds.items())}; expected numbers, words or "
-        f"truth values, the same in all tables. Count days of dates (dates: {{{name}: days}}, or the column of another "
-        f"date to count from; date_format says how they are written), make a category of each value (categorical: "
-        f"[{name}]), or leave the column out (exclude: [{name}]).",
+        f"truth values, the same in all tables. Days are counted of dates (dates: {{{name}: days}}, or the column of "
+        "another date to count from; date_format says how they are written).",
         remedy,
     )
 
 
-def _check_numbers(tables: Sequence[Table], name: str, values: pd.Series, numbers: pd.Series, columns: Columns) -> None:
+def _check_numbers(table: Table, name: str, values: pd.Series, numbers: pd.Series, columns: Columns) -> None:
     wrong = np.flatnonzero(numbers.isna() & values.notna())
     if len(wrong):
         words = {str(word) for word in values[wrong]}
         remedy: dict[str, Any] = {"categorical": [name]}
         if len(words) == 1 and numbers.nunique() > FEW:  # one word among many numbers is a gap, in this column
             remedy = {"exclude": [name]} if isinstance(columns.gaps, list) else {"gaps": {name: [*words]}}
-        raise ColumnError(
-            f"{place_of(tables, wrong[0])}: {str(values[wrong[0]])!r} in {name!r} is no finite number, but others "
-            "there are. If it stands for a gap, add it to this column's gaps; if the column has categories, name it in "
-            "categorical.",
-            remedy,
-        )
+        where = f"{table.where(wrong[0])}: {str(values[wrong[0]])!r} in {name!r}"
+        raise ColumnError(f"{where} is no finite number, but others there are: a gap, or a category?", remedy)
     large = np.flatnonzero(numbers.abs() > LARGEST)
     if len(large):
-        raise ColumnError(
-            f"{place_of(tables, large[0])}: {numbers[large[0]]:g} in {name!r} is too large: features are numbers up to "
-            f"{LARGEST:g} (single precision). If it stands for a gap, add it to gaps; else correct it, or leave the "
-            "column out.",
-            {"exclude": [name]},
-        )
+        where = f"{table.where(large[0])}: {numbers[large[0]]:g} in {name!r}"
+        raise ColumnError(f"{where} is too large for single precision: a gap?", {"exclude": [name]})
 
 
-def all_of(tables: Sequence[Table]) -> Any:
-    """What the tables are called together."""
-    return tables[0].path if len(tables) == 1 else f"the {len(tables)} tables"
-
-
-def place_of(tables: Sequence[Table], row: int) -> str:
-    """In which table a row of all together is, and where."""
-    first, *others = tables
-    return f"{first.path}, {first.places([row])}" if row < len(first) else place_of(others, row - len(first))
-
-
-def _days(tables: Sequence[Table], name: str, columns: Columns) -> pd.Series:
-    found = []
-    for table in tables:
-        values = without_gaps(table, name, "dates", columns)
-        if is_datetime64_any_dtype(table.column(name, "dates")):
-            dated = pd.to_datetime(values)
-        else:
-            texts, form = words_of(values), columns.date_format or "ISO8601"
-            dated = pd.to_datetime(texts, format=form, errors="coerce", utc=True)
-            wrong = np.flatnonzero(dated.isna() & texts.notna())
-            if len(wrong):
-                raise ColumnError(
-                    f"{table.path}, {table.places([int(wrong[0])])}: {texts.iloc[wrong[0]]!r} in {name!r} is no "
-                    f"date as {columns.date_format or 'YYYY-MM-DD'}. Say how dates are written, such as date_format: "
-                    "'%d.%m.%Y'; what stands for a gap belongs into gaps.",
-                    {"exclude": [name]},
-                )
-        found.append(dated.dt.tz_localize(None).astype("datetime64[us]"))
-    return pd.concat(found, ignore_index=True)
+def _days(table: Table, name: str, columns: Columns) -> pd.Series:
+    values = without_gaps(table, name, "dates", columns)
+    if is_datetime64_any_dtype(table.column(name, "dates")):
+        dated = pd.to_datetime(values)
+    else:
+        texts = words_of(values)
+        dated = pd.to_datetime(texts, format=columns.date_format or "ISO8601", errors="coerce", utc=True)
+        wrong = np.flatnonzero(dated.isna() & texts.notna())
+        if len(wrong):
+            where = f"{table.where(wrong[0])}: {texts.iloc[wrong[0]]!r} in {name!r}"
+            message = (
+                f"{where} is no date as {columns.date_format or 'YYYY-MM-DD'}: say date_format, such as '%d.%m.%Y'."
+            )
+            raise ColumnError(message, {"exclude": [name]})
+    return dated.dt.tz_localize(None).astype("datetime64[us]")
 
 
 def with_values(table: Table, name: str, argument: str, columns: Columns) -> Table:
@@ -244,7 +212,7 @@ def group_values(table: Table, name: str) -> np.ndarray:
     return values.map(dict(zip(names, natural_order(names)))).to_numpy()
 
 
-def class_names(tables: Sequence[Table], name: str, argument: str) -> tuple[str, ...]:
+def class_names(table: Table, name: str, argument: str) -> tuple[str, ...]:
     """The different values of a column in their natural order.
 
     Raises:
@@ -253,27 +221,23 @@ def class_names(tables: Sequence[Table], name: str, argument: str) -> tuple[str,
 
     Example:
         >>> import pandas as pd
-        >>> class_names([Table("wards.csv", pd.DataFrame({"ill": ["10", "2", "2", "10", "2"]}))], "ill", "target")
+        >>> class_names(Table("wards.csv", pd.DataFrame({"ill": ["10", "2", "2", "10", "2"]})), "ill", "target")
         ('2', '10')
     """
     about = f"{argument} {name!r}"
-    words = [words_of(table.column(name, argument)) for table in tables]
-    numeric = [np.isfinite(parsed(set(each))) for each in words]
-    numbers = next((table.path for table, each in zip(tables, numeric) if each.all()), None)
-    others = next((table.path for table, each in zip(tables, numeric) if not each.any()), None)
+    numeric = {part.path: np.isfinite(parsed(words_of(part.column(name, argument)).unique())) for part in table.parts}
+    numbers = next((path for path, each in numeric.items() if each.all()), None)
+    others = next((path for path, each in numeric.items() if not each.any()), None)
     if numbers is not None and others is not None:
-        raise ConfigurationError(
-            f"{about} has numbers in {numbers} and words in {others}, which would be different classes. Write the "
-            "classes alike in all tables."
-        )
-    values = pd.concat(words)
+        raise ConfigurationError(f"{about} has numbers in {numbers} and words in {others}: write the classes alike.")
+    values = words_of(table.column(name, argument))
     names = tuple(map(str, sorted(natural_order(values.unique().tolist()))))  # type: ignore[type-var]
     if len(names) < 2 or len(names) > max(2, len(values) // 2):
         raise ConfigurationError(
-            f"{all_of(tables)}: {about} has {len(names)} different values in {len(values)} rows, which are no classes. "
+            f"{table.path}: {about} has {len(names)} different values in {len(values)} rows, which are no classes. "
             "Name another column; for numbers, a table has task: regression."
         )
-    check_spelling(names, f"{all_of(tables)}: {about}")
+    check_spelling(names, f"{table.path}: {about}")
     return names
 
 
@@ -288,7 +252,7 @@ def class_labels(table: Table, name: str, argument: str, classes: Sequence[str])
     unknown = np.flatnonzero(labels < 0)
     if len(unknown):
         raise ConfigurationError(
-            f"{table.path}, {table.places(unknown[:1])}: {values.iloc[unknown[0]]!r} in {argument} {name!r} is none of "
+            f"{table.where(unknown[0])}: {values.iloc[unknown[0]]!r} in {argument} {name!r} is none of "
             f"the {len(classes)} classes that the training rows have: {listed(classes, 20)}."
         )
     return torch.from_numpy(labels.astype(np.int64))
@@ -302,11 +266,8 @@ def numeric_target(table: Table, name: str) -> np.ndarray:
     """
     column = table.column(name, "target")
     numbers = parsed(column.tolist())
-    wrong = np.flatnonzero(~(np.abs(numbers) <= LARGEST)).tolist()
-    if wrong:
-        raise ConfigurationError(
-            f"{table.path}: {name!r} (target) is no finite number in {len(wrong)} of {len(table)} rows, such "
-            f"as {str(column.iloc[wrong[0]])!r} in {table.places(wrong)}. For classes, give "
-            "task: classification; what stands for a gap belongs into gaps."
-        )
+    wrong = np.flatnonzero(~(np.abs(numbers) <= LARGEST))
+    if len(wrong):
+        where = f"{table.where(wrong[0])}: {str(column.iloc[wrong[0]])!r} in {name!r} (target)"
+        raise ConfigurationError(f"{where} is no finite number, as {len(wrong)} of {len(table)}: a class, or a gap?")
     return numbers

@@ -83,10 +83,7 @@ class Partitioner(Declared, ABC):
         """
         labels = torch.as_tensor(labels).cpu().long()
         if self.num_clients is not None and len(labels) < self.num_clients:
-            raise ConfigurationError(
-                f"{self!r}: {len(labels)} samples cannot be dealt to {self.num_clients} clients, each of which needs "
-                "at least one. Lower num_clients, or use more data."
-            )
+            raise ConfigurationError(f"{self!r}: {len(labels)} samples cannot be dealt to {self.num_clients} clients.")
         parts = [
             part.sort().values
             for part in self.partition(labels, num_classes, groups, generator_for(self.seed, "partition"))
@@ -231,17 +228,13 @@ class GroupPartitioner(Partitioner):
 
     def partition(self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator) -> list[Tensor]:
         if groups is None:
-            raise ConfigurationError(
-                f"{self!r} needs to know each sample's group. Give the data module groups=[...], one entry per "
-                f"training sample, the name of an attribute or a field that has them, or a data set with an attribute "
-                f"`groups`."
-            )
+            raise ConfigurationError(f"{self!r} needs each sample's group: give groups=, a list or a field's name.")
         _, member_of, sizes = groups.cpu().unique(return_inverse=True, return_counts=True)
         clients = len(sizes) if self.num_clients is None else self.num_clients
         if len(sizes) < max(clients, 2):
+            least = max(clients, 2)
             raise ConfigurationError(
-                f"{self!r}: the samples fall into {len(sizes)} groups, and a group is not split. At least "
-                f"{max(clients, 2)} groups are needed: lower num_clients, or choose a partitioner that splits samples."
+                f"{self!r}: the samples fall into {len(sizes)} groups, and at least {least} are needed."
             )
         if self.num_clients is None:
             client_of = torch.arange(len(sizes))

@@ -1,16 +1,17 @@
 """Clients that differ in size and in labels: given proportions, Dirichlet shares (Hsu et al. 2019), a few classes each,
-and label-sorted shards (McMahan et al. 2017, Communication-Efficient Learning of Deep Networks, section 3)."""
+label-sorted shards (McMahan et al. 2017, Communication-Efficient Learning of Deep Networks, section 3), a long tail."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
+from annotated_types import Ge
 from torch import Generator, Tensor
 
-from flsv.data.partition.base import Clients, Partitioner, cut, shuffled
+from flsv.data.partition import Clients, Partitioner, cut, shuffled
 from flsv.declared import Count, NonNegative, Positive, Rules
 from flsv.errors import ConfigurationError
 from flsv.seeding import derive_seed
@@ -95,10 +96,7 @@ class PathologicalPartitioner(Partitioner):
     def partition(self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator) -> list[Tensor]:
         present = labels.unique()
         if self.classes_per_client > len(present):
-            raise ConfigurationError(
-                f"{self!r}: the data have samples of {len(present)} classes only. Lower classes_per_client to "
-                f"{len(present)} or less."
-            )
+            raise ConfigurationError(f"{self!r}: the data have samples of {len(present)} classes only.")
         holders: dict[int, list[bool]] = {label: [] for label in present.tolist()}
         for _ in range(self.num_clients):
             # A stable sort of a random order by load: the least held classes first, ties at random.
@@ -108,10 +106,7 @@ class PathologicalPartitioner(Partitioner):
                 held.append(label in chosen)
         for label, held in holders.items():
             if sum(held) > int((labels == label).sum()):
-                raise ConfigurationError(
-                    f"{self!r}: class {label} has fewer samples than its {sum(held)} holders, each of which needs one. "
-                    "Lower num_clients, or use more data."
-                )
+                raise ConfigurationError(f"{self!r}: class {label} has fewer samples than its {sum(held)} holders.")
 
         def even(label: int, members: Tensor) -> Sequence[Tensor]:
             parts = iter(members.tensor_split(sum(holders[label])))
@@ -131,9 +126,6 @@ class ShardPartitioner(Partitioner):
         shards_per_client: shards of each client, at least 1; the paper's value is 2.
         seed: seed of the deal.
 
-    Raises:
-        ConfigurationError: more shards than samples.
-
     Example:
         >>> labels = torch.arange(10).repeat_interleave(60)
         >>> parts = ShardPartitioner(num_clients=10, shards_per_client=2)(labels, num_classes=10)
@@ -147,11 +139,6 @@ class ShardPartitioner(Partitioner):
 
     def partition(self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator) -> list[Tensor]:
         num_shards = self.num_clients * self.shards_per_client
-        if num_shards > len(labels):
-            raise ConfigurationError(
-                f"{self!r}: {num_shards} shards cannot be cut from {len(labels)} samples. Lower num_clients or "
-                "shards_per_client, or use more data."
-            )
         # Shuffled first, so that which samples of a class share a shard does not depend on their order in the file.
         order = shuffled(torch.arange(len(labels)), generator)
         order = order[labels[order].argsort(stable=True)]
@@ -199,7 +186,6 @@ class ProportionPartitioner(Partitioner):
       missing to 1 stays unused.
     - ``"client"``: the weight of that class among this client's samples. Rows are on any scale: ``[4, 4, 1, 1]`` is
       80 % of two classes and 20 % of the rest. How much each client has is up to ``sizes`` and ``total``.
-    - ``"count"``: that many samples.
 
     A row with a single entry stands for the same number in every column.
 
@@ -233,18 +219,14 @@ class ProportionPartitioner(Partitioner):
         (
             lambda a: a.of != "class" or bool(_entries(a.matrix).sum(0).max() <= 1 + 1e-6),
             "a column sums to more than 1. Entries are shares of a class's samples. For shares of a client's samples "
-            "say of='client', for absolute numbers of='count'.",
-        ),
-        (
-            lambda a: a.of != "count" or all(entry == int(entry) for row in a.matrix for entry in row),
-            "with of='count' entries are whole numbers of samples.",
+            "say of='client'.",
         ),
     )
 
     def __init__(
         self,
         matrix: list[list[NonNegative]],
-        of: Literal["class", "client", "count"] = "class",
+        of: Literal["class", "client"] = "class",
         sizes: list[Positive] | None = None,
         total: int | None = None,
         seed: int | None = None,
@@ -274,30 +256,77 @@ class ProportionPartitioner(Partitioner):
         if self.of == "class":
             ends = (entries.cumsum(0) * available).round().long().minimum(available)
             return ends.diff(dim=0, prepend=torch.zeros(1, len(available), dtype=torch.long))
-        if self.of == "client":
-            sizes = torch.tensor(self.sizes or [1.0] * self.num_clients, dtype=torch.float64)
-            mix = entries / entries.sum(1, keepdim=True) * (sizes / sizes.sum())[:, None]
-            demand = mix.sum(0)
-            most = float((available / demand)[demand > 0].min())
-            if self.total is not None and self.total > most:
-                raise ConfigurationError(
-                    f"{self!r}: there are not enough samples of some classes. At most total={int(most)} fits."
-                )
-            exact = mix * (most if self.total is None else self.total)
-            # Rounding cumulative sums keeps each client's number of samples within one of what was asked.
-            counts = exact.cumsum(1).round().long().diff(dim=1, prepend=torch.zeros(len(exact), 1, dtype=torch.long))
-            for label in range(len(available)):
-                while counts[:, label].sum() > available[label]:
-                    counts[counts[:, label].argmax(), label] -= 1
-            return counts
-        counts = entries.long()
-        short = (counts.sum(0) > available).nonzero().flatten().tolist()
-        if short:
+        sizes = torch.tensor(self.sizes or [1.0] * self.num_clients, dtype=torch.float64)
+        mix = entries / entries.sum(1, keepdim=True) * (sizes / sizes.sum())[:, None]
+        demand = mix.sum(0)
+        most = float((available / demand)[demand > 0].min())
+        if self.total is not None and self.total > most:
             raise ConfigurationError(
-                f"{self!r}: class {short[0]} has {int(available[short[0]])} samples, but the matrix asks for "
-                f"{int(counts[:, short[0]].sum())}."
+                f"{self!r}: there are not enough samples of some classes. At most total={int(most)} fits."
             )
+        exact = mix * (most if self.total is None else self.total)
+        # Rounding cumulative sums keeps each client's number of samples within one of what was asked.
+        counts = exact.cumsum(1).round().long().diff(dim=1, prepend=torch.zeros(len(exact), 1, dtype=torch.long))
+        for label in range(len(available)):
+            while counts[:, label].sum() > available[label]:
+                counts[counts[:, label].argmax(), label] -= 1
         return counts
+
+
+class LongTail(Partitioner):
+    """Applies another partitioner to a long-tailed subset of the samples.
+
+    Cao et al., "Learning Imbalanced Datasets with Label-Distribution-Aware Margin Loss", NeurIPS 2019, section 4: class
+    j of C keeps n_max * ratio^(-j / (C - 1)) samples. It is the first scenario of ShapleyFL (KDD 2023, appendix B.3).
+    Where the classes are not of equal size to begin with, n_max is the largest that all can bear, so that the ratio is
+    exact. Sizes fall off in the order of the classes, from class 0 on. The server's validation set is taken out before,
+    so it keeps the classes as they are.
+
+    Args:
+        partitioner: deals what is left.
+        imbalance_ratio: samples of the largest class by those of the smallest, at least 1.
+        seed: seed of which samples of a class are kept.
+
+    Raises:
+        ConfigurationError: a ratio below 1; at the call, one that leaves a class without samples.
+
+    Example:
+        >>> from flsv.data import IIDPartitioner, partition_counts
+        >>> labels = torch.arange(3).repeat_interleave(100)
+        >>> parts = LongTail(IIDPartitioner(2), imbalance_ratio=25)(labels, num_classes=3)
+        >>> partition_counts(parts, labels, num_classes=3).sum(0)
+        tensor([100,  20,   4])
+    """
+
+    def __init__(
+        self, partitioner: Partitioner, imbalance_ratio: Annotated[float, Ge(1)], seed: int | None = None
+    ) -> None:
+        # Not the base class's: a GroupPartitioner's number of clients is unknown until it sees the data.
+        self.partitioner = partitioner
+        self.num_clients = partitioner.num_clients
+        self.imbalance_ratio = imbalance_ratio
+        self.seed = seed
+
+    def partition(self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator) -> list[Tensor]:
+        kept = self._tail(labels, num_classes, generator)
+        parts = self.partitioner(labels[kept], num_classes, None if groups is None else groups[kept])
+        return [kept[part] for part in parts]
+
+    def _tail(self, labels: Tensor, num_classes: int, generator: Generator) -> Tensor:
+        """Sorted indices of the samples that stay."""
+        available = torch.bincount(labels, minlength=num_classes)
+        present = available.nonzero().flatten().tolist()
+        falls = torch.linspace(0, 1, len(present), dtype=torch.float64)
+        shares = self.imbalance_ratio**-falls
+        largest = float((available[present] / shares).min())
+        sizes = (largest * shares).round().long().minimum(available[present])
+        if sizes.min() == 0:
+            raise ConfigurationError(f"{self!r}: the smallest class would keep no sample. Lower imbalance_ratio.")
+        kept = [
+            shuffled((labels == label).nonzero().flatten(), generator)[:size]
+            for label, size in zip(present, sizes.tolist(), strict=True)
+        ]
+        return torch.cat(kept).sort().values
 
 
 def _by_class(
@@ -315,7 +344,6 @@ def _entries(matrix: Sequence[Sequence[float]], num_classes: int | None = None) 
     widths = sorted({len(row) for row in rows})
     if widths != [classes]:
         raise ConfigurationError(
-            f"ProportionPartitioner: the data have {classes} classes, but the rows have {widths} entries. Give every "
-            f"row {classes} entries, or a single one for all classes."
+            f"ProportionPartitioner: rows of {widths} entries for {classes} classes; give 1 or {classes}."
         )
     return torch.tensor(rows, dtype=torch.float64)

@@ -1,1 +1,0 @@
-"""Partitioners decide which client gets which samples."""
