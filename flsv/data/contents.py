@@ -113,7 +113,7 @@ def not_finite(dataset: Dataset) -> Tensor:
     tensors, rows = tensors_of(dataset, None)
     held = tensors or ()
     inputs = [tensor for tensor in held[: max(1, len(held) - 1)] if tensor.is_floating_point() or tensor.is_complex()]
-    if not inputs:
+    if not inputs or not len(inputs[0]):
         return torch.empty(0, dtype=torch.long)
     # A few rows at a time: isfinite needs several times the memory of what it looks at.
     finite = torch.ones(len(inputs[0]), dtype=torch.bool)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from numbers import Integral
 from pathlib import Path
@@ -35,7 +36,7 @@ _SPLITS, _FILES, _LOADER = Splits(), Files(), Loader()
 class FederatedDataModule(FederationView):
     """Deals a data set to the clients of a federation, and works in any ``Trainer`` as an ordinary data module too.
 
-    Its arguments cannot be set on a data module that is there.
+    Its arguments, but for ``batch_size``, cannot be set on a data module that is there.
 
     A sample is in one place only: the server's validation set, or one client's training, validation or test set.
     Which, is a function of the seeds and the data.
@@ -163,7 +164,7 @@ class FederatedDataModule(FederationView):
             # On the instance, and only if the module has them: Lightning prefers a data module's hook to the model's.
             for hook in filter(partial(is_overridden, instance=self._module), BATCH_HOOKS):
                 setattr(self, hook, getattr(self._module, hook))
-        self._read_only = _ARGUMENTS
+        self._read_only = _ARGUMENTS - {"batch_size"}
 
     if not TYPE_CHECKING:  # or every misspelt attribute would be one
 
@@ -267,13 +268,19 @@ class FederatedDataModule(FederationView):
             return self._module.predict_dataloader()
         return self.test_dataloader()
 
-    # What others may read
+    # What others may read, and tuners set
 
     @property
     def batch_size(self) -> int | None:
         """Samples per training batch: as given, a wrapped data module's ``batch_size``, or, after ``setup``, found."""
         found = None if self._dealt is None else self._dealt.train_options["batch_size"]
         return self._batch_size or found or getattr(self._module, "batch_size", None)
+
+    @batch_size.setter
+    def batch_size(self, size: int | None) -> None:
+        if self._dealt is not None and size is not None:
+            self._dealt = replace(self._dealt, train_options={**self._dealt.train_options, "batch_size": size})
+        self._batch_size = size
 
     @property
     def hparams(self) -> Any:

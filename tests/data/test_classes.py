@@ -204,17 +204,6 @@ def test_integers_that_cannot_be_classes_are_numbers_unless_somebody_asks(labels
         FederatedDataModule(source, DirichletPartitioner(2, 1.0)).setup("fit")
 
 
-def test_an_index_is_no_class():
-    source = TensorDataset(torch.rand(200, 3), torch.randperm(200))
-    data = FederatedDataModule(source, IIDPartitioner(2))
-    with pytest.warns(UserWarning, match="200 different numbers up to 199. They are taken for numbers"):
-        data.setup("fit")
-    assert data.no_classes == "the labels are 200 different numbers up to 199"
-    pairs = FederatedDataModule(TensorDataset(torch.rand(200, 3), torch.arange(200) // 2), IIDPartitioner(2))
-    pairs.setup("fit")
-    assert pairs.num_classes == 100
-
-
 def test_where_the_classes_have_names_a_wrong_label_is_a_mistake(recwarn):
     source = Items([(X[i], -1) for i in range(N)], classes=["cat", "dog"])
     with pytest.raises(ConfigurationError, match="some are below 0"):

@@ -32,26 +32,6 @@ def test_no_sample_is_in_two_places():
     assert set().union(*sets) == set(range(1437))
 
 
-def test_loaders_yield_the_samples_of_the_indices():
-    data = ready((TensorDataset(X, torch.arange(200)),), IIDPartitioner(3), client_val=0.2, client_test=0.1)
-    for client in range(3):
-        for split in ("train", "val", "test"):
-            seen = torch.cat([y for _, y in data.client_loader(client, split)])
-            assert torch.equal(seen.sort().values, data.client_indices(client, split))
-    assert torch.equal(torch.cat([y for _, y in data.val_dataloader()]), data.server_val_indices)
-    pooled = torch.cat([y for _, y in data.train_dataloader()])
-    expected = torch.cat([data.client_indices(client) for client in range(3)])
-    assert torch.equal(pooled.sort().values, expected.sort().values)
-
-
-def test_class_counts_are_those_of_the_training_batches():
-    data = ready("digits", DirichletPartitioner(4, alpha=0.5), client_test=0.25)
-    for client in range(4):
-        labels = torch.cat([y for _, y in data.client_loader(client)])
-        assert torch.bincount(labels, minlength=10).tolist() == data.class_counts[client].tolist()
-        assert len(labels) == data.num_samples[client]
-
-
 def test_train_batches_are_a_function_of_the_generator():
     data = ready("digits")
 
@@ -61,16 +41,6 @@ def test_train_batches_are_a_function_of_the_generator():
 
     assert torch.equal(order(1), order(1))
     assert not torch.equal(order(1), order(2))
-
-
-def test_everything_follows_from_the_seeds():
-    kinds = {"client_test": 0.2, "max_samples": 500}
-    first, again, other = (ready("digits", seed=seed, **kinds) for seed in (1, 1, 2))
-    assert torch.equal(first.server_val_indices, again.server_val_indices)
-    assert all(
-        torch.equal(first.client_indices(c, s), again.client_indices(c, s)) for c in range(5) for s in ("train", "test")
-    )
-    assert not torch.equal(first.server_val_indices, other.server_val_indices)
 
 
 def test_what_is_known_before_setup():

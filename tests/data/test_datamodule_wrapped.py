@@ -1,6 +1,5 @@
 """The data module around another one."""
 
-import pytest
 import torch
 from small_sets import Linear, Somebodys, Y, ready, trainer
 from torch.utils.data import DataLoader
@@ -92,18 +91,3 @@ def test_state_of_a_wrapped_module_goes_into_the_checkpoint(tmp_path):
     trainer(max_epochs=2).fit(Linear(), FederatedDataModule(wrapped), ckpt_path=tmp_path / "last.ckpt")
     assert wrapped.loaded == {"cursor": 42}
     assert FederatedDataModule("digits").state_dict() == {}
-
-
-def test_an_exception_reaches_the_wrapped_module():
-    class Watching(Somebodys):
-        def on_exception(self, exception):
-            self.calls.append(repr(exception))
-
-    class Failing(Linear):
-        def training_step(self, batch):
-            raise ArithmeticError("boom")
-
-    wrapped = Watching()
-    with pytest.raises(ArithmeticError):
-        trainer().fit(Failing(), FederatedDataModule(wrapped))
-    assert wrapped.calls[-1] == "ArithmeticError('boom')"

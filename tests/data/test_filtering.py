@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from data_options import grouped
-from torch.utils.data import TensorDataset
 
-from flsv.data import FederatedDataModule, GaussianNoise, IIDPartitioner, Loader, Splits
-from flsv.errors import ConfigurationError
-from flsv.valuation import FedBary
+from flsv.data import FederatedDataModule, GaussianNoise, IIDPartitioner
 
 
 def digits(**kwargs: Any) -> FederatedDataModule:
@@ -38,24 +34,3 @@ def test_only_flagged_training_samples_are_dropped_and_counts_follow() -> None:
     assert torch.equal(whole.server_val_indices, kept.server_val_indices)
     assert kept.describe()["dropped_samples"] == int(whole.num_samples.sum() - kept.num_samples.sum())
     assert kept.describe()["train_samples"] == int(kept.num_samples.sum())
-
-
-def test_nothing_left_or_no_full_batch() -> None:
-    x, y = torch.full((40, 2), torch.nan), torch.arange(40) % 2
-    x[::4] = torch.randn(10, 2, generator=torch.Generator().manual_seed(0))
-    partitioner = IIDPartitioner(2)
-    with pytest.raises(ConfigurationError, match="not one full batch of 12"):
-        FederatedDataModule(
-            TensorDataset(x, y),
-            partitioner,
-            batch_size=12,
-            loader=Loader(drop_last=True),
-            splits=Splits(server_val=0.0, drop_flagged=True),
-        ).setup("fit")
-    x[:] = torch.nan
-    with pytest.raises(ConfigurationError, match="no client has a sample that is finite"):
-        FederatedDataModule(TensorDataset(x, y), partitioner, splits=Splits(server_val=0.0, drop_flagged=True)).setup(
-            "fit"
-        )
-    with pytest.raises(ConfigurationError, match="before training"):
-        digits(drop_flagged=FedBary("penultimate"))

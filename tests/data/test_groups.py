@@ -51,9 +51,3 @@ def test_groups_by_a_field_within_a_field():
     for wrong in ("meta.ward", "x.clinic", "ward.clinic"):
         with pytest.raises(ConfigurationError, match=f"no attribute '{wrong}'"):
             dataset_groups(Samples(rows), wrong)
-
-
-@pytest.mark.parametrize("gaps", [["a", None, "b"], [1.0, float("nan"), 2.0]])
-def test_samples_without_a_group(gaps):
-    with pytest.raises(ConfigurationError, match=r"none of them None or NaN"):
-        dataset_groups(Samples(PAIRS), gaps)

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 from toys import CLASSES, FEATURES, Plain, network
 
 from flsv.data import FederatedDataModule, Loader, SizePartitioner
-from flsv.data.held_generators import held_generators, seed_held
+from flsv.data.held_generators import held_generators
 from flsv.data.loaders import make_loader
 from flsv.loop import FederatedLoop
 
@@ -83,12 +83,6 @@ def test_where_generators_are_found() -> None:
     # A data set in another counts as one of its own.
     around = Subset(Subset(Subset(dataset, [0]), [0]), [0])
     assert list(held_generators(around)) == [f"Subset.dataset.dataset.dataset.{place}" for place in places]
-
-
-def test_generators_draw_apart() -> None:
-    held = {"a": random.Random(), "b": random.Random()}
-    seed_held(held, 3)
-    assert held["a"].random() != held["b"].random()
 
 
 class Noise:

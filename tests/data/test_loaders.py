@@ -7,7 +7,6 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from flsv.data import TensorBatches, make_loader
-from flsv.errors import ConfigurationError
 
 X = torch.randn(50, 1, 4, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(50)
@@ -86,16 +85,3 @@ def test_subsets_of_subsets_are_read_as_tensors():
     assert isinstance(loader, TensorBatches)
     assert labels_of(loader) == [[39, 15]]
     assert labels_of(make_loader(nested, batch_size=2)) == [[15, 10], [39]]
-
-
-def test_workers_give_the_same_batches():
-    kwargs = {"batch_size": 16, "shuffle": True}
-    alone = labels_of(make_loader(PerSample(), generator=generator(), **kwargs))
-    assert labels_of(make_loader(PerSample(), generator=generator(), num_workers=1, **kwargs)) == alone
-
-
-def test_bad_arguments():
-    with pytest.raises(ConfigurationError, match="batch_size=0"):
-        make_loader(PerSample(), batch_size=0)
-    with pytest.raises(ConfigurationError, match="for shuffle a generator"):
-        make_loader(PerSample(), batch_size=1, shuffle=True)

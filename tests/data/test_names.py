@@ -5,12 +5,6 @@ import torch
 from flsv.data.groups import names_of_parts, plain_names
 
 
-def test_names_as_they_are_and_on_one_line():
-    assert plain_names(["St. Mary's", "a/b", "Größe 漢字 🐺", "two\nlines\t"], "site") == (
-        *("St. Mary's", "a/b", "Größe 漢字 🐺", "two lines"),
-    )
-
-
 def test_a_number_is_no_name():
     assert plain_names([3, "0042", "-1.5"], "school") == ("school 3", "school 0042", "school -1.5")
     assert plain_names(["1", "2"], "site") == ("site 1", "site 2")

@@ -15,7 +15,6 @@ from flsv import FederatedLoop
 from flsv.aggregation import FedAvg
 from flsv.cli import main
 from flsv.data import FederatedDataModule, GroupPartitioner, IIDPartitioner
-from flsv.engines.remote.data import RemoteData
 from flsv.errors import ConfigurationError
 from flsv.metrics import ClassSpecificShapley
 
@@ -29,13 +28,6 @@ def test_names_from_groups():
     assert ready(Rows(ward=[i % 2 for i in range(30)]), groups="ward").client_names == ("ward 0", "ward 1")
     # Clients that have parts of groups are not called after them.
     assert ready(HERE, IIDPartitioner(3), groups=wards).client_names == ("0", "1", "2")
-
-
-def test_remote_data_have_the_sites_names():
-    remote = RemoteData(["Boston", "Lyon"], [{"train": 3, "val": 0, "test": 0}] * 2)
-    assert remote.client_names == ("Boston", "Lyon")
-    with pytest.raises(PermissionError, match=r"samples of client 1 \('Lyon'\) are at its site"):
-        iter(remote.client_loader(1))
 
 
 def test_describe_names_clients_and_classes():

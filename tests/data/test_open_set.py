@@ -1,13 +1,11 @@
 """Open-set label noise: half of the images come from classes that the task does not know, where they should."""
 
-import lightning as L
 import pytest
 import torch
 from data_options import grouped
 from torch.utils.data import TensorDataset
 
 from flsv.data import FederatedDataModule, IIDPartitioner, OpenSetLabelNoise, ShardPartitioner, load_image_data
-from flsv.errors import ConfigurationError
 
 EVEN = [0, 2, 4, 6, 8]
 Y = torch.arange(2000) % 10
@@ -71,25 +69,3 @@ def test_what_is_evaluated_on_is_known_classes_only():
             assert (y % 2 == 1).all()
             assert torch.equal(x[:, 0].long(), y)
     assert data.num_classes == 10
-
-
-@pytest.mark.parametrize("unknown", [list(range(10)), [10]])
-def test_classes_that_leave_nothing_or_do_not_exist(unknown):
-    with pytest.raises(ConfigurationError, match="at least one of them must stay known"):
-        relabeled(OpenSetLabelNoise(unknown))
-
-
-def test_a_server_without_known_classes():
-    labels = torch.cat([torch.zeros(96, dtype=torch.long), torch.ones(4, dtype=torch.long)])
-    with pytest.raises(ConfigurationError, match="the server has no samples"):
-        ready(
-            (TensorDataset(torch.zeros(100, 2), labels),),
-            IIDPartitioner(2),
-            server_val=0.02,
-            corruptions=[OpenSetLabelNoise([0])],
-        )
-
-
-def test_a_data_modules_own_loaders_cannot_be_filtered():
-    with pytest.raises(ConfigurationError, match="cannot do to the loaders of LightningDataModule"):
-        FederatedDataModule(L.LightningDataModule(), corruptions=[OpenSetLabelNoise(EVEN)])

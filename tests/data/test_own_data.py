@@ -1,19 +1,14 @@
 """A user's own data by client: data sets, arrays, paths, and what is refused."""
 
-import pickle
-
 import pytest
 import torch
-from data_options import grouped
 from frames import Frame
-from own_data import HERE, WORDS, Rows, X, Y, patients, ready
-from torch.utils.data import DataLoader, Subset, TensorDataset
+from own_data import HERE, WORDS, Rows, X, Y, ready
+from torch.utils.data import Subset, TensorDataset
 
 from flsv.data import (
     Columns,
-    DirichletPartitioner,
     FederatedDataModule,
-    GroupPartitioner,
     IIDPartitioner,
     OneClient,
     TableData,
@@ -33,18 +28,6 @@ def test_data_sets_by_client():
     rows = data.client_indices(1)[: len(x)] - 60 + 30
     assert torch.equal(x, HERE.tensors[0][rows])
     assert torch.equal(y, HERE.tensors[1][rows])
-
-
-def test_the_same_samples_with_groups_train_the_same():
-    by_client = ready(clients={"b": HERE, "a": Subset(HERE, list(range(20)))})
-    both = TensorDataset(
-        torch.cat([HERE.tensors[0], HERE.tensors[0][:20]]), torch.cat([HERE.tensors[1], HERE.tensors[1][:20]])
-    )
-    grouped = ready(both, GroupPartitioner(), groups=[0] * 60 + [1] * 20)
-    for client in range(2):
-        assert torch.equal(by_client.client_indices(client), grouped.client_indices(client))
-        for mine, theirs in zip(by_client.client_loader(client), grouped.client_loader(client)):
-            assert all(map(torch.equal, mine, theirs))
 
 
 def test_classes_have_one_numbering():
@@ -129,23 +112,6 @@ def test_a_client_is_not_lost_to_the_servers_validation_set():
     assert data.client_names == ("a", "b")
 
 
-def _kept(clients, seed):
-    try:
-        return ready(clients=clients, server_val=0.5, seed=seed).num_clients == 2
-    except ConfigurationError:
-        return False
-
-
-def test_arrays_alone():
-    data = ready((X, Y), DirichletPartitioner(2, alpha=5.0))
-    assert (data.client_names, data.input_shape) == (("0", "1"), (4,))
-    whole = ready(((X, WORDS[Y]), (X[:7], WORDS[Y[:7]])))
-    assert whole.class_names == tuple(WORDS)
-    assert sum(len(y) for _, y in whole.test_dataloader()) == 7
-    with pytest.raises(ConfigurationError, match=r"X has 60 entries and y the shape \[50\]"):
-        ready((X, Y[:50]))
-
-
 def test_server_data_beside_any_source():
     data = ready(HERE, val=(X[:5], Y[:5]), test=(X[:6], Y[:6]))
     assert len(data.server_val_indices) == 0
@@ -169,24 +135,3 @@ def test_a_path_and_a_site(tmp_path):
         ready(TableData(str(file), "ill"), OneClient())
     with pytest.raises(ConfigurationError, match="a NoneType cannot be read as samples"):
         ready(None)
-
-
-def test_it_can_be_sent_to_another_process(tmp_path):
-    data = ready(clients={"a": patients(20, 1), "b": patients(20, 2)}, labels="ill")
-    again = pickle.loads(pickle.dumps(data))
-    assert again.client_names == ("a", "b")
-    assert torch.equal(again._data.train.tensors[0], data._data.train.tensors[0])
-
-
-@pytest.mark.parametrize("where", ["source", "pair", "clients", "val"])
-def test_a_dataloader_is_refused_with_what_to_give_instead(where):
-    samples = TensorDataset(torch.rand(8, 3), torch.arange(8) % 2)
-    loader = DataLoader(samples, batch_size=4)
-    given = {
-        "source": {"source": loader},
-        "pair": {"source": (loader, loader)},
-        "clients": {"clients": {"a": loader, "b": loader}},
-        "val": {"source": samples, "val": loader},
-    }[where]
-    with pytest.raises(ConfigurationError, match="Of a DataLoader give loader.dataset"):
-        FederatedDataModule(**grouped(given)).setup("fit")

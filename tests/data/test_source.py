@@ -4,10 +4,8 @@ import lightning as L
 import pytest
 import torch
 from torch.utils.data import (
-    BatchSampler,
     DataLoader,
     IterableDataset,
-    SequentialSampler,
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
@@ -55,23 +53,6 @@ def test_samples_held_out_by_a_sampler_stay_held_out():
 def test_a_sampler_that_cannot_be_kept_is_warned_of():
     with pytest.warns(UserWarning, match="WeightedRandomSampler.*shuffled plainly instead"):
         module_source(module(DataLoader(DATA, batch_size=2, sampler=WeightedRandomSampler(torch.ones(20), 20))))
-
-
-class Episodes(BatchSampler):
-    """Every batch is a task of its own."""
-
-
-class Pairs:
-    """No subclass of torch's."""
-
-    def __iter__(self):
-        yield [0, 1]
-
-
-@pytest.mark.parametrize("batches", [Episodes(SequentialSampler(DATA), 2, False), Pairs()])
-def test_a_batch_sampler_of_ones_own_is_refused(batches):
-    with pytest.raises(ConfigurationError, match="of which samples cannot be dealt to clients.* batch_sampler"):
-        module_source(module(DataLoader(DATA, batch_sampler=batches)))
 
 
 class Scaled(DataLoader):

@@ -1,8 +1,5 @@
 """What a Trainer's user expects of a data module, of the one that is wrapped and of the one around it."""
 
-import copy
-import pickle
-
 import lightning as L
 import pytest
 import torch
@@ -94,17 +91,6 @@ def test_attributes_of_the_wrapped_module_are_reached():
     assert data.vocabulary == 31
 
 
-@pytest.mark.parametrize("twin", [copy.copy, copy.deepcopy, lambda data: pickle.loads(pickle.dumps(data))])
-def test_copies_and_pickles(twin):
-    data = wrapped()
-    data.setup("fit")
-    other = twin(data)
-    assert other.vocabulary == 30
-    assert torch.equal(other.client_indices(1), data.client_indices(1))
-    empty = FederatedDataModule.__new__(FederatedDataModule)
-    assert not hasattr(empty, "vocabulary")  # and no endless search
-
-
 # Batch sizes
 
 
@@ -121,31 +107,6 @@ def test_batch_size_before_and_after_setup():
     assert wrapped().batch_size == 7
 
 
-@pytest.fixture(scope="module")
-def found_by_lightning(tmp_path_factory):
-    """What two trials come to with an ordinary data module: the last size tried, 4; in older versions the next, 8."""
-
-    class Validated(Tokenizer):
-        val_dataloader = Tokenizer.train_dataloader
-
-    trainer = plain(folder=tmp_path_factory.mktemp("plain"))
-    return Tuner(trainer).scale_batch_size(Net(), datamodule=Validated(), max_trials=2, steps_per_trial=1)
-
-
-@pytest.mark.parametrize(
-    "source", [pytest.param(lambda: DATA, marks=pytest.mark.slow, id="tensors"), pytest.param(Tokenizer, id="wrapped")]
-)
-def test_the_batch_size_finder_without_the_loop(source, tmp_path, found_by_lightning):
-    data, module = FederatedDataModule(source(), IIDPartitioner(3)), Net()
-    trainer = plain(folder=tmp_path, enable_checkpointing=True)
-    found = Tuner(trainer).scale_batch_size(module, datamodule=data, max_trials=2, steps_per_trial=1)
-    assert found == data.batch_size == found_by_lightning
-    assert 4 in module.sizes
-    module.sizes.clear()
-    trainer_for(FederatedLoop(seed=0), tmp_path, 1).fit(module, data)
-    assert max(module.sizes) == found
-
-
 def test_the_learning_rate_finder_without_the_loop(tmp_path):
     module = Net()
     found = Tuner(plain(folder=tmp_path)).lr_find(module, datamodule=wrapped(), num_training=10, max_lr=1.0)
@@ -160,12 +121,6 @@ def test_finders_are_refused_with_the_loop(finder, first, tmp_path):
     with pytest.raises(ConfigurationError, match=f"{type(finder).__name__} .*Tuner"):
         trainer_for(None, tmp_path, 1, callbacks=callbacks).fit(module, wrapped())
     assert not module.seen
-
-
-def test_tuners_are_refused_with_the_loop(tmp_path):
-    tuner = Tuner(trainer_for(FederatedLoop(), tmp_path, 1))
-    with pytest.raises(ConfigurationError, match="BatchSizeFinder .*Tuner"):
-        tuner.scale_batch_size(Net(), datamodule=wrapped())
 
 
 # The same batches again and again
@@ -185,15 +140,6 @@ def test_overfit_batches_are_the_same_in_every_round(source, tmp_path):
 
 
 # Loaders that others make anew
-
-
-@pytest.mark.parametrize("loops", [[], [FederatedLoop(seed=0)]], ids=["alone", "with the loop"])
-def test_reloading_the_wrapped_loaders_is_refused(loops, tmp_path):
-    trainer = trainer_for(None, tmp_path, 2, callbacks=loops, reload_dataloaders_every_n_epochs=1)
-    module = Net()
-    with pytest.raises(ConfigurationError, match="reload_dataloaders_every_n_epochs: the loaders of Tokenizer"):
-        trainer.fit(module, wrapped())
-    assert not module.seen
 
 
 def test_reloading_ones_own_changes_nothing(tmp_path):

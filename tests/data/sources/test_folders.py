@@ -97,24 +97,6 @@ def test_tables_by_client(tmp_path, inside):
     assert data.input_shape == (3,)
 
 
-def test_a_folder_is_what_its_files_are(tmp_path):
-    tables(tmp_path, (*("Boston", "Lyon"), "test"))
-    folder, files = (
-        ready(str(tmp_path), labels="ill"),
-        ready(
-            clients={c: str(tmp_path / f"{c}.csv") for c in ("Boston", "Lyon")},
-            test=str(tmp_path / "test.csv"),
-            labels="ill",
-        ),
-    )
-    for data in (folder, files):
-        assert data.client_names == ("Boston", "Lyon")
-    for a, b in zip(
-        folder._data.train.tensors + folder._data.test.tensors, files._data.train.tensors + files._data.test.tensors
-    ):
-        assert torch.equal(a, b)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

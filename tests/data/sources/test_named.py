@@ -6,15 +6,8 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from flsv.data import load_image_data
 from flsv.data.sources.named import CENTRES, SPREAD, digits, folder, gaussians
 from flsv.errors import ConfigurationError
-
-
-def test_missing_file_says_where_it_was_looked_for(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"No data set 'xrays.npz' was found") as caught:
-        load_image_data("xrays.npz", root=str(tmp_path))
-    assert str(tmp_path / "xrays.npz") in str(caught.value)
 
 
 def test_train_and_test_are_all_images_once():
@@ -29,17 +22,6 @@ def test_train_and_test_are_all_images_once():
     assert images.dtype == torch.float32
 
 
-def test_split_is_stratified_and_fixed():
-    first, second = digits(), digits()
-    assert torch.equal(first.train.tensors[0], second.train.tensors[0])
-    share = torch.bincount(first.test.tensors[1]) / torch.bincount(
-        torch.cat([first.train.tensors[1], first.test.tensors[1]])
-    )
-    assert (share - 0.2).abs().max() < 0.01
-    assert first.num_classes == len(first.class_names) == 10
-    assert first.val is None
-
-
 def test_points_lie_around_their_centres_and_features_are_theirs():
     data = gaussians()
     features, labels = data.train.tensors
@@ -50,13 +32,6 @@ def test_points_lie_around_their_centres_and_features_are_theirs():
         points = features[labels == label, :2]
         torch.testing.assert_close(points.mean(0), torch.tensor(center), atol=0.1, rtol=0)
         torch.testing.assert_close(points.std(0), torch.full((2,), SPREAD), atol=0.06, rtol=0)
-
-
-def test_always_the_same_and_test_points_are_others():
-    first, second = gaussians(), load_image_data("Gaussians")
-    assert torch.equal(first.train.tensors[0], second.train.tensors[0])
-    assert not torch.equal(first.train.tensors[0][:2000], first.test.tensors[0])
-    assert first.num_classes == len(first.class_names) == 4
 
 
 def make(root, splits=("train", "test"), classes=("cat", "dog"), side=10):
@@ -77,11 +52,6 @@ def test_images_are_resized_and_scaled(tmp_path):
     assert label == 1
     assert data.class_names == ("cat", "dog")
     assert (len(data.train), len(data.test), data.val) == (6, 6, None)
-
-
-def test_no_test_folder(tmp_path):
-    with pytest.raises(ConfigurationError, match="not a folder of images as expected"):
-        folder(make(tmp_path, splits=("train",)))
 
 
 def test_classes_must_agree_between_splits(tmp_path):

@@ -1,7 +1,6 @@
 """MedMNIST-style archives, made here and real."""
 
 import os
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -37,12 +36,6 @@ def test_images_and_labels(tmp_path, shape, expected):
     assert int(label) == 1
     assert data.num_classes == 3
     assert data.class_names == ("0", "1", "2")
-
-
-def test_floating_point_images_are_taken_as_they_are(tmp_path):
-    made = arrays(dtype=np.float64)
-    np.savez(tmp_path / "set.npz", **made)
-    np.testing.assert_allclose(npz(tmp_path / "set.npz").train[2][0][0].numpy(), made["train_images"][2])
 
 
 def test_columns_become_attributes_of_the_training_set(tmp_path):
@@ -92,14 +85,6 @@ def test_missing_arrays_are_named(tmp_path):
 def test_shapes_that_do_not_fit(tmp_path, name, array, message):
     np.savez(tmp_path / "set.npz", **{**arrays(), name: array})
     with pytest.raises(ConfigurationError, match=message):
-        npz(tmp_path / "set.npz")
-
-
-def test_other_files_called_npz(tmp_path):
-    with zipfile.ZipFile(tmp_path / "set.npz", "w") as archive:
-        for name in arrays():
-            archive.writestr(f"{name}.npy", "junk")
-    with pytest.raises(ConfigurationError, match="train_images are"):
         npz(tmp_path / "set.npz")
 
 

@@ -63,12 +63,6 @@ def check_equal(one: FederatedDataModule, other: FederatedDataModule) -> None:
                 assert all(map(torch.equal, mine, theirs))
 
 
-def test_truth_values_of_a_csv_file_are_those_of_a_parquet_file(frame, tmp_path):
-    frame.to_csv(tmp_path / "wards.csv", index=False)
-    frame.to_parquet(tmp_path / "wards.parquet")
-    check_equal(*(dealt(source=str(tmp_path / f"wards.{ending}"), groups="ward") for ending in ("csv", "parquet")))
-
-
 def test_a_file_by_client_and_what_is_held_out(frame, tmp_path):
     for ending in ("csv", "parquet"):
         for ward, rows in frame.groupby("ward"):

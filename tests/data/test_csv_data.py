@@ -1,0 +1,218 @@
+"""Data modules of CSV files: tables with a column for the clients, texts as hashed words, and running text in pieces."""
+
+import os
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from flsv.data import CharacterData, FederatedDataModule, GroupPartitioner, Splits, TableData, TextData
+from flsv.data.sources.csv_data import hashed_words, windows
+from flsv.errors import ConfigurationError
+
+ROOT = os.environ.get("FLSV_DATA_ROOT")
+real = pytest.mark.skipif(
+    ROOT is None or not Path(ROOT, "tables").is_dir(), reason="FLSV_DATA_ROOT is not set or has no folder tables"
+)
+WARDS = ("A", "B", "Größe")
+
+
+def wards(number=40):
+    """A table in which whoever gets a higher dose is ill."""
+    rng = np.random.default_rng(0)
+    lines = []
+    for i in range(number):
+        age, dose = rng.integers(20, 60), rng.normal()
+        note = ["", '"well, so far"', "plain"][i % 3]
+        lines.append(f"{WARDS[i % 3]},{age if i % 7 else 'NA'},{'fm'[i % 2]},{note},{dose:.3f},{int(dose > 0)}")
+    return lines
+
+
+KINDS = {
+    TableData: ("ward,age,sex,note,dose,ill", wards(), {"target": "ill", "group": "ward"}),
+    TextData: (
+        "label,desk,text",
+        ['ship,sea,"A boat, ""a"" port"', "earn,land,Profit rose", "ship,sea,Größe 漢字", "earn,land,loss"] * 3,
+        {},
+    ),
+    CharacterData: (
+        "group,text",
+        ['sea,"The fish, and his wife"', "wood,ein Wölfchen im Wald", "sea,the sea", "wood,a"],
+        {"group": "group", "length": 5},
+    ),
+}
+
+
+@pytest.fixture
+def make(tmp_path):
+    """A data module of these lines, or of its own kind's."""
+
+    def command(kind, rows=None, test=None, **options):
+        header, usual, defaults = KINDS[kind]
+        (tmp_path / "rows.csv").write_text("\n".join([header, *(usual if rows is None else rows)]), "utf-8")
+        if test is not None:
+            (tmp_path / "test.csv").write_text("\n".join([header, *test]), "utf-8")
+            options["test_path"] = "test.csv"
+        data = kind("rows.csv", **{"root": str(tmp_path), **defaults, **options})
+        data.setup("fit")
+        return data
+
+    return command
+
+
+# Tables
+
+
+def test_features_targets_and_groups(make):
+    data = make(TableData, val_fraction=0.25, test_fraction=0.1)
+    assert data.feature_names == (
+        *("age", "dose", "sex=f", "sex=m", "note=plain", "note=well, so far", "age missing", "note missing"),
+    )
+    assert [len(part) for part in (data.train_set, data.val_set, data.test_set)] == [26, 10, 4]
+    assert (data.num_classes, data.input_shape, data.group_names) == (2, (8,), WARDS)
+    x, y = data.train_set.tensors
+    assert (x.dtype, y.dtype) == (torch.float32, torch.int64)
+    torch.testing.assert_close(x[:, 1].mean(), torch.tensor(0.0), atol=1e-6, rtol=0)
+    torch.testing.assert_close(x[:, 1].std(unbiased=False), torch.tensor(1.0))
+    assert (x[x[:, 6] == 1, 0] == 0).all()
+    assert torch.equal(x[:, 4:6].sum(1) + x[:, 7], torch.ones(26))
+    # Standardizing keeps an order.
+    assert x[y == 1, 1].min() > x[y == 0, 1].max()
+
+
+def test_every_row_is_in_one_place_and_the_seed_says_where(make):
+    options = {"target": "dose", "columns": {"task": "regression"}, "val_fraction": 0.3, "test_fraction": 0.2}
+    data, again, other = (make(TableData, seed=seed, **options) for seed in (0, 0, 1))
+
+    def found(each):
+        return [part.tensors[1].tolist() for part in (each.train_set, each.val_set, each.test_set)]
+
+    assert [len(part) for part in found(data)] == [20, 12, 8]
+    assert found(data) == found(again) != found(other)
+    doses = sorted(float(np.float32(line.split(",")[-2])) for line in wards())
+    assert sorted(dose for part in found(data) for dose in part) == doses
+
+
+def test_a_test_file_is_encoded_by_the_training_rows(make):
+    with pytest.warns(UserWarning, match="no training row has 'x' in 'sex'"):
+        data = make(TableData, test=["A,40,x,plain,0.5,1", "C,NA,f,,-0.5,0"])
+    x, y = data.test_set.tensors
+    names = data.feature_names
+    assert y.tolist() == [1, 0]
+    assert x[:, names.index("sex=f")].tolist() == [0, 1]
+    assert x[:, names.index("sex=m")].tolist() == [0, 0]
+    assert x[:, names.index("age missing")].tolist() == [0, 1]
+    assert x[1, names.index("age")] == 0
+    assert torch.equal(make(TableData).train_set.tensors[0], data.train_set.tensors[0])
+
+
+def test_a_standardized_target(make):
+    options = {"target": "dose", "val_fraction": 0.25, "test": ["A,40,f,plain,0.5,1"]}
+    plain = make(TableData, columns={"task": "regression"}, **options)
+    data = make(TableData, columns={"task": "regression", "standardize_target": True}, **options)
+    y = data.train_set.tensors[1]
+    assert y.mean().item() == pytest.approx(0, abs=1e-6)
+    assert y.std(unbiased=False).item() == pytest.approx(1, abs=1e-6)
+    assert (plain.target_mean, plain.target_std, plain.num_classes) == (0, 1, None)
+    for name in ("train_set", "val_set", "test_set"):
+        scaled, target = (getattr(each, name).tensors[1] for each in (data, plain))
+        torch.testing.assert_close(scaled * data.target_std + data.target_mean, target)
+
+
+@real
+def test_clinics():
+    columns = {"task": "regression", "features": ["Group", "BL.PD.avg", "BMI"]}
+    data = TableData("tables/opt.csv", "V5.PD.avg", "Clinic", columns, root=ROOT)
+    with pytest.warns(UserWarning, match=r"164 of 823 rows have no 'V5.PD.avg'"):
+        data.setup()
+    assert data.group_names == ("KY", "MN", "MS", "NY")
+    assert data.feature_names == ("BL.PD.avg", "BMI", "Group=C", "Group=T", "BMI missing")
+    assert len(data.train_set) + len(data.val_set) == 659
+    # The marks of gaps in the laboratory's columns are full stops.
+    data = TableData("tables/opt.csv", "Preg.ended...37.wk", "Clinic", {"features": ["OAA1"]}, root=ROOT)
+    with pytest.warns(UserWarning, match="9 of 823 rows"):
+        data.setup()
+    assert data.feature_names == ("OAA1", "OAA1 missing")
+
+
+# Texts
+
+
+def test_the_hash_is_crc_32():
+    assert hashed_words("123456789", 1) == [0xCBF43926]  # the check value of the standard
+    # A fullwidth A, case, and the underscore.
+    found = hashed_words("\uff21 GRÖSSE größe ___", 9)
+    assert found == [zlib.crc32(word.encode()) for word in ("a", "grösse", "grösse", "___")]
+    assert hashed_words("don't--stop", 9) == [zlib.crc32(word.encode()) for word in ("don", "t", "stop")]
+    assert hashed_words("one two three", 2) == hashed_words("one two", 9)
+    assert hashed_words(" .,!", 9) == []
+
+
+def test_texts(make):
+    data = make(TextData, max_words=3, val_fraction=0, group="desk")
+    words, classes = data.train_set.tensors
+    assert words[0].tolist() == hashed_words("a boat a", 3)
+    assert words[3].tolist() == [*hashed_words("loss", 3), 0, 0]
+    assert classes.tolist() == [1, 0, 1, 0] * 3
+    assert data.train_set.classes == ("earn", "ship")
+    assert (data.num_classes, data.input_shape, data.group_names) == (2, (3,), ("land", "sea"))
+    federated = FederatedDataModule(data, GroupPartitioner(), splits=Splits(server_val=0))
+    federated.setup("fit")
+    assert federated.class_counts.tolist() == [[6, 0], [0, 6]]
+    with pytest.warns(UserWarning, match="2 of 14 texts have no words: line 14, 15"):
+        data = make(TextData, [*KINDS[TextData][1], "ship,sea,", "earn,land,..."], val_fraction=0)
+    assert (data.train_set.tensors[0][12:] == 0).all()
+
+
+@pytest.mark.parametrize("length", [1, 3, 10, 11, 12])
+def test_every_byte_but_the_first_is_predicted_at_most_once(length):
+    text = "Größe 漢字"  # 14 bytes
+    found = windows(text, length)
+    data = list(text.encode())
+    assert found.tolist() == [data[at : at + length + 1] for at in range(0, len(data) - length, length)]
+    predicted = [byte for piece in found.tolist() for byte in piece[1:]]
+    assert predicted == data[1 : 1 + len(predicted)]
+    assert len(data) - 1 - len(predicted) < length
+
+
+def test_running_text(make):
+    data = make(CharacterData, val_fraction=0)
+    (pieces,) = data.train_set.tensors
+    assert (pieces.dtype, data.input_shape, data.num_classes) == (torch.int64, (6,), None)
+    assert data.train_set.groups.tolist() == ["sea"] * 4 + ["wood"] * 4 + ["sea"]
+    assert bytes(pieces[0].tolist()) == b"The fi"
+    assert bytes(pieces[5].tolist()) == "ein Wölfchen".encode()[5:11]
+    federated = FederatedDataModule(data, GroupPartitioner(), splits=Splits(server_val=0))
+    federated.setup("fit")
+    assert federated.class_counts.tolist() == [[5], [4]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        (TableData, {"target": "il"}, r"no column 'il' \(target\)\. Did you mean 'ill'\?"),
+        (TableData, {"group": "clinic"}, r"no column 'clinic' \(group\)"),
+        (TableData, {"columns": {"exclude": ["weight"]}}, r"no column 'weight' \(exclude\)"),
+        (TableData, {"columns": {"features": ["age", "ward"]}}, "'ward' is the target or the group"),
+        (TableData, {"columns": {"features": ["age"], "exclude": ["age"]}}, "no column is left to predict 'ill' from"),
+        (TableData, {"columns": {"standardize_target": True}}, "classes have no mean"),
+        (TableData, {"columns": {"categorical": ["dose"], "max_categories": 20}}, "'dose' has .* more than max_cat"),
+        (TableData, {"val_fraction": 0.6, "test_fraction": 0.4}, "40 of 40 samples are to be held out"),
+        (TableData, {"test": ["A,30,f,plain,0.1,1"], "test_fraction": 0.1}, "from test_path or by test_fraction"),
+        (TableData, {"root": "nowhere"}, r"rows\.csv was not found"),
+        (TableData, {"rows": [*wards(), " ,30,f,plain,0.1,1"]}, r"1 of 41 rows have no 'ward' \(group\): line 42"),
+        (TableData, {"rows": [*wards(), "A,thirty,f,plain,0.1,1"]}, "line 42: 'thirty' in 'age' is no finite number"),
+        (TableData, {"rows": ["A,30,f,plain,0.1,", "A,30,f,plain,0.1,NA"]}, r"no row has a 'ill' \(target\)"),
+        (TextData, {"label": "topic"}, r"no column 'topic' \(label\)"),
+        (TextData, {"text": "body"}, r"no column 'body' \(text\)"),
+        (TextData, {"label": "text", "rows": KINDS[TextData][1][:4]}, "4 different values in 4 rows, which are no"),
+        (TextData, {"test": ["crude,sea,oil"]}, r"line 2: 'crude' in label 'label' is none of the 2 classes"),
+        (CharacterData, {"length": 24}, r"the texts of 'sea' \(group\) are too short for a piece of 25 characters"),
+        (CharacterData, {"length": 99, "group": None}, "all texts are too short"),
+    ],
+)
+def test_refused(make, kind, options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        make(kind, **options)

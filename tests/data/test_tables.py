@@ -1,0 +1,407 @@
+"""Tables as data: what columns are taken for, how they are encoded, and what is refused, at once and with a remedy."""
+
+import datetime as dt
+import json
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import yaml
+from data_options import grouped
+from frames import Frame, HuggingFace
+from own_data import patients
+
+from flsv.data import Columns, FederatedDataModule, Files
+from flsv.data.sources.encoder import TableEncoder
+from flsv.data.sources.table import Table, frame_table, one_table, read_csv
+from flsv.data.sources.values import read_column, without_gaps
+from flsv.errors import ConfigurationError
+
+ROWS = 40
+AGE = [float(20 + i) if i % 7 else float("nan") for i in range(ROWS)]
+PATIENTS = {
+    "age": AGE,
+    "sex": ["fm"[i % 2] for i in range(ROWS)],
+    "ward": [["Boston", "Lyon", "Köln / Ost"][i % 3] for i in range(ROWS)],
+    "ill": [i % 4 // 3 for i in range(ROWS)],
+}
+
+
+def ready(*args, **kwargs):
+    data = FederatedDataModule(*args, **grouped(kwargs))
+    data.setup("fit")
+    return data
+
+
+def everything(data):
+    return [data._data.train.tensors, [data.client_indices(i) for i in range(data.num_clients)]]
+
+
+# Files
+
+
+def test_quotes_unicode_blank_lines_and_lines_inside_values(tmp_path):
+    text = 'a, b\r\n"x, y","he said ""no"""\r\n\r\n"two\nlines",Größe 漢字 🐺\r\n'
+    (tmp_path / "table.csv").write_bytes(text.encode())
+    file = read_csv(tmp_path / "table.csv")
+    assert file.frame.to_dict("list") == {"a": ["x, y", "two\nlines"], "b": ['he said "no"', "Größe 漢字 🐺"]}
+    assert file.frame.index.tolist() == [2, 5]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "cannot be read as a header and rows"),
+        ("a,b\n1,2\n3\n", "line 3: 1 values, but the header has 2 names"),
+        ("a,b\n1,2,3\n", "Expected 2 fields in line 2, saw 3"),
+        ("a,a\n1,2\n", "columns are called 'a', 'a'"),
+        ("a,\n1,2\n", "columns are called ''"),
+        ("a;b\n1;2\n", "say the delimiter"),
+        ('a,b\n"x" y,2\n', "cannot be read as a header and rows of comma-separated"),
+    ],
+)
+def test_what_is_no_table_is_refused(tmp_path, text, message):
+    (tmp_path / "table.csv").write_text(text)
+    with pytest.raises(ConfigurationError, match=message):
+        read_csv(tmp_path / "table.csv")
+
+
+# What a column is taken for
+
+
+def test_gaps():
+    table = Table("wards.csv", pd.DataFrame({"age": [" NA ", "", "0", "NAN"], "ward": ["x", "NA", ".", "A"]}))
+    only, besides = Columns(gaps=["NA"]), Columns(gaps={"ward": ["x"]})
+    assert without_gaps(table, "age", "", only).isna().tolist() == [True, True, False, False]
+    assert without_gaps(table, "ward", "", only).isna().tolist() == [False, True, False, False]
+    # What is a gap in one column is none in another, and the usual marks stay.
+    assert without_gaps(table, "ward", "", besides).isna().tolist() == [True, True, True, False]
+    assert without_gaps(table, "age", "", besides).isna().tolist() == [True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ((["30", "4.5"], ["-1e3", ""]), "numbers"),
+        ((["0", "0.5"], ["-0.5", "+0"]), "numbers"),
+        ((["1067", "4109"], ["01067", "80331"]), "categories"),
+        ((["True", "False"], ["True", ""]), "truth values"),
+        ((["yes", "no"], ["1_000", "x"]), "categories"),
+    ],
+)
+@pytest.mark.parametrize("typed", [False, True])
+def test_the_kind_of_a_column_is_decided_once_over_all_files(values, kind, typed):
+    """One value with a leading zero, at whichever client, makes names of all; with a file, a frame is read as one."""
+    tables = [Table(f"{place}.csv", pd.DataFrame({"x": column}, dtype=object)) for place, column in enumerate(values)]
+    tables[0] = frame_table(tables[0].frame) if typed else tables[0]
+    found, joined = read_column(one_table(tables), "x", Columns())
+    assert found == kind
+    if kind == "categories":
+        assert joined.tolist() == [*values[0], *values[1]]
+
+
+def test_what_columns_say_of_themselves_stays():
+    """Categories whose names are numbers, words that look like numbers, the word NA, truth values."""
+    rows = np.arange(60)
+    frame = pd.DataFrame(
+        {
+            "plan": pd.Categorical(np.array([101, 205, 330])[rows % 3]),
+            "zip": np.array(["01234", "05678"], object)[rows % 2],
+            "country": ["NA" if row % 4 == 0 else "DE" for row in rows],
+            "smoker": rows % 5 == 0,
+            "age": rows.astype(float),
+            "ill": rows % 2,
+        }
+    )
+    before = frame.copy(deep=True)
+    x = ready(frame, labels="ill", server_val=0, client_test=0)._data.train.tensors[0].numpy()
+    pd.testing.assert_frame_equal(frame, before)
+    numbers = np.column_stack([rows % 5 == 0, rows])
+    named = [rows % 3 == 0, rows % 3 == 1, rows % 3 == 2, rows % 2 == 0, rows % 2 == 1, rows % 4 != 0, rows % 4 == 0]
+    expected = np.column_stack([(numbers - numbers.mean(0)) / numbers.std(0), *named])
+    np.testing.assert_allclose(x, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (lambda: pd.date_range("2020-01-01", periods=60), "'odd' has Timestamp in DataFrame"),
+        (lambda: [pd.Timestamp(2020, 1, 1 + i % 3).date() for i in range(60)], "'odd' has date in .*dates: {odd: days"),
+        (lambda: pd.Series([1, "1"] * 30, dtype=object), r"int in .* and str in .*\"categorical\": \[\"odd\"\]"),
+        (lambda: [[1.0]] * 60, "has list in"),
+        (lambda: np.arange(60).astype(str).astype(object), r"Numbers that are kept as words.*astype"),
+        (lambda: [1e300, *range(59)], "row 0: 1e.300 in 'odd' is too large"),
+        (lambda: [np.inf, *range(59)], "row 0: 'inf' in 'odd' is no finite number"),
+    ],
+)
+def test_columns_that_are_no_features(values, message):
+    frame = pd.DataFrame({"odd": values(), "x": np.arange(60), "ill": np.arange(60) % 2})
+    with pytest.raises(ConfigurationError, match=f"(?s){message}"):
+        ready(frame, labels="ill")
+    assert ready(frame, labels="ill", columns=Columns(exclude=["odd"])).input_shape == (1,)
+
+
+def two_clients(**columns):
+    """Of each column, Boston's values and Lyon's, repeated."""
+    ages = np.random.default_rng(0).normal(size=(2, 30))
+    return {
+        name: pd.DataFrame({"age": ages[i], **{column: np.resize(values[i], 30) for column, values in columns.items()}})
+        for i, name in enumerate(("Boston", "Lyon"))
+    }
+
+
+@pytest.mark.parametrize("words", [(False, True), ("no", "yes"), ("False", "True")])
+def test_classes_that_two_clients_write_otherwise_are_refused(words):
+    """1 and True would be two classes; the message names both clients."""
+    with pytest.raises(ConfigurationError, match="numbers in the .* of 'Lyon' and words in the .* of 'Boston'"):
+        ready(clients=two_clients(ill=(words, (0, 1))), labels="ill")
+    assert len(ready(clients=two_clients(ill=(words, words)), labels="ill").class_names) == 2
+
+
+def test_a_column_of_two_kinds_names_whose_it_is():
+    clients = two_clients(ill=((0, 1), (0, 1)), smokes=((True, False), ("yes", "no")))
+    with pytest.raises(ConfigurationError, match="bool in the .* of 'Boston' and str in the .* of 'Lyon'"):
+        ready(clients=clients, labels="ill")
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (["0", "00", "1", "1.0"], "target 'ill' has '0', '00', which are one class to a person"),
+        (["True", "true", "TRUE", "no"], "'TRUE', 'True', 'true', which are one"),
+    ],
+)
+def test_classes_that_are_one_to_a_person(labels, message):
+    with pytest.raises(ConfigurationError, match=message):
+        ready(Frame(x=[1.0, 2.0, 3.0, 4.0] * 10, ill=labels * 10), labels="ill")
+    with pytest.raises(ConfigurationError, match="which are one class to a person"):
+        ready(clients={"a": (np.zeros((40, 1)), labels * 10), "b": (np.zeros((40, 1)), labels * 10)})
+
+
+def test_spellings_of_a_client_and_of_a_category_are_warned_of():
+    frame = Frame(ward=["Boston", "boston "] * 20, sex=["f", "m", "F", "M"] * 10, ill=[0, 1] * 20)
+    with (
+        pytest.warns(UserWarning, match=r"'ward' \(group\) has 'Boston', 'boston', each for itself"),
+        pytest.warns(UserWarning, match="'sex' has 'F', 'f', each for itself"),
+    ):
+        ready(frame, labels="ill", groups="ward")
+
+
+# Dates, against Python's own calendar
+
+CAME = ["2024-02-28", "2023-12-31", "", "2024-03-01"]
+LEFT = ["2024-03-01", "2024-01-02", "2024-05-05", "2024-03-01"]
+
+
+def encoded(columns, came=CAME, typed=False):
+    frame = pd.DataFrame({"came": came, "left": LEFT, "ill": ["a", "b"] * 2}, dtype=object)
+    table = Table("stays.csv", frame.set_axis(range(2, 6)))
+    if typed:
+        frame = frame.replace("", None)
+        table = frame_table(frame.assign(**{n: pd.to_datetime(frame[n]) for n in ("came", "left")}))
+    encoder = TableEncoder(Columns(**columns), "ill")
+    return encoder, encoder.features(table, np.ones(4, dtype=bool)).numpy()
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_days_since_another_date_and_since_1970(typed):
+    encoder, x = encoded({"dates": {"left": "came"}, "exclude": ["came"]}, typed=typed)
+    stays = np.array([2.0, 2.0, np.nan, 0.0])
+    assert encoder.feature_names == ("left", "left missing")
+    np.testing.assert_allclose(x[:, 0], np.nan_to_num((stays - np.nanmean(stays)) / np.nanstd(stays)), atol=1e-6)
+    assert x[:, 1].tolist() == [0, 0, 1, 0]
+    encoder, x = encoded({"dates": {"left": "days"}, "exclude": ["came"]}, typed=typed)
+    days = np.array([(dt.date.fromisoformat(day) - dt.date(1970, 1, 1)).days for day in LEFT])
+    np.testing.assert_allclose(x[:, 0], (days - days.mean()) / days.std(), atol=1e-4)
+    assert encoder.read[0].became == "days since 1970"
+
+
+def test_dates_as_they_are_written_elsewhere():
+    columns = {"dates": {"came": "days"}, "exclude": ["left"], "date_format": "%d.%m.%Y"}
+    encoder, _ = encoded(columns, came=["28.02.2024", "31.12.2023", "", "1.3.2024"])
+    expected = [(dt.date.fromisoformat(day) - dt.date(1970, 1, 1)).days for day in CAME if day]
+    assert encoder.read[0].values[[0, 1, 3]].tolist() == expected
+    with pytest.raises(ConfigurationError, match=r"line 2: '28.02.2024' in 'came' is no date as YYYY-MM-DD"):
+        encoded({"dates": {"came": "days"}, "exclude": ["left"]}, came=["28.02.2024", *CAME[1:]])
+
+
+# Numbers, against NumPy
+
+
+@pytest.mark.parametrize("held", [1.0, -7.0])
+def test_gaps_are_means_and_no_part_of_the_deviation(held):
+    """60 rows with a constant column; what the rows hold that are not fitted to changes no other."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(100, [1, 50, 3, 0], (60, 4))
+    x[:, 3] = 0.1
+    x[rng.random((60, 4)) < 0.2] = np.nan
+    fit = np.arange(60) < 40
+    x[~fit] *= held
+    encoder = TableEncoder(Columns(task="regression"), "y")
+    frame = pd.DataFrame(x).add_prefix("x").assign(y=0.0)
+    found = encoder.features(Table("a table", frame, typed=True), fit).numpy()[:, :4]
+    spread = np.nanstd(x[fit], axis=0)
+    expected = np.nan_to_num((x - np.nanmean(x[fit], axis=0)) / np.where(spread > 1e-12, spread, 1), nan=0.0)
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_statistics_of_training_rows_are_what_the_clients_would_send():
+    """Counts, sums, sums of squares and sets of categories of each client's training rows give the same features."""
+    clients = {"Boston": patients(30, 1), "Lyon": patients(50, 2, 20.0), "Köln": patients(20, 3, -5.0)}
+    data = ready(
+        clients=clients, labels="ill", server_val=0.2, client_val=0.1, client_test=0.1, test=patients(10, 4)
+    )
+    ages = np.concatenate([np.array(frame["age"]) for frame in clients.values()])
+    wards = np.concatenate([np.array(frame["ward"]) for frame in clients.values()])
+    messages = []
+    for client in range(3):
+        x = ages[data.client_indices(client).numpy()]
+        messages.append((len(x), x.sum(), (x * x).sum(), set(wards[data.client_indices(client).numpy()])))
+    count, total, squares = (sum(message[i] for message in messages) for i in range(3))
+    mean = total / count
+    deviation = np.sqrt(squares / count - mean**2)
+    categories = sorted(set().union(*(message[3] for message in messages)))
+    expected = np.column_stack([(ages - mean) / deviation, *(wards == category for category in categories)])
+    np.testing.assert_allclose(data._data.train.tensors[0].numpy(), expected, atol=1e-6)
+    assert categories == ["A", "B", "only 1", "only 2", "only 3"]
+    assert data._data.test.tensors[0].shape == (10, 6)
+    tested = float((np.array(patients(10, 4)["age"]) - mean).mean() / deviation)
+    assert data._data.test.tensors[0][:, 0].mean().item() == pytest.approx(tested, abs=1e-5)
+
+
+def test_what_nobody_trains_on_changes_no_feature():
+    clients = {"Boston": patients(30, 1), "Lyon": patients(50, 2)}
+    options = {"labels": "ill", "server_val": 0.2, "client_test": 0.2}
+    before = ready(clients=clients, **options)
+    held = torch.cat([before.server_val_indices, before.client_indices(0, "test"), before.client_indices(1, "test")])
+    for row in held.tolist():
+        frame, place = (clients["Boston"], row) if row < 30 else (clients["Lyon"], row - 30)
+        frame["age"][place] = 1e6
+    after = ready(clients=clients, **options)
+    for client in range(2):
+        rows = before.client_indices(client)
+        assert torch.equal(after._data.train.tensors[0][rows], before._data.train.tensors[0][rows])
+    assert after._data.train.tensors[0][held, 0].min() > 1e3
+
+
+# Of every make
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow", "datasets", "hugging face", "csv"])
+def test_the_same_rows_of_every_make(library, tmp_path):
+    if library == "csv":
+        rows = [f"{'' if np.isnan(a) else a},{s},{w},{i}" for a, s, w, i in zip(*PATIENTS.values())]
+        (tmp_path / "wards.csv").write_text("\n".join(["age,sex,ward,ill", *rows]), "utf-8")
+        made = str(tmp_path / "wards.csv")
+    elif library == "hugging face":
+        made = HuggingFace(PATIENTS)
+    else:
+        module = pytest.importorskip(library)
+        made = {"pyarrow": "table", "datasets": "Dataset"}.get(library, "DataFrame")
+        made = getattr(module, made)(PATIENTS) if library != "datasets" else module.Dataset.from_dict(PATIENTS)
+    found, expected = (ready(each, labels="ill", groups="ward") for each in (made, Frame(**PATIENTS)))
+    assert found.client_names == expected.client_names == ("Boston", "Köln / Ost", "Lyon")
+    assert found.class_names == ("0", "1")
+    torch.testing.assert_close(everything(found), everything(expected), rtol=0, atol=0)
+
+
+def test_types_of_pandas():
+    data = pd.DataFrame(PATIENTS)
+    odd = data.assign(
+        age=pd.array([None if np.isnan(a) else int(a) for a in AGE], dtype="Int64"),
+        sex=pd.Categorical(data["sex"]),
+        ill=data["ill"].astype("boolean"),
+    )
+    found, again = (ready(each, labels="ill", groups="ward") for each in (data, odd))
+    assert again.class_names == ("False", "True")
+    torch.testing.assert_close(everything(again), everything(found), rtol=0, atol=0)
+    by_ward = {name: rows.drop(columns="ward") for name, rows in data.groupby("ward")}
+    assert ready(clients=by_ward, labels="ill").client_names == found.client_names
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "Frame is a table: say labels, the column to predict. It has age, sex, ward, ill"),
+        ({"labels": "il"}, r"no column 'il' \(labels\). Did you mean 'ill'\?"),
+        ({"labels": "ill", "groups": "clinic"}, r"no column 'clinic' \(group\)"),
+        ({"labels": "ill", "groups": "ill"}, "'ill' is the target or the group"),
+        ({"labels": "age"}, "34 different values in 34 rows, which are no classes"),
+        ({"labels": "ill", "columns": Columns(features=["weight"])}, r"no column 'weight' \(features\)"),
+        ({"labels": "sex", "columns": Columns(task="regression")}, "'sex' .target. is no finite number"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*are left out")
+def test_refused(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        ready(Frame(**PATIENTS), **options)
+
+
+# All at once
+
+
+def pasted(error):
+    """The options that an error says to paste."""
+    line = next(line for line in str(error).splitlines() if line.strip().startswith("columns: "))
+    assert yaml.safe_load(line)["columns"] == json.loads(line.partition(":")[2])
+    return json.loads(line.partition(":")[2])
+
+
+def clinic(rng, rows=40, **more):
+    days = pd.Timestamp("2024-01-01") + pd.to_timedelta(rng.integers(0, 300, rows), unit="D")
+    return pd.DataFrame(
+        {
+            "patient": rng.permutation(rows) + 500,
+            "came": days.strftime("%d.%m.%Y"),
+            "name": [f"name {i}" for i in rng.permutation(1000)[:rows]],
+            "score": [*rng.normal(size=rows - 1).round(3).astype(str), "not done"],
+            "lab": [""] * rows,
+            "age": rng.integers(20, 90, rows),
+            "ill": np.where(rng.random(rows) < 0.5, "yes", "no"),
+            **more,
+        }
+    )
+
+
+def test_all_columns_that_cannot_be_used_are_in_one_message_whose_line_helps(tmp_path):
+    rng = np.random.default_rng(0)
+    for name, more in (("Boston", {}), ("Lyon", {"insurer": "A"}), ("val", {})):
+        clinic(rng, **more).to_csv(tmp_path / f"{name}.csv", index=False)
+
+    def made(**columns):
+        data = FederatedDataModule(str(tmp_path), labels="ill", columns=columns, files=Files(root=str(tmp_path)))
+        data.setup("fit")
+        return data
+
+    with pytest.raises(ConfigurationError, match="6 columns cannot be used as they are") as found:
+        made(categorical=["age"], max_categories=60)
+    options = pasted(found.value)
+    assert options.pop("max_categories") == 60
+    assert options == {
+        "exclude": ["came", "name", "lab", "insurer", "patient"],
+        "categorical": ["age"],
+        "gaps": {"score": ["not done"]},
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        cards = {card.name: card for card in made(**options, max_categories=90).column_cards}
+    left_out = dict.fromkeys(["patient", "came", "name", "lab", "insurer"], "left out")
+    assert {name: card.became for name, card in cards.items()} == {
+        **left_out,
+        "score": "a number",
+        "age": cards["age"].became,
+    }
+    assert cards["score"].values.isna().sum() == 2
+    assert cards["insurer"].values.isna().sum() == 40
+
+
+def test_an_identifier_alone_is_warned_of_and_can_be_meant():
+    frame = clinic(np.random.default_rng(0)).drop(columns=["came", "name", "score", "lab"])
+    with pytest.warns(UserWarning, match=r"'patient' has another whole number in every row.*exclude: \[patient\]"):
+        FederatedDataModule(frame, labels="ill").setup("fit")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        FederatedDataModule(frame, labels="ill", columns={"features": ["patient", "age"]}).setup("fit")
+        FederatedDataModule(frame.rename(columns={"patient": "weight"}), labels="ill").setup("fit")
