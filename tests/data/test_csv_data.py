@@ -1,4 +1,4 @@
-"""Data modules of CSV files: tables with a column for the clients, texts as hashed words, and running text in pieces."""
+"""Data modules of CSV files: tables with a column for clients, texts as hashed words, running text in pieces."""
 
 import os
 import zlib

@@ -1,28 +1,59 @@
-"""Labels of data sets of every make."""
+"""Labels of data sets of every make: found where samples have them, and missed only where somebody needs them."""
+
+import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from data_options import grouped
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from flsv.data.labels import count_classes, dataset_labels
+from flsv.data import (
+    ClosedSetLabelNoise,
+    DirichletPartitioner,
+    FederatedDataModule,
+    GaussianNoise,
+    IIDPartitioner,
+    LongTail,
+    OpenSetLabelNoise,
+    ProportionPartitioner,
+    SizePartitioner,
+    Splits,
+)
+from flsv.data.labels import count_classes, dataset_labels, find_classes
 from flsv.errors import ConfigurationError
 
+N = 40
+X = torch.rand(N, 6)
 
-class Samples(Dataset):
+
+class Items(Dataset):
     """Hands out samples, counts how often, and has whatever attributes it is given."""
 
-    def __init__(self, samples, **attributes):
-        self.samples = samples
-        self.reads = 0
+    def __init__(self, items, **attributes):
+        self.items, self.reads = items, 0
         self.__dict__.update(attributes)
 
     def __len__(self):
-        return len(self.samples)
+        return len(self.items)
 
     def __getitem__(self, index):
         self.reads += 1
-        return self.samples[index]
+        return self.items[index]
+
+
+@dataclasses.dataclass
+class Graph:
+    """As torch_geometric's Data: attributes, no items."""
+
+    x: torch.Tensor
+    edge_index: torch.Tensor
+    y: torch.Tensor | None = None
+
+
+def graphs(label):
+    return [Graph(torch.rand(3, 2), torch.zeros(2, 4, dtype=torch.long), label(i)) for i in range(N)]
 
 
 PAIRS = [(torch.zeros(2), label) for label in (3, 1, 2)]
@@ -31,23 +62,18 @@ PAIRS = [(torch.zeros(2), label) for label in (3, 1, 2)]
 @pytest.mark.parametrize("name", ["targets", "labels"])
 @pytest.mark.parametrize("stored", [[3, 1, 2], torch.tensor([3, 1, 2]), np.array([[3], [1], [2]], np.uint8)])
 def test_stored_labels_spare_reading_the_samples(name, stored):
-    dataset = Samples(PAIRS, **{name: stored})
-    labels = dataset_labels(dataset)
-    assert labels.tolist() == [3, 1, 2]
-    assert labels.dtype == torch.int64
+    dataset = Items(PAIRS, **{name: stored})
+    assert dataset_labels(dataset).tolist() == [3, 1, 2]
     assert dataset.reads == 0
 
 
-def test_target_transform_is_what_a_loader_sees():
-    dataset = Samples(PAIRS, targets=[3, 1, 2], target_transform=lambda label: label - 1)
-    assert dataset_labels(dataset).tolist() == [2, 0, 1]
-
-
-def test_subsets_and_concatenations():
+def test_labels_through_other_data_sets_and_as_a_loader_sees_them():
     tensors = TensorDataset(torch.zeros(4, 2), torch.tensor([5, 6, 7, 8]))
-    stored = Samples(PAIRS, targets=[3, 1, 2])
+    stored = Items(PAIRS, targets=[3, 1, 2])
     assert dataset_labels(Subset(Subset(tensors, [3, 1, 0]), [0, 2])).tolist() == [8, 5]
     assert dataset_labels(ConcatDataset([tensors, Subset(stored, [2, 0])])).tolist() == [5, 6, 7, 8, 2, 3]
+    transformed = Items(PAIRS, targets=[3, 1, 2], target_transform=lambda label: label - 1)
+    assert dataset_labels(transformed).tolist() == [2, 0, 1]
     assert stored.reads == 0
 
 
@@ -58,10 +84,9 @@ def test_subsets_and_concatenations():
         TensorDataset(torch.zeros(2, 2), torch.tensor([-1, 0])),
         TensorDataset(torch.zeros(2, 2), torch.zeros(2, 14)),
         TensorDataset(torch.zeros(2, 2)),
-        Samples([torch.zeros(2)]),
-        Samples([{"x": 1}]),
-        Samples([(0, "cat"), (0, "dog")]),
-        Samples([(0, [1]), (0, [1, 2])]),
+        Items([{"x": 1}]),
+        Items([(0, "cat"), (0, "dog")]),
+        Items([(0, [1]), (0, [1, 2])]),
     ],
 )
 def test_data_without_class_labels(dataset):
@@ -78,19 +103,152 @@ def test_the_number_of_classes(recwarn):
     assert count_classes(labels, (), {}) == 3
     assert count_classes(labels, ("a", "b", "c", "d"), {}) == 4
     assert count_classes(labels, (), {"validation": None, "test": data_of([2, 2])}) == 3
-    assert count_classes(labels, (), {"test": Samples(PAIRS)}) == 3  # not read only to look
+    assert count_classes(labels, (), {"test": Items(PAIRS)}) == 3  # not read only to look
     assert not recwarn.list
-
-
-def test_a_class_that_only_the_test_data_have_is_a_class_too():
     with pytest.warns(UserWarning, match="no training sample is of class 3:"):
-        assert count_classes(torch.arange(30) % 3, (), {"test": data_of([0, 3])}) == 4
+        assert count_classes(labels, (), {"test": data_of([0, 3])}) == 4
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
-@pytest.mark.parametrize("stray", [1000, 10**6, 10**9, 2**62])
+@pytest.mark.parametrize("stray", [1000, 2**62])
 def test_a_stray_label_is_refused(split, stray):
     labels = torch.arange(30) % 10
     train, test = (labels.clone().index_fill(0, torch.tensor(4), stray if split == s else 4) for s in ("train", "test"))
     with pytest.raises(ConfigurationError, match=f"the largest label is {stray}, and there are only 1[01] different"):
         count_classes(train, (), {"test": TensorDataset(torch.zeros(30, 2), test)})
+
+
+# What people train on that is no classification.
+WITHOUT_CLASSES = {
+    "texts": TensorDataset(torch.randint(20, (N, 8))),
+    "next tokens": TensorDataset(torch.randint(20, (N, 8)), torch.randint(20, (N, 8))),
+    "segmentation": Items([(torch.rand(1, 4, 4), torch.randint(3, (4, 4))) for _ in range(N)]),
+    "regression": TensorDataset(X, torch.rand(N)),
+    "regression, column": TensorDataset(X, torch.rand(N, 1)),
+    "regression on whole floats": TensorDataset(X, torch.arange(N).float()),
+    "regression, stored": Items([(X[i], float(i)) for i in range(N)], targets=np.arange(N) / 1.0),
+    "multilabel": TensorDataset(X, torch.randint(2, (N, 5))),
+    "forecasting": TensorDataset(torch.rand(N, 12, 1), torch.rand(N, 4, 1)),
+    "nothing but inputs": Items([X[i] for i in range(N)]),
+    "two views": Items([[X[i], X[i]] for i in range(N)]),
+    "graphs to regress on": Items(graphs(lambda i: torch.rand(1, 3))),
+    "graphs alone": Items(graphs(lambda i: None)),
+    "dictionaries of texts": Items([{"x": X[i], "labels": torch.randint(20, (8,))} for i in range(N)]),
+    "boxes": Items([(X[i], {"boxes": torch.rand(i % 3, 4)}) for i in range(N)]),
+    "ragged, stored": Items([(X[i], 0.0) for i in range(N)], labels=[[0] * (1 + i % 3) for i in range(N)]),
+    "names": Items([(X[i], "cat") for i in range(N)]),
+    "parts": ConcatDataset([TensorDataset(X, torch.rand(N)), TensorDataset(X, torch.rand(N))]),
+}
+
+
+@pytest.mark.parametrize("kind", WITHOUT_CLASSES)
+def test_data_without_classes_are_of_one_class(kind, recwarn):
+    for partitioner in (SizePartitioner([1, 2, 3]), ProportionPartitioner([[0.4], [0.6]])):
+        data = FederatedDataModule(WITHOUT_CLASSES[kind], partitioner, splits=Splits(server_val=0.2))
+        data.setup("fit")
+        assert (data.num_classes, data.class_names) == (1, ("samples",))
+        assert data.no_classes
+        assert data.class_counts.tolist() == [[len(data.client_indices(i))] for i in range(data.num_clients)]
+    assert not recwarn.list
+
+
+INTEGERS = [i % 3 for i in range(N)]
+WITH_CLASSES = {
+    "tensors": TensorDataset(X, torch.tensor(INTEGERS)),
+    "column": TensorDataset(X, torch.tensor(INTEGERS)[:, None]),
+    "yes and no": TensorDataset(X, torch.tensor(INTEGERS) > 0),
+    "read": Items([(X[i], INTEGERS[i]) for i in range(N)]),
+    "stored": Items([X[i] for i in range(N)], targets=INTEGERS),
+    "dictionaries": Items([{"x": X[i], "label": INTEGERS[i]} for i in range(N)]),
+    "graphs": Items(graphs(lambda i: torch.tensor([i % 3]))),
+    "objects": Items([SimpleNamespace(image=X[i], label=INTEGERS[i]) for i in range(N)]),
+}
+
+
+@pytest.mark.parametrize("kind", WITH_CLASSES)
+def test_integers_are_classes_whoever_asks(kind):
+    for asking in ((), ("somebody",)):
+        found = find_classes(WITH_CLASSES[kind], (), {}, None, asking)
+        expected = [min(label, 1) for label in INTEGERS] if kind == "yes and no" else INTEGERS
+        assert (found.labels.tolist(), found.labels.dtype, found.missing) == (expected, torch.int64, None)
+        assert found.names == tuple(str(i) for i in range(max(expected) + 1))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ({"partitioner": DirichletPartitioner(3, alpha=0.5)}, "DirichletPartitioner"),
+        ({"partitioner": LongTail(IIDPartitioner(3), imbalance_ratio=10)}, "LongTail"),
+        ({"corruptions": [ClosedSetLabelNoise(fraction=0.5)]}, "ClosedSetLabelNoise"),
+        ({"corruptions": [OpenSetLabelNoise([0])]}, "OpenSetLabelNoise"),
+        ({"drop_flagged": True}, "FedBary"),
+    ],
+)
+def test_whoever_needs_classes_says_so(arguments, name):
+    for kind in ("texts", "multilabel", "names"):
+        data = FederatedDataModule(WITHOUT_CLASSES[kind], **grouped({"partitioner": IIDPartitioner(3), **arguments}))
+        asked = rf"{name}\(.*\) needs each sample's class\. No class labels in .*labels=\["
+        with pytest.raises(ConfigurationError, match=asked):
+            data.setup("fit")
+
+
+def test_labels_of_a_list_an_attribute_or_a_field():
+    texts = [{"text": torch.zeros(3), "topic": torch.tensor(i % 4)} for i in range(N)]
+    expected = [i % 4 for i in range(N)]
+    for source, labels in (
+        (TensorDataset(torch.randint(9, (N, 3))), expected),
+        (Items(list(X), topic=np.array(expected)), "topic"),
+        (Items(texts), "topic"),
+    ):
+        data = FederatedDataModule(source, DirichletPartitioner(2, 1.0), labels=labels, splits=Splits(server_val=0.0))
+        data.setup("fit")
+        for client in range(2):
+            assert data.client_labels(client).tolist() == [expected[i] for i in data.client_indices(client)]
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ("topic", "labels='topic': TensorDataset and its samples have no such field"),
+        ([0, 1], r"one class per training sample, \[40\]; got shape \[2\]"),
+        ([-1] * N, r"labels: found values that are not whole numbers from 0 up, 40 of 40, such as -1 at 0"),
+        (["cat"] * N, "labels: found <U3"),
+        (True, "labels needs one class per training sample"),
+    ],
+)
+def test_labels_that_are_none(labels, message):
+    with pytest.raises(ConfigurationError, match=message):
+        FederatedDataModule(WITHOUT_CLASSES["texts"], IIDPartitioner(2), labels=labels).setup("fit")
+
+
+@pytest.mark.parametrize("labels", [[-1, *range(N - 1)], [10**6, *[0] * (N - 1)], False])
+def test_integers_that_are_no_classes_are_numbers_unless_somebody_asks(labels):
+    source, said = TensorDataset(X, torch.tensor(labels or INTEGERS)), False if labels is False else None
+    data = FederatedDataModule(source, IIDPartitioner(2), labels=said)
+    if labels:
+        with pytest.warns(UserWarning, match="They are taken for numbers"):
+            data.setup("fit")
+    else:
+        data.setup("fit")
+    assert data.num_classes == 1
+    with pytest.raises(ConfigurationError):
+        FederatedDataModule(source, DirichletPartitioner(2, 1.0), labels=said).setup("fit")
+
+
+def test_where_the_classes_have_names_a_wrong_label_is_a_mistake(recwarn):
+    source = Items([(X[i], -1) for i in range(N)], classes=["cat", "dog"])
+    with pytest.raises(ConfigurationError, match="some are below 0"):
+        FederatedDataModule(source, IIDPartitioner(2)).setup("fit")
+    assert not recwarn.list
+
+
+def test_noise_on_the_inputs_needs_no_classes():
+    for kind in ("regression", "forecasting"):
+        source = WITHOUT_CLASSES[kind]
+        data = FederatedDataModule(source, IIDPartitioner(2), corruptions=[GaussianNoise(clients=[1])], batch_size=100)
+        data.setup("fit")
+        x, y = next(iter(data.client_loader(1, shuffle=False)))
+        rows = data.client_indices(1)
+        assert not x.isclose(source.tensors[0][rows]).flatten(1).any(1).all()
+        assert y.equal(source.tensors[1][rows])  # targets stay as they are
+        assert data.malicious == [1]

@@ -1,12 +1,69 @@
-"""Names of clients: out of keys, folders and groups, merged ones, and those that are none."""
+"""Groups, and the names of clients, from the data to the last message."""
 
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from own_data import HERE, WORDS, Rows, X, Y, patients, ready
+from torch.utils.data import Dataset, Subset
+from toys import fit, toy_sets
 
-from flsv.data.groups import names_of_parts, plain_names
+from flsv import FederatedLoop
+from flsv.aggregation import FedAvg
+from flsv.cli import main
+from flsv.data import FederatedDataModule, GroupPartitioner, IIDPartitioner
+from flsv.data.groups import named_groups, names_of_parts, plain_names
+from flsv.errors import ConfigurationError
+from flsv.metrics import ClassSpecificShapley
+
+
+class Samples(Dataset):
+    """Hands out samples, and has whatever attributes it is given."""
+
+    def __init__(self, samples, **attributes):
+        self.samples = samples
+        self.__dict__.update(attributes)
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, index):
+        return self.samples[index]
+
+
+PAIRS = [(torch.zeros(2), label) for label in (3, 1, 2)]
+
+
+def test_groups_by_attribute_name_and_list():
+    dataset = Samples(PAIRS, groups=[7, 5, 7], hospital=np.array(["b", "a", "c"]))
+    assert named_groups(dataset)[0].tolist() == [1, 0, 1]
+    assert named_groups(dataset, "hospital")[0].tolist() == [1, 0, 2]
+    assert named_groups(dataset, torch.tensor([9, 9, 1]))[0].tolist() == [1, 1, 0]
+    assert named_groups(Subset(dataset, [2, 1]), "hospital")[0].tolist() == [1, 0]
+    assert named_groups(Samples(PAIRS)) == (None, ())
+    for gaps in (["a", None, "b"], [1.0, float("nan"), 2.0]):
+        with pytest.raises(ConfigurationError, match="none of them None or NaN"):
+            named_groups(Samples(PAIRS), gaps)
+
+
+def test_groups_by_a_field_within_a_field():
+    rows = [{"x": torch.zeros(2), "meta": {"clinic": name}, "a.b": name} for name in "bab"]
+    numbered = [{"meta": {"clinic": number}} for number in (7, 3)]
+    assert named_groups(Samples(numbered), "meta.clinic")[1] == ("clinic 3", "clinic 7")
+    assert named_groups(Samples(rows), "meta.clinic")[0].tolist() == [1, 0, 1]
+    assert named_groups(Samples(rows), "a.b")[1] == ("a", "b")
+    for wrong in ("meta.ward", "x.clinic"):
+        with pytest.raises(ConfigurationError, match=f"groups='{wrong}': Samples and its samples have no such field"):
+            named_groups(Samples(rows), wrong)
 
 
 def test_a_number_is_no_name():
-    assert plain_names([3, "0042", "-1.5"], "school") == ("school 3", "school 0042", "school -1.5")
+    assert plain_names([3, "0042", "-1.5", "two\nlines\t"], "school") == (
+        *("school 3", "school 0042", "school -1.5", "two lines"),
+    )
     assert plain_names(["1", "2"], "site") == ("site 1", "site 2")
     assert plain_names([0, 1, 2], "group") == ("0", "1", "2")  # these are the clients' numbers
     assert plain_names([0, 1, 2], "school") == ("school 0", "school 1", "school 2")
@@ -21,3 +78,73 @@ def test_clients_of_several_groups():
     assert names_of_parts([torch.tensor([0]), torch.tensor([1, 2])], groups, ("b + c", "b", "c")) == (
         *("b + c", "b + c (1)"),
     )
+
+
+def test_names_from_groups():
+    wards = [["St Mary", "General", 'a/b "c"'][i % 3] for i in range(60)]
+    assert ready(HERE, groups=wards).client_names == ("General", "St Mary", 'a/b "c"')
+    assert ready(HERE, GroupPartitioner(2), groups=wards).client_names == ('General + a/b "c"', "St Mary")
+    assert ready(Rows(ward=[i % 2 for i in range(30)]), groups="ward").client_names == ("ward 0", "ward 1")
+    # Clients that have parts of groups are not called after them.
+    assert ready(HERE, IIDPartitioner(3), groups=wards).client_names == ("0", "1", "2")
+
+
+def test_describe_names_clients_and_classes():
+    data = ready(clients={"Boston": (X, WORDS[Y]), "Lyon": (X, WORDS[Y])})
+    facts = {"client_names": "Boston, Lyon", "class_names": "cat, dog, eel", "source": "2 clients' data"}
+    assert facts.items() <= data.describe().items()
+    assert str(data) == "FederatedDataModule(source=2 clients' data, partitioner=GroupPartitioner())"
+    table = ready(clients={"a": patients(20, 1), "b": patients(20, 2)}, labels="ill")
+    assert table.describe()["labels"] == "ill"
+    assert "max_categories=50" in table.describe()["columns"]
+    assert not {"client_names", "class_names", "labels"} & set(ready().describe())
+
+
+def toy_clients(*names):
+    train, _ = toy_sets()
+    bounds = np.linspace(0, len(train), len(names) + 1).astype(int)
+    parts = {name: Subset(train, range(*bounds[i : i + 2])) for i, name in enumerate(names)}
+    return FederatedDataModule(clients=parts, batch_size=8)
+
+
+def test_metrics_and_files_have_the_names_and_a_renamed_client_is_refused(tmp_path):
+    def loop():
+        return FederatedLoop(aggregator=FedAvg(), metrics={"m": ClassSpecificShapley()}, seed=3)
+
+    saving = {"enable_checkpointing": True, "callbacks": [ModelCheckpoint(tmp_path, filename="saved")]}
+    first, path = loop(), tmp_path / "saved.ckpt"
+    fit(first, tmp_path / "one", data=toy_clients("Boston", "Ly/on", "Köln"), rounds=2, **saving)
+    assert first.metrics["m"].client_names == ("Boston", "Ly/on", "Köln")
+    for other in (("Boston", "Paris", "Köln"), ("Ly/on", "Boston", "Köln")):
+        with pytest.raises(ConfigurationError, match=r"client_names is \[.*\] and was \['Boston', 'Ly/on', 'Köln'\]"):
+            fit(loop(), tmp_path / "four", data=toy_clients(*other), rounds=3, ckpt_path=path)
+
+
+@pytest.mark.parametrize("form", ["folder", "clients", "column"])
+def test_from_the_command_line(form, tmp_path, monkeypatch):
+    """`flsv fit` with nothing but a folder, named files, or a file with a column for the clients."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
+    generator = np.random.default_rng(0)
+    rows = []
+    (tmp_path / "hospitals").mkdir()
+    for name in ("Boston", "Lyon", "Köln Süd"):
+        lines = [f"{generator.normal():.3f},{'fm'[i % 2]},{i % 2}" for i in range(30)]
+        (tmp_path / "hospitals" / f"{name}.csv").write_text("\n".join(["age,sex,ill", *lines]), "utf-8")
+        rows += [f"{line},{name}" for line in lines]
+    (tmp_path / "all.csv").write_text("\n".join(["age,sex,ill,hospital", *rows]), "utf-8")
+    files = ", ".join(f"{n}: 'hospitals/{n}.csv'" for n in ("Boston", "Köln Süd", "Lyon"))
+    ways = {
+        "folder": ["--data.source", "hospitals"],
+        "clients": ["--data.clients", f"{{{files}}}"],
+        "column": ["--data.source", "all.csv", "--data.groups", "hospital", "--data.columns", "{features: [age, sex]}"],
+    }
+    quick = ["--config", str(Path(__file__).parents[2] / "configs" / "digits.yaml"), "--trainer.max_epochs", "1"]
+    quick += ["--federation.reporting.table", "false", "--federation.reporting.figures", "0"]
+    quick += ["--trainer.default_root_dir", str(tmp_path), "--data.labels", "ill", "--data.partitioner", "null"]
+    assert main(["fit", *quick, *ways[form]]) in (0, None)
+    (written,) = tmp_path.rglob("contributions.csv")
+    with written.open(encoding="utf-8") as file:
+        assert {row["client"] for row in csv.DictReader(file)} == {"0", "1", "2"}
+    (hparams,) = tmp_path.rglob("hparams.yaml")
+    assert "Boston, Köln Süd, Lyon" in hparams.read_text("utf-8").replace("\\xF6", "ö").replace("\\xFC", "ü")

@@ -250,9 +250,7 @@ def test_gaps_are_means_and_no_part_of_the_deviation(held):
 def test_statistics_of_training_rows_are_what_the_clients_would_send():
     """Counts, sums, sums of squares and sets of categories of each client's training rows give the same features."""
     clients = {"Boston": patients(30, 1), "Lyon": patients(50, 2, 20.0), "Köln": patients(20, 3, -5.0)}
-    data = ready(
-        clients=clients, labels="ill", server_val=0.2, client_val=0.1, client_test=0.1, test=patients(10, 4)
-    )
+    data = ready(clients=clients, labels="ill", server_val=0.2, client_val=0.1, client_test=0.1, test=patients(10, 4))
     ages = np.concatenate([np.array(frame["age"]) for frame in clients.values()])
     wards = np.concatenate([np.array(frame["ward"]) for frame in clients.values()])
     messages = []

@@ -1,0 +1,294 @@
+"""Images by name, of archives and of folders, with or without a folder per client."""
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from data_options import grouped
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from flsv.data import DirichletPartitioner, FederatedDataModule, GroupPartitioner, load_image_data
+from flsv.data.sources.base import image_tensor
+from flsv.data.sources.named import CENTRES, KINDS, SPREAD, digits, folder, gaussians, npz, vision
+from flsv.errors import ConfigurationError
+
+ROOT = os.environ.get("FLSV_DATA_ROOT")
+needs_data = pytest.mark.skipif(ROOT is None, reason="FLSV_DATA_ROOT is not set: no real image data")
+CLIENTS = {
+    "Boston": {"cat": 6, "dog": 4},
+    "Lyon": {"dog": 8},
+    "clinic 10": {"cat": 5},
+    "clinic 2": {"eel": 5, "dog": 1},
+}
+
+
+def draw(place, number, value, side=6):
+    place.mkdir(parents=True, exist_ok=True)
+    for index in range(number):
+        Image.fromarray(np.full((side, side + 2, 3), value, np.uint8)).save(place / f"{index}.png")
+
+
+def images(root, clients=CLIENTS):
+    """A class is told by its brightness."""
+    for client, classes in clients.items():
+        for name, number in classes.items():
+            draw(root / client / name, number, {"cat": 0, "dog": 51, "eel": 102}[name])
+    return root
+
+
+def ready(*args, **kwargs):
+    data = FederatedDataModule(*args, **grouped({"image_size": 4, "server_val": 0.0, **kwargs}))
+    data.setup("fit")
+    return data
+
+
+# By name
+
+
+def test_digits_are_scikit_learns_once():
+    data = digits()
+    xs, labels = (torch.cat([a, b]) for a, b in zip(data.train.tensors, data.test.tensors))
+    pixels, classes = load_digits(return_X_y=True)
+    ours = sorted(map(tuple, np.column_stack([xs.flatten(1).numpy() * 16, labels]).tolist()))
+    assert ours == sorted(map(tuple, np.column_stack([pixels, classes]).tolist()))
+    share = torch.bincount(data.test.tensors[1]) / torch.bincount(labels)
+    assert (share - 0.2).abs().max() < 0.01
+
+
+def test_points_lie_around_their_centres_and_features_are_theirs():
+    data = gaussians()
+    features, labels = data.train.tensors
+    x, y = features[:, 0], features[:, 1]
+    torch.testing.assert_close(features[:, 2:], torch.stack([x * x, y * y, x * y], dim=1))
+    assert torch.bincount(labels).tolist() == [1000] * 4
+    for label, center in enumerate(CENTRES):
+        points = features[labels == label, :2]
+        torch.testing.assert_close(points.mean(0), torch.tensor(center), atol=0.1, rtol=0)
+        torch.testing.assert_close(points.std(0), torch.full((2,), SPREAD), atol=0.06, rtol=0)
+    assert torch.equal(features, load_image_data("Gaussians").train.tensors[0])
+    assert not torch.equal(features[:2000], data.test.tensors[0])
+
+
+def test_pixels_are_scaled_and_normalized_by_channel():
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 4, 6, 3), dtype=np.uint8)
+    mean, std = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
+    found = image_tensor(pixels, mean, std)
+    np.testing.assert_allclose(found.numpy(), ((pixels / 255 - mean) / std).transpose(0, 3, 1, 2), atol=1e-6)
+    assert found.is_contiguous()
+
+
+@needs_data
+@pytest.mark.parametrize(
+    ("name", "train", "shape"),
+    [
+        pytest.param("mnist", 60000, (1, 28, 28), marks=pytest.mark.slow),
+        ("fashion_mnist", 60000, (1, 28, 28)),
+        pytest.param("cifar10", 50000, (3, 32, 32), marks=pytest.mark.slow),
+    ],
+)
+def test_real_images_are_complete_and_normalized(name, train, shape):
+    if not os.path.isdir(os.path.join(ROOT, KINDS[name][1])):
+        pytest.skip(f"FLSV_DATA_ROOT has no {KINDS[name][1]}")
+    data = vision(name, ROOT)
+    pixels, labels = data.train.tensors
+    assert pixels.shape == (train, *shape)
+    assert data.test.tensors[0].shape == (10000, *shape)
+    assert torch.bincount(labels).min() >= 5000
+    # The constants are those of the training pixels if these now have mean 0 and deviation 1.
+    assert pixels.mean((0, 2, 3)).abs().max() < 1e-3
+    assert (pixels.std((0, 2, 3)) - 1).abs().max() < 2e-3
+
+
+# Archives
+
+
+def arrays(shape=(8, 8), dtype=np.uint8):
+    rng = np.random.default_rng(0)
+    made = {}
+    for split, length in (("train", 12), ("val", 5), ("test", 6)):
+        made[f"{split}_images"] = rng.integers(0, 256, (length, *shape)).astype(dtype)
+        made[f"{split}_labels"] = (np.arange(length) % 3)[:, None].astype(np.uint8)
+    return made
+
+
+@pytest.mark.parametrize(("shape", "expected"), [((8, 9), (1, 8, 9)), ((8, 9, 3), (3, 8, 9)), ((8, 9, 1), (1, 8, 9))])
+@pytest.mark.parametrize("dtype", [np.uint8, np.float64])
+def test_images_and_labels(tmp_path, shape, expected, dtype):
+    made = arrays(shape, dtype)
+    columns = {
+        "train_hospital": np.array(list("abcabcabcabc")),
+        "train_about": np.zeros(3),
+        "train_tensors": np.zeros(12),
+    }
+    np.savez(tmp_path / "set.npz", **made, **columns)
+    data = npz(tmp_path / "set.npz")
+    assert [len(part) for part in (data.train, data.val, data.test)] == [12, 5, 6]
+    image, label = data.train[4]
+    assert (image.shape, label.dtype, int(label)) == (expected, torch.int64, 1)
+    pixels = made["train_images"][4].reshape(8, 9, -1).transpose(2, 0, 1)
+    np.testing.assert_allclose(image.numpy(), pixels / 255 * 2 - 1 if dtype == np.uint8 else pixels, atol=1e-6)
+    assert data.train.hospital.tolist() == list("abcabcabcabc")
+    assert not hasattr(data.train, "about")
+    assert len(data.train.tensors) == 2
+
+
+class Payload:
+    """Unpickled, it would leave a file."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __reduce__(self):
+        return Path.touch, (self.file,)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"train_labels": np.zeros((12, 14))}, r"train_labels are float64 \[12, 14\].*multi-label"),
+        ({"train_labels": np.zeros(7)}, r"float64 \[7\] for 12 images"),
+        ({"train_images": np.zeros((12, 8, 8, 5))}, r"images are float64 \[8, 8, 5\] and uint8"),
+        ({"test_images": np.zeros((6, 7, 8), np.uint8)}, r"uint8 \[7, 8\] and uint8 \[8, 8\] each"),
+        ({"test_images": np.zeros((6, 8, 8), np.int32)}, "each. All must be alike"),
+        ({"val_labels": None}, "no array val_labels"),
+        ({"train_labels": None, "test_images": None}, "no array train_labels, test_images; it has"),
+    ],
+)
+def test_refused_archives(tmp_path, changed, message):
+    made = {name: array for name, array in {**arrays(), **changed}.items() if array is not None}
+    np.savez(tmp_path / "set.npz", **made)
+    with pytest.raises(ConfigurationError, match=message):
+        npz(tmp_path / "set.npz")
+
+
+def test_pickled_objects_are_not_read(tmp_path):
+    labels = np.array([Payload(tmp_path / "executed")] * 12, dtype=object)
+    np.savez(tmp_path / "set.npz", **{**arrays(), "train_labels": labels})
+    with pytest.raises(ConfigurationError, match="Object arrays cannot be loaded"):
+        npz(tmp_path / "set.npz")
+    assert not (tmp_path / "executed").exists()
+
+
+# Folders
+
+
+def test_images_of_a_folder_are_resized_and_scaled(tmp_path):
+    images(tmp_path, {split: {"cat": 3, "dog": 3} for split in ("train", "test")})
+    data = folder(tmp_path, image_size=8)
+    image, label = data.train[5]
+    assert image.shape == (3, 8, 8)
+    assert image.flatten().tolist() == pytest.approx([0.2] * 192)
+    assert (label, data.class_names) == (1, ("cat", "dog"))
+    assert (len(data.train), len(data.test), data.val) == (6, 6, None)
+    shutil.rmtree(tmp_path / "test" / "cat")
+    with pytest.raises(ConfigurationError, match=r"test has the classes \['dog'\], train has \['cat', 'dog'\]"):
+        folder(tmp_path)
+
+
+def corrupt(file):
+    """A PNG with one byte of its pixels changed."""
+    content = bytearray(file.read_bytes())
+    content[content.index(b"IDAT") + 8] ^= 0xFF
+    return bytes(content)
+
+
+@pytest.mark.parametrize("change", [corrupt, lambda file: b"<html>404</html>", lambda file: file.read_bytes()[:45]])
+def test_a_file_that_is_no_image_is_named(tmp_path, change):
+    file = images(tmp_path, {"train": {"dog": 2}, "test": {"dog": 2}}) / "test/dog/1.png"
+    file.write_bytes(change(file))
+    with pytest.raises(ConfigurationError, match=r"test/dog/1\.png cannot be read as an image"):
+        folder(tmp_path)
+
+
+@pytest.mark.parametrize(("dtype", "name"), [(np.uint16, "x.png"), (np.float32, "x.tif")])
+def test_images_of_more_than_8_bits_are_refused(tmp_path, dtype, name):
+    file = images(tmp_path, {"train": {"cat": 1}}) / "train" / "cat" / name
+    Image.fromarray(np.full((10, 10), 300, dtype)).save(file)
+    with pytest.raises(ConfigurationError, match=rf"train/cat/{name} cannot .*more than 8 bits per pixel"):
+        folder(tmp_path)
+
+
+# By client
+
+
+def test_images_by_client_have_one_numbering(tmp_path):
+    (images(tmp_path) / "README.txt").write_text("photographs")
+    data = ready(str(tmp_path))
+    assert data.client_names == ("Boston", "clinic 2", "clinic 10", "Lyon")
+    assert data.class_names == ("cat", "dog", "eel")
+    assert data.class_counts.tolist() == [[6, 4, 0], [0, 1, 5], [5, 0, 0], [0, 8, 0]]
+    for client in range(4):
+        for x, y in data.client_loader(client):
+            torch.testing.assert_close(x[:, 0, 0, 0], 0.2 * y)
+    assert ready(str(tmp_path), GroupPartitioner(2)).client_names == ("Boston + clinic 2", "clinic 10 + Lyon")
+    for options, message in (
+        ({"partitioner": DirichletPartitioner(2, alpha=1.0)}, "by client .*leave DirichletPartitioner.* out"),
+        ({"groups": "ward"}, "has data by client, which says whose the samples are"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            ready(str(tmp_path), **options)
+
+
+def test_what_the_server_has_of_its_own(tmp_path):
+    images(tmp_path, {**CLIENTS, "test": {"dog": 3}, "val": {"cat": 2, "eel": 2}})
+    data = ready(str(tmp_path), server_val=0.1)
+    assert data.num_clients == 4
+    assert len(data.server_val_indices) == 0
+    assert torch.cat([y for _, y in data.val_dataloader()]).tolist() == [0, 0, 2, 2]
+    assert torch.cat([y for _, y in data.test_dataloader()]).tolist() == [1, 1, 1]
+    with pytest.raises(ConfigurationError, match="the source has test data of its own"):
+        ready(str(tmp_path), test=(torch.zeros(2, 3, 4, 4), [0, 1]))
+    images(tmp_path, {"test": {"cat": 1}})
+    (tmp_path / "test" / "cat").rename(tmp_path / "test" / "yak")
+    with pytest.raises(ConfigurationError, match="test data have classes that no client has: yak"):
+        ready(str(tmp_path))
+
+
+def test_images_without_splits(tmp_path):
+    images(tmp_path)
+    data = ready(str(tmp_path / "Boston"), server_val=0.2, partitioner=DirichletPartitioner(2, alpha=9.0))
+    assert (data.num_clients, data.class_names) == (2, ("cat", "dog"))
+    with pytest.raises(ConfigurationError, match="has no test data"):
+        data.test_dataloader()
+    assert ready(str(tmp_path / "Boston")).num_clients == 5
+
+
+def tables(root, clients=("Boston", "Lyon", "Köln Süd"), inside=False):
+    rng = np.random.default_rng(0)
+    for place, client in enumerate(clients):
+        lines = [f"{rng.normal() + place:.4f},{'fm'[i % 2]},{i % 2 if place else 1}" for i in range(20)]
+        path = root / client / "patients.csv" if inside else root / f"{client}.csv"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(["age,sex,ill", *lines]), "utf-8")
+    return root
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_tables_by_client(tmp_path, inside):
+    tables(tmp_path, inside=inside)
+    data = ready(str(tmp_path), labels="ill", client_test=0.2)
+    assert data.client_names == ("Boston", "Köln Süd", "Lyon")
+    assert data.class_counts.sum(1).tolist() == [16, 16, 16]
+    assert data.class_counts[0].tolist() == [0, 16]  # one class only
+    assert data.input_shape == (3,)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda p: draw(p / "Lyon2", 2, 0), "has Boston, .*What can be read"),
+        (lambda p: (p / "Paris").mkdir(), "client 'Paris': .*Paris' was not found, or cannot be read"),
+        (lambda p: tables(p), "has Boston, .*What can be read"),
+        (lambda p: draw(p / "Lyon" / "deep" / "cat", 1, 0), "client 'Lyon': .*was not found, or cannot be read"),
+        (lambda p: [shutil.rmtree(each) for each in p.iterdir()], "has nothing, of .*What can be"),
+        (lambda p: [shutil.rmtree(p / name) for name in CLIENTS if name != "Lyon"], "fall into 1 groups"),
+    ],
+)
+def test_refused_folders(tmp_path, change, message):
+    change(images(tmp_path))
+    with pytest.raises(ConfigurationError, match=message):
+        ready(str(tmp_path))

@@ -1,0 +1,367 @@
+"""Where samples come from: arrays, data sets, clients by name, Parquet files, other people's data modules and kinds."""
+
+import re
+import sys
+from pathlib import Path
+
+import lightning as L
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from frames import Frame
+from own_data import HERE, WORDS, Rows, X, Y, ready
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from flsv.cli import main
+from flsv.data import Columns, FederatedDataModule, GroupPartitioner, IIDPartitioner, OneClient, Splits, TableData
+from flsv.data.sources import source
+from flsv.data.sources.arrays import array_set, is_pair_of_arrays
+from flsv.data.sources.base import SourceData
+from flsv.data.sources.module import module_source
+from flsv.data.sources.source import SOURCES
+from flsv.errors import ConfigurationError
+from flsv.testing import check_source
+
+# Arrays
+
+
+def test_arrays_as_tensors():
+    x, y = array_set(np.ones((3, 2)), np.array([[1], [0], [2]])).tensors
+    assert (x.dtype, y.dtype, y.tolist()) == (torch.float32, torch.int64, [1, 0, 2])
+    assert array_set(np.ones((3, 2), np.int32)).tensors[0].dtype == torch.int64
+    assert array_set(torch.ones(3, 2, dtype=torch.float64), [0.5, 1, 2]).tensors[1].tolist() == [0.5, 1, 2]
+    assert array_set(np.arange(4.0).reshape(2, 2).astype(">f4")).tensors[0].tolist() == [[0, 1], [2, 3]]
+    assert array_set(np.ones((4, 2))[::-1], [True, False] * 2).tensors[1].tolist() == [1, 0, 1, 0]
+    (colors,) = array_set(np.full((2, 5, 4, 3), 51, np.uint8)).tensors
+    assert (colors.shape, colors.max().item()) == ((2, 3, 5, 4), pytest.approx(0.2))
+    data = array_set(np.zeros((3, 1)), np.array(["well", "ill", "well"], dtype=object))
+    assert (data.classes, data.tensors[1].tolist()) == (("ill", "well"), [1, 0, 1])
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        (np.zeros((3, 2)), [1, 2], r"X has 3 entries and y the shape \[2\]"),
+        (np.array([["a"]]), [1], r"X is <U1 \[1, 1\]; expected numbers"),
+        (np.zeros((2, 1)), [0.5, np.nan], "none of them NaN or infinite"),
+        (np.zeros((2, 1)), np.array(["a", None], object), r"y is object"),
+    ],
+)
+def test_refused_arrays(x, y, message):
+    with pytest.raises(ConfigurationError, match=message):
+        array_set(x, y)
+
+
+def test_what_is_a_pair():
+    x, y = np.zeros((2, 3)), np.zeros(2)
+    assert is_pair_of_arrays((x, y))
+    assert is_pair_of_arrays([torch.zeros(2), ["a", "b"]])
+    assert is_pair_of_arrays((x, pd.Series(y)))
+    assert not is_pair_of_arrays(((x, y), (x, y)))
+    assert not is_pair_of_arrays((x, [y, y]))
+    assert not is_pair_of_arrays((x, TensorDataset(torch.zeros(2))))
+
+
+# Clients by name, and what the server has
+
+
+def test_data_sets_by_client():
+    data = ready(clients={"Boston": HERE, "Lyon": Subset(HERE, list(range(30, 60)))}, client_val=0.1)
+    assert data.client_names == ("Boston", "Lyon")
+    assert len(data.server_val_indices) == 9
+    # The samples are one after the other, and nobody has another's.
+    assert all(index < 60 for index in data.client_indices(0).tolist())
+    x, y = next(iter(data.client_loader(1, shuffle=False)))
+    rows = data.client_indices(1)[: len(x)] - 60 + 30
+    assert torch.equal(x, HERE.tensors[0][rows])
+    assert torch.equal(y, HERE.tensors[1][rows])
+
+
+def test_classes_have_one_numbering_by_their_names():
+    data = ready(
+        clients={"a": (X, WORDS[Y]), "b": (X[:9], ["eel"] * 9)}, server_val=0.0, test=(X[:4], ["dog", "cat"] * 2)
+    )
+    assert data.class_names == ("cat", "dog", "eel")
+    assert data.class_counts.tolist() == [[20, 20, 20], [0, 0, 9]]
+    assert next(iter(data.test_dataloader()))[1].tolist() == [1, 0, 1, 0]
+    few = TensorDataset(torch.zeros(10, 4), torch.tensor([0, 1] * 5))
+    few.classes = ("dog", "yak")
+    whole = TensorDataset(*HERE.tensors)
+    whole.classes = tuple(WORDS)
+    data = ready(clients={"few": few, "whole": whole}, server_val=0.0)
+    assert data.class_names == ("cat", "dog", "eel", "yak")
+    assert data.class_counts.tolist() == [[0, 5, 0, 5], [20, 20, 20, 0]]
+    assert few.tensors[1].tolist() == [0, 1] * 5  # the user's own
+    with pytest.raises(ConfigurationError, match="labels of a Rows cannot be numbered anew"):
+        ready(clients={"few": few, "rows": Rows(classes=("cat", "dog", "eel"))})
+    with pytest.raises(ConfigurationError, match=r"'here' has no names for its classes"):
+        ready(clients={"few": few, "here": HERE})
+
+
+def with_here(other):
+    return {"clients": {"a": HERE, "b": other}}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"clients": {"a": HERE}}, "the data of at least 2 clients by name"),
+        ({**with_here(HERE), "source": "mnist"}, "no source or groups"),
+        ({**with_here(HERE), "partitioner": IIDPartitioner(2)}, r"by client \('a', 'b'\): leave IIDPartitioner"),
+        ({**with_here(HERE), "columns": Columns()}, "columns says .*: say labels, the one to predict"),
+        ({**with_here(HERE), "labels": "y"}, "labels='y': TensorDataset and its samples have no such field"),
+        ({**with_here(Frame(a=[1, 2], y=[0, 1])), "labels": "y"}, "'b' is a table and 'a' is not"),
+        (with_here((X[:0], Y[:0])), "client 'b': there are no samples"),
+        (with_here((X[:, :3], Y)), "those of 'a' .*those of 'b' "),
+        (with_here(None), "client 'b': a NoneType cannot be read as samples"),
+        (with_here({"x": X}), "client 'b': a dict cannot be read"),
+        (with_here("digits"), "client 'b': 'digits' was not found, or cannot be read"),
+        ({"clients": {"a": HERE, "a ": HERE}}, "Clients are called .* and differ"),
+        ({**with_here((X[:2], Y[:2])), "client_val": 0.4, "client_test": 0.5}, r"Client 1 \('b'\) has 2 samples, of"),
+        ({**with_here((X[:2], Y[:2])), "drop_last": True, "batch_size": 8}, r"Client 1 \('b'\) has .* not one full"),
+        ({"source": DataLoader(HERE)}, "Of a DataLoader give loader.dataset"),
+        ({"source": HERE, "val": DataLoader(HERE)}, "val: .* Of a DataLoader give loader.dataset"),
+        ({"source": {"train": HERE, "test": HERE}}, "of splits by name one as source"),
+        ({"source": (HERE, HERE), "test": HERE}, "test: the source has test data of its own"),
+        ({"source": FederatedDataModule(), "labels": "y", "columns": Columns()}, "A data module reads its own"),
+    ],
+)
+def test_refused(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        ready(**{"server_val": 0.0, **options})
+
+
+def test_a_client_is_not_lost_to_the_servers_validation_set():
+    clients = {"a": HERE, "Lyon": (X[:1], Y[:1])}
+    lost = []
+    for seed in range(12):
+        try:
+            assert ready(clients=clients, server_val=0.5, seed=seed).num_clients == 2
+        except ConfigurationError as error:
+            assert "Nothing is left to 'Lyon': all their samples went to the server" in str(error)  # noqa: PT017
+            lost.append(seed)
+    assert 0 < len(lost) < 12
+    both = TensorDataset(torch.cat([HERE.tensors[0]] * 2), torch.cat([HERE.tensors[1]] * 2))
+    with pytest.warns(UserWarning, match="Nothing is left to 'c'"):
+        data = ready(Subset(both, range(61)), groups=["a"] * 30 + ["b"] * 30 + ["c"], server_val=0.5, seed=lost[0])
+    assert data.client_names == ("a", "b")
+
+
+def test_server_data_beside_any_source():
+    data = ready(HERE, val=(X[:5], Y[:5]), test=(X[:6], Y[:6]))
+    assert len(data.server_val_indices) == 0
+    assert sum(len(y) for _, y in data.val_dataloader()) == 5
+    assert sum(len(y) for _, y in data.test_dataloader()) == 6
+
+
+def test_a_path_and_a_site(tmp_path):
+    file = tmp_path / "all.csv"
+    file.write_text("age,ward,ill\n" + "".join(f"{i},{'ab'[i % 2]},{i % 3 % 2}\n" for i in range(40)))
+    assert ready(file, labels="ill", groups="ward").client_names == ("a", "b")
+    assert ready((file, file), labels="ill", groups="ward").num_clients == 2
+    assert ready(file, labels="ill", groups=[i % 3 for i in range(40)]).num_clients == 3
+    for given, labels in ((file, "ill"), (TableData(str(file), "ill"), None)):
+        with pytest.raises(ConfigurationError, match="A table of one site alone cannot be encoded"):
+            ready(given, OneClient(), labels=labels)
+
+
+# Parquet files
+
+
+def test_a_parquet_file_by_client_gives_what_a_csv_file_gives(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("pyarrow")
+    draw = np.random.default_rng(0)
+    age = draw.normal(50, 10, 90)
+    frame = pd.DataFrame(
+        {
+            "patient": range(90),
+            "ward": np.array(["a", "b", "c"])[draw.integers(0, 3, 90)],
+            "age": np.where(draw.random(90) < 0.1, np.nan, age),
+            "smokes": draw.random(90) < 0.3,
+            "drug": np.array(["none", "x", "y"])[draw.integers(0, 3, 90)],
+            "ill": np.where(age > 52, "yes", "no"),
+        }
+    )
+    found = []
+    for ending in ("csv", "parquet"):
+        (tmp_path / ending).mkdir()
+        for ward, rows in frame.groupby("ward"):
+            path = tmp_path / ending / f"{'test' if ward == 'c' else ward}.{ending}"
+            rows = rows.drop(columns="ward")
+            rows.to_csv(path, index=False) if ending == "csv" else rows.to_parquet(path)
+        options = {"labels": "ill", "columns": Columns(exclude=["patient"]), "client_test": 0.1}
+        found.append(ready(str(tmp_path / ending), server_val=0.2, **options))
+    one, other = found
+    assert one.client_names == other.client_names == ("a", "b")
+    assert one.content_hashes() == other.content_hashes()
+    assert all(map(torch.equal, *(next(iter(data.test_dataloader())) for data in found)))
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1, and no more")
+    frame.to_parquet(tmp_path / "wards.parquet")
+    check_source(
+        SOURCES[0], tmp_path / "wards.parquet", broken=[tmp_path / "broken.parquet"], labels="ill", groups="ward"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["flsv"])
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
+    example = Path(__file__).parents[2] / "examples" / "parquet.yaml"
+    quick = ["--trainer.max_epochs", "1", "--trainer.enable_progress_bar", "false", "--data.files.root", str(tmp_path)]
+    assert main(["fit", "--config", str(example), *quick]) == 0
+    out = capsys.readouterr().out
+    assert all(re.search(rf"^{ward} ", out, re.M) for ward in "abc")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ConfigurationError, match=r'pip install "flsv\[parquet\]"'):
+        ready(str(tmp_path / "wards.parquet"), labels="ill")
+
+
+# Other people's data modules
+
+DATA = TensorDataset(torch.zeros(20, 3), torch.arange(20) % 4)
+
+
+def module(train, val=None):
+    """A data module with these loaders; a loader is left out where it is None."""
+    kinds = {"train_dataloader": lambda self: train}
+    if val is not None:
+        kinds["val_dataloader"] = lambda self: val
+    return type("Somebodys", (L.LightningDataModule,), kinds)()
+
+
+def collate(samples):
+    return samples
+
+
+def test_a_loaders_way_of_reading_is_kept():
+    loader = DataLoader(DATA, batch_size=6, shuffle=True, collate_fn=collate, num_workers=2, drop_last=True)
+    found = module_source(module(loader))
+    assert found.train is DATA
+    assert found.indices is None
+    read = {"batch_size": 6, "drop_last": True, "collate_fn": collate, "num_workers": 2}
+    assert found.train_options == {**read, "pin_memory": False, "worker_init_fn": None}
+    assert found.eval_options == {**found.train_options, "drop_last": False}
+
+
+def test_what_a_sampler_holds_out_stays_held_out_and_another_order_is_warned_of():
+    loader = DataLoader(DATA, batch_size=2, sampler=SubsetRandomSampler([1, 4, 9]))
+    assert module_source(module(loader)).indices.tolist() == [1, 4, 9]
+    with pytest.warns(UserWarning, match="WeightedRandomSampler.*shuffled plainly instead"):
+        module_source(module(DataLoader(DATA, batch_size=2, sampler=WeightedRandomSampler(torch.ones(20), 20))))
+
+
+class Episodes(BatchSampler):
+    """Every batch is a task of its own."""
+
+
+class Scaled(DataLoader):
+    """Yields something else than its data set holds."""
+
+    def __iter__(self):
+        return ((2 * x, y) for x, y in super().__iter__())
+
+
+@pytest.mark.parametrize(
+    ("loader", "name"),
+    [
+        ({"a": DataLoader(DATA)}, "dict"),
+        ([DataLoader(DATA)] * 2, "list"),
+        (DataLoader(DATA, batch_size=None), "DataLoader"),
+        (DataLoader(type("Stream", (IterableDataset,), {"__iter__": None})()), "DataLoader"),
+        (DataLoader(DATA, batch_sampler=Episodes(SequentialSampler(DATA), 2, False)), "DataLoader"),
+        (Scaled(DATA, 4), "Scaled"),
+    ],
+)
+def test_loaders_whose_samples_cannot_be_dealt(loader, name):
+    with pytest.raises(ConfigurationError, match=f"training loader is a {name} of which samples cannot be dealt"):
+        module_source(module(loader))
+
+
+def test_a_loader_that_makes_its_own_batches_validates_as_it_is():
+    own = Scaled(DATA, 4)
+    assert module_source(module(DataLoader(DATA), own)).val_loaders is own
+
+
+# Other people's kinds, by entry points
+
+
+class Scans:
+    """What ends in .scan, as a package of somebody else's would read it: one number a line, and its class."""
+
+    def match(self, given):
+        return isinstance(given, Path) and given.suffix == ".scan"
+
+    def open(self, given, reading):
+        rows = torch.tensor([[float(each) for each in line.split()] for line in given.read_text().splitlines()])
+        data = TensorDataset(rows[:, :1], rows[:, 1].long())
+        data.classes = ("ill", "well")
+        return data
+
+
+class Registry:
+    """What has splits of its own."""
+
+    def match(self, given):
+        return given == "registry://scans"
+
+    def open(self, given, reading):
+        x = torch.arange(30.0)[:, None]
+        train, test = TensorDataset(x, torch.arange(30) % 2), TensorDataset(x[:4], torch.zeros(4))
+        wards = {"groups": torch.arange(30) % 3, "group_names": ("a", "b", "c")}
+        return SourceData(train, test=test, class_names=("ill", reading.files.root), labeled=True, **wards)
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    monkeypatch.setattr(source, "installed", lambda group: (Scans, Registry) if group == "flsv.sources" else ())
+    source.sources.cache_clear()
+    yield
+    source.sources.cache_clear()
+
+
+def scan(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{row} {row % 2}\n" for row in range(20)))
+    return path
+
+
+@pytest.mark.usefixtures("installed")
+def test_it_reads_clients_and_what_is_held_out(tmp_path):
+    whole = FederatedDataModule(str(scan(tmp_path / "head.scan")))
+    whole.setup("fit")
+    assert (whole.class_names, int(whole.num_samples.sum())) == (("ill", "well"), 18)
+    for place in ("Boston.scan", "Lyon.scan", "test.scan"):
+        scan(tmp_path / "files" / place)
+        scan(tmp_path / "folders" / place.removesuffix(".scan") / "head.scan")
+    clients = {name: str(tmp_path / "files" / f"{name}.scan") for name in ("Boston", "Lyon")}
+    seen = []
+    for given in (
+        {"source": str(tmp_path / "files")},
+        {"source": str(tmp_path / "folders")},
+        {"clients": clients, "test": str(tmp_path / "folders" / "test")},
+    ):
+        data = FederatedDataModule(**given)
+        data.setup("fit")
+        assert data.client_names == ("Boston", "Lyon")
+        seen.append((data.content_hashes(), len(next(iter(data.test_dataloader()))[0])))
+    assert seen[0] == seen[1] == seen[2]
+    assert seen[0][1] == 20
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("labels", [None, "diagnosis"])
+def test_what_has_splits_of_its_own_is_dealt_as_a_whole(labels):
+    data = FederatedDataModule("registry://scans", GroupPartitioner(), labels=labels, splits=Splits())
+    data.setup("fit")
+    assert data.class_names == ("ill", data.files.root)
+    assert data.client_names == ("a", "b", "c")
+    assert len(next(iter(data.test_dataloader()))[0]) == 4
+    with pytest.raises(ConfigurationError, match="client 'a': registry://scans has splits of its own"):
+        FederatedDataModule(clients={"a": "registry://scans", "b": "registry://scans"}).setup("fit")
