@@ -1,4 +1,4 @@
-"""Whether two data sets of equal labels are the same."""
+"""Whether two data sets of equal labels are the same, and whether their inputs are finite."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
-from flsv.data import FederatedDataModule, SizePartitioner
-from flsv.data.contents import content_hashes, loader_rows
+from flsv.data import FederatedDataModule, IIDPartitioner, SizePartitioner
+from flsv.data.contents import content_hashes, loader_rows, not_finite
+from flsv.errors import ConfigurationError
 
 HOLDERS = {"a": torch.tensor([0, 2, 4]), "b": torch.tensor([1, 3, 5])}
 
@@ -77,3 +78,20 @@ def test_whose_samples_they_are() -> None:
         x[row] += 1
         assert other(before, data.content_hashes()) == [name]
         x[row] -= 1
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_is_found_wherever_it_is(value: float) -> None:
+    x, y = torch.randn(3000, 2, 4, generator=torch.Generator().manual_seed(0)), torch.arange(3000) % 3
+    assert not len(not_finite(TensorDataset(x, y)))
+    assert not len(not_finite(TensorDataset(x.long(), y)))
+    assert not len(not_finite(TensorDataset(x[:0], y[:0])))
+    x[[0, 1023, 1024, 2999], 1, 2] = value
+    data = TensorDataset(x, y)
+    assert not_finite(data).tolist() == [0, 1023, 1024, 2999]
+    assert not_finite(Subset(data, [7, 1024, 8])).tolist() == [1]
+    assert not len(not_finite(Table()))
+    with pytest.raises(ConfigurationError, match="4 samples of the test data have NaN"):
+        FederatedDataModule((TensorDataset(x[1:9], y[1:9]), data), IIDPartitioner(2)).setup("fit")
+    with pytest.warns(UserWarning, match="4 samples of the training data have NaN or infinite inputs"):
+        FederatedDataModule(data, IIDPartitioner(2), val=TensorDataset(x[1:9], y[1:9])).setup("fit")

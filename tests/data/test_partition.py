@@ -21,9 +21,7 @@ from flsv.errors import ConfigurationError
 
 BASE_LABELS = torch.randint(0, 10, (1000,), generator=torch.Generator().manual_seed(7))
 
-
 BASE_GROUPS = torch.randint(0, 12, (1000,), generator=torch.Generator().manual_seed(8))
-
 
 MAKERS = {
     "iid": lambda seed: IIDPartitioner(5, seed=seed),
@@ -33,10 +31,8 @@ MAKERS = {
     "shard": lambda seed: ShardPartitioner(5, shards_per_client=2, seed=seed),
     "class shares": lambda seed: ProportionPartitioner([[0.6], [0.1], [0.1], [0.1], [0.1]], seed=seed),
     "client shares": lambda seed: ProportionPartitioner([[1.0]] * 5, of="client", total=500, seed=seed),
-    "counts": lambda seed: ProportionPartitioner([[5.0], [6.0], [7.0], [8.0], [9.0]], of="count", seed=seed),
     "group": lambda seed: GroupPartitioner(5, seed=seed),
 }
-
 
 USE_EVERYTHING = ("iid", "size", "dirichlet", "pathological", "shard", "class shares", "group")
 
@@ -100,12 +96,6 @@ def test_cut_is_within_one_of_the_exact_sizes(length, shares):
 SIZES_LABELS = torch.arange(10).repeat(600)
 
 
-def test_iid_sizes_differ_by_one_at_most():
-    sizes = [len(part) for part in IIDPartitioner(7)(SIZES_LABELS, 10)]
-    assert sum(sizes) == 6000
-    assert max(sizes) - min(sizes) <= 1
-
-
 @pytest.mark.parametrize("scale", [1, 1 / 20, 1000])
 def test_sizes_follow_the_proportions_on_any_scale(scale):
     parts = SizePartitioner([scale * share for share in (2, 3, 4, 5, 6)])(SIZES_LABELS, 10)
@@ -147,7 +137,7 @@ def test_the_papers_split():
 PATHOLOGICAL_LABELS = torch.arange(10).repeat(100)
 
 
-@pytest.mark.parametrize(("clients", "classes"), [(5, 2), (10, 3), (7, 4), (3, 10), (20, 1), (100, 2)])
+@pytest.mark.parametrize(("clients", "classes"), [(5, 2), (7, 4), (20, 1)])
 def test_every_client_has_its_number_of_classes_and_every_class_a_holder(clients, classes):
     parts = PathologicalPartitioner(clients, classes, seed=1)(PATHOLOGICAL_LABELS, 10)
     counts = partition_counts(parts, PATHOLOGICAL_LABELS, 10)
@@ -158,14 +148,6 @@ def test_every_client_has_its_number_of_classes_and_every_class_a_holder(clients
     for label in range(10):
         held = counts[counts[:, label] > 0, label]
         assert held.max() - held.min() <= 1
-
-
-def test_classes_without_samples_are_not_dealt():
-    labels = torch.tensor([0, 3, 3, 7, 7, 0, 0, 3])
-    counts = partition_counts(PathologicalPartitioner(3, 1)(labels, 10), labels, 10)
-    assert counts.sum(0).nonzero().flatten().tolist() == [0, 3, 7]
-    with pytest.raises(ConfigurationError, match="of 3 classes only"):
-        PathologicalPartitioner(3, 4)(labels, 10)
 
 
 PROPORTIONS_LABELS = torch.arange(10).repeat(600)
@@ -180,14 +162,6 @@ def test_shapfed_heterogeneous():
     counts = counts_of(ProportionPartitioner([[1, *rest], [0, *rest], [0, *rest], [0, *rest]]))
     assert counts[:, 0].tolist() == [600, 0, 0, 0]
     assert (counts[:, 1:] == 150).all()
-
-
-def test_shapfed_chest_xrays():
-    labels = torch.cat([torch.zeros(1214), torch.ones(3494)]).long()
-    shares = np.array([[0.4, 0.0], [0.3, 0.1], [0.2, 0.2], [0.1, 0.3], [0.0, 0.4]])
-    counts = counts_of(ProportionPartitioner(shares.tolist()), labels, 2)
-    assert np.abs(counts.numpy() - shares * [1214, 3494]).max() < 1
-    assert counts.sum(0).tolist() == [1214, 3494]
 
 
 def test_random_matrices_are_met_within_a_sample():
@@ -219,7 +193,6 @@ def test_client_shares_use_as_much_as_the_scarcest_class_allows():
 
 DEALT_GROUPS = torch.tensor([40] * 5 + [10] * 2 + [30] * 4 + [20] * 3)
 
-
 LABELS_OF_GROUPS = torch.zeros(len(DEALT_GROUPS), dtype=torch.long)
 
 
@@ -234,7 +207,7 @@ def test_groups_are_dealt_from_the_largest_to_the_smallest():
     assert [DEALT_GROUPS[part].unique().tolist() for part in parts] == [[10, 40], [30], [20]]
 
 
-@pytest.mark.parametrize(("clients", "classes"), [(2, 2), (5, 10), (30, 17), (100, 10), (10, 100), (3, 1)])
+@pytest.mark.parametrize(("clients", "classes"), [(2, 2), (30, 17), (100, 10), (10, 100)])
 def test_bars_have_the_lengths_of_the_counts(clients, classes, tmp_path):
     counts = torch.randint(0, 9, (clients, classes), generator=torch.Generator().manual_seed(0)) + 1
     figure, axes = plot_partition(counts)

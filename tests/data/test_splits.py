@@ -1,11 +1,13 @@
-"""Who holds what: sizes, disjointness, seeds, and refusals."""
+"""Who holds what: sizes, disjointness, seeds, refusals; and training on what is not flagged."""
 
 import itertools
 
 import pytest
 import torch
+from data_options import grouped
+from torch.utils.data import TensorDataset
 
-from flsv.data import DirichletPartitioner, IIDPartitioner
+from flsv.data import DirichletPartitioner, FederatedDataModule, GaussianNoise, IIDPartitioner, SizePartitioner
 from flsv.data.splits import Splits, split_federation
 from flsv.errors import ConfigurationError
 
@@ -31,13 +33,6 @@ def test_no_sample_is_in_two_places_and_none_is_lost(partitioner, seed):
     assert set().union(*sets) == set(range(1000))
 
 
-def test_sizes_follow_the_fractions():
-    splits = split(server_val=0.2, client_val=0.1, client_test=0.3)
-    assert len(splits.server_val) == 200
-    for client in splits.clients:
-        assert {name: len(held) for name, held in client.items()} == {"train": 120, "val": 20, "test": 60}
-
-
 def test_only_the_pool_is_dealt_and_max_samples_counts_all():
     pool = torch.arange(0, 1000, 3)
     splits = split(pool=pool, max_samples=100)
@@ -57,3 +52,42 @@ def test_everything_follows_from_the_seeds():
 def test_a_fraction_of_the_pool_that_is_no_sample():
     with pytest.raises(ConfigurationError, match=r"server_val=0\.01. of 20 samples is none"):
         split(pool=torch.arange(20), server_val=0.01)
+
+
+def test_a_client_without_a_full_batch_is_named_where_the_rest_is_dropped():
+    data = TensorDataset(torch.zeros(100, 2), torch.arange(100) % 4)
+    for size in (18, 32):
+        module = FederatedDataModule(data, SizePartitioner([4, 1]), batch_size=size, **grouped({"drop_last": True}))
+        if size == 18:
+            module.setup("fit")
+            continue
+        with pytest.raises(ConfigurationError, match="Client 1 has 18 samples, not one full batch of 32"):
+            module.setup("fit")
+
+
+def test_only_flagged_training_samples_are_dropped_and_counts_follow():
+    def digits(**kwargs):
+        noise = [GaussianNoise(std=1.0, sample_rate=0.2, clients=[1])]
+        data = FederatedDataModule(
+            "digits", IIDPartitioner(3), corruptions=noise, **grouped({"client_val": 0.1, **kwargs})
+        )
+        data.setup("fit")
+        return data
+
+    whole, kept = digits(), digits(drop_flagged=True)
+    noisy = set(whole.client_indices(1)[whole.corrupted_samples(1)].tolist())
+    for client in range(3):
+        before, after = set(whole.client_indices(client).tolist()), set(kept.client_indices(client).tolist())
+        assert after <= before
+        dropped = before - after
+        assert len(dropped) < 0.3 * len(before)
+        if client == 1:
+            assert len(dropped & noisy) >= 0.95 * len(noisy)
+        assert torch.equal(whole.client_indices(client, "val"), kept.client_indices(client, "val"))
+        labels = torch.cat([y for _, y in kept.client_loader(client)])
+        assert torch.equal(torch.bincount(labels, minlength=10), kept.class_counts[client])
+    assert torch.equal(whole.server_val_indices, kept.server_val_indices)
+    assert kept.describe()["dropped_samples"] == int(whole.num_samples.sum() - kept.num_samples.sum())
+    data = TensorDataset(torch.full((40, 2), torch.nan), torch.arange(40) % 2)
+    with pytest.raises(ConfigurationError, match="no client has a sample that is finite"):
+        FederatedDataModule(data, IIDPartitioner(2), splits=Splits(server_val=0.0, drop_flagged=True)).setup("fit")

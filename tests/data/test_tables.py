@@ -305,20 +305,6 @@ def test_the_same_rows_of_every_make(library, tmp_path):
     torch.testing.assert_close(everything(found), everything(expected), rtol=0, atol=0)
 
 
-def test_types_of_pandas():
-    data = pd.DataFrame(PATIENTS)
-    odd = data.assign(
-        age=pd.array([None if np.isnan(a) else int(a) for a in AGE], dtype="Int64"),
-        sex=pd.Categorical(data["sex"]),
-        ill=data["ill"].astype("boolean"),
-    )
-    found, again = (ready(each, labels="ill", groups="ward") for each in (data, odd))
-    assert again.class_names == ("False", "True")
-    torch.testing.assert_close(everything(again), everything(found), rtol=0, atol=0)
-    by_ward = {name: rows.drop(columns="ward") for name, rows in data.groupby("ward")}
-    assert ready(clients=by_ward, labels="ill").client_names == found.client_names
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
