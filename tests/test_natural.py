@@ -68,7 +68,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> str:
         with (root / name).open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([header, *rows])
 
-    numbers = [name for name in options["features"] if name != "Group"]
+    numbers = [name for name in options["columns"]["features"] if name != "Group"]
     rows = []
     for i in range(60):
         x = rng.normal(size=len(numbers))

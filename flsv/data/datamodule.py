@@ -193,6 +193,11 @@ class FederatedDataModule(FederationView):
     def setup(self, stage: str | None = None) -> None:
         """Load the data and deal them out. Further calls, for any stage, change nothing."""
         if self._module is not None:
+            if getattr(self.trainer, "reload_dataloaders_every_n_epochs", 0) and stage == "fit":
+                raise ConfigurationError(
+                    f"reload_dataloaders_every_n_epochs: the loaders of {self._source_name} are read once, when its "
+                    "samples are dealt out. Leave it at 0; let what changes happen in the data set or in train_transform."
+                )
             self._module.trainer = self.trainer
             # Training data are always needed: who has what is known in every stage.
             for each in dict.fromkeys(("fit", str(getattr(stage, "value", stage or "fit")))):

@@ -90,7 +90,7 @@ def test_of_a_regression_what_needs_no_classes(tmp_path: Path) -> None:
         "init_args": {
             "path": "table.csv",
             "target": "target",
-            "task": "regression",
+            "columns": {"task": "regression"},
             "group": "site",
             "val_fraction": 0.3,
         },

@@ -126,7 +126,7 @@ def test_predictions_have_the_rows_own_ids(wrapped: bool, preload: bool, tmp_pat
     config |= {"source": str(tmp_path / "train.csv"), "test": str(tmp_path / "test.csv")}
     if wrapped:
         given = {"path": "train.csv", "test_path": "test.csv", "target": "ill", "group": "ward", "root": str(tmp_path)}
-        source = {"class_path": "flsv.data.TableData", "init_args": {**given, "exclude": ["patient"]}}
+        source = {"class_path": "flsv.data.TableData", "init_args": {**given, "columns": {"exclude": ["patient"]}}}
         config = {"source": source, "partitioner": "flsv.data.GroupPartitioner"}
     config["loader"] = {"preload": preload}
     file = tmp_path / "run.yaml"

@@ -26,7 +26,8 @@ from flsv.errors import ConfigurationError
 from flsv.seeding import generator_for
 
 
-def test_a_corruption_and_an_attack_of_one_fraction_and_seed_concern_the_same_clients(seed=3):
+def test_a_corruption_and_an_attack_of_one_fraction_and_seed_concern_the_same_clients():
+    seed = 3
     corruption = ClosedSetLabelNoise(fraction=0.3, seed=seed)
     attack = GradientPoisoning(fraction=0.3, seed=seed)
     other = SignFlip(fraction=0.3, seed=seed)

@@ -135,10 +135,20 @@ class Net(Linear):
         return torch.optim.SGD(self.parameters(), self.lr)
 
 
-def test_the_learning_rate_finder_without_the_loop(tmp_path):
-    tuner = Tuner(trainer_for(None, tmp_path, 2))
-    found = tuner.lr_find(Net(), datamodule=FederatedDataModule(DATA), num_training=10, max_lr=1.0)
+def test_finders_without_the_loop(tmp_path):
+    tuner, data = Tuner(trainer_for(None, tmp_path, 2, enable_checkpointing=True)), FederatedDataModule(DATA)
+    found = tuner.lr_find(Net(), datamodule=data, num_training=10, max_lr=1.0)
     assert len(found.results["lr"]) == 10
+    assert tuner.scale_batch_size(Net(), datamodule=data, max_trials=2, steps_per_trial=1) == data.batch_size
+
+
+def test_reloading_the_wrapped_loaders_is_refused(tmp_path):
+    module = Net()
+    with pytest.raises(ConfigurationError, match="reload_dataloaders_every_n_epochs: the loaders of Tokenizer"):
+        trainer_for(None, tmp_path, 2, reload_dataloaders_every_n_epochs=1).fit(
+            module, FederatedDataModule(Tokenizer())
+        )
+    assert not module.seen["train"]
 
 
 @pytest.mark.parametrize("finder", [BatchSizeFinder(), LearningRateFinder()])

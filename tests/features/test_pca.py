@@ -92,7 +92,7 @@ def test_wrong_use() -> None:
         PCA().fit(None, clients_of([*sets(draw(3), 3), (torch.zeros(2, 6), torch.zeros(2).long())]))
     pca = PCA(2)
     pca.fit(draw(20), [])
-    with pytest.raises(ConfigurationError, match="of 20 numbers, and got samples of 6"):
+    with pytest.raises(ConfigurationError, match="of 20 numbers, and got 6"):
         pca(torch.zeros(3, 6))
 
 
