@@ -28,7 +28,7 @@ import flsv
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
 from flsv.data import ClosedSetLabelNoise, Files, GaussianNoise, IIDPartitioner, Splits, load_image_data
 from flsv.features import PCA
-from flsv.features.penultimate import head_inputs
+from flsv.features.base import head_inputs
 from flsv.functional.shapley import exact_shapley, permutation_shapley
 from flsv.functional.transport import (
     TransportClient,

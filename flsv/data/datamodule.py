@@ -196,7 +196,7 @@ class FederatedDataModule(FederationView):
             if getattr(self.trainer, "reload_dataloaders_every_n_epochs", 0) and stage == "fit":
                 raise ConfigurationError(
                     f"reload_dataloaders_every_n_epochs: the loaders of {self._source_name} are read once, when its "
-                    "samples are dealt out. Leave it at 0; let what changes happen in the data set or in train_transform."
+                    "samples are dealt out. Leave it at 0; change samples in the data set or in train_transform."
                 )
             self._module.trainer = self.trainer
             # Training data are always needed: who has what is known in every stage.

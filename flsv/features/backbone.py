@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from flsv.declared import Count
 from flsv.errors import ConfigurationError
-from flsv.features.base import Features
-from flsv.features.penultimate import head_inputs
+from flsv.features.base import Features, head_inputs
 from flsv.models.factory import build_network, import_timm
 
 

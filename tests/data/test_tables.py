@@ -14,9 +14,9 @@ from frames import Frame, HuggingFace
 from own_data import patients
 
 from flsv.data import Columns, FederatedDataModule, Files
+from flsv.data.sources.columns import read_column, without_gaps
 from flsv.data.sources.encoder import TableEncoder
 from flsv.data.sources.table import Table, frame_table, one_table, read_csv
-from flsv.data.sources.values import read_column, without_gaps
 from flsv.errors import ConfigurationError
 
 ROWS = 40

@@ -8,7 +8,7 @@ from torch import nn
 
 from flsv.errors import ConfigurationError
 from flsv.features import Penultimate
-from flsv.features.penultimate import BATCH
+from flsv.features.base import BATCH
 
 
 def net() -> nn.Sequential:

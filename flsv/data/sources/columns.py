@@ -1,16 +1,26 @@
-"""Which columns of a table are used, and how."""
+"""Which columns of a table are used, and how: numbers, truth values, words, or dates; and what rows are told apart by:
+the classes and numbers to predict, and the groups that are clients."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
+import numpy as np
+import pandas as pd
+import torch
 from annotated_types import Ge
+from lightning.pytorch.utilities import rank_zero_warn
+from pandas.api.types import infer_dtype, is_datetime64_any_dtype, is_numeric_dtype
+from torch import Tensor
 
 from flsv.arguments import check_kind
+from flsv.data.groups import check_spelling, warn_of_spelling
+from flsv.data.sources.table import Table, words_of
 from flsv.declared import Rules, checked
-from flsv.errors import ColumnError, ConfigurationError
+from flsv.errors import ColumnError, ConfigurationError, listed
 
 GAPS = ("", "NA", "N/A", "NaN", "nan", "null", ".", "?")
 
@@ -131,3 +141,257 @@ def columns_of(given: GivenColumns) -> Columns:
     found = Columns(**given) if isinstance(given, Mapping) else given or Columns()
     check_kind("columns", "columns", found, Columns, "flsv.data.Columns(...) or its options")
     return found
+
+
+NUMBERS, TRUTH, WORDS = "numbers", "truth values", "categories"
+DAYS = "days"
+#: What pandas calls them.
+_KINDS = {
+    "integer": NUMBERS,
+    "floating": NUMBERS,
+    "mixed-integer-float": NUMBERS,
+    "decimal": NUMBERS,
+    "boolean": TRUTH,
+    "string": WORDS,
+    "empty": "",
+}
+_TRUTHS = {"True": 1.0, "TRUE": 1.0, "true": 1.0, "False": 0.0, "FALSE": 0.0, "false": 0.0}
+#: What single precision holds, nearly.
+LARGEST = 1e38
+#: So many different values may still be categories.
+FEW = 10
+_LEADING_ZERO = re.compile(r"[-+]?0\d.*")
+_DATES = ("date", "datetime", "Timestamp")
+_DAY = re.compile(r"\d{4}-\d\d?-\d\d?([T ].*)?|\d{1,2}[./-]\d{1,2}[./-]\d{4}( .*)?")
+
+
+def parsed(values: Iterable[Any]) -> np.ndarray:
+    """Values as numbers, float64 ``[N]``; NaN where one is no finite number.
+
+    Example:
+        >>> parsed(["3", "-1e3", "high", "1_000", "inf", None])
+        array([    3., -1000.,    nan,    nan,    nan,    nan])
+    """
+
+    def number(value: Any) -> float:
+        try:
+            # Python reads 1_000 as a number, which nobody who writes a table means.
+            return np.nan if isinstance(value, str) and "_" in value else float(value)
+        except (TypeError, ValueError):
+            return np.nan
+
+    numbers = np.array([number(value) for value in values], dtype=np.float64)
+    return np.where(np.isfinite(numbers), numbers, np.nan)
+
+
+def without_gaps(table: Table, name: str, argument: str, columns: Columns) -> pd.Series:
+    """A column's values, NaN where one is missing; words without white space around them."""
+    column, marks = table.column(name, argument), columns.missing(name, table.typed)
+    if is_numeric_dtype(column.dtype) and marks == {""}:
+        return column
+    words = words_of(column)
+    gaps = words.isna() | words.isin(marks)
+    values = words if _KINDS.get(infer_dtype(column, skipna=True)) == WORDS else column.astype(object)
+    return values.mask(gaps)
+
+
+def _kind_of_texts(texts: set[str]) -> str:
+    """What a file's column is taken for, by its different values."""
+    if not texts or texts <= _TRUTHS.keys():
+        return TRUTH if texts else ""
+    numbers = np.isfinite(parsed(texts))
+    named = numbers.all() and any(map(_LEADING_ZERO.fullmatch, texts))
+    return NUMBERS if numbers.any() and not named else WORDS
+
+
+def read_column(table: Table, name: str, columns: Columns) -> tuple[str, pd.Series]:
+    """What a column holds, and its values, numbers or words, NaN for a gap.
+
+    Raises:
+        ColumnError: of several kinds, or of one that is no feature, such as dates; numbers and words in one column; a
+            number too large for single precision.
+
+    Example:
+        >>> table = Table("a.csv", pd.DataFrame({"came": ["2024-01-30", ""], "left": ["2024-02-02"] * 2}))
+        >>> kind, values = read_column(table, "left", Columns(dates={"left": "came"}))
+        >>> kind, values.tolist()
+        ('days since came', [3.0, nan])
+    """
+    since = (columns.dates or {}).get(name)
+    if since is not None:
+        start = np.datetime64(0, "D") if since == DAYS else _days(table, since, columns)
+        days = (_days(table, name, columns) - start) / np.timedelta64(1, "D")
+        return f"days since {'1970' if since == DAYS else since}", days.reset_index(drop=True)
+    values = without_gaps(table, name, "features", columns).astype(object).reset_index(drop=True)
+    if name in (columns.categorical or ()):
+        return WORDS, words_of(values)
+    kind = _KINDS.get(infer_dtype(values, skipna=True)) if table.typed else _kind_of_texts(set(values.dropna()))
+    if kind is None or (kind == WORDS and not table.typed and all(map(_DAY.fullmatch, values.dropna()))):
+        raise _no_kind(table, name, values)
+    if kind == WORDS:
+        return kind, words_of(values)
+    numbers = pd.Series(parsed(values.map(lambda value: _TRUTHS.get(value, value)) if kind == TRUTH else values))
+    _check_numbers(table, name, values, numbers, columns)
+    return kind or NUMBERS, numbers
+
+
+def _no_kind(table: Table, name: str, values: pd.Series) -> ColumnError:
+    """The error of a column that is of several kinds, or of one that is no feature, such as dates."""
+    kinds = {type(value).__name__: part.path for part in table.parts for value in part.frame[name].dropna()}
+    remedy: dict[str, Any] = {"exclude": [name]}
+    if not table.typed:
+        kinds = {"dates": table.path}
+        iso = pd.to_datetime(values.dropna(), format="ISO8601", errors="coerce", utc=True).notna().all()
+        remedy = {"dates": {name: DAYS}} if iso else remedy
+    elif kinds.keys() <= {*_DATES}:
+        remedy = {"dates": {name: DAYS}}
+    elif kinds.keys() <= {"int", "float", "bool", "str"}:
+        remedy = {"categorical": [name]}
+    return ColumnError(
+        f"{name!r} has {' and '.join(f'{kind} in {path}' for kind, path in kinds.items())}; expected numbers, words or "
+        f"truth values, the same in all tables. Days are counted of dates (dates: {{{name}: days}}, or the column of "
+        "another date to count from; date_format says how they are written).",
+        remedy,
+    )
+
+
+def _check_numbers(table: Table, name: str, values: pd.Series, numbers: pd.Series, columns: Columns) -> None:
+    wrong = np.flatnonzero(numbers.isna() & values.notna())
+    if len(wrong):
+        words = {str(word) for word in values[wrong]}
+        remedy: dict[str, Any] = {"categorical": [name]}
+        if len(words) == 1 and numbers.nunique() > FEW:  # one word among many numbers is a gap, in this column
+            remedy = {"exclude": [name]} if isinstance(columns.gaps, list) else {"gaps": {name: [*words]}}
+        where = f"{table.where(wrong[0])}: {str(values[wrong[0]])!r} in {name!r}"
+        raise ColumnError(f"{where} is no finite number, but others there are: a gap, or a category?", remedy)
+    large = np.flatnonzero(numbers.abs() > LARGEST)
+    if len(large):
+        where = f"{table.where(large[0])}: {numbers[large[0]]:g} in {name!r}"
+        raise ColumnError(f"{where} is too large for single precision: a gap?", {"exclude": [name]})
+
+
+def _days(table: Table, name: str, columns: Columns) -> pd.Series:
+    values = without_gaps(table, name, "dates", columns)
+    if is_datetime64_any_dtype(table.column(name, "dates")):
+        dated = pd.to_datetime(values)
+    else:
+        texts = words_of(values)
+        dated = pd.to_datetime(texts, format=columns.date_format or "ISO8601", errors="coerce", utc=True)
+        wrong = np.flatnonzero(dated.isna() & texts.notna())
+        if len(wrong):
+            where = f"{table.where(wrong[0])}: {texts.iloc[wrong[0]]!r} in {name!r}"
+            message = (
+                f"{where} is no date as {columns.date_format or 'YYYY-MM-DD'}: say date_format, such as '%d.%m.%Y'."
+            )
+            raise ColumnError(message, {"exclude": [name]})
+    return dated.dt.tz_localize(None).astype("datetime64[us]")
+
+
+def with_values(table: Table, name: str, argument: str, columns: Columns) -> Table:
+    """The rows that have a value in a column; it is said how many others are left out.
+
+    Raises:
+        ConfigurationError: no such column, or no row has a value.
+    """
+    missing = without_gaps(table, name, argument, columns).isna().to_numpy()
+    if missing.all():
+        raise ConfigurationError(f"{table.path}: no row has a {name!r} ({argument}).")
+    if not missing.any():
+        return table
+    rank_zero_warn(
+        f"{table.path}: {missing.sum()} of {len(table)} rows have no {name!r} ({argument}) and are left out."
+    )
+    return table.take(np.flatnonzero(~missing))
+
+
+def natural_order(values: Sequence[str]) -> list[int] | list[str]:
+    """The values as whole numbers if that loses nothing, else as they are: 2 comes before 10.
+
+    Example:
+        >>> natural_order(["10", "2"]), natural_order(["10", "02"])
+        ([10, 2], ['10', '02'])
+    """
+    try:
+        numbers = [int(value) for value in values]
+    except ValueError:
+        return list(values)
+    return numbers if list(map(str, numbers)) == list(values) else list(values)
+
+
+def group_values(table: Table, name: str) -> np.ndarray:
+    """The group of each row ``[N]``, as numbers if all are.
+
+    Raises:
+        ConfigurationError: no such column, or a row without a group.
+    """
+    values = words_of(table.column(name, "group")).fillna("")
+    empty = np.flatnonzero(values == "").tolist()
+    if empty:
+        raise ConfigurationError(
+            f"{table.path}: {len(empty)} of {len(table)} rows have no {name!r} (group): {table.places(empty)}. Every "
+            "row belongs to a client: fill them in, or leave the rows out."
+        )
+    names = list(dict.fromkeys(values))
+    warn_of_spelling(names, f"{table.path}: {name!r} (group)")
+    return values.map(dict(zip(names, natural_order(names)))).to_numpy()
+
+
+def class_names(table: Table, name: str, argument: str) -> tuple[str, ...]:
+    """The different values of a column in their natural order.
+
+    Raises:
+        ConfigurationError: one only, nearly as many as there are rows, or several that are one to a person; numbers in
+            one table and words in another, of which ``1`` and ``True`` would be two classes.
+
+    Example:
+        >>> import pandas as pd
+        >>> class_names(Table("wards.csv", pd.DataFrame({"ill": ["10", "2", "2", "10", "2"]})), "ill", "target")
+        ('2', '10')
+    """
+    about = f"{argument} {name!r}"
+    numeric = {part.path: np.isfinite(parsed(words_of(part.column(name, argument)).unique())) for part in table.parts}
+    numbers = next((path for path, each in numeric.items() if each.all()), None)
+    others = next((path for path, each in numeric.items() if not each.any()), None)
+    if numbers is not None and others is not None:
+        raise ConfigurationError(f"{about} has numbers in {numbers} and words in {others}: write the classes alike.")
+    values = words_of(table.column(name, argument))
+    names = tuple(map(str, sorted(natural_order(values.unique().tolist()))))  # type: ignore[type-var]
+    if len(names) < 2 or len(names) > max(2, len(values) // 2):
+        raise ConfigurationError(
+            f"{table.path}: {about} has {len(names)} different values in {len(values)} rows, which are no classes. "
+            "Name another column; for numbers, a table has task: regression."
+        )
+    check_spelling(names, f"{table.path}: {about}")
+    return names
+
+
+def class_labels(table: Table, name: str, argument: str, classes: Sequence[str]) -> Tensor:
+    """Each value's place among the classes, int64 ``[N]``.
+
+    Raises:
+        ConfigurationError: a value that is none of them.
+    """
+    values = words_of(table.column(name, argument))
+    labels = pd.Index(classes).get_indexer(values)
+    unknown = np.flatnonzero(labels < 0)
+    if len(unknown):
+        raise ConfigurationError(
+            f"{table.where(unknown[0])}: {values.iloc[unknown[0]]!r} in {argument} {name!r} is none of "
+            f"the {len(classes)} classes that the training rows have: {listed(classes, 20)}."
+        )
+    return torch.from_numpy(labels.astype(np.int64))
+
+
+def numeric_target(table: Table, name: str) -> np.ndarray:
+    """A column to predict as numbers, float64 ``[N]``.
+
+    Raises:
+        ConfigurationError: a value that is no finite number, or too large for single precision.
+    """
+    column = table.column(name, "target")
+    numbers = parsed(column.tolist())
+    wrong = np.flatnonzero(~(np.abs(numbers) <= LARGEST))
+    if len(wrong):
+        where = f"{table.where(wrong[0])}: {str(column.iloc[wrong[0]])!r} in {name!r} (target)"
+        raise ConfigurationError(f"{where} is no finite number, as {len(wrong)} of {len(table)}: a class, or a gap?")
+    return numbers

@@ -22,11 +22,10 @@ from torch.utils.data import TensorDataset
 
 from flsv.data.groups import plain_names, warn_of_spelling
 from flsv.data.sources.base import ColumnCard, SourceData
-from flsv.data.sources.columns import Columns
-from flsv.data.sources.table import Table, one_table
-from flsv.data.sources.values import (
+from flsv.data.sources.columns import (
     FEW,
     WORDS,
+    Columns,
     class_labels,
     class_names,
     group_values,
@@ -36,6 +35,7 @@ from flsv.data.sources.values import (
     with_values,
     without_gaps,
 )
+from flsv.data.sources.table import Table, one_table
 from flsv.errors import ColumnError, ConfigurationError, listed
 
 _IDENTIFIER = re.compile(

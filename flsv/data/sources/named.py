@@ -279,7 +279,10 @@ def read_image(path: str, decode: bool = True) -> Image.Image | None:
         with Image.open(path) as image:
             if image.mode.startswith(("I", "F")):  # Pillow would cut every pixel at 255
                 raise ValueError("it has more than 8 bits per pixel, whose scale is unknown")
-            return image.convert("RGB") if decode else image.verify()
+            if decode:
+                return image.convert("RGB")
+            image.verify()
+            return None
     except Exception as error:  # Pillow raises whatever its decoders do
         raise ConfigurationError(f"{path} cannot be read as an image: {error}. Repair or remove it.") from error
 
