@@ -143,9 +143,8 @@ def split_federation(
 def _refuse_lost(lost: Sequence[str | int], options: Splits, whole: bool) -> None:
     """Warn of groups that no client has, or refuse them."""
     message = (
-        f"Nothing is left to {listed(lost, show=repr)}: all their samples went to the server's validation set "
-        f"(server_val={options.server_val}), or were left out (max_samples={options.max_samples}). Give the server "
-        "validation data of its own (val), or server_val: 0, or leave this client out."
+        f"Nothing is left to {listed(lost, show=repr)}: all their samples went to the server's validation set, or were "
+        f"left out (max_samples={options.max_samples}). Give the server data of its own (val), or say server_val: 0."
     )
     if lost and whole:
         raise ConfigurationError(message)
@@ -167,10 +166,8 @@ def _split_client(client: int, samples: Tensor, options: Splits, names: Sequence
     train, val, test = _sizes(len(samples), options)
     if train < 1:
         called = client_called(client, names, "Client")
-        raise ConfigurationError(
-            f"{called} has {len(samples)} samples, of which client_val={options.client_val} and client_test="
-            f"{options.client_test} leave none to train on. Lower them, or give every client more (min_samples)."
-        )
+        held = f"client_val={options.client_val} and client_test={options.client_test}"
+        raise ConfigurationError(f"{called} has {len(samples)} samples, of which {held} leave none to train on.")
     order = shuffled(samples, generator_for(options.seed, "client_split", client))
     pieces = order.split([train, val, test])
     return {name: piece.sort().values for name, piece in zip(("train", "val", "test"), pieces, strict=True)}

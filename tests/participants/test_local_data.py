@@ -1,19 +1,23 @@
+"""A client's data and what it keeps: read in a question to it, and nowhere else."""
+
+from __future__ import annotations
+
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from toys import fit, toy_data
 
-from flsv import ClientEvaluation
 from flsv.data import ClosedSetLabelNoise
 from flsv.loop import FederatedLoop
+from flsv.metrics import ContributionMetric
 from flsv.participants import LocalData
 from flsv.personalization import Personalizer
-from flsv.round import FederationState, Round
-from flsv.sampling import UniformSampler
-from flsv.strategy import Federation
+from flsv.round import Round
+from flsv.valuation import clients_of
 
 
 class Asking(Personalizer):
@@ -57,18 +61,6 @@ def test_models_are_evaluated_on_each_clients_own_samples(tmp_path: Path) -> Non
         torch.testing.assert_close(given, expected)
 
 
-def test_what_a_client_holds(tmp_path: Path) -> None:
-    data = toy_data()
-    answers, _ = ask(
-        lambda local, round: (local.class_counts, local.population, local.num_classes, local.model), tmp_path, data
-    )
-    for client, (counts, population, classes, model) in enumerate(answers):
-        assert torch.equal(counts, data.class_counts[client])
-        assert torch.equal(population, data.class_counts.sum(0))
-        assert classes == 3
-        assert model.ndim == 1
-
-
 def test_nobody_reads_the_data_outside_of_a_question(tmp_path: Path) -> None:
     leaked, loop = ask(lambda local, round: local, tmp_path)
     for read in (
@@ -104,63 +96,52 @@ def test_nobody_reads_the_data_outside_of_a_question(tmp_path: Path) -> None:
     ask(meanwhile, tmp_path)
 
 
-def test_an_empty_split_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="client 0 has no val samples"):
-        ask(lambda local, round: local.samples("val"), tmp_path, toy_data(client_val=0.0))
+# What a client keeps is its own
 
 
-def accuracy(local: LocalData, models: torch.Tensor) -> torch.Tensor:
-    return local.evaluate(models, "test").value("accuracy")
+def test_each_client_has_its_own_and_only_it_can_look() -> None:
+    sets = [(torch.zeros(2, 1), torch.tensor([0, 1]))] * 2
+    first, second = clients_of(sets)
+    first.ask(lambda local: local.memory.update(a=1))
+    assert first.ask(lambda local: dict(local.memory)) == {"a": 1}
+    assert second.ask(lambda local: dict(local.memory)) == {}
+    holders = []
+    first.ask(holders.append)
+    with pytest.raises(PermissionError, match="client 0"):
+        _ = holders[0].memory
+    with pytest.raises(PermissionError, match="client 0"):
+        second.ask(lambda local: holders[0].memory)
 
 
-class Starting(Personalizer):
-    """Everybody starts from zero, whoever asks."""
-
-    def start(self, client: int, state: FederationState) -> torch.Tensor:
-        return torch.zeros_like(state.model())
-
-    def personalize(self, round: Round, contributions: Any, models: Any) -> dict[int, torch.Tensor]:
-        assert round.start_vectors is not None
-        assert not round.start_vectors.any()
-        return {}
+def count(local: LocalData) -> int:
+    """How often this client has been asked."""
+    local.state["asked"] = local.state.get("asked", torch.tensor(0)) + 1
+    return int(local.state["asked"])
 
 
-def test_a_personalizer_says_where_clients_start(tmp_path: Path) -> None:
-    loop, data = FederatedLoop(personalizer=Starting(), evaluation=ClientEvaluation(every=1)), toy_data()
-    fit(loop, tmp_path, data=data, rounds=2)
-    assert not loop.state.starts
-    # Logits of zero are class 0 for everybody.
-    tests = [torch.cat([y for _, y in data.client_loader(client, "test")]) for client in range(3)]
-    assert loop.client_accuracy is not None
-    torch.testing.assert_close(loop.client_accuracy, torch.stack([(y == 0).float().mean() for y in tests]))
+class Asked(ContributionMetric):
+    """What every client's own counter reads, ``[n]``."""
+
+    per_class = False
+
+    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+        self.add_state("counts", torch.full((num_clients,), float("nan")), dist_reduce_fx="max")
+
+    def update(self, client_ids: torch.Tensor, clients: Any) -> None:
+        self.counts[client_ids] = torch.tensor([float(client.ask(count)) for client in clients])
+
+    def compute(self) -> torch.Tensor:
+        return self.counts
 
 
-def test_the_trained_models_can_be_evaluated_instead(tmp_path: Path) -> None:
-    received = FederatedLoop(evaluation=ClientEvaluation(every=1), seed=0)
-    trained = FederatedLoop(evaluation=ClientEvaluation(every=1, models="trained"), seed=0)
-    for loop in (received, trained):
-        fit(loop, tmp_path, rounds=2)
-    assert not received.trained
-    assert sorted(trained.trained) == [0, 1, 2]
-    assert not torch.equal(trained.trained[0], trained.trained[1])
-    with pytest.raises(ValueError, match=r"ClientEvaluation\(models='own'\)"):
-        FederatedLoop(evaluation=ClientEvaluation(models="own"))  # type: ignore[arg-type]
+def asked(folder: Path, rounds: int, ckpt_path: Path | None = None) -> list[float]:
+    """The counters after so many rounds."""
+    loop = FederatedLoop(metrics={"asked": Asked()}, seed=0)
+    saving: dict[str, Any] = {"enable_checkpointing": True, "callbacks": [ModelCheckpoint(folder, "last")]}
+    fit(loop, folder, data=toy_data(), rounds=rounds, ckpt_path=ckpt_path, **saving)
+    return loop.contributions["asked"].tolist()
 
 
-class Prepared(UniformSampler):
-    """Counts on being told of the federation before it draws."""
-
-    def begin(self, federation: Federation) -> None:
-        self.clients = federation.num_clients
-
-    def sample(
-        self, num_clients: int, contributions: Any, generator: torch.Generator, round_index: int = 0
-    ) -> torch.Tensor:
-        assert self.clients == num_clients
-        return super().sample(num_clients, contributions, generator, round_index)
-
-
-def test_every_strategy_begins_before_the_first_cohort_is_drawn(tmp_path: Path) -> None:
-    loop = FederatedLoop(sampler=Prepared(2), seed=0)
-    fit(loop, tmp_path, rounds=2)
-    assert loop.round_index == 2
+def test_a_counter_reads_the_same_after_a_resume(tmp_path: Path) -> None:
+    asked(tmp_path / "half", 2)
+    assert asked(tmp_path / "rest", 4, tmp_path / "half/last.ckpt") == [4.0, 4.0, 4.0]

@@ -98,14 +98,3 @@ def test_answers_and_traffic_are_those_of_one_process(size: int) -> None:
         assert torch.equal(found, alone)
         assert crossed == messages
     assert sorted(client for _, _, asked in results for client in asked) == [0, 1, 1, 2, 3, 4]
-
-
-def test_a_conversation_is_with_one_client() -> None:
-    def cheat(ranks: Ranks) -> str:
-        clients, _, _ = clients_of(ranks, 2)
-        other = {0: clients[1], 1: clients[0]}
-        with pytest.raises(RuntimeError, match="within a conversation with another") as caught:
-            run_protocol(clients, lambda client: other[client.id].ask(answer, torch.tensor(1)))
-        return str(caught.value)
-
-    assert len(on_ranks(2, cheat)) == 2

@@ -85,12 +85,6 @@ def test_tied_weights_are_one() -> None:
     assert sharing(["!head"], net).kept == {"0.weight", "4.bias"}
 
 
-@pytest.mark.parametrize("share", ["", "!", [], [""], [3], 3, None, {"all": True}, ["all", "!"]])
-def test_what_is_no_share(share: Any) -> None:
-    with pytest.raises(ConfigurationError, match=re.escape(f"FederatedLoop(share={share!r}): expected")):
-        check_share(share)
-
-
 @pytest.mark.parametrize(
     ("share", "said"),
     [

@@ -81,10 +81,8 @@ def array_set(x: Any, y: Any = None) -> TensorDataset:
     if targets.dtype.kind == "f" and np.isfinite(targets).all():
         return TensorDataset(inputs, torch.from_numpy(targets.astype(np.float32)))
     if targets.ndim != 1 or not all(isinstance(entry, str) for entry in targets.tolist()):
-        raise ConfigurationError(
-            f"(X, y): y is {targets.dtype} {list(targets.shape)}. Expected whole numbers or words as classes, one "
-            "each, or floating-point numbers, none of them NaN or infinite."
-        )
+        about = f"(X, y): y is {targets.dtype} {list(targets.shape)}"
+        raise ConfigurationError(f"{about}. Expected classes, one each, or numbers, none of them NaN or infinite.")
     classes, numbers = np.unique(targets.astype(str), return_inverse=True)
     data = TensorDataset(inputs, torch.from_numpy(numbers.reshape(-1).astype(np.int64)))
     data.classes = tuple(classes.tolist())  # type: ignore[attr-defined]
@@ -143,10 +141,7 @@ def one_numbering(
     for name, classes in named.items():
         # Without names, the numbers mean what all the clients mean by them: they all name the same.
         if not classes and len(found) > 1:
-            raise ConfigurationError(
-                f"{name!r} has no names for its classes, and others have ({listed(union, 8)}): which of its numbers "
-                "are which of these classes, nobody can tell. Give all data sets an attribute `classes`, or none."
-            )
+            raise ConfigurationError(f"{name!r} has no names for its classes, and others have: set its `classes`.")
         strange = [each for each in classes if each not in union]
         if strange:
             raise ConfigurationError(f"The {name} data have classes that no client has: {listed(strange, 8)}.")
@@ -190,10 +185,10 @@ def _renumbered(dataset: Dataset, classes: Sequence[str], union: Sequence[str], 
         changed = copy.copy(dataset)
         changed.target_transform = numbers.tolist().__getitem__
     else:
+        kind = type(dataset).__name__
         raise ConfigurationError(
             f"{name!r} has the classes {listed(classes, 8)}, and all together have {listed(union, 8)}. The labels of a "
-            f"{type(dataset).__name__} cannot be numbered anew: number them alike at all clients, with an attribute "
-            "`classes` that names all."
+            f"{kind} cannot be numbered anew: number them alike at all clients, with an attribute `classes` of all."
         )
     changed.classes = tuple(union)
     return changed

@@ -140,8 +140,8 @@ class Reading:
             ConfigurationError: it was not said, or there is none of that name.
         """
         if self.label is None:
-            names = listed(table.frame.columns, 20)
-            raise ConfigurationError(f"{table.path} is a table: say labels, the column to predict. It has {names}.")
+            has = f"It has {listed(table.frame.columns, 20)}."
+            raise ConfigurationError(f"{table.path} is a table: say labels, the column to predict. {has}")
         table.column(self.label, "labels")
         return self.label
 

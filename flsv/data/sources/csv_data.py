@@ -118,9 +118,7 @@ class CSVData(L.LightningDataModule):
     def _read(self, path: str) -> Table:
         place = find_place(path, self.root)
         if place is None:
-            raise ConfigurationError(
-                f"{path} was not found: looked at {looked_at(path, self.root)}. Name its folder: root."
-            )
+            raise ConfigurationError(f"{path} was not found: looked at {looked_at(path, self.root)}. Say root.")
         return read_table(place, self.delimiter)
 
     def train_dataloader(self) -> DataLoader:

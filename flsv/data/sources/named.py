@@ -14,7 +14,6 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
-from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from flsv.data.sources.base import SourceData, image_tensor, tensor_set
@@ -46,7 +45,6 @@ def digits() -> SourceData:
 #: Classes 0 and 1 lie on one axis, 2 and 3 on the other, each a little off it.
 CENTRES = ((2.0, 0.2), (-2.0, -0.2), (0.2, 2.0), (-0.2, -2.0))
 SPREAD = 0.8
-TRAIN, TEST = 4000, 2000
 
 
 def gaussians() -> SourceData:
@@ -59,15 +57,13 @@ def gaussians() -> SourceData:
         >>> len(data.train), data.train[0][0].shape, data.num_classes
         (4000, torch.Size([5]), 4)
     """
-    sets = [tensor_set(*_draw(size, split)) for size, split in ((TRAIN, "train"), (TEST, "test"))]
+    sets = []
+    for size, split in ((4000, "train"), (2000, "test")):
+        labels = torch.arange(size) % 4
+        noise = torch.randn(size, 2, generator=generator_for(0, "gaussians", split))
+        x, y = (torch.tensor(CENTRES)[labels] + SPREAD * noise).unbind(1)
+        sets.append(tensor_set(torch.stack([x, y, x * x, y * y, x * y], dim=1), labels))
     return SourceData(sets[0], test=sets[1], class_names=("0", "1", "2", "3"))
-
-
-def _draw(size: int, split: str) -> tuple[Tensor, Tensor]:
-    labels = torch.arange(size) % 4
-    noise = torch.randn(size, 2, generator=generator_for(0, "gaussians", split))
-    x, y = (torch.tensor(CENTRES)[labels] + SPREAD * noise).unbind(1)
-    return torch.stack([x, y, x * x, y * y, x * y], dim=1), labels
 
 
 # The class in torchvision.datasets, its folder, and mean and standard deviation by channel of the training pixels in
@@ -204,16 +200,12 @@ def _split_of(path: Path, split: str, arrays: dict[str, np.ndarray]) -> TensorDa
     """Images float32 ``[N, C, H, W]`` and their classes."""
     images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
     if {*labels.shape[:1], labels.size} != {len(images)} or labels.dtype.kind not in "biu":
-        raise ConfigurationError(
-            f"{path}: {split}_labels are {labels.dtype} {list(labels.shape)} for {len(images)} images. One whole "
-            "number is needed per image, [N] or [N, 1]; multi-label data are not supported."
-        )
+        about = f"{labels.dtype} {list(labels.shape)} for {len(images)} images"
+        raise ConfigurationError(f"{path}: {split}_labels are {about}: one whole number each, not multi-label.")
     plain = images.ndim == 3 or (images.ndim == 4 and images.shape[3] in (1, 3))
     if not plain or (images.dtype.kind != "f" and images.dtype != np.uint8):
-        raise ConfigurationError(
-            f"{path}: {split}_images are {images.dtype} {list(images.shape)}. Expected uint8 in 0 .. 255, or floating-"
-            "point numbers as the model shall see them, [N, H, W], [N, H, W, 1] or [N, H, W, 3]."
-        )
+        about = f"{path}: {split}_images are {images.dtype} {list(images.shape)}"
+        raise ConfigurationError(f"{about}: expected uint8 or floating-point numbers, [N, H, W], [N, H, W, 1 or 3].")
     if images.dtype == np.uint8:
         return tensor_set(image_tensor(images, mean=[0.5], std=[0.5]), labels.reshape(-1))
     pixels = torch.from_numpy(images.astype(np.float32))
@@ -244,16 +236,12 @@ def folder(path: Path, image_size: int = 224) -> SourceData:
     try:
         sets: dict[str, Any] = {split: image_folder(path / split, image_size, allow_empty=False) for split in splits}
     except FileNotFoundError as error:
-        raise ConfigurationError(
-            f"{path} is no folder of images <split>/<class>/*.png (or .jpg ...): {error}"
-        ) from error
+        raise ConfigurationError(f"{path} has no images as <split>/<class>/*.png: {error}") from error
     classes = sets["train"].classes
     for split, images in sets.items():
         # ImageFolder numbers a split's classes by itself: with a class missing, every later one would be another.
         if images.classes != classes:
-            raise ConfigurationError(
-                f"{path}: {split} has the classes {images.classes}, train has {classes}. They must be the same."
-            )
+            raise ConfigurationError(f"{path}: {split} has the classes {images.classes}, train has {classes}.")
     return SourceData(**sets, class_names=tuple(classes))
 
 

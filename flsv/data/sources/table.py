@@ -101,10 +101,9 @@ class Table:
         lacking = next((part for part in self.parts if name not in part.frame), None)
         if lacking is None:
             return self.frame[name]
-        close = difflib.get_close_matches(name, lacking.frame.columns)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        names = listed(lacking.frame.columns, 20)
-        message = f"{lacking.path} has no column {name!r} ({argument}).{hint} It has {names}."
+        close = difflib.get_close_matches(name, lacking.frame.columns, 1)
+        hint = f"Did you mean {close[0]!r}?" if close else f"It has {listed(lacking.frame.columns, 20)}."
+        message = f"{lacking.path} has no column {name!r} ({argument}). {hint}"
         raise ColumnError(message, {"exclude": [name]})  # which helps where other tables have it
 
 
