@@ -47,6 +47,10 @@ def test_everything_follows_from_the_seeds():
     first, again, other = (sets_of(split(seed=seed, **options)) for seed in (1, 1, 2))
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert not torch.equal(first[0], other[0])
+    one, two = (
+        split(IIDPartitioner(4, seed=0), server_val=0.0, client_val=0.3, seed=seed).clients[0] for seed in (1, 2)
+    )
+    assert not torch.equal(one["val"], two["val"])
 
 
 def test_a_fraction_of_the_pool_that_is_no_sample():

@@ -66,10 +66,6 @@ class CSVData(L.LightningDataModule):
         group_names: the groups in the order in which :class:`~flsv.data.GroupPartitioner` makes clients of them.
         input_shape: shape of one sample.
         num_classes: number of classes; None where there are none.
-
-    Raises:
-        ConfigurationError: from construction, arguments out of range; from ``setup``, a file that is missing, no such
-            table, or without a named column, or a row without a group.
     """
 
     pooled_inputs = False
@@ -183,9 +179,9 @@ class CSVData(L.LightningDataModule):
 class TableData(CSVData):
     """The rows of a CSV file: features, one target, and perhaps a column with the natural clients.
 
-    Samples are ``(features float32 [D], target)``; the target is a class (int64) or a number (float32). What becomes of
-    the columns, and whose rows tell their means, deviations and categories, says :class:`~flsv.data.Columns`. Training
-    rows are all that are not held out here, those that a federation's clients hold out themselves included.
+    Samples are ``(features float32 [D], target)``; the target is a class (int64) or a number (float32). Training rows,
+    which tell means, deviations and categories, are all that are not held out here, those that a federation's clients
+    hold out themselves included.
 
     Args:
         path: the file, looked up below ``root``, then as it is.
@@ -198,9 +194,6 @@ class TableData(CSVData):
         feature_names: ``D`` names, such as ``("age", "ward=A", "ward=B", "age missing")``.
         target_mean, target_std: what a prediction is multiplied by (``target_std``) and then moved by to be in the
             file's unit; 0 and 1 unless ``standardize_target``.
-
-    Raises:
-        ConfigurationError: arguments that contradict each other; from ``setup``, what cannot be read.
 
     Example:
         >>> import tempfile
@@ -363,9 +356,6 @@ class CharacterData(CSVData):
         group: the column whose values are the clients of a :class:`~flsv.data.GroupPartitioner`.
         length: characters that a sample predicts.
         options: see :class:`~flsv.data.CSVData`.
-
-    Raises:
-        ConfigurationError: from ``setup``, a group that is too short for one piece.
 
     Example:
         >>> import tempfile
