@@ -198,7 +198,8 @@ def check_full_batches(splits: FederatedSplits, options: dict[str, Any]) -> None
         least = samples.index(min(samples))
         called = client_called(least, splits.names, "Client")
         raise ConfigurationError(
-            f"{called} has {min(samples)} samples, not one full batch of {size}: set drop_last to false."
+            f"{called} has {min(samples)} samples, not one full batch of {size}. Lower batch_size to {min(samples)}, "
+            "or set drop_last to false."
         )
 
 

@@ -83,7 +83,8 @@ class Partitioner(Declared, ABC):
         """
         labels = torch.as_tensor(labels).cpu().long()
         if self.num_clients is not None and len(labels) < self.num_clients:
-            raise ConfigurationError(f"{self!r}: {len(labels)} samples cannot be dealt to {self.num_clients} clients.")
+            samples = f"{len(labels)} samples cannot be dealt to {self.num_clients} clients"
+            raise ConfigurationError(f"{self!r}: {samples}. Lower num_clients, or use more data.")
         parts = [
             part.sort().values
             for part in self.partition(labels, num_classes, groups, generator_for(self.seed, "partition"))

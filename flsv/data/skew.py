@@ -96,7 +96,7 @@ class PathologicalPartitioner(Partitioner):
     def partition(self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator) -> list[Tensor]:
         present = labels.unique()
         if self.classes_per_client > len(present):
-            raise ConfigurationError(f"{self!r}: the data have samples of {len(present)} classes only.")
+            raise ConfigurationError(f"{self!r}: lower classes_per_client: there are {len(present)} classes only.")
         holders: dict[int, list[bool]] = {label: [] for label in present.tolist()}
         for _ in range(self.num_clients):
             # A stable sort of a random order by load: the least held classes first, ties at random.
@@ -106,7 +106,9 @@ class PathologicalPartitioner(Partitioner):
                 held.append(label in chosen)
         for label, held in holders.items():
             if sum(held) > int((labels == label).sum()):
-                raise ConfigurationError(f"{self!r}: class {label} has fewer samples than its {sum(held)} holders.")
+                raise ConfigurationError(
+                    f"{self!r}: class {label} has fewer samples than its {sum(held)} holders: lower num_clients."
+                )
 
         def even(label: int, members: Tensor) -> Sequence[Tensor]:
             parts = iter(members.tensor_split(sum(holders[label])))

@@ -3,6 +3,7 @@ validation and test."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -125,7 +126,8 @@ def split_federation(
     if options.server_val > 0 and held_back == 0:
         enough = rounded_up(0.5 / max(1, len(pool)))
         raise ConfigurationError(
-            f"Splits(server_val={options.server_val}) of {len(pool)} samples is none: raise it to {enough}, or say 0."
+            f"Splits(server_val={options.server_val}) of {len(pool)} samples is none. Raise the fraction to {enough}, or "
+            "say 0 to train without validation."
         )
     server_val, rest = pool[:held_back].sort().values, pool[held_back:].sort().values
     if partitioner.keeps_groups and groups is not None:
@@ -167,7 +169,11 @@ def _split_client(client: int, samples: Tensor, options: Splits, names: Sequence
     if train < 1:
         called = client_called(client, names, "Client")
         held = f"client_val={options.client_val} and client_test={options.client_test}"
-        raise ConfigurationError(f"{called} has {len(samples)} samples, of which {held} leave none to train on.")
+        enough = next(count for count in itertools.count(len(samples)) if _sizes(count, options)[0] >= 1)
+        raise ConfigurationError(
+            f"{called} has {len(samples)} samples, of which {held} leave none to train on. Set them to 0, or partition "
+            f"so that every client has {enough} or more (min_samples)."
+        )
     order = shuffled(samples, generator_for(options.seed, "client_split", client))
     pieces = order.split([train, val, test])
     return {name: piece.sort().values for name, piece in zip(("train", "val", "test"), pieces, strict=True)}
