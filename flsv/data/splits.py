@@ -126,8 +126,8 @@ def split_federation(
     if options.server_val > 0 and held_back == 0:
         enough = rounded_up(0.5 / max(1, len(pool)))
         raise ConfigurationError(
-            f"Splits(server_val={options.server_val}) of {len(pool)} samples is none. Raise the fraction to {enough}, or "
-            "say 0 to train without validation."
+            f"Splits(server_val={options.server_val}) of {len(pool)} samples is none. Raise the fraction to {enough}, "
+            "or say 0 to train without validation."
         )
     server_val, rest = pool[:held_back].sort().values, pool[held_back:].sort().values
     if partitioner.keeps_groups and groups is not None:
