@@ -3,6 +3,7 @@ found before they make every value NaN, or wrong."""
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from flsv._lightning.evaluation import each_loader
@@ -19,15 +21,22 @@ from flsv.data.groups import client_called
 from flsv.data.loaders import TensorBatches, tensors_of
 from flsv.data.splits import FederatedSplits
 from flsv.errors import ConfigurationError, in_words
+from flsv.seeding import isolated_rngs
 
+#: Bytes of a holder's files up to which they are read.
+FILE_BYTES = 2**26
+#: Holders of whom a sample is read where samples do not lie in tensors.
+LOOKED_AT = 8
 _ROWS = 1024  # that are looked at a time
+_PLAIN = (bool, int, float, complex, str, bytes)
 
 
 def content_hashes(dataset: Dataset, holders: Mapping[str, Tensor]) -> dict[str, str]:
     """A hash of each holder's samples.
 
     Of tensors, and of attributes of a data set that are tensors or arrays of its length, all bytes; of a folder of
-    images all files' names and sizes.
+    images all files' names and sizes, and the bytes of no more than :data:`FILE_BYTES`. Of any data but tensors the
+    first sample of :data:`LOOKED_AT` holders is read, too, which counts if it is the same when it is read again.
 
     Args:
         dataset: map-style.
@@ -41,10 +50,12 @@ def content_hashes(dataset: Dataset, holders: Mapping[str, Tensor]) -> dict[str,
         >>> before["a"] == after["a"], before["b"] == after["b"]
         (True, False)
     """
-    return {name: _hash_of(dataset, indices) for name, indices in holders.items() if len(indices)}
+    held = {name: indices for name, indices in holders.items() if len(indices)}
+    every = -(-len(held) // LOOKED_AT)
+    return {name: _hash_of(dataset, held[name], place % every == 0) for place, name in enumerate(held)}
 
 
-def _hash_of(dataset: Any, indices: Tensor) -> str:
+def _hash_of(dataset: Any, indices: Tensor, read: bool = True) -> str:
     digest = hashlib.sha256()
     tensors, rows = tensors_of(dataset, indices)
     if tensors is not None and rows is not None:
@@ -56,15 +67,23 @@ def _hash_of(dataset: Any, indices: Tensor) -> str:
     from torchvision.datasets import DatasetFolder
 
     if isinstance(dataset, DatasetFolder):
-        for file in [Path(dataset.samples[i][0]) for i in indices.tolist()]:
-            # Not the whole path: the same data in another folder are the same.
-            digest.update(f"{file.parent.name}/{file.name}:{file.stat().st_size};".encode())
+        _add_files(digest, [Path(dataset.samples[i][0]) for i in indices.tolist()])
     for name, held in sorted(getattr(dataset, "__dict__", {}).items()):
         # What is mapped from a file may be larger than the memory.
         if _is_numbers(held) and not isinstance(held, np.memmap) and held.shape[:1] == (len(dataset),):
             digest.update(f"{name}:".encode())
             _add_rows(digest, torch.as_tensor(held), indices)
+    if read and len(indices):
+        digest.update(_read(dataset, int(indices[0])))
     return digest.hexdigest()
+
+
+def _add_files(digest: Any, files: list[Path]) -> None:
+    small = sum(file.stat().st_size for file in files) < FILE_BYTES
+    for file in files:
+        # Not the whole path: the same data in another folder are the same.
+        digest.update(f"{file.parent.name}/{file.name}:{file.stat().st_size};".encode())
+        digest.update(file.read_bytes() if small else b"")
 
 
 def _is_numbers(value: Any) -> bool:
@@ -76,6 +95,28 @@ def _add_rows(digest: Any, tensor: Tensor, rows: Tensor) -> None:
     for some in rows.split(_ROWS):
         values = tensor[some.to(tensor.device)].detach().cpu().contiguous()
         digest.update(values.reshape(-1).view(torch.uint8).numpy())
+
+
+def _read(dataset: Any, index: int) -> bytes:
+    """A sample's bytes; none of one that is another each time it is read, or that cannot be read here.
+
+    A shallow copy is read: what a data set opens when it is first read, its workers open themselves.
+    """
+    twice = []
+    for _ in range(2):
+        digest = hashlib.sha256()
+        with isolated_rngs(0, "contents"):
+            try:
+                sample = copy.copy(dataset)[index]
+            except Exception:
+                return b""  # training says by name what cannot be read
+        for leaf in tree_leaves(sample):
+            if isinstance(leaf, _PLAIN):
+                digest.update(f"{type(leaf).__name__}{leaf!r};".encode())
+            elif _is_numbers(leaf):
+                _add_rows(digest, torch.as_tensor(leaf)[None], torch.arange(1))
+        twice.append(digest.digest())
+    return twice[0] if twice[0] == twice[1] else b""
 
 
 def loader_hash(loaders: Any) -> str:

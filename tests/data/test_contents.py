@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import ToTensor
 
 from flsv.data import FederatedDataModule, IIDPartitioner, SizePartitioner
 from flsv.data.contents import content_hashes, loader_rows, not_finite
@@ -41,6 +45,16 @@ class Table(Dataset):
         return torch.tensor([float(index)]), self.targets[index]
 
 
+class Hidden(Table):
+    """Its samples are made when they are read."""
+
+    factor, drawn, opened = 1.0, False, False
+
+    def __getitem__(self, index: int) -> Any:
+        self.opened = True
+        return {"x": torch.tensor([self.factor * (index + 1)]) + (torch.rand(1) if self.drawn else 0)}, 0
+
+
 @pytest.mark.parametrize("wrap", [lambda x: x, lambda x: Subset(x, range(6))])
 def test_one_number_of_one_sample_is_its_holders(wrap: Any) -> None:
     before, data = content_hashes(wrap(tensors()), HOLDERS), tensors()
@@ -55,6 +69,35 @@ def test_arrays_of_a_data_set_of_ones_own(column: Any) -> None:
     changed[3] = column[2]
     assert content_hashes(Table(column=copy.deepcopy(column)), HOLDERS) == before
     assert other(before, content_hashes(Table(column=changed), HOLDERS)) == ["b"]
+
+
+def test_what_says_nothing_of_its_samples_is_read() -> None:
+    before, scaled = content_hashes(Hidden(), HOLDERS), Hidden()
+    scaled.factor = 2.0
+    assert other(before, content_hashes(scaled, HOLDERS)) == ["a", "b"]
+    # Random numbers are no other samples, and nothing is left behind.
+    drawn, state = Hidden(drawn=True), torch.get_rng_state()
+    found = content_hashes(drawn, HOLDERS)
+    torch.manual_seed(5)
+    assert content_hashes(drawn, HOLDERS) == found
+    torch.set_rng_state(state)
+    assert not drawn.opened
+
+
+def images(folder: Path) -> ImageFolder:
+    for name in ("cat", "dog"):
+        (folder / name).mkdir(parents=True)
+        for i in range(3):
+            Image.fromarray(np.full((4, 4), 10 * i, np.uint8)).save(folder / name / f"{i}.png")
+    return ImageFolder(str(folder), transform=ToTensor())
+
+
+def test_files_are_read_wherever_they_lie(tmp_path: Path) -> None:
+    first, second = images(tmp_path / "one"), images(tmp_path / "two")
+    before = content_hashes(first, HOLDERS)
+    assert content_hashes(second, HOLDERS) == before
+    Image.fromarray(np.full((4, 4), 21, np.uint8)).save(tmp_path / "two/dog/2.png")
+    assert other(before, content_hashes(second, HOLDERS)) == ["b"]
 
 
 def test_rows_of_loaders() -> None:
