@@ -1,34 +1,39 @@
 """Tests whether the global model has learned anything beyond a constant answer, and so whether there is something to
 share; and whether the metrics' values tell clients apart.
 
-Performances of classifiers are tested themselves. Where no metric plays for one (it looks at updates, or at a value
-that the module logs), the model's mean recall is, if the server has a validation set with classes and ``forward`` gives
-logits.
+Performances of classifiers are tested themselves. Where no metric plays a game, the model's mean recall is, if the
+server has a validation set with classes and ``forward`` gives logits.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
+from scipy import stats
 from torch import Tensor
 from torchmetrics import Metric
-from torchmetrics.functional.classification import binary_auroc
 
+from flsv._lightning.evaluation import each_loader, on_device
+from flsv.clients.local_steps import limited
 from flsv.errors import ConfigurationError
 from flsv.functional.shapley.undecided import times_to_tell_apart
 from flsv.functional.shapley.undecided import told_apart as pairs_apart
 from flsv.games import ModelScore, Scores
-from flsv.games.constant import answers_of, ranked_apart, told_apart
-from flsv.games.scores import score_batch
+from flsv.games.replica import Replica, rows_of
+from flsv.games.scores import checked_logits, checked_pair, score_batch
 from flsv.loop.federation import FederationRun
 from flsv.metrics import ContributionMetric
+from flsv.seeding import isolated_rngs
 
+#: How often a model that has learnt nothing is taken for one that has, at most (about, for balanced accuracy).
+LEVEL = 0.05
 #: Performances of which a constant answer's is known.
 TESTED = ("accuracy", "balanced_accuracy", "per_class_accuracy", "negative_loss")
 #: What stands for a metric's name where no metric's performance can be tested.
@@ -99,31 +104,22 @@ def undecided(metrics: Mapping[str, Metric], values: Mapping[str, Tensor]) -> di
 
 
 def verdicts(trainer: L.Trainer, fit: FederationRun) -> tuple[dict[str, Verdict], str | None]:
-    """On the global model, by metric, and under ``NO_METRIC`` where none of theirs can be tested.
+    """On the global model, by metric, and under ``NO_METRIC`` where no metric plays a game.
 
     Returns:
         The verdicts; and why it is not known whether the model has learned anything, None where it is.
     """
-    model, measures = fit.state.model(), fit.board.performances
+    model = fit.state.model()
     found = _of_games(fit, model)
-    if any(verdict.apart is not None for verdict in found.values()):
-        return found, None
-    ranked = [name for name, measure in measures.items() if isinstance(measure, ModelScore) and _ranks(measure)]
-    answers = _answers(trainer, fit, model)
-    if isinstance(answers, str):
-        return found, answers
-    outputs, labels = answers
-    if ranked:
-        apart = ranked_apart(outputs, labels)
-        return found | {name: replace(found[name], apart=apart) for name in ranked}, None
-    if outputs.ndim == 1:  # a logit, or a probability: where class 1 begins is not known
-        area = Verdict("auroc", _finite(binary_auroc(outputs, labels)), ranked_apart(outputs, labels))
-        return {**found, NO_METRIC: area}, None
-    correct, loss = score_batch(outputs[None], labels)
-    support = torch.bincount(labels, minlength=outputs.shape[1])
-    own = Scores({"correct": correct, "loss": loss / len(labels)}, support)
+    if found:
+        known = any(verdict.apart is not None for verdict in found.values())
+        measures = sorted({verdict.by for verdict in found.values()})
+        return found, None if known else f"no constant answer's {', '.join(measures)} is known"
+    scores = _scores(trainer, fit, model)
+    if isinstance(scores, str):
+        return {}, scores
     by = "balanced_accuracy"
-    return {**found, NO_METRIC: Verdict(by, _finite(own.value(by)), told_apart(own, by))}, None
+    return {NO_METRIC: Verdict(by, _finite(scores.value(by)), told_apart(scores, by))}, None
 
 
 def _of_games(fit: FederationRun, model: Tensor) -> dict[str, Verdict]:
@@ -142,32 +138,79 @@ def _of_games(fit: FederationRun, model: Tensor) -> dict[str, Verdict]:
     return found
 
 
-def _answers(trainer: L.Trainer, fit: FederationRun, model: Tensor) -> tuple[Tensor, Tensor] | str:
-    """Outputs and labels, or why there are none."""
-    data = fit.engine.data
-    loaders = data.val_dataloader()
+@torch.inference_mode(False)
+@torch.no_grad()
+def _scores(trainer: L.Trainer, fit: FederationRun, model: Tensor) -> Scores | str:
+    """A classifier's, of as many validation batches as the trainer validates on, or why there are none. One batch at a
+    time is in memory; nothing of the fit changes."""
+    data, space, module = fit.engine.data, fit.engine.space, trainer.lightning_module
+    loaders, limit = data.val_dataloader(), trainer.limit_val_batches
     if not loaders:
         return "the server has no validation set"
-    if trainer.limit_val_batches == 0:
+    if limit == 0:
         return "nothing is validated (limit_val_batches=0)"
     if data.no_classes is not None:
         return f"there are no classes ({data.no_classes})"
-    if fit.engine.space.private_names:
+    if space.private_names:
         return "a part of the model stays with the clients"
+    correct, support = torch.zeros(2, data.num_classes, dtype=torch.int64)
     try:
-        return answers_of(trainer, fit.engine.space, model, loaders, data.num_classes)
+        with isolated_rngs(0, "answers"), torch.autocast(trainer.strategy.root_device.type, enabled=False):
+            replica = Replica(module, space, trainer.strategy.precision_plugin.forward_context)
+            replica.follow(module)
+            replica.load(rows_of(model[None]), 0)
+            for index, loader in enumerate(each_loader(loaders)):
+                for batch in on_device(trainer, islice(loader, limited(len(loader), limit)), index):
+                    x, y = checked_pair(batch, data.num_classes)
+                    with replica.context():
+                        logits = checked_logits(replica.module(x), y, data.num_classes)
+                    correct += score_batch(logits[None], y)[0][0].cpu()
+                    support += torch.bincount(y.cpu(), minlength=data.num_classes)
     except ConfigurationError as error:
         return str(error)
     except Exception as error:  # whatever a forward raises that the run has no need of
-        return f"{type(trainer.lightning_module).__name__}.forward(x) ends in {type(error).__name__}: {error}"
-
-
-def _ranks(performance: ModelScore) -> bool:
-    """Whether it is a measure of how samples are ranked."""
-    named = performance.called in ("auroc", "average_precision")
-    return named or type(performance.of).__name__.endswith(("AUROC", "AveragePrecision"))
+        return f"{type(module).__name__}.forward(x) ends in {type(error).__name__}: {error}"
+    return Scores({"correct": correct[None]}, support) if support.any() else "there are no validation samples"
 
 
 def _finite(values: Tensor) -> float | None:
     value = float(values.mean())
     return value if math.isfinite(value) else None
+
+
+def told_apart(scores: Scores, performance: str) -> bool:
+    r"""Whether a model's score on the validation set is significantly above a constant answer's.
+
+    Args:
+        scores: of one model, K = 1.
+        performance: ``"accuracy"``: against the majority class, by the exact McNemar test on the samples on which the
+            two differ. ``"negative_loss"``: against the classes' shares on the set, the best constant there is. Of
+            predictions that have nothing to do with the labels, the likelihood ratio has a mean of 1 at most, so that
+            it is above :math:`1/\alpha` with probability :math:`\alpha` at most (Markov's inequality).
+            ``"balanced_accuracy"``, ``"per_class_accuracy"``: against 1 / M over the classes that occur, by the
+            normal interval of the mean recall, with one sample right and one wrong added to every class.
+
+    Example:
+        >>> def scores(correct, support, loss):
+        ...     return Scores({"correct": torch.tensor([correct]), "loss": torch.tensor([loss])}, torch.tensor(support))
+        >>> constant, learned = scores([94, 0], [94, 6], 0.3), scores([92, 5], [94, 6], 0.1)
+        >>> told_apart(constant, "accuracy"), told_apart(constant, "balanced_accuracy")
+        (False, False)
+        >>> [told_apart(learned, by) for by in ("accuracy", "balanced_accuracy", "negative_loss")]
+        [False, True, True]
+    """
+    assert scores.support is not None
+    there = scores.support > 0
+    support, correct = scores.support[there].double(), scores.values["correct"][0, there].double()
+    if performance == "accuracy":
+        most = int(support.argmax())
+        won = int(correct.sum() - correct[most])
+        lost = int(support[most] - correct[most])
+        return won + lost > 0 and float(stats.binom.sf(won - 1, won + lost, 0.5)) < LEVEL
+    if performance == "negative_loss":
+        shares = support / support.sum()
+        entropy = float(-(shares * shares.log()).sum())
+        return float(support.sum()) * (entropy - float(scores.values["loss"][0])) > math.log(1 / LEVEL)
+    recall = (correct + 1) / (support + 2)
+    error = float((recall * (1 - recall) / support).sum().sqrt()) / len(support)
+    return float((correct / support).mean()) - 1 / len(support) > float(stats.norm.ppf(1 - LEVEL)) * error
