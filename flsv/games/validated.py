@@ -2,76 +2,54 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from copy import copy
 from itertools import islice
 from typing import Any
 
 import lightning as L
 import torch
-from torch import Tensor, nn
+from lightning.pytorch.utilities.data import extract_batch_size
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from flsv._lightning.evaluation import tolerance
 from flsv._lightning.validation import KeptBatches, ValidationRun, number
 from flsv.errors import ConfigurationError
 from flsv.games.copies import check_copies, copied
-from flsv.games.replica import Build, VectorEvaluator, module_device, named_tensors, rows_of
+from flsv.games.replica import Build, VectorEvaluator, named_tensors
 from flsv.games.scores import Scores
-from flsv.games.step_gradient import NotByStep, step_gradient
 from flsv.parameters import ParameterSpace
 from flsv.seeding import isolated_rngs
 
+_LOG = inspect.signature(L.LightningModule.log)
 #: What a module reads and does not change: all copies share it.
 _SHARED = (Dataset, DataLoader, L.LightningDataModule)
 
 
-class FreshCopies:
-    """Makes copies of a module with vectors in them.
+@torch.no_grad()
+def fresh_copy(module: L.LightningModule, space: ParameterSpace, vector: Tensor, private: Mapping[str, Tensor]) -> Any:
+    """A copy of a module that is the model ``vector [P]``, in the modes (training or evaluation) of the module.
 
     A user's ``validation_step`` may count, collect outputs and keep the best value so far. So that a model's score
     depends on nothing but its vector and the fit's module, every model has a copy of its own, in which the module's
-    Python state, metrics and buffers are as they are in the module now. Only the tensors that a vector holds are not
-    allocated anew: all copies share one set of them, which a new copy overwrites; and the parameters that nobody trains
-    are not copied at all. One copy is valid at a time.
+    Python state, metrics and buffers are as they are in the module now. Parameters that nobody trains are not copied.
 
-    Args:
-        module: it is read, never written.
-        space: the map between the module and vectors.
+    Raises:
+        ConfigurationError: the module cannot be copied.
     """
-
-    @torch.inference_mode(False)
-    def __init__(self, module: nn.Module, space: ParameterSpace) -> None:
-        self._module, self._space = module, space
-        self._held: dict[str, Tensor] = {}
-        for name, tensor in named_tensors(module):
-            if name in space.names:
-                own = torch.empty_like(tensor)
-                self._held[name] = nn.Parameter(own, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else own
-        self._vector = torch.empty(space.size, dtype=space.dtype, device=module_device(module))
-
-    @torch.no_grad()
-    def copy(self, build: Build, index: int, private: Mapping[str, Tensor] | None = None) -> Any:
-        """A copy that is model ``index``, in the modes (training or evaluation) of the module.
-
-        Raises:
-            ConfigurationError: the module cannot be copied.
-        """
-        instead: dict[int, Any] = {
-            id(t): self._held[name] for name, t in named_tensors(self._module) if name in self._held
-        }
-        instead |= {id(tensor): tensor for tensor in self._space.constants(self._module).values()}
-        for layer in self._module.modules():
-            for value in vars(layer).values():
-                instead.update(_shared(value))
-        own = copied(self._module, instead)
-        build(index, self._vector)
-        self._space.write(own, self._vector)
-        for name, tensor in named_tensors(own) if private else ():
-            if name in private and name not in self._held:  # type: ignore[operator]
-                tensor.copy_(private[name])  # type: ignore[index]
-        return own
+    instead: dict[int, Any] = {id(tensor): tensor for tensor in space.constants(module).values()}
+    for layer in module.modules():
+        for value in vars(layer).values():
+            instead.update(_shared(value))
+    own = copied(module, instead)
+    space.write(own, vector)
+    for name, tensor in named_tensors(own):
+        if name in private and name not in space.names:
+            tensor.copy_(private[name])
+    return own
 
 
 def _shared(value: Any) -> Iterator[tuple[int, Any]]:
@@ -116,34 +94,34 @@ class ValidatedModels(VectorEvaluator):
         asking: Mapping[str, str] | None = None,
         seed: int = 0,
     ) -> None:
-        self.space, self.names = space, list(dict.fromkeys(names))
+        self.space, self._names = space, list(dict.fromkeys(names))
         self._derived, self._asking = derived, asking or {}
         self._trainer, self._loaders, self._seed = trainer, loaders, seed
-        self._copies = FreshCopies(trainer.lightning_module, space)
-        self._private: Callable[[], Mapping[str, Tensor]] | None = None
+        self._private: Callable[[], Mapping[str, Tensor]] = dict
 
     def on(
         self, loaders: Sequence[KeptBatches], private: Callable[[], Mapping[str, Tensor]] | None = None
     ) -> ValidatedModels:
-        """The same on other batches. It shares this one's memory for models, so the two must not evaluate at the same
-        time.
+        """The same on other batches.
 
         Args:
             loaders: from :func:`flsv._lightning.validation.keep_batches`.
             private: gives state of the module that is not in the vectors, by its names; None: the module's own.
         """
         other = copy(self)
-        other._loaders, other._private = loaders, private
+        other._loaders, other._private = loaders, private or dict
         return other
 
     @torch.no_grad()
     def evaluate(self, build: Build, count: int) -> Scores:
         """The scores of ``count`` models; ``build(i, out)`` writes model i's vector into ``out [P]``."""
         rows: list[Mapping[str, float]] = []
+        vector = torch.empty(self.space.size, dtype=self.space.dtype, device=self._trainer.strategy.root_device)
         for index in range(count):
-            with self._validation(build, index) as run:
+            build(index, vector)
+            with self._validation(vector) as run:
                 rows.append(self._numbers(run.logged()))
-        return Scores({n: torch.tensor([row[n] for row in rows], dtype=torch.float64) for n in self.names})
+        return Scores({n: torch.tensor([row[n] for row in rows], dtype=torch.float64) for n in self._names})
 
     def gradient(self, vector: Tensor, name: str) -> Tensor:
         """float64 ``[P']``: the gradient of what is logged under ``name`` at a model ``[P]``, over the leading P'
@@ -167,7 +145,7 @@ class ValidatedModels(VectorEvaluator):
 
         def outputs(vector: Tensor) -> Any:
             with isolated_rngs(self._seed, "utility"):
-                own = self._copies.copy(rows_of(vector[None]), 0)
+                own = fresh_copy(module, self.space, vector, {})
                 return ValidationRun(self._trainer, own, first).logged()
 
         check_copies(module, self.space, outputs, sensitive=False)
@@ -175,18 +153,18 @@ class ValidatedModels(VectorEvaluator):
             self._check_gradient(name, start, float(logged.value(name)))
 
     @contextmanager
-    def _validation(self, build: Build, index: int) -> Iterator[ValidationRun]:
-        """Of model ``index``, with the random numbers that every model is given."""
+    def _validation(self, vector: Tensor) -> Iterator[ValidationRun]:
+        """Of a model, with the random numbers that every model is given."""
         with (
             isolated_rngs(self._seed, "utility"),
             torch.inference_mode(False),
             torch.autocast(self._trainer.strategy.root_device.type, enabled=False),
         ):
-            private = None if self._private is None else self._private()
-            yield ValidationRun(self._trainer, self._copies.copy(build, index, private), self._loaders)
+            own = fresh_copy(self._trainer.lightning_module, self.space, vector, self._private())
+            yield ValidationRun(self._trainer, own, self._loaders)
 
     def _numbers(self, logged: Mapping[str, Any]) -> dict[str, float]:
-        for name in self.names:
+        for name in self._names:
             if name not in logged:
                 who, module = self._asking.get(name, "a utility"), type(self._trainer.lightning_module).__name__
                 raise ConfigurationError(
@@ -194,27 +172,35 @@ class ValidatedModels(VectorEvaluator):
                     f"validation_step, self.log({name!r}, value), or name one of those; what callbacks log does not "
                     "count."
                 )
-        return {name: number(name, logged) for name in self.names}
+        return {name: number(name, logged) for name in self._names}
 
     def _derive(self, vector: Tensor, name: str) -> tuple[Tensor, Tensor]:
-        with self._validation(rows_of(vector[None]), 0) as run:
-            own = {n: p for n, p in run.module.named_parameters() if n in self.space.names}
-            trained = [(parameter, parameter.requires_grad) for parameter in own.values()]
-            try:
-                for parameter, _ in trained:
-                    parameter.requires_grad_(True)
-                value, slopes = step_gradient(run, name, list(own.values()))
-            except NotByStep as error:
-                raise ConfigurationError(
-                    f"{self._asking.get(name, 'a metric')} asks for the gradient of {name!r}, and {error}. Let "
-                    f"validation_step log the loss itself, self.log({name!r}, loss), or take a metric that evaluates "
-                    "models instead."
-                ) from error
-            finally:
-                for parameter, before in trained:
-                    parameter.requires_grad_(before)
-        by_name = dict(zip(own, slopes))
-        return value, torch.cat([by_name[n].flatten() for n in self.space.names if n in by_name])
+        """What ``validation_step`` logs under a name, and its gradient.
+
+        Lightning's evaluation loop takes what is logged for numbers, without a graph. So the step is called by hand,
+        ``self.log`` hands over its tensors, and batches are averaged as Lightning averages them: each value times the
+        batch size, over the sum of these. Hooks around the step are not called.
+        """
+        gradient = torch.zeros(self.space.num_parameters, dtype=torch.float64, device=vector.device)
+        total, weights = torch.zeros((), dtype=torch.float64), 0.0
+        # Closed, or an error would leave its contexts entered.
+        with self._validation(vector) as run, closing(run.steps()) as steps:
+            own = {n: p.requires_grad_(True) for n, p in run.module.named_parameters() if n in self.space.names}
+            ordered = [own[n] for n in self.space.names if n in own]
+            for arguments, loader in steps:
+                with torch.enable_grad():
+                    logged = [(torch.as_tensor(v).sum(), w) for v, w in _logged(run.module, name, arguments, loader)]
+                for value, weight in logged:
+                    if not value.requires_grad:
+                        raise ConfigurationError(
+                            f"{self._asking.get(name, 'a metric')} asks for the gradient of {name!r}, which is logged "
+                            "without its graph, as .item(), .detach() and no_grad leave it. Let validation_step log "
+                            "the loss itself, or take a metric that evaluates models instead."
+                        )
+                    slopes = torch.autograd.grad(value, ordered, materialize_grads=True)
+                    gradient += weight * torch.cat([slope.flatten() for slope in slopes]).double()
+                    total, weights = total + weight * value.detach().cpu().double(), weights + weight
+        return total / weights, gradient / weights
 
     def _check_gradient(self, name: str, start: Tensor, logged: float) -> None:
         """What is derived must be what Lightning logs."""
@@ -225,3 +211,28 @@ class ValidatedModels(VectorEvaluator):
                 f"logs averages to {derived:.6g}, and the trainer logs {logged:.6g}: hooks around the step have a part "
                 "in it. Log the loss in validation_step, or take a metric that evaluates models instead."
             )
+
+
+def _logged(
+    module: L.LightningModule, name: str, arguments: tuple[Any, ...], loader: int | None
+) -> list[tuple[Any, float]]:
+    """What a step logs under this name, as in ``trainer.callback_metrics``, and what the batch counts."""
+    values: list[tuple[Any, float]] = []
+
+    def log(*args: Any, **kwargs: Any) -> None:
+        call = _LOG.bind(None, *args, **kwargs)
+        call.apply_defaults()
+        names, size = [call.arguments["name"]], call.arguments["batch_size"]
+        if loader is not None and call.arguments["add_dataloader_idx"]:
+            names.append(f"{names[0]}/dataloader_idx_{loader}")
+        if name in names:
+            weight = extract_batch_size(arguments[0]) if size is None else size
+            values.append((call.arguments["value"], float(weight)))
+
+    own = vars(module)
+    own["log"] = log
+    try:
+        module.validation_step(*arguments)
+    finally:
+        del own["log"]
+    return values
