@@ -25,7 +25,6 @@ from flsv.clients.row_step import RowStep, State
 from flsv.errors import ConfigurationError
 from flsv.parameters import ParameterSpace
 
-Factors = dict[str, list[tuple[Tensor, Tensor]]]
 #: Of parameters, what they were at the start, and gradients, which are changed in place.
 Change = Callable[[list[Tensor], list[Tensor], list[Tensor]], None]
 
@@ -81,8 +80,7 @@ class RowTraining:
         trained = {p for p in names if p.requires_grad and names[p] not in apart}
         self._groups = [[names[p] for p in group["params"] if p in trained] for group in optimizer.param_groups]
         self._trained = {name for group in self._groups for name in group}
-        fused = clip_norm is None and change is None and plain_sgd(optimizer)
-        self.recordings = self._step = RowStep(module, sorted(self._trained), fused, shared)
+        self.recordings = self._step = RowStep(module, sorted(self._trained), shared)
         self.states: State = {}
         self._starts: State = {}
 
@@ -113,8 +111,8 @@ class RowTraining:
                 active = sum(length > step for length in lengths)
                 everybody = active == len(order)
                 now = stacked if everybody else {name: tensor[:active] for name, tensor in stacked.items()}
-                gradients, factors = self._derive(now, batches.at(order[:active], step), losses[:active])
-                self.take(gradients, factors, active)
+                gradients = self._derive(now, batches.at(order[:active], step), losses[:active])
+                self.take(gradients, active)
                 after_step()
         finally:
             self.end()
@@ -137,16 +135,14 @@ class RowTraining:
 
     def gradients(self, batch: Any) -> State:
         """Of all rows on a batch that they share, as the module gets it, ``[m, ...]`` by name; buffers move."""
-        gradients, _ = self._step(self.states, batch)
-        put_together(gradients, self._step.factors)
-        return gradients
+        return self._step(self.states, batch)[0]
 
     def played(self, batch: Any) -> State | None:
         """The same by a recording; None: there is none."""
         results = self._step.played(self.states, batch)
         return None if results is None else results[0]
 
-    def take(self, gradients: State, factors: Factors | None = None, active: int | None = None) -> None:
+    def take(self, gradients: State, active: int | None = None) -> None:
         """An optimizer's step of all rows, or of the first ones, by their gradients ``[m, ...]``, with the options that
         schedulers have given the module's optimizer."""
         self._stacked.follow(self.optimizer)
@@ -155,27 +151,26 @@ class RowTraining:
             self._change(now, before, list(gradients.values()))
         if self._clip_norm is not None:
             clip(gradients, self._clip_norm)
-        self._stacked.step(active, gradients, factors)
+        self._stacked.step(active, gradients)
 
-    def _derive(self, now: State, given: Iterable[tuple[list[int], Any]], losses: Tensor) -> tuple[State, Factors]:
+    def _derive(self, now: State, given: Iterable[tuple[list[int], Any]], losses: Tensor) -> State:
         """Of the rows that still train, on batches of one size after the other; their losses are added to."""
         gradients: State = {}
         for places, batch in given:
             if len(places) == len(losses):
                 results = self._step.played(now, batch) or self._step(now, batch)
                 losses += results[1]
-                return results[0], self._step.factors
+                return results[0]
             index = torch.tensor(places, device=losses.device)
             part = _rows(now, index)
             slopes, loss = self._step(part, batch)
-            put_together(slopes, self._step.factors)
             losses.index_add_(0, index, loss.to(losses))
             gradients = gradients or {name: torch.empty_like(now[name]) for name in self._trained}
             for name, gradient in slopes.items():
                 gradients[name][index] = gradient
             for name in now.keys() - self._trained:
                 now[name][index] = part[name]
-        return gradients, {}
+        return gradients
 
 
 def states_of(space: ParameterSpace, module: nn.Module, models: Tensor) -> State:
@@ -219,18 +214,13 @@ class StackedOptimizer:
         ]
 
     @torch.no_grad()
-    def step(self, active: int | None, gradients: State, factors: Factors | None = None) -> None:
-        """One step of the first ``active`` models (None: all); the others have ended and stay as they are. Gradients
-        that are left as ``factors`` never exist: plain SGD multiplies them into the weights."""
+    def step(self, active: int | None, gradients: State) -> None:
+        """One step of the first ``active`` models (None: all); the others have ended and stay as they are."""
         if active is not None and active != self._active:
             self._narrow(active)
         for name, view in self._views.items():
-            view.grad = gradients.get(name)
+            view.grad = gradients[name]
         self._optimizer.step()
-        for group, names in zip(self._optimizer.param_groups, self._groups):
-            for name in (each for each in names if each in (factors or {})):
-                for left, right in (factors or {})[name]:
-                    self._views[name].baddbmm_(left, right, alpha=-float(group["lr"]))
 
     def follow(self, like: Optimizer) -> None:
         """Take over what schedulers have written into another's groups."""
@@ -255,20 +245,6 @@ class StackedOptimizer:
 def is_elementwise(optimizer: Optimizer) -> bool:
     """Whether its steps are known to work entry by entry."""
     return type(optimizer).__name__ in ELEMENTWISE and type(optimizer).__module__.startswith("torch.optim")
-
-
-def plain_sgd(optimizer: Optimizer) -> bool:
-    """Whether a step is ``w -= lr * gradient`` and nothing else."""
-    others = ("momentum", "weight_decay", "dampening", "nesterov", "maximize", "differentiable")
-    groups = optimizer.param_groups
-    return type(optimizer) is torch.optim.SGD and not any(group.get(key) for group in groups for key in others)
-
-
-def put_together(gradients: State, factors: Factors) -> None:
-    """Adds the products to the gradients."""
-    for name, pairs in factors.items():
-        product = sum((left.bmm(right) for left, right in pairs[1:]), pairs[0][0].bmm(pairs[0][1]))
-        gradients[name] = gradients[name] + product if name in gradients else product
 
 
 def clip(gradients: State, norm: float) -> None:

@@ -16,15 +16,6 @@ from torch import Tensor, nn
 from flsv._lightning.patches import unlogged
 from flsv.errors import ConfigurationError
 
-#: What torch.func says, and what it means.
-_WORDS = (
-    ("random operation", "it draws random numbers, as dropout does"),
-    (".item()", "it reads values off tensors, as .item(), float(...) and `if loss > 1:` do"),
-    ("data-dependent control flow", "it reads values off tensors, as .item(), float(...) and `if loss > 1:` do"),
-    ("inplace", "it writes into a tensor that it keeps, as metrics do"),
-    ("in-place", "it writes into a tensor that it keeps, as metrics do"),
-    ("dynamic", "it makes a tensor whose shape depends on values, as x[mask] and nonzero do"),
-)
 #: What Lightning and torch keep on a module.
 _LIGHTNINGS = frozenset({"_current_fx_name", "_trainer", "_fabric", "log", "log_dict", "_parameters", "_modules"})
 
@@ -54,12 +45,11 @@ def refusing(module: nn.Module, errors: tuple[type[Exception], ...] = ()) -> Ite
     try:
         yield
     except Exception as error:
-        said = str(error) or type(error).__name__
-        reason = next((means for words, means in _WORDS if words in said and "vmap" in said), None)
-        refused = reason is not None or isinstance(error, (ConfigurationError, *errors))
+        text = str(error) or type(error).__name__
+        refused = "vmap" in text or isinstance(error, (ConfigurationError, *errors))
         if isinstance(error, NotBatched) or is_oom_error(error) or not refused:
             raise
-        raise refusal(module, reason or said.splitlines()[0].rstrip(".")) from error
+        raise refusal(module, text.splitlines()[0].rstrip(".")) from error
 
 
 class Watch:
@@ -71,7 +61,7 @@ class Watch:
     def changed(self) -> str:
         """What they have done; empty: nothing."""
         if self._drawn != _random_state():
-            return _WORDS[0][1]
+            return "it draws random numbers, as dropout does"
         before, now = self._before, dict(_kept(self._module))
         names = sorted(name for name in before.keys() | now.keys() if not _same(before.get(name), now.get(name)))
         return (

@@ -4,9 +4,8 @@
 as in softmax regressions and MLPs, there is a cheaper way: ``vmap`` runs the losses only, and autograd itself derives
 their sum by the stacked parameters, since no model's loss depends on another's. That saves what a transformed backward
 pass costs for every operation, and small models are bound by that. Linear layers multiply as ``W x^T`` then: for few
-outputs a batched product of that order takes little more than half the time of ``x W^T``. Where the gradient of a large
-weight is wanted for plain SGD only, it is left as its two factors: many models' gradients fit no cache. For
-convolutions autograd's own backward pass of a batched one is slower, and recurrent layers have none.
+outputs a batched product of that order takes little more than half the time of ``x W^T``. For convolutions autograd's
+own backward pass of a batched one is slower, and recurrent layers have none.
 
 What ``vmap`` adds to each call of a small model is more than its arithmetic, and the same in every step on batches of
 one shape. So the tensor operations that a step of a shared batch comes to are recorded once it has been taken often
@@ -18,15 +17,15 @@ recorded, and what may have moved on since (an epoch) is asked for by :meth:`Row
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from functools import cached_property, partial
+from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
+from functools import cached_property
 from typing import Any, NoReturn
 
 import torch
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
-from torch.func import grad_and_value, vmap
+from torch.func import functional_call, grad_and_value, vmap
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
@@ -37,10 +36,7 @@ from flsv.errors import ConfigurationError
 from flsv.seeding import isolated_rngs
 
 State = dict[str, Tensor]
-Keep = Callable[[tuple[Tensor, Tensor]], None]
 Play = Callable[[State, Any], tuple[State, Tensor, State]]
-#: Numbers in a stacked weight from which on its gradient is worth leaving out: it is beyond the caches.
-_LARGE = 2**20
 _VIEWS = {torch.ops.aten.alias.default, torch.ops.aten.expand.default, torch.ops.aten.view.default}
 #: Steps of a kind from which on a recording pays: it takes as long as what it saves in so many.
 OFTEN = 100
@@ -54,8 +50,7 @@ class BatchIndex:
             "training_step looks at batch_idx, and clients that train at once are at different batches of their epochs."
         )
 
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = __int__ = __float__ = __index__ = _refuse  # type: ignore[assignment]
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __floordiv__ = __truediv__ = _refuse
+    __eq__ = __ne__ = __lt__ = __gt__ = __bool__ = __int__ = __float__ = __index__ = __mod__ = __add__ = _refuse  # type: ignore[assignment]
     __hash__ = __str__ = __format__ = _refuse  # type: ignore[assignment]
 
 
@@ -84,16 +79,10 @@ class RowStep:
     Args:
         module: whose ``training_step`` gives the loss of one.
         trained: names of the parameters to derive by.
-        factors: leave the gradients of large linear layers' weights as the two factors of their product, in
-            :attr:`factors`.
         shared: all models are given one and the same batch ``[B, ...]``, which is not stacked: what depends on it alone
             is computed once, and a step that draws random numbers, as dropout does, draws the same for all. Otherwise
             one that draws is an error.
         often: steps on a shared batch of the same shape before they are recorded.
-
-    Attributes:
-        factors: by names of weights, what the last call has left out of their gradients: pairs ``[m, out, B]`` and
-            ``[m, B, in]`` whose products' sum it is. A weight may be missing among the gradients then.
 
     Example:
         >>> class Line(nn.Linear):
@@ -110,14 +99,12 @@ class RowStep:
         self,
         module: nn.Module,
         trained: Collection[str],
-        factors: bool = False,
         shared: bool = False,
         often: int | None = None,
     ) -> None:
         self._module, self._trained = module, list(trained)
         self._index = step_arguments(module, None, BatchIndex())[1:]
-        self._places = dict(_places(module))
-        self._split, self.factors = factors, dict[str, list[tuple[Tensor, Tensor]]]()
+        self._stepped = _Stepped(module)
         self._shared, self._often = shared, OFTEN if often is None else often
         self._seen, self._doubted = Counter[Any](), set[Any]()
         self._plays: dict[Any, Play | None] = {}
@@ -169,7 +156,7 @@ class RowStep:
         elif kind in self._doubted:
             self._doubted.discard(kind)
             self._plays[kind] = self._confirmed(kind, states, batch, results)
-        elif kind not in self._plays and self._seen[kind] >= self._often and not self.factors:
+        elif kind not in self._plays and self._seen[kind] >= self._often:
             self._plays[kind] = self._record(states, batch)
         return self._end(states, *results)
 
@@ -178,7 +165,6 @@ class RowStep:
         play = self._plays.get(kind := _kind(states, batch)) if self._plays else None
         if play is None or kind in self._doubted:
             return None
-        self.factors = {}
         with torch.no_grad():
             return self._end(states, *play(states, batch))
 
@@ -208,114 +194,48 @@ class RowStep:
         if self._linear:
             trained = [tensor.detach().requires_grad_() for tensor in trained]
             with torch.enable_grad():
-                large = [n for n, t in zip(self._trained, trained) if self._split and t.numel() >= _LARGE]
-                self.factors, self._deriving = {name: [] for name in large}, False
-                try:
-                    losses, after = self._of_many(trained, rest, batch)
-                except _Nested:  # a penalty on gradients: they have to exist
-                    self._split, self.factors = False, {}
-                    return self._derive(states, batch)
-                self._deriving = True
-                found = torch.autograd.grad(losses.sum(), trained, allow_unused=True)
-                self._deriving = False
-                self.factors = {name: pairs for name, pairs in self.factors.items() if pairs}
+                losses, after = self._of_many(trained, rest, batch)
                 # Zeros for what this batch has not used, as for one model whose gradients are zeroed before.
-                gradients = {
-                    name: torch.zeros_like(tensor) if gradient is None else gradient
-                    for name, tensor, gradient in zip(self._trained, trained, found)
-                    if gradient is not None or name not in self.factors
-                }
+                slopes = torch.autograd.grad(losses.sum(), trained, allow_unused=True, materialize_grads=True)
         else:
             slopes, (losses, after) = self._of_many(trained, rest, batch)
-            gradients = dict(zip(self._trained, slopes))
+        gradients = dict(zip(self._trained, slopes))
         return gradients, losses.detach(), {name: tensor.detach() for name, tensor in after.items()}
 
     def _of_one(self, trained: list[Tensor], rest: State, batch: Any) -> tuple[Tensor, State]:
         # What is written in place within a transformation must be of it.
         given = dict(zip(self._trained, trained)) | {name: tensor.clone() for name, tensor in rest.items()}
-        with (
-            self._holding(given),
-            _WeightFirst(dict(zip(self._trained, trained)), self._keeps()) if self._linear else nullcontext(),
-        ):
-            loss = loss_of(self._module.training_step(batch, *self._index))  # type: ignore[operator]
-            after = {name: self._now(name) for name in rest}
-        return loss, after
+        held = {f"module.{name}": tensor for name, tensor in given.items()}
+        with _WeightFirst(trained) if self._linear else nullcontext():
+            outputs = functional_call(self._stepped, held, (batch, *self._index))
+        # Where a step puts a new tensor for a buffer, that one.
+        return loss_of(outputs), {name: held[f"module.{name}"] for name in rest}
 
-    def _keeps(self) -> dict[str, Keep]:
-        def keep(pairs: list[tuple[Tensor, Tensor]], pair: tuple[Tensor, Tensor]) -> None:
-            if not self._deriving:
-                raise _Nested
-            pairs.append(pair)
 
-        return {name: partial(keep, pairs) for name, pairs in self.factors.items()}
+class _Stepped(nn.Module):
+    """A module whose ``forward`` is its step."""
 
-    @contextmanager
-    def _holding(self, tensors: State) -> Iterator[None]:
-        """Within it the module holds these. :func:`torch.func.functional_call` would walk through it every time."""
-        own = [(place, place[0][place[1]]) for name in tensors for place in self._places[name]]
-        for name, tensor in tensors.items():
-            for owner, key in self._places[name]:
-                owner[key] = tensor
-        try:
-            yield
-        finally:
-            for (owner, key), before in own:
-                owner[key] = before
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
 
-    def _now(self, name: str) -> Tensor:
-        """Where a step puts a new tensor for a buffer, that one."""
-        owner, key = self._places[name][0]
-        found = owner[key]
-        assert found is not None
-        return found
+    def forward(self, *arguments: Any) -> Any:
+        return self.module.training_step(*arguments)  # type: ignore[operator]
 
 
 class _WeightFirst(TorchFunctionMode):
     """Linear layers with these weights as ``(W x^T)^T + b``."""
 
-    def __init__(self, weights: State, keeps: dict[str, Keep]) -> None:
+    def __init__(self, weights: list[Tensor]) -> None:
         super().__init__()
-        self._weights = {id(weight): keeps.get(name) for name, weight in weights.items()}
+        self._weights = set(map(id, weights))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is nn.functional.linear and not kwargs and id(args[1]) in self._weights and args[0].ndim > 1:
             x, weight, *bias = args
-            columns, keep = x.flatten(0, -2).mT, self._weights[id(weight)]
-            products = weight.matmul(columns) if keep is None else _Product.apply(weight, columns, keep)
-            products = products.mT.unflatten(0, x.shape[:-1])
+            products = weight.matmul(x.flatten(0, -2).mT).mT.unflatten(0, x.shape[:-1])
             return products + bias[0] if bias and bias[0] is not None else products
         return func(*args, **(kwargs or {}))
-
-
-class _Nested(Exception):
-    """Gradients are asked for while the losses are being worked out."""
-
-
-class _Product(torch.autograd.Function):
-    """``W X`` whose gradient by W is left as its factors."""
-
-    @staticmethod
-    def forward(weight: Tensor, columns: Tensor, keep: Keep) -> Tensor:
-        return weight.matmul(columns)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        weight, columns, ctx.keep = inputs  # a list would be copied on its way here
-        ctx.save_for_backward(weight, columns)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor | None, None]:
-        weight, columns = ctx.saved_tensors
-        ctx.keep((gradient, columns.detach().mT))
-        return None, weight.mT.matmul(gradient) if ctx.needs_input_grad[1] else None, None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, weight: Tensor, columns: Tensor, keep: Keep) -> tuple[Tensor, int]:
-        stacked = [
-            tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-            for tensor, dim in ((weight, in_dims[0]), (columns, in_dims[1]))
-        ]
-        return _Product.apply(*stacked, keep), 0
 
 
 def _shortened(play: GraphModule) -> GraphModule:
@@ -337,15 +257,3 @@ def _kind(states: State, batch: Any) -> Any:
         return None
     held = tuple((name, tensor.shape, tensor.dtype) for name, tensor in states.items())
     return held, str(spec), tuple((leaf.shape, leaf.dtype, leaf.device) for leaf in leaves)
-
-
-def _places(module: nn.Module) -> Iterator[tuple[str, list[tuple[dict[str, Tensor | None], str]]]]:
-    """Where a module holds its parameters and buffers, by name: several places for one that layers share."""
-    places: dict[int, list[tuple[dict[str, Tensor | None], str]]] = {}
-    for layer in module.modules():
-        for owner in (layer._parameters, layer._buffers):
-            for key, tensor in owner.items():
-                if tensor is not None:
-                    places.setdefault(id(tensor), []).append((owner, key))  # type: ignore[arg-type]
-    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        yield name, places[id(tensor)]
