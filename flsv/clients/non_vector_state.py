@@ -13,16 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from flsv.errors import ConfigurationError
-from flsv.parameters import leaves, plain_state
+from flsv.parameters import plain_state
 
 #: ``{"buffers": ..., "attributes": ...}``, both by name.
 State = dict[str, dict[str, Any]]
 
 
 class NonVectorState:
-    """Buffers that are integer (counters, masks) or not persistent (MoCo's queue), and tensors that a module keeps as
-    plain attributes, alone or in tuples (an LSTM's state). Whether they were there when training started, came later or
-    take the place of a None does not matter.
+    """Buffers that are integer (counters, masks) or not persistent (MoCo's queue), and tensors that a module
+    keeps as plain attributes, alone or in tuples (an LSTM's state). Whether they were there when training
+    started, came later or take the place of a None does not matter.
 
     Not among them: a plain tensor that has a gradient (it is an output), one that shares its memory with a parameter
     or buffer, and the states of torchmetrics, which count what the whole cohort does. Other attributes (numbers, lists
@@ -31,7 +31,7 @@ class NonVectorState:
 
     Args:
         module: whose they are, and remain.
-        constants: names of floating-point state with entries that are not finite, see
+        infinite: names of floating-point state with entries that are not finite, which must stay as it is, see
             :attr:`flsv.parameters.ParameterSpace.left_names`.
 
     Example:
@@ -44,25 +44,15 @@ class NonVectorState:
         0
     """
 
-    def __init__(self, module: nn.Module, constants: Collection[str] = ()) -> None:
-        self._module = module
-        state = dict([*module.named_parameters(), *module.named_buffers()])
-        self._constants = [(name, state[name], state[name].detach().clone()) for name in constants]
-        self._first = {name: (value, _versions(value)) for name, _, _, value in plain_state(module)}
+    def __init__(self, module: nn.Module, infinite: Collection[str] = ()) -> None:
+        self._module, state = module, dict([*module.named_parameters(), *module.named_buffers()])
+        self._infinite = [(name, state[name], state[name].detach().clone()) for name in infinite]
 
-    def read(self, changed: bool = False) -> State:
-        """Copies: buffers by name (None for one that has not been made yet), and attributes by name.
-
-        Args:
-            changed: without attributes that are as they were when training started: for checkpoints.
-        """
+    def read(self) -> State:
+        """Copies: buffers by name (None for one that has not been made yet), and attributes by name."""
         return {
-            "buffers": {name: None if b is None else b.clone() for name, _, _, b in _buffers(self._module)},
-            "attributes": {
-                name: _each(value, torch.clone)
-                for name, _, _, value in list(plain_state(self._module))
-                if not changed or self._changed(name, value)
-            },
+            "buffers": {name: None if b is None else b.clone() for name, _, _, b in self._buffers()},
+            "attributes": {name: _each(value, torch.clone) for name, _, _, value in list(plain_state(self._module))},
         }
 
     @torch.no_grad()
@@ -85,7 +75,7 @@ class NonVectorState:
                 setattr(self._module.get_submodule(prefix), own, _each(value, torch.clone))
 
     def resume(self, state: State) -> None:
-        """Put back what a checkpoint holds of ``read(changed=True)``."""
+        """Put back what a checkpoint holds of :meth:`read`."""
         device = _device(self._module)
         attributes = {
             name: _each(value, lambda tensor: tensor.to(device)) for name, value in state["attributes"].items()
@@ -93,12 +83,12 @@ class NonVectorState:
         self.write({"buffers": state["buffers"], "attributes": attributes}, partial=True)
 
     def check(self) -> None:
-        """Whether the constants are what they were.
+        """Whether what is not finite is what it was.
 
         Raises:
-            ConfigurationError: naming those that are not.
+            ConfigurationError: naming what is not.
         """
-        moved = [name for name, value, before in self._constants if not _equal(value, before)]
+        moved = [name for name, value, before in self._infinite if not _equal(value, before)]
         if moved:
             raise ConfigurationError(
                 f"{moved} held infinite values or NaN when training started, and training has changed them: such "
@@ -108,7 +98,7 @@ class NonVectorState:
 
     def _write_buffers(self, state: Mapping[str, Tensor | None]) -> None:
         gone = dict(state)
-        for name, layer, own, buffer in list(_buffers(self._module)):
+        for name, layer, own, buffer in list(self._buffers()):
             if name not in state:
                 delattr(layer, own)
                 continue
@@ -124,22 +114,12 @@ class NonVectorState:
                 value = None if value is None else value.to(_device(self._module), copy=True)
                 layers[prefix].register_buffer(own, value, persistent=False)
 
-    def _changed(self, name: str, value: Any) -> bool:
-        first, versions = self._first.get(name, (None, ()))
-        return value is not first or None in versions or _versions(value) != versions
-
-
-def _buffers(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor | None]]:
-    for prefix, layer in module.named_modules():
-        for own, buffer in layer._buffers.items():
-            if own in layer._non_persistent_buffers_set or (
-                buffer is not None and not (buffer.is_floating_point() or buffer.is_complex())
-            ):
-                yield f"{prefix}.{own}" if prefix else own, layer, own, buffer
-
-
-def _versions(value: Any) -> tuple[int | None, ...]:
-    return tuple(None if tensor.is_inference() else tensor._version for tensor in leaves(value) or ())
+    def _buffers(self) -> Iterator[tuple[str, nn.Module, str, Tensor | None]]:
+        for prefix, layer in self._module.named_modules():
+            for own, buffer in layer._buffers.items():
+                whole = buffer is not None and not (buffer.is_floating_point() or buffer.is_complex())
+                if own in layer._non_persistent_buffers_set or whole:
+                    yield f"{prefix}.{own}" if prefix else own, layer, own, buffer
 
 
 def _each(value: Any, function: Callable[[Tensor], Tensor]) -> Any:

@@ -99,7 +99,6 @@ class LocalTraining:
         # What is not saved is what clients start with: hooks at the start of an epoch may come after this.
         self._buffers: State | None = None
         self.next_buffers: State | None = None
-        self._saved = self._unsaved.read(changed=True)
         self._within = True
 
     def begin_visits(self) -> None:
@@ -250,7 +249,7 @@ class LocalTraining:
 
     def buffers(self) -> State:
         """What no vector holds, as it is between two rounds: within one, as it was before it."""
-        return self._saved if self._within else self._unsaved.read(changed=True)
+        return self._before if self._within else self._unsaved.read()
 
     def restore(self, buffers: State) -> None:
         """Put into the module what a checkpoint holds of it."""

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flsv.errors import ConfigurationError
 from flsv.games.evaluator import ModelEvaluator
 from flsv.games.gradients import GradientProducts
 from flsv.games.performance import ModelScore
@@ -85,11 +84,6 @@ class CoalitionUtility:
         server_lr: float = 1.0,
         table: CoalitionTable | None = None,
     ) -> None:
-        name = metric.name if isinstance(metric, ModelScore) else metric
-        if name not in evaluator.names:
-            raise ConfigurationError(
-                f"CoalitionUtility(metric={metric!r}): {type(evaluator).__name__} gives {list(evaluator.names)}."
-            )
         self.metric, self.num_players, self.table = metric, len(round), table or CoalitionTable(round, evaluator)
         self._models = CoalitionModels(round, weighting, server_lr)
 

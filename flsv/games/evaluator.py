@@ -19,7 +19,7 @@ from flsv.errors import ConfigurationError
 from flsv.games.gradients import GradientProducts, gradient_products, loss_gradient
 from flsv.games.outputs import OutputMetric, beyond_probabilities, wants_probabilities
 from flsv.games.replica import Build, Context, Replica, VectorEvaluator, module_device, named_tensors, rows_of
-from flsv.games.scores import METRICS, Scores, checked_logits, kept_batches, loss_dtype, score_batch
+from flsv.games.scores import Scores, checked_logits, kept_batches, loss_dtype, score_batch
 from flsv.parameters import ParameterSpace
 from flsv.round import ClientMatrix
 from flsv.seeding import isolated_rngs, seed_global_rngs
@@ -94,7 +94,6 @@ class ModelEvaluator(VectorEvaluator):
         if num_classes is None and metric is None:
             raise ConfigurationError("ModelEvaluator: expected num_classes of a classifier, or a metric.")
         self.space, self.num_classes, self.chunk = space, num_classes, chunk
-        self.names = [*(METRICS if num_classes is not None else ()), *(["metric"] if metric is not None else ())]
         self.device = module_device(module)
         self.backend = ("vmap" if self.device.type == "cuda" else "serial") if backend == "auto" else backend
         self._module, self._seed = module, seed
@@ -179,7 +178,7 @@ class ModelEvaluator(VectorEvaluator):
         return loss_gradient(self._replica.module, self.space, self._batches, self.support, vector, balanced)
 
     @torch.inference_mode(False)
-    def gradient_products(self, vector: Tensor, updates: Tensor | ClientMatrix) -> GradientProducts:
+    def gradient_products(self, vector: Tensor, updates: ClientMatrix) -> GradientProducts:
         """g . d_i and d_i^T H d_j, with g and H the mean validation cross-entropy's gradient and Hessian at
         ``vector [P]``, in full precision; see :func:`flsv.games.gradients.gradient_products`."""
         self._replica.follow(self._module)

@@ -35,7 +35,7 @@ def gradient_products(
     batches: Sequence[Pair],
     support: Tensor,
     vector: Tensor,
-    updates: Tensor | ClientMatrix,
+    updates: ClientMatrix,
 ) -> GradientProducts:
     """g . d_i and d_i^T H d_j, with g and H the mean validation cross-entropy's gradient and Hessian at ``vector``.
 
@@ -50,18 +50,11 @@ def gradient_products(
         batches: pairs ``(x, y)``, y integer classes ``[B]``.
         support: ``[M]``, samples of each class.
         vector: ``[P]``, the round's global model.
-        updates: ``[k, P]``, the clients' updates d_i, or the matrix of a round.
+        updates: of a round, ``[k, P]``: the clients' d_i.
 
     Raises:
         RuntimeError: an operator of the module has no second derivative.
     """
-    shape = updates.shape if isinstance(updates, Tensor) else updates.rows.shape
-    if vector.shape != (space.size,) or len(shape) != 2 or shape[1] != space.size:
-        raise ValueError(
-            f"expected vector [{space.size}] and updates [k, {space.size}], got {list(vector.shape)} and {list(shape)}."
-        )
-    if isinstance(updates, Tensor):
-        updates = ClientMatrix(updates, [torch.zeros_like(vector)] * len(updates))
     cut = space.num_parameters
     gradient = torch.zeros(cut, dtype=torch.float64, device=vector.device)
     products = torch.zeros(len(updates), cut, dtype=vector.dtype, device=vector.device)

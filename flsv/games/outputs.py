@@ -64,7 +64,6 @@ class OutputMetric:
             if _kind(self.metric) == "Binary":
                 found = class_1(found, y)
         try:
-            _check_classes(self.metric, found, y)
             self.metric.update(found, y)
         except Exception as error:
             raise self._refused(error) from error
@@ -122,14 +121,3 @@ def _probabilities(metric: Metric, logits: Tensor, y: Tensor) -> Tensor:
         return logits if kind == "Multiclass" else logits.sigmoid()
     # A double tells probabilities next to 1 apart, which ranks need.
     return (logits if kind == "Multiclass" else logits.to(loss_dtype(logits.device))).softmax(1)
-
-
-def _check_classes(metric: Metric, found: Any, y: Any) -> None:
-    """torchmetrics takes numbers for classes without a word."""
-    if not type(metric).__module__.startswith(_CLASSES):
-        return
-    if isinstance(y, Tensor) and y.is_floating_point():
-        raise ValueError("a metric of classes needs integer labels.")
-    numbers = isinstance(found, Tensor) and isinstance(y, Tensor) and found.is_floating_point()
-    if numbers and found.ndim == y.ndim and _kind(metric) == "Multiclass":
-        raise ValueError("a metric of several classes needs a logit for each of them, [B, M, ...].")

@@ -132,7 +132,7 @@ def performance_of(
         One of the names in ``CLASSIFICATION``, or what else is measured. ``"f1"`` with a mode is what the module logs.
 
     Raises:
-        ConfigurationError: an unknown mode; a logged name without one; a mode against a classifier's measure; a metric
+        ConfigurationError: a logged name without a mode; a mode against a classifier's measure; a metric
             that does not say which direction is better, without a mode.
 
     Example:
@@ -144,8 +144,6 @@ validation_step say also mode="min" or mode="max". Without one, expected one of 
 'negative_loss', 'auroc', 'average_precision', 'f1'), or a torchmetrics metric (in YAML: class_path).
     """
     who = owner if isinstance(owner, str) else type(owner).__name__
-    if mode not in (None, "min", "max"):
-        raise ConfigurationError(f'{who}(mode={mode!r}): expected "min" or "max".')
     if isinstance(performance, ModelScore):  # made before, by another one's arguments
         return performance
     if isinstance(performance, Metric):
@@ -156,11 +154,6 @@ validation_step say also mode="min" or mode="max". Without one, expected one of 
                 'better. Say mode="min" or mode="max".'
             )
         return ModelScore(copy.deepcopy(performance), mode or ("max" if better else "min"))
-    if not isinstance(performance, str):
-        raise ConfigurationError(
-            f"{who}({argument}={performance!r}): expected one of {_NAMES}, a name that the module logs, or a "
-            "torchmetrics metric."
-        )
     if performance in CLASSIFICATION:
         if mode == "min":
             raise ConfigurationError(

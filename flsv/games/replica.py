@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -93,8 +93,6 @@ class VectorEvaluator(ABC):
     """Gives scores of models of one structure, as vectors."""
 
     space: ParameterSpace
-    #: What :meth:`Scores.value` gives of its scores.
-    names: Sequence[str]
 
     def __call__(self, vectors: Tensor) -> Scores:
         """The scores of the models in the rows of ``vectors [K, P]``."""

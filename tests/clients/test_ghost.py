@@ -117,18 +117,6 @@ def test_what_is_frozen_or_not_in_g_has_no_part() -> None:
     torch.testing.assert_close(ghost.take(), expected)
 
 
-def test_the_pass_itself_is_the_same_to_the_bit() -> None:
-    gradients = []
-    for watched in (False, True):
-        module, x, y, g = setting("conv2d")
-        ghost = GhostProducts(module, g)
-        ghost.samples = B if watched else None
-        F.cross_entropy(module(x), y).backward()
-        assert (ghost.take() is not None) == watched
-        gradients.append([p.grad for p in module.parameters()])
-    assert all(torch.equal(a, b) for a, b in zip(*gradients))
-
-
 class Flat(nn.Module):
     """Looks at tokens one by one, without a dimension of the batch."""
 

@@ -137,10 +137,6 @@ def test_what_no_checkpoint_of_a_module_holds_is_resumed(tmp_path: Path, module:
     assert_resumes(lambda: FederatedLoop(seed=1), tmp_path, module=module)
 
 
-def test_double_precision_is_resumed(tmp_path: Path) -> None:
-    assert_resumes(lambda: FederatedLoop(seed=1), tmp_path, precision="64-true")
-
-
 def test_a_checkpoint_between_two_clients_holds_the_rounds_own(tmp_path: Path) -> None:
     seen = []
 

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelPruning
-from resuming import assert_resumes
 from torch import Tensor, nn
 from torch.nn.utils import prune
-from toys import FEATURES, Plain, fit, network, toy_data, vector
+from toys import FEATURES, Plain, fit, network, toy_data
 
 from flsv.aggregation import FedAdam, FedAvg, GeometricMedian
 from flsv.errors import ConfigurationError
@@ -20,16 +19,6 @@ from flsv.loop import FederatedLoop
 from flsv.metrics import PartialFederatedShapley
 from flsv.personalization import FedAMP
 from flsv.sampling import UniformSampler
-
-
-class OneElementLoss(Plain):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return super().training_step(batch, batch_idx).reshape(1)
-
-
-def test_a_loss_of_shape_1_is_a_loss(tmp_path: Path) -> None:
-    runs = [fit(FederatedLoop(seed=1), tmp_path, module()) for module in (Plain, OneElementLoss)]
-    assert torch.equal(vector(runs[0]), vector(runs[1]))
 
 
 class Masked(Plain):
@@ -69,10 +58,6 @@ def test_infinite_constants_are_kept_exactly(tmp_path: Path, sampler: Any) -> No
     assert all(torch.equal(a, b) for a, b in zip(modules[0].net.parameters(), modules[1].net.parameters()))
     torch.testing.assert_close(loops[0].contributions["sv"], loops[1].contributions["sv"], rtol=0, atol=0)
     assert modules[0].net[0].weight.isfinite().all()
-
-
-def test_infinite_constants_are_resumed(tmp_path: Path) -> None:
-    assert_resumes(lambda: FederatedLoop(seed=1), tmp_path, module=Masked)
 
 
 class Observer(Plain):

@@ -99,8 +99,6 @@ def test_buffers_outside_the_vector_are_read_from_the_module() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"metric": "f1"}, "metric='f1'"),
-        ({"metric": F1}, "ModelEvaluator gives"),
         ({"weighting": "equal"}, "weighting='equal'"),
         ({"weighting": torch.ones(3)}, "expected 4 weights"),
         ({"weighting": torch.tensor([1, 1, 1, -0.1])}, "not negative"),

@@ -242,7 +242,6 @@ class NoValidation(Kind):
         ),
         (TwoNumbers, {"performance": "val_step_only", "mode": "max"}, r"logs no 'val_step_only' .* It logs \[\]"),
         (NoValidation, {"performance": "val_loss", "mode": "min"}, "validation_step, which is not defined"),
-        (Regression, {"performance": torchmetrics.F1Score(task="multiclass", num_classes=3)}, "does not take what"),
         (
             GlueWithForward,
             {"performance": torchmetrics.F1Score(task="binary")},

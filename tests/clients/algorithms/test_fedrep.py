@@ -13,7 +13,7 @@ from torch import nn
 from toys import Plain, fit, network
 
 from flsv.aggregation import FedAvg
-from flsv.clients.algorithms import FedProx, FedRep
+from flsv.clients.algorithms import FedRep
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.sampling import UniformSampler
@@ -67,14 +67,3 @@ def test_what_cannot_work_is_refused_before_training(tmp_path: Path) -> None:
         fit(fedrep(local_epochs=1), tmp_path)
     with pytest.raises(ConfigurationError, match=r"head_epochs=0"):
         FedRep(head_epochs=0)
-
-
-def test_other_algorithms_hold_what_is_shared_only(tmp_path: Path) -> None:
-    """FedProx's term is of the shared part; the head is free."""
-    held = FederatedLoop(client_algorithm=FedProx(mu=1e4), share=["!head"], seed=1)
-    module = Plain(network(batch_norm=False), lambda ps: torch.optim.SGD(ps, lr=1e-4))
-    before = copy.deepcopy(module.net)
-    fit(held, tmp_path, module, unequal_data(), rounds=1)
-    assert (module.net[0].weight - before[0].weight).abs().max() < 1e-3
-    heads = [state["module.net.4.weight"] for state in held.state_dict()["clients"].values()]
-    assert all((head - before[4].weight).abs().max() > 1e-6 for head in heads)

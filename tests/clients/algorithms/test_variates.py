@@ -184,15 +184,6 @@ def test_same_models_and_states_as_by_hand(tmp_path: Path, batch_norm: bool, cas
     assert flat(server).abs().max() > 1e-3
 
 
-def test_scaffold_with_a_servers_learning_rate_as_by_hand(tmp_path: Path) -> None:
-    net, case = network(), CASES["scaffold"]
-    expected, server, clients = scaffold_by_hand(net, server_lr=1.5)
-    loop, module = scaffold(aggregator=FedAvg("uniform", server_lr=1.5)), Plain(copy.deepcopy(net), sgd)
-    fit(loop, tmp_path, module, unequal_data(), rounds=ROUNDS)
-    assert_same(module.net, expected)
-    case.assert_kept(loop, server, clients)
-
-
 @both
 def test_a_client_whose_update_is_not_finite_leaves_no_trace(tmp_path: Path, case: Case) -> None:
     failing = {(0, 0), (1, 3), (3, 4)}
@@ -204,19 +195,6 @@ def test_a_client_whose_update_is_not_finite_leaves_no_trace(tmp_path: Path, cas
         fit(loop, tmp_path, module, unequal_data(), rounds=ROUNDS)
     assert_same(module.net, expected)
     case.assert_kept(loop, server, clients)
-
-
-def test_the_servers_variate_is_the_mean_of_the_clients(tmp_path: Path) -> None:
-    loop = scaffold(uploads=[GaussianPrivacy(clip=0.1, noise_multiplier=0.5)])
-    fit(loop, tmp_path, Plain(network(batch_norm=False), sgd), unequal_data(), rounds=ROUNDS)
-    state = loop.state_dict()
-    own = [client["control_variate"] for client in state["clients"].values()]
-    torch.testing.assert_close(
-        state["strategies"]["client_algorithm"]["variate"],
-        sum(own) / len(PROPORTIONS),
-        rtol=1e-5,
-        atol=1e-6,
-    )
 
 
 def test_what_is_reported_tells_no_more_than_the_upload(tmp_path: Path) -> None:
@@ -237,14 +215,6 @@ def test_a_client_whose_update_is_excluded_leaves_no_trace(tmp_path: Path) -> No
         fit(loop, tmp_path, module, unequal_data(), rounds=ROUNDS)
     assert_same(module.net, expected)
     CASES["scaffold"].assert_kept(loop, c, c_i)
-
-
-def test_the_counters_of_an_excluded_client_are_not_the_next_models(tmp_path: Path) -> None:
-    """BatchNorm's counter goes on from the cohort's first client, who is excluded here."""
-    loop, module = scaffold(uploads=[Huge(0, 0)], filters=[OutlierFilter(exclude=True)]), Plain(network(), sgd)
-    with pytest.warns(UserWarning, match="left out of the round"):
-        fit(loop, tmp_path, module, unequal_data(), rounds=1)
-    assert module.net.state_dict()["1.num_batches_tracked"] == 0
 
 
 def test_a_round_without_learning_rate_changes_nothing(tmp_path: Path) -> None:

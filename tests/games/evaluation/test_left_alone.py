@@ -29,7 +29,7 @@ def test_the_module_and_the_process_are_left_alone(backend: Any) -> None:
 
     evaluator = ModelEvaluator(net, round.space, batches(), num_classes=CLASSES, metric=metric, backend=backend)
     CoalitionUtility(round, evaluator)(all_masks(4))
-    evaluator.gradient_products(round.global_vector, round.client_updates)
+    evaluator.gradient_products(round.global_vector, round.matrix)
 
     after = net.state_dict(keep_vars=True)
     assert {name: (id(t), t.data_ptr(), t._version) for name, t in after.items()} == tensors
