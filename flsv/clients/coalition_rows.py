@@ -10,8 +10,7 @@ from torch import Tensor
 
 from flsv.clients.algorithms import ClientAlgorithm, ClientContext
 from flsv.clients.kernel import RowTraining, models_of, states_of
-from flsv.clients.pure_steps import NotBatched, batched_steps, purely
-from flsv.clients.row_step import State
+from flsv.clients.row_step import NotBatched, State, batched_steps, purely
 from flsv.errors import ConfigurationError
 from flsv.seeding import restore_torch_rngs, torch_rngs
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import wraps
 from itertools import chain, islice
 from typing import Any
 
@@ -279,19 +278,3 @@ def where(client: int | None, round_index: int, names: Sequence[str] = ()) -> st
     """
     who = "at the server" if client is None else f"while {client_called(client, names)} trained"
     return f"{who} in round {round_index}"
-
-
-def no_stop_iteration(function: Callable[..., Any], place: Callable[[], str]) -> Callable[..., Any]:
-    """``function``, but a StopIteration that leaves it is an error, as from a generator (PEP 479).
-
-    Lightning takes it for the end of the epoch, or of the step, and goes on as if all were done.
-    """
-
-    @wraps(function)
-    def guarded(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return function(*args, **kwargs)
-        except StopIteration as error:
-            raise RuntimeError(f"training_step raised StopIteration {place()}.") from error
-
-    return guarded

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from flsv._lightning.evaluation import TOLERANCES, share_of_way, tolerance
 from flsv.clients.kernel import ELEMENTWISE, GivenBatches, ManyBatches, RowTraining, is_elementwise
-from flsv.clients.pure_steps import Watch, batched_steps, pure_step, refusal, refusing
-from flsv.clients.row_step import loss_of, step_arguments
+from flsv.clients.row_step import Watch, batched_steps, loss_of, pure_step, refusal, refusing, step_arguments
 
 #: Hooks around a step, of which a batched one has none.
 HOOKS_OF_A_STEP = (

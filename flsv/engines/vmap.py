@@ -15,9 +15,8 @@ from flsv.clients.algorithms import ClientContext
 from flsv.clients.client_manager import ClientManager
 from flsv.clients.cohort import CohortLoader, CohortTraining
 from flsv.clients.kernel import GatheredBatches, GivenBatches, ManyBatches, RowTraining
-from flsv.clients.pure_steps import batched_steps
 from flsv.clients.row_checks import moves_batches, not_batched, try_batched
-from flsv.clients.row_step import State
+from flsv.clients.row_step import State, batched_steps
 from flsv.clients.train_client import LocalTraining
 from flsv.declared import Count, checked
 from flsv.engines.one_process import IdleProcess

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flsv.declared import Positive, checked
 from flsv.games.evaluator import ModelEvaluator
 from flsv.games.gradients import GradientProducts
 from flsv.games.performance import ModelScore
@@ -28,6 +29,7 @@ from flsv.participants import ALONE, Ranks
 from flsv.round import Round
 
 
+@checked
 class CoalitionUtility:
     """The utility of coalitions of a round's cohort: ``utility(masks)``.
 
@@ -81,7 +83,7 @@ class CoalitionUtility:
         *,
         metric: UtilityMetric | str | ModelScore = "accuracy",
         weighting: Weighting = "uniform",
-        server_lr: float = 1.0,
+        server_lr: Positive = 1.0,
         table: CoalitionTable | None = None,
     ) -> None:
         self.metric, self.num_players, self.table = metric, len(round), table or CoalitionTable(round, evaluator)

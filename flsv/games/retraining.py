@@ -104,11 +104,6 @@ class KeptUtility:
         Raises:
             ConfigurationError: the file has trainings of players that there are not.
         """
-        beyond = [members for members in self.known if members and members[-1] >= masks.shape[1]]
-        if beyond:
-            raise ConfigurationError(
-                f"trained is {list(beyond[0])}, expected players 0 to {masks.shape[1] - 1}. Move the file away."
-            )
         coalitions = members_of(masks)
         first = {members: i for i, members in reversed(list(enumerate(coalitions)))}
         missing = sorted(i for members, i in first.items() if members not in self.known)

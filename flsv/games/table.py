@@ -41,8 +41,6 @@ class CoalitionModels:
     """
 
     def __init__(self, round: Round, weighting: Weighting, server_lr: float) -> None:
-        if not server_lr > 0:
-            raise ConfigurationError(f"CoalitionUtility(server_lr={server_lr}): expected a positive number.")
         self._round, self._server_lr = round, server_lr
         self._normalized = not isinstance(weighting, Tensor)
         self._weights = _client_weights(round, weighting)
@@ -103,12 +101,7 @@ def _client_weights(round: Round, weighting: Weighting) -> Tensor:
         return weights
     if weighting == "uniform":
         return torch.ones(len(round), dtype=torch.float64)
-    if weighting == "samples":
-        return round.num_samples.to("cpu", torch.float64)
-    raise ConfigurationError(
-        f'CoalitionUtility(weighting={weighting!r}): expected "uniform", "samples", a tensor of fixed weights '
-        f"[{len(round)}] or Renormalized(weights)."
-    )
+    return round.num_samples.to("cpu", torch.float64)
 
 
 class CoalitionTable:

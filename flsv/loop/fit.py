@@ -15,7 +15,7 @@ import torch
 from flsv._lightning.patches import PatchedAttributes, counted_length, no_placeholder, round_axis, stepping, unprofiled
 from flsv._lightning.per_client import CallbackHooks, ClientHooks, step_loss
 from flsv._lightning.round_boundary import FinetuningState, RoundAverage, RoundBoundary, global_weights
-from flsv.clients.cohort import no_stop_iteration, where
+from flsv.clients.cohort import where
 from flsv.clients.local_steps import LocalSteps
 from flsv.clients.resumed_options import check_options
 from flsv.data import FederatedDataModule
@@ -163,9 +163,8 @@ class LightningFit:
         self.reports.look_at_start()
         self.boundary = RoundBoundary(trainer)
         self.average = RoundAverage(trainer.callbacks)  # type: ignore[attr-defined]
-        step = no_stop_iteration(trainer.strategy.training_step, self.place)
         weights = global_weights(trainer, engine.within_round)
-        self._change((trainer.strategy, "training_step", step), weights, *self.average.changes)
+        self._change(weights, *self.average.changes)
 
     # ---- what is known
 

@@ -24,8 +24,8 @@ from flsv.clients.client_manager import ClientManager
 from flsv.clients.cohort import CohortLoader
 from flsv.clients.kernel import RowTraining, SharedBatches, models_of, states_of
 from flsv.clients.optimizers import ClientOptimizers
-from flsv.clients.pure_steps import batched_steps
 from flsv.clients.row_checks import moves_batches, not_batched
+from flsv.clients.row_step import batched_steps
 from flsv.engines.one_process import shared_space
 from flsv.errors import ConfigurationError
 from flsv.games.coalition import utility_of

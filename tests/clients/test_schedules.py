@@ -13,7 +13,6 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from resume_run import Stop
-from resuming import assert_resumes
 from torch import Tensor
 from torch.optim import lr_scheduler
 from toys import Plain, fit, network, toy_data, trainer_for, vector
@@ -177,54 +176,6 @@ def test_what_would_pass_from_client_to_client_is_refused(tmp_path: Path, module
     assert before == (L.Trainer.is_last_batch, L.Trainer.estimated_stepping_batches)
 
 
-def asks_for_steps(trainer: Any) -> float:
-    return trainer.estimated_stepping_batches / trainer.max_epochs
-
-
-def asks_for_batches(trainer: Any) -> float:
-    return trainer.num_training_batches
-
-
-def asks_for_the_loader(trainer: Any) -> float:
-    return len(trainer.train_dataloader)
-
-
-def sets_the_loader_up(trainer: Any) -> float:
-    trainer.fit_loop.setup_data()
-    return trainer.num_training_batches
-
-
-def asks_the_data_module(trainer: Any) -> float:
-    return len(trainer.datamodule.train_dataloader())
-
-
-WAYS = [asks_for_steps, asks_for_batches, asks_for_the_loader, sets_the_loader_up, asks_the_data_module]
-
-
-class Asking(Scheduled):
-    """Its schedule follows from the batches of a round, however it learns of them."""
-
-    def __init__(self, ways: list[Callable[[Any], float]]) -> None:
-        super().__init__(linear)
-        self.ways = ways
-
-    def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
-        (length,) = {way(self.trainer) for way in self.ways}
-        return [optimizer], [{"scheduler": linear(optimizer, length * self.trainer.max_epochs), "interval": "step"}]
-
-
-@pytest.mark.parametrize("ways", [WAYS, WAYS[::-1]])
-def test_every_length_is_one_clients(tmp_path: Path, ways: list[Callable[[Any], float]]) -> None:
-    names = ("estimated_stepping_batches", "num_training_batches", "train_dataloader")
-    before = [getattr(L.Trainer, name) for name in names]
-    module = fit(FederatedLoop(seed=SEED), tmp_path, Asking(ways), rounds=2)
-    for rates in module.rates.values():
-        assert [rate for rate, _ in rates] == pytest.approx([0.1 * (1 - i / len(rates)) for i in range(len(rates))])
-    assert len({len(rates) for rates in module.rates.values()}) > 1
-    assert [getattr(L.Trainer, name) for name in names] == before
-
-
 class CountsInItsGroups(torch.optim.SGD):
     """Keeps its number of steps where schedule-free optimizers keep theirs."""
 
@@ -252,15 +203,6 @@ def test_what_an_optimizer_keeps_in_its_groups_goes_with_its_state(tmp_path: Pat
     assert len(starts) == CLIENTS * (3 if policy == "reset" else 1)
     assert optimizer.param_groups[0]["k"] == 0
     assert "weight_sum" not in optimizer.param_groups[0]
-
-
-@pytest.mark.parametrize("policy", ["reset", "persist"])
-def test_what_an_optimizer_keeps_in_its_groups_is_resumed(tmp_path: Path, policy: Any) -> None:
-    assert_resumes(
-        lambda: FederatedLoop(seed=SEED, optimizer_state=policy),
-        tmp_path,
-        module=lambda: Plain(optimizer=CountsInItsGroups),
-    )
 
 
 @pytest.mark.parametrize("kind", ["one cycle", "by hand"])

@@ -13,19 +13,16 @@ from batched_pairs import SIZES, Plainest, loop, pair
 from lightning.pytorch.callbacks import Callback
 from resume_run import checkpoints
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
-from toys import CLASSES, FEATURES, Plain, adam, fit, network, toy_data, toy_sets, trainer_for, vector
+from toys import Plain, adam, fit, toy_data, toy_sets, trainer_for, vector
 
-from flsv import ClassifierClient, ClientEvaluation, FederatedDataModule
+from flsv import ClientEvaluation, FederatedDataModule
 from flsv.aggregation import ShapFedWA
-from flsv.cli.parser import make_cli
-from flsv.data import IIDPartitioner, SizePartitioner
-from flsv.engines.vmap import VmapCohort, VmapProcess
+from flsv.data import SizePartitioner
+from flsv.engines.vmap import VmapProcess
 from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CosineGradientShapley, SurrogateFederatedShapley
 from flsv.personalization import ShapFedPersonalizer
 from flsv.privacy import GaussianPrivacy
-from flsv.round.result import RoundResult, Sink
 from flsv.sampling import UniformSampler
 from flsv.uploads import TopK
 
@@ -73,16 +70,6 @@ def test_batch_norm(tmp_path: Path, share: Any) -> None:
     pair(tmp_path, Plain, partial(toy_data, (4, 2, 1)), share=share, trainer={"precision": "64-true"}, tolerance=1e-10)
 
 
-def test_trainable_entries_alone(tmp_path: Path) -> None:
-    class Frozen(Plainest):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net[0].requires_grad_(False)
-
-    _, many = pair(tmp_path, Frozen, share="trainable")
-    assert torch.equal(many._fit.running.engine.clients.local.module.net[0].weight, network(batch_norm=False)[0].weight)
-
-
 def test_a_schedule_of_rounds_and_clipped_norms(tmp_path: Path) -> None:
     decay = partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.3)
     pair(tmp_path, partial(Plainest, scheduler=decay), trainer={"gradient_clip_val": 0.2})
@@ -90,11 +77,6 @@ def test_a_schedule_of_rounds_and_clipped_norms(tmp_path: Path) -> None:
 
 def test_mixed_precision(tmp_path: Path) -> None:
     pair(tmp_path, trainer={"precision": "bf16-mixed"}, tolerance=5e-3)
-
-
-def test_double_precision(tmp_path: Path) -> None:
-    _, many = pair(tmp_path, trainer={"precision": "64-true"}, tolerance=1e-12)
-    assert many.state.global_vector.dtype is torch.float64
 
 
 class Augmented(Plainest):
@@ -133,19 +115,6 @@ def test_more_clients_than_train_at_once(tmp_path: Path, chunk: int) -> None:
     pair(tmp_path, engine=partial(VmapProcess, chunk=chunk), rounds=2)
 
 
-def test_one_client(tmp_path: Path) -> None:
-    pair(tmp_path, sampler=UniformSampler(1))
-
-
-def test_limited_batches_and_a_step_without_an_index(tmp_path: Path) -> None:
-    class NoIndex(Plainest):
-        def training_step(self, batch: Any) -> Tensor:  # type: ignore[override]
-            return super().training_step(batch, 0)
-
-    one, many = pair(tmp_path, NoIndex, trainer={"limit_train_batches": 2}, rounds=2)
-    assert many._fit.trainer.global_step == 2 * (2 + 2 + 2 + 2 + 1)
-
-
 class Overflows(Plainest):
     """Of a sample with large numbers, the gradient is infinite."""
 
@@ -166,28 +135,6 @@ def test_a_client_whose_model_is_not_finite(tmp_path: Path, chunk: int | None) -
     with pytest.warns(UserWarning, match="client"):
         one, many = pair(tmp_path, Overflows, _with_a_broken_client, rounds=2, engine=partial(VmapProcess, chunk=chunk))
     assert many.participations.tolist() == [2, 2, 0, 2, 2]
-
-
-class Spy(Sink, Callback):
-    """A sink that remembers the losses."""
-
-    def __init__(self, made: FederatedLoop, losses: list[Any]) -> None:
-        self.made, self.losses = made, losses
-
-    def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        self.made._fit.reports.sinks.append(self)  # type: ignore[union-attr]
-
-    def write(self, result: RoundResult) -> None:
-        self.losses.append(result.losses)
-
-
-def test_the_clients_losses(tmp_path: Path) -> None:
-    told: dict[str, list[Any]] = {"sequential": [], "vmap": []}
-    for engine, losses in told.items():
-        made = loop(engine)
-        fit(made, tmp_path / engine, Plainest(), toy_data(SIZES), 2, callbacks=[Spy(made, losses)])
-    for mine, theirs in zip(told["vmap"], told["sequential"], strict=True):
-        assert mine == pytest.approx(theirs, rel=1e-5)
 
 
 def test_training_step_may_log_and_give_a_dictionary(tmp_path: Path) -> None:
@@ -278,25 +225,6 @@ def _assert_bits(a: Any, b: Any, where: str = "") -> None:
         assert a == b or (a != a and b != b), where
 
 
-def test_a_run_may_change_its_engine(tmp_path: Path) -> None:
-    saving: dict[str, Any] = {"enable_checkpointing": True, "callbacks": [checkpoints(tmp_path)]}
-    fit(loop("sequential"), tmp_path, Plainest(), toy_data(SIZES), 2, **saving)
-    rest = loop("vmap")
-    module = fit(rest, tmp_path, Plainest(), toy_data(SIZES), 3, ckpt_path=tmp_path / "checkpoints/last.ckpt")
-    expected = fit(loop("sequential"), tmp_path / "whole", Plainest(), toy_data(SIZES), 3)
-    torch.testing.assert_close(vector(module), vector(expected), rtol=1e-5, atol=1e-5)
-
-
-def test_from_yaml(tmp_path: Path) -> None:
-    path = tmp_path / "vmap.yaml"
-    path.write_text("federation: {engine: vmap}\ndata: {source: digits}\nmodel: {class_path: flsv.ClassifierClient}\n")
-    cli = make_cli(["--config", str(path)], run=False)
-    (made,) = (each for each in cli.trainer.callbacks if isinstance(each, FederatedLoop))
-    assert made.engine == "vmap"
-    cli = make_cli(["--data.source", "digits"], run=False)
-    assert "engine: sequential" in cli.parser.dump(cli.config)
-
-
 def test_the_trial_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from flsv.engines import vmap
 
@@ -316,14 +244,3 @@ def test_the_trial_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("flsv.engines.vmap.try_batched", lambda *_: set())
     without = fit(loop("vmap"), tmp_path / "2", Plainest(), toy_data(SIZES), 2)
     assert torch.equal(vector(with_trial), vector(without))
-
-
-def test_the_ready_made_client_and_data_without_a_gather(tmp_path: Path) -> None:
-    def make() -> ClassifierClient:
-        torch.manual_seed(0)
-        net = nn.Sequential(nn.Flatten(), nn.Linear(FEATURES, CLASSES))
-        return ClassifierClient(net, num_classes=CLASSES, input_shape=(FEATURES,), label_smoothing=0.1)
-
-    x, y = toy_sets()[0].tensors
-    one, many = pair(tmp_path, make, lambda: FederatedDataModule(TensorDataset(x, y), IIDPartitioner(4), batch_size=8))
-    assert isinstance(many._fit.running.engine.clients, VmapCohort)

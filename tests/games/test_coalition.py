@@ -53,35 +53,6 @@ def test_every_metric_against_naive_averaging_and_scikit_learn(
     assert games.evaluations == 2 * 16
 
 
-def test_two_hundred_clients() -> None:
-    net = nn.Sequential(nn.Flatten(), nn.Linear(36, CLASSES))
-    round = a_round(net, clients=200)
-    data = batches()
-    evaluator = ModelEvaluator(net, round.space, data, num_classes=CLASSES)
-    masks = torch.rand(30, 200, generator=torch.Generator().manual_seed(0)) < 0.5
-    # Coalitions that differ in one client only, wherever its bit lies.
-    masks = torch.cat([masks, masks[:1].repeat(4, 1), torch.ones(1, 200, dtype=torch.bool)])
-    for row, client in enumerate([0, 63, 64, 199]):
-        masks[30 + row, client] ^= True
-    utility = CoalitionUtility(round, evaluator, metric="negative_loss", weighting="samples")
-    values = utility(masks)
-    assert utility.evaluations == 35
-    assert len(values.unique()) == 35
-    for row in (0, 31, 34):
-        expected = naive_scores(naive_model(net, round, masks[row], "samples"), data)["negative_loss"]
-        assert values[row].item() == pytest.approx(expected, abs=1e-5)
-
-
-def test_the_empty_coalition() -> None:
-    net = module()
-    round, data = a_round(net), batches()
-    evaluator = ModelEvaluator(net, round.space, data, num_classes=CLASSES)
-    nobody = torch.zeros(1, 4, dtype=torch.bool)
-    now = naive_scores(net.eval(), data)
-    assert CoalitionUtility(round, evaluator)(nobody).item() == pytest.approx(now["accuracy"])
-    assert CoalitionUtility(round, evaluator)(torch.zeros(0, 4, dtype=torch.bool)).shape == (0,)
-
-
 def test_buffers_outside_the_vector_are_read_from_the_module() -> None:
     net, data = module(), batches()
     round = a_round(net)

@@ -15,14 +15,13 @@ from lightning.pytorch.utilities.compile import from_compiled
 from torch import Tensor, nn
 from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import weight_norm
-from toys import CLASSES, FEATURES, Plain, fit, network, toy_data, vector
+from toys import CLASSES, FEATURES, Plain, fit, network, toy_data
 
-from flsv import Reporting
 from flsv.errors import ConfigurationError
 from flsv.games import ModelEvaluator
 from flsv.games.copies import copied
 from flsv.loop import FederatedLoop
-from flsv.metrics import ContributionEstimation, LeaveOneOut, PartialFederatedShapley
+from flsv.metrics import LeaveOneOut, PartialFederatedShapley
 from flsv.parameters import ParameterSpace
 from flsv.personalization import FedFomo
 
@@ -155,27 +154,10 @@ def test_a_copy_has_weights_of_its_own(kind: str) -> None:
     assert not any(layer._compiled_call_impl for layer in own.modules())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["torch.compile(module)", "net.compile()"])
-def test_games_and_exchanges_are_those_of_the_plain_module(tmp_path: Path, kind: str) -> None:
-    found = []
-    for make in (Kept, RIGHT[kind]):
-        loop = FederatedLoop(metrics={"sv": PartialFederatedShapley()}, personalizer=FedFomo(), seed=2)
-        module = make()
-        fit(loop, tmp_path / str(len(found)), module, toy_data(server_val=0.2, client_val=0.2), 2)
-        starts = torch.stack([start for _, start in sorted(loop.received().items())])
-        found.append((loop.contributions["sv"], starts, vector(original(module))))
-    for plain, other in zip(*found):
-        torch.testing.assert_close(other, plain, rtol=0, atol=0)
-    assert found[0][0].abs().max() > 0
-    assert not torch.equal(found[0][1][0], found[0][1][1])
-
-
-@pytest.mark.parametrize("kind", WRONG)
-@pytest.mark.parametrize("asks", ["game", "logged", "personalizer"])
+@pytest.mark.parametrize(
+    ("asks", "kind"), [*(("game", kind) for kind in WRONG), ("logged", "lambda"), ("personalizer", "lambda")]
+)
 def test_what_is_bound_to_the_original_is_refused_before_training(tmp_path: Path, kind: str, asks: str) -> None:
-    if (kind, asks) == ("frozen", "logged"):
-        pytest.skip("accuracies of two models may be the same")
     make, message = WRONG[kind]
     arguments: dict[str, Any] = {
         "game": {"metrics": {"sv": PartialFederatedShapley()}},
@@ -187,12 +169,6 @@ def test_what_is_bound_to_the_original_is_refused_before_training(tmp_path: Path
     data = toy_data(server_val=0.2, client_val=0.2)
     with pytest.raises(ConfigurationError, match=message):
         fit(FederatedLoop(**arguments[asks], seed=2), tmp_path, module, data)
-
-
-def test_who_copies_nothing_is_let_train(tmp_path: Path) -> None:
-    make, _ = WRONG["lambda"]
-    plain = fit(FederatedLoop(seed=2), tmp_path, Kept(), rounds=1)
-    assert torch.equal(vector(fit(FederatedLoop(seed=2), tmp_path, make(), rounds=1)), vector(plain))
 
 
 def test_a_plain_tensor_is_as_it_is_in_the_module() -> None:
@@ -227,27 +203,6 @@ class Collecting(Plain):
         self.outputs.all["train"].append(self(batch[0]))
         self.outputs.all["loss"].append(loss)
         return loss
-
-
-@pytest.mark.slow
-def test_outputs_that_are_kept_with_their_graphs_do_not_hinder_copies(tmp_path: Path) -> None:
-    def values(module: Plain, folder: str) -> list[Any]:
-        metrics: dict[str, Any] = {
-            "server": LeaveOneOut(),
-            "logged": LeaveOneOut(performance="val_acc", mode="max"),
-            "clients": ContributionEstimation(),
-            "asked": ContributionEstimation(performance="val_acc", mode="max"),
-        }
-        loop = FederatedLoop(metrics=metrics, seed=0, reporting=Reporting(table=False))
-        data = toy_data(server_val=0.2, client_val=0.2)
-        fit(loop, tmp_path / folder, module, data, rounds=2)
-        return [value.tolist() for value in loop.contributions.values()]
-
-    module = Collecting()
-    assert values(module, "kept") == values(Plain(network(batch_norm=False)), "plain")
-    kept = module.outputs.all
-    assert len(kept["loss"]) == len(kept["train"])
-    assert all(output.grad_fn is not None for output in (*kept["train"], *kept["loss"]))
 
 
 @pytest.mark.parametrize("evaluate", ["val_acc", "accuracy"])

@@ -75,10 +75,3 @@ def test_a_file_of_something_else_is_refused_and_stays(tmp_path: Path, before: b
     with pytest.raises(ConfigurationError, match=words):
         KeptUtility(Game(), path, settings)
     assert path.read_bytes() == before
-
-
-def test_a_training_of_players_that_there_are_not_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "game.csv"
-    path.write_bytes(HEAD + b"0,1+7,0.5\n")
-    with pytest.raises(ConfigurationError, match=r"trained is \[1, 7\], expected players 0 to 2"):
-        KeptUtility(Game(), path, {"a": 1})(MASKS)

@@ -93,19 +93,6 @@ def test_a_coalition_is_trained_once_whoever_asks(tmp_path: Path) -> None:
     assert exact.values.sum().item() == pytest.approx(float(utility(masks((0, 1, 2))) - utility(masks(()))))
 
 
-def test_the_empty_coalition_alone(tmp_path: Path) -> None:
-    module = Plain()
-    utility = RetrainedUtility(trainers(tmp_path, [], rounds=1), module, data())
-    assert utility(masks((), ())).tolist() == pytest.approx([scores(module, utility.data)[0]] * 2)
-
-
-def test_a_failed_training_is_no_value(tmp_path: Path) -> None:
-    utility = RetrainedUtility(trainers(tmp_path, [], rounds=0), Plain(), data())
-    with pytest.raises(RuntimeError, match=r"coalition \[0\] trained nothing"):
-        utility(masks((0,)))
-    assert not utility.scores
-
-
 def test_errors(tmp_path: Path) -> None:
     many = FederatedDataModule(toy_sets(), SizePartitioner([1.0] * 9), batch_size=8)
     with pytest.raises(ConfigurationError, match="9 clients make 511 federations"):

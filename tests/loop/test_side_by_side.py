@@ -12,7 +12,7 @@ import pytest
 import torch
 from sifted import slow_except
 from torch import nn
-from toys import CLASSES, FEATURES, Plain, adam, network, toy_data, trainer_for
+from toys import Plain, adam, network, toy_data, trainer_for
 
 from flsv import FederatedLoop, Reporting
 from flsv.aggregation import (
@@ -28,7 +28,6 @@ from flsv.aggregation import (
     TrimmedMean,
 )
 from flsv.attacks import Alignment, FreeRider, MinMax, Scaling, SignFlip
-from flsv.clients import row_step
 from flsv.clients.algorithms import Ditto, FedProx
 from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError
@@ -166,18 +165,6 @@ def test_modules_and_trainers(tmp_path: Path, name: str) -> None:
     torch.testing.assert_close(found, expected, rtol=rtol, atol=1e-5)
 
 
-@pytest.mark.parametrize(("name", "recorded"), [("BatchNorm", True), ("schedule of steps", True), ("dropout", False)])
-def test_steps_that_are_played_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, recorded: bool) -> None:
-    plays: list[Any] = []
-    record = row_step.RowStep._record
-    monkeypatch.setattr(row_step.RowStep, "_record", lambda *args: (plays.append(record(*args)), plays[-1])[1])
-    monkeypatch.setattr(row_step, "OFTEN", 1)
-    options = dict(MODULES[name])
-    found, expected = both(tmp_path, module=options.pop("module")(), **options)
-    torch.testing.assert_close(found, expected, rtol=2e-4, atol=1e-5)
-    assert any(play is not None for play in plays) == recorded
-
-
 @pytest.mark.parametrize("name", ["schedule of rounds", "schedule of steps"])
 def test_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     def module() -> Plain:
@@ -192,41 +179,6 @@ def test_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -
     monkeypatch.setattr("flsv.loop.side_by_side.LEAST", 5)
     with pytest.raises(NotSideBySide, match="too large to train at once"):
         SideBySideUtility(alone(tmp_path, module=module()), 5)(MASKS)
-
-
-class Late(Plain):
-    """Builds its network when training starts, as a ClassifierClient does."""
-
-    def __init__(self) -> None:
-        super().__init__(nn.Identity())
-
-    def configure_model(self) -> None:
-        if isinstance(self.net, nn.Identity):
-            self.net = nn.Linear(FEATURES, CLASSES)
-
-
-def test_a_network_that_is_built_late_is_too_large_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found, expected = both(tmp_path, module=Late())
-    assert found.shape == expected.shape
-    monkeypatch.setattr("flsv.loop.side_by_side.BYTES", 1000)
-    with pytest.raises(NotSideBySide, match="too large to train at once"):
-        SideBySideUtility(alone(tmp_path, module=Late()), 5)(MASKS)
-
-
-class OfDicts(Plain):
-    def __init__(self) -> None:
-        super().__init__(network(batch_norm=False))
-
-    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        return {"x": batch[0], "y": batch[1]} if self.trainer.training else batch
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return nn.functional.cross_entropy(self(batch["x"]), batch["y"])
-
-
-def test_batches_that_are_dictionaries(tmp_path: Path) -> None:
-    found, expected = both(tmp_path, module=OfDicts())
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 class Fussy(Plain):
@@ -319,35 +271,9 @@ def test_a_schedule_that_is_not_stepped_is_found_out(tmp_path: Path, monkeypatch
         SideBySideUtility(alone(tmp_path, module=module), 5)(MASKS)
 
 
-def test_a_regression(tmp_path: Path) -> None:
-    class Line(Plain):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            x, y = batch
-            return nn.functional.mse_loss(self(x), nn.functional.one_hot(y, CLASSES).float())
-
-    found, expected = both(tmp_path, module=Line(nn.Linear(FEATURES, CLASSES)))
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-
-
 def test_by_what_the_module_logs(tmp_path: Path) -> None:
     one, other = (alone(tmp_path, metric="val_acc", mode="max") for _ in range(2))
     torch.testing.assert_close(SideBySideUtility(other, 5)(MASKS), one(MASKS), rtol=0, atol=1e-6)
-
-
-class Batches(L.Callback):
-    seen = 0
-
-    def on_train_batch_start(self, *_: Any) -> None:
-        self.seen += 1
-
-
-def test_a_trainer_of_two_epochs_at_least_trains_nothing_else(tmp_path: Path) -> None:
-    batches, loop = Batches(), FederatedLoop(seed=5)
-    training = CoalitionTraining(loop, MASKS[-1:], 5)
-    trainer = trainer_for(None, tmp_path, callbacks=[training, batches], min_epochs=2, limit_val_batches=0)
-    trainer.fit(Plain(network(batch_norm=False)), toy_data((4, 3, 3), server_val=0.3))
-    assert training.models.shape[0] == 1
-    assert batches.seen == 0
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])

@@ -82,20 +82,6 @@ def test_the_count_is_the_authors(q: float) -> None:
     assert torch.equal(update * kept, expected)
 
 
-def test_the_best_receives_all_but_the_smallest(tmp_path: Path) -> None:
-    personalizer = Watched()
-    run(tmp_path, personalizer)
-    round, reputation, _, own = personalizer.seen[0]
-    best = own[int(reputation.argmax())]
-    step = round.space.unflatten(round.server_vector - round.global_vector)
-    missing = round.space.unflatten(round.server_vector - best)
-    for name in round.space.names:
-        if "running" not in name:
-            away = missing[name].flatten().abs() > 1e-7
-            assert away.sum() <= 1
-            assert not away.any() or int(away.nonzero()) == int(step[name].flatten().abs().argmin())
-
-
 def test_absent_clients_receive_nothing(tmp_path: Path) -> None:
     personalizer = Watched()
     run(tmp_path, personalizer, sampler=UniformSampler(2))

@@ -10,7 +10,6 @@ import pytest
 import torch
 from toys import fit, sgd, toy_data
 
-from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
@@ -85,31 +84,6 @@ def test_components_are_shared_and_weights_are_not(tmp_path: Path) -> None:
         assert torch.equal(kept[client][f"module.{NAME}"], weight)
 
 
-def test_evaluating_the_clients_changes_nothing(tmp_path: Path) -> None:
-    def run(every: int) -> dict[str, Any]:
-        loop = FederatedLoop(
-            personalizer=FedEM(), sampler=UniformSampler(2), evaluation=ClientEvaluation(every=every), seed=1
-        )
-        fit(loop, tmp_path, mixture(), toy_data((2, 3, 2, 3)), rounds=4)
-        return loop.state_dict()["clients"]
-
-    plain, watched = run(0), run(1)
-    assert plain.keys() == watched.keys()
-    assert all(torch.equal(plain[i][f"module.{NAME}"], watched[i][f"module.{NAME}"]) for i in plain)
-
-
 def test_it_needs_a_mixture(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"train flsv\.models\.MixtureClient"):
         fit(FederatedLoop(personalizer=FedEM()), tmp_path)
-
-
-@pytest.mark.filterwarnings("ignore:.*tensors stay at their clients.*")
-def test_with_more_that_stays_at_its_client_only_the_weights_are_weights(tmp_path: Path) -> None:
-    loop = FederatedLoop(personalizer=FedEM(), share=["!*components.0.*"], evaluation=ClientEvaluation(every=2), seed=1)
-    module = fit(loop, tmp_path, mixture(), toy_data((2, 3)), rounds=2)
-    for state in loop.state_dict()["clients"].values():
-        assert float(state[f"module.{NAME}"].sum()) == pytest.approx(1)
-        weight = state["module.network.components.0.classifier.0.weight"]
-        start = module.network.components[0].classifier[0].weight  # the server's: as it began
-        assert weight.shape == start.shape
-        assert 1e-3 < (weight - start).abs().max() < 2

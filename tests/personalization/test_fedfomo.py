@@ -11,7 +11,6 @@ import pytest
 import torch
 from toys import Plain, fit, network, toy_data
 
-from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.personalization import FedFomo
 from flsv.personalization.base import OWN_MODEL
@@ -147,17 +146,3 @@ def test_by_what_the_module_logs(tmp_path: Path) -> None:
         runs.append([round.peer_values for round, *_ in personalizer.seen])
     for one, other in zip(*runs):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4, equal_nan=True)
-
-
-def test_a_name_that_nobody_logs_is_refused_before_the_first_round(tmp_path: Path) -> None:
-    class Never(Logs):
-        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-            raise AssertionError("training had started")
-
-    loop = FederatedLoop(personalizer=FedFomo(performance="val_loss", mode="min"))
-    with pytest.raises(
-        ConfigurationError, match=r"what clients are asked for: Never logs no 'val_loss' .* \['my/loss'\]"
-    ):
-        fit(loop, tmp_path, Never(), DATA())
-    with pytest.raises(ConfigurationError, match=r"FedFomo\(performance='val_loss'\)"):
-        FedFomo(performance="val_loss")

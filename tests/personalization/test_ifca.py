@@ -73,12 +73,3 @@ def test_algorithm_1(tmp_path: Path) -> None:
         assert uploaded == [loop.space.size + 1] * 3
         assert downloaded == [3 * loop.space.size] * 3
     assert len(used) > 1
-
-
-def test_one_cluster_is_fedavg_with_equal_weights(tmp_path: Path) -> None:
-    from flsv.aggregation import FedAvg
-
-    ifca = Watched(1)
-    loops = [FederatedLoop(FedAvg("uniform"), personalizer=p, seed=2) for p in (ifca, None)]
-    modules = [fit(loop, tmp_path) for loop in loops]
-    torch.testing.assert_close(ifca._clusters[0], loops[1].space.read(modules[1]))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from toys import Plain, fit, network, toy_data, trainer_for
+from toys import Plain, fit, network, toy_data
 
 from flsv.loop import FederatedLoop
 from flsv.personalization import PFedHN
@@ -32,13 +32,6 @@ def run(folder: Path, personalizer: PFedHN, rounds: int = 3, **kwargs: Any) -> F
     loop = FederatedLoop(personalizer=personalizer, seed=6, **kwargs)
     fit(loop, folder, Plain(network(batch_norm=True)), toy_data((2, 3, 2, 3)), rounds=rounds)
     return loop
-
-
-def test_the_first_round_starts_from_the_global_model(tmp_path: Path) -> None:
-    personalizer = Watched()
-    run(tmp_path, personalizer, rounds=1)
-    round, _, _ = personalizer.seen[0]
-    assert torch.equal(round.start_vectors, round.global_vector.expand(4, -1))
 
 
 def test_start_points_are_what_the_network_writes_and_the_global_statistics(tmp_path: Path) -> None:
@@ -70,15 +63,3 @@ def test_one_step_per_client_along_the_vector_jacobian_product(tmp_path: Path) -
         moved = after.embedding.weight - personalizer.seen[0][1].embedding.weight
         if all(absent not in seen[0].client_ids for seen in personalizer.seen):
             assert not moved[absent].any()
-
-
-def test_a_second_fit_goes_on_and_a_third_begins_anew(tmp_path: Path) -> None:
-    """Of one trainer, with more rounds; then of another trainer."""
-    loop, module, data = FederatedLoop(personalizer=PFedHN(), seed=1), Plain(), toy_data()
-    trainer = trainer_for(loop, tmp_path, rounds=2)
-    trainer.fit(module, data)
-    trainer.fit_loop.max_epochs = 4
-    trainer.fit(module, data)
-    assert loop.round_index == 4
-    fit(loop, tmp_path / "other", rounds=1)
-    assert loop.round_index == 1

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from personalization.judged import Judged, begun, closeness, nan, play, random_models
+from personalization.judged import Judged, begun, closeness, play, random_models
 from torch import Tensor
 from toys import Plain, fit, network, toy_data
 from toys import vector as vector_of
@@ -51,19 +51,6 @@ def test_joining_against_all_orders() -> None:
     best = path[int(np.argmax([accuracy(model) for model in path]))]
     np.testing.assert_allclose(models[0], best, atol=1e-6)
     assert accuracy(best) > accuracy(vectors[0].numpy())
-
-
-def test_joining_rules_nobody_out() -> None:
-    """A negative score is no reason not to look again; as many are downloaded as have a positive one, at least one."""
-    relevance = torch.full((4, 4), nan)
-    relevance[0] = torch.tensor([0.5, -0.1, -0.2, nan])
-    method, clients = begun(4, PFedSV(game="joining")), [Judged(i, lambda v: 0.5) for i in range(4)]
-    _, round = play(method, clients, random_models(4), relevance, index=1)
-    assert round.peer_values is not None
-    assert not round.peer_values[0].isnan().any()
-    relevance[0] = torch.tensor([0.5, -0.1, -0.2, -0.3])
-    _, round = play(method, clients, random_models(4), relevance, index=2)
-    assert int((~round.peer_values[0].isnan()).sum()) == 1 + 1
 
 
 def test_who_gains_nothing_by_others_keeps_its_own_model() -> None:

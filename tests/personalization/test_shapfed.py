@@ -13,7 +13,6 @@ from flsv.functional import class_specific_shapley
 from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley
 from flsv.personalization import ShapFedPersonalizer
-from flsv.sampling import UniformSampler
 
 
 class Watched(ShapFedPersonalizer):
@@ -52,21 +51,3 @@ def test_equation_8_and_the_order_of_algorithm_1(tmp_path: Path) -> None:
         share = gamma / gamma.sum()
     for client in range(3):
         torch.testing.assert_close(loop.state.starts[client], starts[client], rtol=1e-5, atol=1e-5)
-
-
-def test_buffers_are_mixed_likewise_and_variances_stay_positive(tmp_path: Path) -> None:
-    loop = shapfed(ShapFedPersonalizer(), seed=1)
-    fit(loop, tmp_path, Plain(network(batch_norm=True)))
-    for model in loop.state.starts.values():
-        assert (loop.space.unflatten(model)["net.1.running_var"] > 0).all()
-
-
-def test_absent_clients_keep_theirs_and_newcomers_have_none(tmp_path: Path) -> None:
-    personalizer = Watched()
-    loop = shapfed(personalizer, sampler=UniformSampler(1), seed=1)
-    fit(loop, tmp_path, rounds=2)
-    assert set(loop.state.starts) == {int(i) for round in personalizer.rounds for i in round.client_ids}
-    first, second = (int(round.client_ids[0]) for round in personalizer.rounds)
-    last = personalizer.rounds[-1]
-    if first != second:
-        assert last.start_vectors is None  # it starts from the global model

@@ -12,7 +12,6 @@ samples and 20 batches a round for 800 rounds. The settings in its README have e
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -21,9 +20,6 @@ from torch import Tensor
 
 from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
-
-#: The share of the way from w to theta, outer_lr * lamda, from which on there is little left of two models.
-DEGENERATE = 0.5
 
 
 class MoreauSGD(torch.optim.Optimizer):
@@ -50,9 +46,6 @@ class MoreauSGD(torch.optim.Optimizer):
 
     Raises:
         ConfigurationError: an argument out of range.
-
-    Warns:
-        UserWarning: ``outer_lr * lamda`` is 0.5 or more, in any group.
 
     Example:
         >>> w = torch.nn.Parameter(torch.tensor([1.0]))
@@ -82,14 +75,6 @@ class MoreauSGD(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "outer_lr": outer_lr, "lamda": lamda, "inner_steps": inner_steps})
         for group in self.param_groups:
             self._check(group)
-        fastest = max(self.param_groups, key=lambda group: group["outer_lr"] * group["lamda"])
-        if (share := fastest["outer_lr"] * fastest["lamda"]) >= DEGENERATE:
-            warnings.warn(
-                f"MoreauSGD(outer_lr={fastest['outer_lr']:g}, lamda={fastest['lamda']:g}): w moves {share:.3g} of the "
-                "way to theta with every batch; at 1 it is theta, and pFedMe is FedAvg with fine-tuning. Expected "
-                f"outer_lr * lamda below {DEGENERATE:g}; the authors have 0.005 * 15 = 0.075.",
-                stacklevel=2,
-            )
 
     def _check(self, group: dict[str, Any]) -> None:
         lamda = group["lamda"]

@@ -98,10 +98,3 @@ def test_refused(tmp_path: Path) -> None:
         Ditto(lamda=-1)
     with pytest.raises(ConfigurationError, match='Leave it out, or engine="sequential"'):
         fit(ditto(engine="vmap"), tmp_path, data=unequal_data())
-
-
-def test_a_module_that_steps_itself_is_refused(tmp_path: Path) -> None:
-    module = Plain()
-    module.automatic_optimization = False
-    with pytest.raises(ConfigurationError, match="steps its optimizers itself"):
-        fit(ditto(), tmp_path, module, unequal_data())

@@ -225,14 +225,6 @@ def test_a_round_without_learning_rate_changes_nothing(tmp_path: Path) -> None:
     assert_same(module.net, network(batch_norm=False))
 
 
-def test_what_crosses(tmp_path: Path) -> None:
-    loop = scaffold()
-    fit(loop, tmp_path, Plain(network(), sgd), unequal_data(), rounds=1)
-    size, parameters = loop.space.size, loop.space.num_parameters
-    for direction in ("up", "down"):
-        assert loop.channel.numbers(cohort(0), direction).tolist() == [size + parameters] * 3
-
-
 @pytest.mark.parametrize(
     "optimizer",
     [
@@ -246,12 +238,6 @@ def test_what_crosses(tmp_path: Path) -> None:
 def test_other_optimizers_are_refused_before_training(tmp_path: Path, optimizer: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"one torch.optim.SGD with momentum=0 and a single learning rate"):
         fit(scaffold(), tmp_path, Plain(optimizer=optimizer))
-
-
-def test_nothing_crosses_but_the_model(tmp_path: Path) -> None:
-    loop = feddyn()
-    fit(loop, tmp_path, data=unequal_data(), rounds=1)
-    assert loop.channel.names() == {("down", "start"), ("up", "update")}
 
 
 @pytest.mark.parametrize(

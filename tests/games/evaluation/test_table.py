@@ -5,12 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from games.naive import CLASSES, FIXED, a_round, all_masks, batches, module
-from torch import nn
 
 from flsv.games import CoalitionGames, ModelEvaluator
-from flsv.games.table import CoalitionModels
-from flsv.parameters import ParameterSpace
-from flsv.round import Round
 
 
 def test_metrics_of_a_round_share_every_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,24 +44,3 @@ def test_metrics_of_a_round_share_every_evaluation(monkeypatch: pytest.MonkeyPat
     games.end()
     with pytest.raises(RuntimeError, match="begin"):
         games.utility()
-
-
-def test_coalitions_of_all_rounds_are_counted_once_each() -> None:
-    module = nn.Linear(2, 2, bias=False)
-    space = ParameterSpace(module)
-    games = CoalitionGames(ModelEvaluator(module, space, [(torch.eye(2), torch.tensor([0, 1]))], num_classes=2))
-    models = torch.tensor([[1.0, 0, 0, 1], [-3.0, 0, 0, -3]])
-    masks = torch.tensor([[False, False], [True, False], [True, True]])
-    total = 0
-    for index in range(3):
-        games.begin(Round(index, torch.arange(2), torch.tensor([9, 1]), torch.zeros(4), models, space))
-        games.utility("accuracy")(masks)
-        games.utility("negative_loss")(masks[:2])  # known already
-        total += 3
-        assert games.total_evaluations == total
-        if index == 1:
-            games.table_of(games.round, "accuracy").scores(CoalitionModels(games.round, "uniform", 1.0), masks)
-            total += 3  # a game of its own
-            assert games.total_evaluations == total
-        games.end()
-        assert games.total_evaluations == total

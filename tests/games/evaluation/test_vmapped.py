@@ -90,20 +90,6 @@ def test_a_chunk_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) ->
     assert torch.equal(values, CoalitionUtility(round, reference)(all_masks(4)))
 
 
-def test_a_model_that_does_not_fit_alone_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    net = module()
-    round = a_round(net)
-    evaluator = ModelEvaluator(net, round.space, batches(), num_classes=CLASSES, backend="vmap")
-
-    def full(*_: Any) -> None:
-        raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
-
-    monkeypatch.setattr(evaluator, "_score", full)
-    utility = CoalitionUtility(round, evaluator)
-    with pytest.raises(torch.cuda.OutOfMemoryError):
-        utility(all_masks(4))
-
-
 def test_a_module_that_vmap_cannot_handle_is_evaluated_one_at_a_time() -> None:
     net, data = Branching(), batches()
     round = a_round(net)
