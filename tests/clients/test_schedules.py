@@ -191,6 +191,7 @@ class CountsInItsGroups(torch.optim.SGD):
             group["k"] += 1
             group["weight_sum"] = group.get("weight_sum", 0.0) + 0.5
             assert group["weight_sum"] == group["k"] / 2
+            assert group.setdefault("first", group["k"]) == 1
         self.counts.append(group["k"])
         return result
 
