@@ -103,8 +103,8 @@ def bias_before_norm() -> Plain:
 
 REFUSED: list[tuple[Any, dict[str, Any], dict[str, Any], str]] = [
     (Drops, {}, {}, "draws random numbers"),
-    (Reads, {}, {}, "reads values off tensors"),
-    (Masks, {}, {}, "shape depends on values"),
+    (Reads, {}, {}, "does not allow it: vmap"),
+    (Masks, {}, {}, "does not allow it: vmap"),
     (Counts, {}, {}, "changes what the module keeps beside parameters and buffers: seen"),
     (Measures, {}, {}, "changes what the module keeps beside parameters and buffers: mean"),
     (Indexes, {}, {}, "looks at batch_idx"),

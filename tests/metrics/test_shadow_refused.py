@@ -65,7 +65,7 @@ def test_refused_before_training(tmp_path: Path, what: str) -> None:
     ("module", "match"),
     [
         (lambda: Draws(network(batch_norm=False)), "flsv retrain"),
-        (lambda: Reads(network(batch_norm=False)), "reads values off tensors.*flsv retrain"),
+        (lambda: Reads(network(batch_norm=False)), "does not allow it: vmap: .*flsv retrain"),
         (lambda: Twice(network(batch_norm=False)), "on_after_backward"),
         (lambda: Plain(network(batch_norm=False), lambda p: torch.optim.LBFGS(p)), "LBFGS"),
     ],
