@@ -136,24 +136,36 @@ def test_validating_on_samples_that_may_have_been_trained_on_is_said(saved: Path
 # ---- what can be changed is used
 
 
-def sgd_with(lr: float) -> Any:
-    return lambda parameters: torch.optim.SGD(parameters, lr=lr, momentum=0.9)
+def sgd_with(lr: float, momentum: float = 0.9) -> Any:
+    return lambda parameters: torch.optim.SGD(parameters, lr=lr, momentum=momentum)
+
+
+def test_a_learning_rate_given_on_resume_is_used(saved: Path, tmp_path: Path) -> None:
+    stopped, _ = resume(saved, tmp_path / "zero", Plain(optimizer=sgd_with(0.0)))
+    parameters = [name for name, _ in stopped.named_parameters()]
+    before = torch.load(saved, weights_only=True)["state_dict"]
+    for name in parameters:
+        torch.testing.assert_close(stopped.state_dict()[name], before[name])
+    assert [group["lr"] for group in stopped.trainer.optimizers[0].param_groups] == [0.0]
+    moved, _ = resume(saved, tmp_path / "same")
+    assert any(not torch.equal(moved.state_dict()[name], before[name]) for name in parameters)
 
 
 def step_scheduler(gamma: float) -> Any:
     return lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=gamma)
 
 
-def test_other_options_of_an_optimizer_or_a_schedule_are_refused(tmp_path: Path) -> None:
-    path = save(tmp_path, Plain(optimizer=sgd_with(0.1), scheduler=step_scheduler(0.9)))
-    resume(path, tmp_path / "same", Plain(optimizer=sgd_with(0.1), scheduler=step_scheduler(0.9)))
-    for lr, gamma, match in ((0.2, 0.9, "lr is 0.2 and was 0.1"), (0.1, 0.5, "gamma is 0.5 and was 0.9")):
-        with pytest.raises(ConfigurationError, match=match):
-            resume(path, tmp_path / "other", Plain(optimizer=sgd_with(lr), scheduler=step_scheduler(gamma)))
+@pytest.mark.parametrize("interval", ["epoch", "step"])
+def test_options_that_a_schedule_has_overtaken_are_refused(tmp_path: Path, interval: str) -> None:
+    steps = partial(Plain, interval=interval, scheduler=step_scheduler(0.9))
+    path = save(tmp_path, steps(optimizer=sgd_with(0.1)))
+    resume(path, tmp_path / "same", steps(optimizer=sgd_with(0.1)))
+    with pytest.raises(ConfigurationError, match=r"lr is 0.2 and was 0.1.*with StepLR.* cannot be changed on resume"):
+        resume(path, tmp_path / "other", steps(optimizer=sgd_with(0.2)))
 
 
 def test_another_optimizer_is_refused(saved: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"Adam .* and was SGD"):
+    with pytest.raises(ConfigurationError, match=r"started with SGD .* and is resumed with Adam"):
         resume(saved, tmp_path, Plain(optimizer=adam))
 
 

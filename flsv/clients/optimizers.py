@@ -20,8 +20,8 @@ from flsv.errors import ConfigurationError
 SCHEDULED = {"lr", "initial_lr", "max_lr", "min_lr", "lr_scale", "weight_decay", "betas"}
 SCHEDULED |= {"momentum", "base_momentum", "max_momentum"}
 _NEVER = 2**62
-#: By the optimizer's place, the parameter group's and the option's name.
-Options = dict[tuple[int, int, str], Any]
+#: Per optimizer and parameter group, options by name.
+Options = list[list[dict[str, Any]]]
 
 
 class ClientOptimizers:
@@ -61,6 +61,7 @@ class ClientOptimizers:
         self._optimizers = trainer.optimizers
         self._schedules = Schedules(trainer, steps)
         self._scale = LossScale(trainer)
+        _check_parameters(trainer)
         for optimizer in self._optimizers:
             if hasattr(optimizer, "upload_parameters") and (
                 policy == "persist" or trainer.accumulate_grad_batches != 1
@@ -84,9 +85,10 @@ class ClientOptimizers:
         pace = self._paces.get(client, {})
         self._scale.load(pace.get("scale"))
         self._schedules.load(client, pace.get("schedulers"))
-        self._kept: Options = pace.get("options", {})
-        for (i, j, name), value in self._kept.items():
-            put(self._optimizers[i].param_groups[j], {name: value})
+        self._kept: Options = pace.get("options", [])
+        for optimizer, groups in zip(self._optimizers, self._kept):
+            for group, values in zip(optimizer.param_groups, groups):
+                put(group, values)
         self._begun = self._options()
         states = self._states.get(client)
         for i, optimizer in enumerate(self._optimizers):
@@ -125,13 +127,12 @@ class ClientOptimizers:
     def _give_back(self) -> None:
         assert self._federations is not None
         self._scale.load(None)
-        groups = {key[:2] for key in self._federations}
-        for i, j, name in self._options().keys() - self._federations.keys():
-            if (i, j) in groups:  # else it has come since
-                del self._optimizers[i].param_groups[j][name]
-        for (i, j, name), value in self._federations.items():
-            if not (name in SCHEDULED and self._schedules.is_federations(self._optimizers[i])):
-                put(self._optimizers[i].param_groups[j], {name: value})
+        for optimizer, groups in zip(self._optimizers, self._federations):
+            for group, options in zip(optimizer.param_groups, groups):
+                for name in group.keys() - options.keys() - {"params"}:
+                    del group[name]
+                by_round = SCHEDULED if self._schedules.is_federations(optimizer) else ()
+                put(group, {name: value for name, value in options.items() if name not in by_round})
         self._federations = None
         if self._steps is not None:
             self._steps.client = None
@@ -141,7 +142,7 @@ class ClientOptimizers:
         for client, states, pace in self._staged:
             if self.policy == "persist":
                 self._states[client] = states
-            if any(pace.values()):
+            if pace["schedulers"] or pace["scale"] or any(any(groups) for groups in pace["options"]):
                 self._paces[client] = pace
         self.discard()
 
@@ -167,11 +168,10 @@ class ClientOptimizers:
         for i, saved in enumerate(checkpoint.get("optimizer_states", [])):
             saved["state"] = {}
             if self._federations is not None:
-                groups = [{"params": group["params"]} for group in saved["param_groups"]]
-                for (place, j, name), value in self._federations.items():
-                    if place == i:
-                        groups[j][name] = deepcopy(value)
-                saved["param_groups"] = groups
+                saved["param_groups"] = [
+                    {**deepcopy(options), "params": group["params"]}
+                    for group, options in zip(saved["param_groups"], self._federations[i])
+                ]
         if "lr_schedulers" in checkpoint:
             self._schedules.rewind(checkpoint["lr_schedulers"])
 
@@ -189,23 +189,41 @@ class ClientOptimizers:
         self._scale.load_state_dict(state["scale"])
 
     def _options(self) -> Options:
-        return {
-            (i, j, name): _value(value)
-            for i, optimizer in enumerate(self._optimizers)
-            for j, group in enumerate(optimizer.param_groups)
-            for name, value in group.items()
-            if name != "params"
-        }
+        return [
+            [{k: _value(v) for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+            for optimizer in self._optimizers
+        ]
 
     def _own(self, options: Options) -> Options:
         """What of the options as the client leaves them is the client's."""
-        by_round = [self._schedules.is_federations(optimizer) for optimizer in self._optimizers]
-        may = {key: not by_round[key[0]] if key[2] in SCHEDULED else self.policy == "persist" for key in options}
-        return {
-            key: value
-            for key, value in options.items()
-            if may[key] and (key in self._kept or key not in self._begun or not same(self._begun[key], value))
-        }
+        result: Options = []
+        for i, (optimizer, groups) in enumerate(zip(self._optimizers, options)):
+            may = set() if self._schedules.is_federations(optimizer) else SCHEDULED
+            result.append([])
+            for j, group in enumerate(groups):
+                begun = self._begun[i][j] if j < len(self._begun[i]) else {}
+                kept = self._kept[i][j] if i < len(self._kept) and j < len(self._kept[i]) else {}
+                result[-1].append(
+                    {
+                        name: value
+                        for name, value in group.items()
+                        if (name in may if name in SCHEDULED else self.policy == "persist")
+                        and (name in kept or name not in begun or not same(begun[name], value))
+                    }
+                )
+        return result
+
+
+def _check_parameters(trainer: L.Trainer) -> None:
+    known = {id(parameter) for parameter in trainer.lightning_module.parameters()}
+    for optimizer in trainer.optimizers:
+        for group in optimizer.param_groups if optimizer.state_dict() else []:  # Lightning's stand-in has none
+            strange = [list(tensor.shape) for tensor in group["params"] if id(tensor) not in known]
+            if strange:
+                raise ConfigurationError(
+                    f"{type(optimizer).__name__} trains tensors of shape {strange} that are no parameters of the "
+                    "module: they would pass from client to client. Make them nn.Parameter attributes of the module."
+                )
 
 
 def _value(value: Any) -> Any:
@@ -295,7 +313,7 @@ class Schedules:
     def _family(self, client: int) -> _Family | None:
         """The schedulers that ``configure_optimizers`` gives for a client with so many steps; None: those that are
         there, or their like."""
-        if self._steps is None:
+        if self._steps is None or not self._steps.asked:
             return None
         number = self._steps.of(client)
         if number == self._steps.most():

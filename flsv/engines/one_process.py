@@ -19,7 +19,7 @@ from flsv.clients.client_manager import ClientManager, try_forward
 from flsv.clients.cohort import CohortLoader, CohortTraining
 from flsv.clients.local_steps import LocalSteps
 from flsv.clients.optimizers import ClientOptimizers
-from flsv.clients.resumed_options import optimizer_options
+from flsv.clients.resumed_options import OptimizerOptions
 from flsv.clients.train_client import LocalTraining
 from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError
@@ -118,7 +118,7 @@ class OneProcess:
         self._strategies: Mapping[str, Any] = config.strategies
         self.space, self.shared = shared_space(trainer.lightning_module, config)
         states.to(self.device)
-        self.options = optimizer_options(trainer)
+        self.options = OptimizerOptions(trainer)
         self.manager = self._make_manager()
         self.clients: Any = None
         self._loader: CohortLoader | None = None

@@ -63,12 +63,12 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     with every client. Validation sees the global model. A checkpoint always stands between two rounds, and resuming
     from it goes on bit for bit (on CUDA as far as its kernels are deterministic: ``docs/gpu.md``). What it cannot go on
     with is refused by name: other data, clients or labels, another seed, other strategies, metrics, attacks or privacy.
-    ``max_epochs``, ``server_lr``, ``local_epochs``, batch sizes, the privacy budget and all that is only logged or
-    drawn may change, and are used.
+    ``max_epochs``, ``server_lr``, ``local_epochs``, the optimizer's options where it has no scheduler, batch sizes, the
+    privacy budget and all that is only logged or drawn may change, and are used.
 
     A scheduler with ``interval="epoch"`` steps once a round; one with ``interval="step"``, also where ``training_step``
     steps it itself, belongs to the client. ``trainer.estimated_stepping_batches`` is the number of steps of one client
-    in all rounds; ``trainer.is_last_batch`` is the client's.
+    in all rounds that it is drawn in; ``trainer.is_last_batch`` is the client's.
 
     Other callbacks see the global model between rounds, in any order. ``trainer.callback_metrics`` holds the last
     contributions, the round's weights and the last scores of the clients' own models (``<metric>/client_<i>``,

@@ -17,7 +17,6 @@ from flsv._lightning.per_client import CallbackHooks, ClientHooks, step_loss
 from flsv._lightning.round_boundary import FinetuningState, RoundAverage, RoundBoundary, global_weights
 from flsv.clients.cohort import where
 from flsv.clients.local_steps import LocalSteps
-from flsv.clients.resumed_options import check_options
 from flsv.data import FederatedDataModule
 from flsv.engines.one_process import OneProcess
 from flsv.engines.ranks import SeveralRanks, agree, ranks_of
@@ -114,7 +113,7 @@ class LightningFit:
             state.participations, state.heard = torch.zeros(2, data.num_clients, dtype=torch.long)
         # limit_train_batches holds per client here, and a fast_dev_run's max_steps would cut the cohort short.
         limit = trainer.limit_train_batches
-        self.steps = LocalSteps(trainer, data, config.local_epochs, limit)
+        self.steps = LocalSteps(trainer, data, config.sampler, state, config.local_epochs, limit)
         self._change(
             (trainer, "limit_train_batches", 1.0),
             (trainer, "reload_dataloaders_every_n_epochs", 1),
@@ -140,7 +139,7 @@ class LightningFit:
         self.federation = FederationRun(config, self.board, self.state, engine, trainer.max_epochs)
         self.steps.begun = True
         if saver.asked is not None:
-            check_options(saver.asked, engine.options)
+            engine.options.check(saver.asked)
             check_sharing(saver.shared, engine.space.described())
         self.federation.begin(resumed=saver.resumed or trainer.current_epoch > 0)
         self.reports = RunReports(trainer, self.federation, saver, self.files)
@@ -151,7 +150,9 @@ class LightningFit:
         engine = federation.engine
         assert self.reports is not None
         self._hooks = None if engine.idle else ClientHooks(trainer, lambda: engine.clients.batch_idx)
-        saver.asked = None
+        if saver.asked is not None:
+            engine.options.apply(saver.asked)
+            saver.asked = None
         self._change(*engine.patches())
         federation.begin_training(saver.optimizers, saver.buffers)
         saver.optimizers = saver.buffers = None

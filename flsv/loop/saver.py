@@ -51,7 +51,7 @@ class Saver:
             "clients": clients,
             "optimizers": optimizers,
             "buffers": buffers,
-            "asked": self.asked if engine is None else engine.options,
+            "asked": self.asked if engine is None else engine.options.asked,
             "shared": self.shared if engine is None else engine.space.described(),
             "finetuned": self.finetuned,
             "csv": self.csv,

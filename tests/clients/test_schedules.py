@@ -19,6 +19,7 @@ from toys import Plain, fit, network, toy_data, trainer_for, vector
 
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
+from flsv.sampling import FixedCohort, UniformSampler
 from flsv.seeding import generator_for
 
 SEED, ROUNDS, CLIENTS = 4, 3, 3
@@ -139,6 +140,46 @@ def test_every_clients_schedule_is_that_of_training_alone(tmp_path: Path, kind: 
         assert module.rates[client] == alone(make(), client, tmp_path, **kwargs)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_client_is_a_plain_fit(tmp_path: Path, kind: str) -> None:
+    make, kwargs = KINDS[kind]
+    plain = make()
+    alone(plain, 0, tmp_path, **kwargs)
+    # Another client, who never takes part, keeps the first one's data the same.
+    loop = FederatedLoop(seed=SEED, optimizer_state="persist", sampler=UniformSampler(1))
+    loop.sampler.sample = lambda *_, **__: torch.tensor([0])  # type: ignore[method-assign]
+    federated = fit(loop, tmp_path, make(), rounds=ROUNDS, **kwargs)
+    assert torch.equal(vector(federated), vector(plain))
+
+
+def test_a_linear_decay_ends_at_zero_whoever_is_drawn_how_often(tmp_path: Path) -> None:
+    module = fit(
+        FederatedLoop(sampler=UniformSampler(2), seed=SEED, local_epochs=2), tmp_path, Scheduled(linear), rounds=5
+    )
+    counts = set()
+    for rates in module.rates.values():
+        expected = [0.1 * (1 - step / len(rates)) for step in range(len(rates))]
+        assert [rate for rate, _ in rates] == pytest.approx(expected)
+        counts.add(len(rates))
+    assert len(counts) > 1
+
+
+class Opinionated(FixedCohort):
+    """Goes by what rounds were: whom it draws in later ones is not known."""
+
+    def end_round(self, round: Any) -> None:
+        self.last = round
+
+
+def test_a_sampler_that_cannot_be_foreseen_counts_all_rounds(tmp_path: Path) -> None:
+    module = fit(FederatedLoop(sampler=Opinionated([0]), seed=SEED), tmp_path, Scheduled(one_cycle), rounds=2)
+    assert list(module.rates) == [0]
+    mine = module.rates[0]
+    assert module.trainer.estimated_stepping_batches != 2 * len(mine)  # ours again, after the fit
+    again = fit(FederatedLoop(seed=SEED), tmp_path, Scheduled(one_cycle), rounds=2)
+    assert again.rates[0] == mine
+
+
 def test_a_schedule_of_the_rounds_is_stepped_between_them(tmp_path: Path) -> None:
     module = fit(FederatedLoop(seed=SEED), tmp_path, Scheduled(stairs, manual="epoch"), rounds=5)
     expected = (0.1, 0.1, 0.05, 0.05, 0.025)
@@ -162,11 +203,18 @@ class Hidden(Scheduled):
         return optimizer
 
 
+class Foreign(Plain):
+    def configure_optimizers(self) -> Any:
+        self.temperature = torch.ones(2, requires_grad=True)
+        return torch.optim.SGD([*self.parameters(), self.temperature], lr=0.1)
+
+
 @pytest.mark.parametrize(
     ("module", "message"),
     [
         (lambda: OfRounds(stairs, manual="batch"), "StepLR is stepped while a client trains"),
         (lambda: Hidden(stairs, manual="batch"), "kept is a learning-rate scheduler that configure_opti"),
+        (Foreign, r"trains tensors of shape \[\[2\]\] that are no parameters"),
     ],
 )
 def test_what_would_pass_from_client_to_client_is_refused(tmp_path: Path, module: Any, message: str) -> None:
@@ -174,6 +222,65 @@ def test_what_would_pass_from_client_to_client_is_refused(tmp_path: Path, module
     with pytest.raises(ConfigurationError, match=message):
         fit(FederatedLoop(seed=SEED), tmp_path, module(), rounds=3)
     assert before == (L.Trainer.is_last_batch, L.Trainer.estimated_stepping_batches)
+
+
+def asks_for_steps(trainer: Any) -> float:
+    return trainer.estimated_stepping_batches / trainer.max_epochs
+
+
+def asks_for_batches(trainer: Any) -> float:
+    return trainer.num_training_batches
+
+
+def asks_for_the_loader(trainer: Any) -> float:
+    return len(trainer.train_dataloader)
+
+
+def sets_the_loader_up(trainer: Any) -> float:
+    trainer.fit_loop.setup_data()
+    return trainer.num_training_batches
+
+
+def asks_the_data_module(trainer: Any) -> float:
+    return len(trainer.datamodule.train_dataloader())
+
+
+WAYS = [asks_for_steps, asks_for_batches, asks_for_the_loader, sets_the_loader_up, asks_the_data_module]
+
+
+class Asking(Scheduled):
+    """Its schedule follows from the batches of a round, however it learns of them."""
+
+    def __init__(self, ways: list[Callable[[Any], float]]) -> None:
+        super().__init__(linear)
+        self.ways = ways
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+        (length,) = {way(self.trainer) for way in self.ways}
+        return [optimizer], [{"scheduler": linear(optimizer, length * self.trainer.max_epochs), "interval": "step"}]
+
+
+@pytest.mark.parametrize("ways", [*([way] for way in WAYS), WAYS, WAYS[::-1]])
+def test_every_length_is_one_clients(tmp_path: Path, ways: list[Callable[[Any], float]]) -> None:
+    names = ("estimated_stepping_batches", "num_training_batches", "train_dataloader")
+    before = [getattr(L.Trainer, name) for name in names]
+    module = fit(FederatedLoop(seed=SEED), tmp_path, Asking(ways), rounds=2)
+    for rates in module.rates.values():
+        assert [rate for rate, _ in rates] == pytest.approx([0.1 * (1 - i / len(rates)) for i in range(len(rates))])
+    assert len({len(rates) for rates in module.rates.values()}) > 1
+    assert [getattr(L.Trainer, name) for name in names] == before
+
+
+@pytest.mark.parametrize("way", WAYS[1:])
+def test_lengths_in_setup_are_the_largest_and_are_warned_of(tmp_path: Path, way: Callable[[Any], float]) -> None:
+    class AsksInSetup(Scheduled):
+        def setup(self, stage: str) -> None:
+            self.length = way(self.trainer)
+
+    with pytest.warns(UserWarning, match="read in setup, where no client trains: it is that of the client with the"):
+        module = fit(FederatedLoop(seed=SEED), tmp_path, AsksInSetup(linear), rounds=2)
+    assert 2 * module.length == max(len(rates) for rates in module.rates.values())
 
 
 class CountsInItsGroups(torch.optim.SGD):
@@ -191,7 +298,6 @@ class CountsInItsGroups(torch.optim.SGD):
             group["k"] += 1
             group["weight_sum"] = group.get("weight_sum", 0.0) + 0.5
             assert group["weight_sum"] == group["k"] / 2
-            assert group.setdefault("first", group["k"]) == 1
         self.counts.append(group["k"])
         return result
 

@@ -6,18 +6,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 import torch.nn.functional as F
 from in_run_by_hand import SEED, Kept, by_hand, data, federation, run, small, validation_gradient, with_options
 from resuming import assert_resumes
 from torch import Tensor, nn
-from toys import CLASSES, FEATURES, Plain, adam, fit, network, vector
+from torch.utils.data import DataLoader
+from toys import CLASSES, FEATURES, Plain, adam, fit, network, toy_sets, vector
 
 from flsv import Reporting
 from flsv.aggregation import FedAvg
 from flsv.attacks import SignFlip
 from flsv.clients.algorithms import InRunValues
+from flsv.data import FederatedDataModule, Loader, SizePartitioner, Splits
 from flsv.errors import ConfigurationError
 from flsv.functional import gradient_shapley
 from flsv.loop import FederatedLoop
@@ -248,6 +251,27 @@ def test_what_is_refused(tmp_path: Path, name: str) -> None:
         fit(loop, tmp_path, module, data(), rounds=1)
     assert loop.round_index == 0
     assert not any(layer._forward_hooks for layer in module.modules())
+
+
+def by_size(samples: list[tuple[Tensor, Tensor]]) -> Any:
+    """Sorts a batch, as is usual for texts by their lengths."""
+    return torch.utils.data.default_collate(sorted(samples, key=lambda sample: float(sample[0].sum())))
+
+
+class Sorted(L.LightningDataModule):
+    def train_dataloader(self) -> Any:
+        return DataLoader(toy_sets()[0], batch_size=8, collate_fn=by_size)
+
+
+@pytest.mark.parametrize(("epochs", "rounds"), [(2, 1), (1, 2)])
+def test_batches_in_another_order_are_noticed(tmp_path: Path, epochs: int, rounds: int) -> None:
+    dealt = FederatedDataModule(
+        Sorted(), SizePartitioner([4, 1, 2]), splits=Splits(server_val=0.2), loader=Loader(preload=False)
+    )
+    loop = federation(local_epochs=epochs)
+    with pytest.raises(ConfigurationError, match=r"training sample \d+ of client \d has class .* earlier pass"):
+        fit(loop, tmp_path, Plain(small()), dealt, rounds=rounds)
+    assert loop.round_index == rounds - 1
 
 
 def test_it_is_gradient_shapley_with_fixed_weights(tmp_path: Path) -> None:

@@ -41,6 +41,9 @@ from flsv.seeding import shuffle_stream
 from flsv.strategy import Federation
 
 GRADIENT, VALUES = "validation_gradient", "in_run_values"
+#: Of the client's state: the class of every training sample, as its last batch said.
+CLASSES = "in_run_classes"
+UNSEEN = torch.iinfo(torch.long).min
 #: Of a sample in a batch without classes.
 NO_CLASS = -1
 #: How far the products of a step may be from its gradient's, by rounding.
@@ -58,8 +61,8 @@ class InRunValues(ClientAlgorithm):
     One more forward pass of every trained layer in each step that is looked at (of LoRA, that of the adapters alone);
     small layers make it for some batches at once.
 
-    With ``InRunShapley(loss="val_loss")`` data need no classes: all samples are of one. A ``collate_fn`` must not
-    change the order of a batch's samples, or one sample's value is another's.
+    With ``InRunShapley(loss="val_loss")`` data need no classes: all samples are of one. Nothing shows then whether a
+    ``collate_fn`` changes the order of a batch's samples, which it must not.
 
     Args:
         every: one step of so many is looked at, and counts for all of them; which ones moves on with the rounds. A
@@ -70,7 +73,9 @@ class InRunValues(ClientAlgorithm):
             rate and momentum (neither Nesterov's nor dampened), and noise for privacy, which the values would go round;
             before the first step, a layer whose samples cannot be told apart (BatchNorm), batches without classes;
             after the first backward pass, gradients that have come by other ways than layers, or are scaled; what is
-            changed in place after a backward pass.
+            changed in place after a backward pass; at the end of the second pass over a client's samples, or of a later
+            one, a sample whose class is not what it was: a ``collate_fn`` changes
+            the order, or the classes are drawn anew.
 
     Example:
         >>> InRunValues(every=4)
@@ -144,9 +149,11 @@ class InRunValues(ClientAlgorithm):
         self._rates: list[float] = []
         self._watched: list[tuple[int, Tensor, Tensor]] = []
         self._products: list[Tensor] = []
+        self._seen: list[tuple[Tensor, Tensor]] = []
         self._order, self._given, self._position = torch.empty(0, dtype=torch.long), 0, 0
         self._offset = context.instruction.round_index % min(self.every, max(context.batches, 1))
         self._looked = 0
+        self._known = context.state.get(CLASSES, torch.full((context.samples,), UNSEEN)).cpu()
 
     def begin_batch(self, context: ClientContext, batch: Any) -> None:
         assert self._ghost is not None
@@ -158,11 +165,12 @@ class InRunValues(ClientAlgorithm):
             )
         if classes is None:
             classes = torch.full((extract_batch_size(batch),), NO_CLASS)
-        rows = self._rows(context, len(classes))
+        rows, classes = self._rows(context, len(classes)), classes.clone()
+        self._seen.append((rows, classes))
         looks = (context.num_steps - self._offset) % self.every == 0
         self._ghost.samples = len(classes) if looks else None
         if looks:
-            self._watched.append((len(self._rates), rows, classes.clone()))
+            self._watched.append((len(self._rates), rows, classes))
 
     def gradients(self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]) -> None:
         assert self._ghost is not None
@@ -181,6 +189,7 @@ class InRunValues(ClientAlgorithm):
             self._ghost.remove()
 
     def end_client(self, context: ClientContext) -> dict[str, Tensor]:
+        self._recognize(context)
         self._collect()
         self._ghost = None
         samples = context.state.get(VALUES, torch.zeros(context.samples, dtype=torch.float64)).cpu()
@@ -195,7 +204,7 @@ class InRunValues(ClientAlgorithm):
             self._values = moved[torch.tensor(steps)].repeat_interleave(counts) * torch.cat(self._products).cpu()
             self._classes = torch.cat(classes).cpu()
             samples = samples.index_add(0, torch.cat(rows), self._values)
-        context.state[VALUES] = samples
+        context.state[VALUES], context.state[CLASSES] = samples, self._known
         self._watched, self._products = [], []
         return {}
 
@@ -225,6 +234,7 @@ class InRunValues(ClientAlgorithm):
         batches = max(context.batches // context.local_epochs, 1)
         epoch, first = divmod(self._position, batches)
         if first == 0:
+            self._recognize(context)
             told = context.instruction
             stream = shuffle_stream(told.seed, told.round_index, told.client_id, epoch)
             trainer = getattr(context.module, "_trainer", None)
@@ -240,6 +250,24 @@ class InRunValues(ClientAlgorithm):
                 f"{context.samples}: whose value is whose cannot be told. Leave out what adds samples to its batches."
             )
         return rows
+
+    def _recognize(self, context: ClientContext) -> None:
+        """After a pass: a sample has the class that it had in the pass before, or it is another sample."""
+        if not self._seen:
+            return
+        rows, classes = (torch.cat(each) for each in zip(*self._seen))
+        classes, before = classes.cpu(), self._known[rows]
+        self._seen = []
+        other = ((before != UNSEEN) & (before != classes)).nonzero().flatten().tolist()
+        if other:
+            place = other[0]
+            raise ConfigurationError(
+                f"{self!r}: training sample {int(rows[place])} of client {context.instruction.client_id} has class "
+                f"{int(classes[place])} now and had {int(before[place])} in an earlier pass: whose value is whose "
+                "cannot be told. Leave out what changes the order of a batch's samples, such as a collate_fn that "
+                "sorts them, or draws their classes anew."
+            )
+        self._known[rows] = classes
 
     def _check(self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]) -> None:
         theirs = context.entries(context.received(GRADIENT), parameters)

@@ -6,6 +6,7 @@ import re
 import secrets
 import time
 import warnings
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from flsv.engines.one_process import local_training, shared_space
 from flsv.engines.remote.messages import OutOfTime, Packet, digest, read_instruction
 from flsv.errors import ConfigurationError
 from flsv.participants import ClientStates, at
-from flsv.round import ClientUpdate
+from flsv.round import ClientUpdate, FederationState
 from flsv.round.state import GLOBAL_MODEL
 from flsv.seeding import seed_global_rngs
 from flsv.server.config import FederationConfig
@@ -171,7 +172,11 @@ class SiteVisit(L.Callback):
         )
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self._steps = steps = _OwnSteps(trainer, self._numbered, self._config.local_epochs, self._limit)
+        state = FederationState(seed=self._instruction.seed, num_clients=self._num_clients)
+        strategies: Mapping[str, Any] = self._config.strategies
+        self._steps = steps = _OwnSteps(
+            trainer, self._numbered, strategies["sampler"], state, self._config.local_epochs, self._limit
+        )
         steps.client = self._instruction.client_id
         steps.begun = True
         self._patches = PatchedAttributes(stepping(trainer, steps))
