@@ -15,16 +15,17 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flsv._lightning.durable import replacing, whole_lines
 from flsv.errors import ConfigurationError
 
+if TYPE_CHECKING:  # which is slow to import
+    from pandas import DataFrame
+
 #: Reads a cell, or raises ValueError with what it expected.
 Cell = Callable[[str], Any]
 NAN = float("nan")
-#: Numbers that sums and differences of do not overflow.
-LARGEST = 1e300
 #: With the marks that are there already, so that the text that is read is the one that was written.
 _FORMULA = re.compile("'*[=+@-]")
 
@@ -48,6 +49,21 @@ def save_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
         file.write(csv_text(rows))
 
 
+def save_table(path: Path, table: DataFrame) -> None:
+    """The same of a data frame without its index; NaN is an empty cell.
+
+    Example:
+        >>> import tempfile
+        >>> from pandas import DataFrame
+        >>> path = Path(tempfile.mkdtemp(), "values.csv")
+        >>> save_table(path, DataFrame({"client": [0, 1], "value": [0.5, NAN]}))
+        >>> path.read_bytes()
+        b'client,value\\n0,0.5\\n1,\\n'
+    """
+    rows = table.itertuples(index=False, name=None)
+    save_csv(path, [list(table), *(["" if cell != cell else cell for cell in row] for row in rows)])
+
+
 @lru_cache(maxsize=10_000)  # names are there in every row, and in every round
 def as_text(cell: str) -> str:
     """A cell on one line, and as a spreadsheet does not run it.
@@ -60,16 +76,13 @@ def as_text(cell: str) -> str:
     return f"'{text}" if _FORMULA.match(text) and not _is_number(text) else text
 
 
-def read_csv(
-    path: Path, needed: Mapping[str, Cell], others: Mapping[str, Cell] | Cell = str, skip: int = 0
-) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_csv(path: Path, needed: Mapping[str, Cell], skip: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
     """The lines of a file that was written by :func:`csv_text`, from 2 on, and what stands in them by column; a last
     line that a kill cut short is left out.
 
     Args:
         path: the file.
-        needed: columns that it has to have, and how they are read.
-        others: how columns are read that it may have beside them; those that are not named are texts.
+        needed: columns that it has to have, and how they are read; others are texts.
         skip: lines before that of the columns' names.
 
     Raises:
@@ -94,15 +107,14 @@ def read_csv(
         raise ConfigurationError(
             f"{path} has the columns {', '.join(map(repr, head)) or 'none'}: expected {', '.join(needed)}, each once."
         )
-    kinds = [needed.get(name) or (others.get(name, str) if isinstance(others, Mapping) else others) for name in head]
     for place, line in enumerate(lines[1:], skip + 2):
         cells = _cells(path, place, line)
         if len(cells) != len(head):
             raise ConfigurationError(f"{path}, line {place}: {len(cells)} cells, expected {len(head)}.")
         row = {}
-        for name, kind, cell in zip(head, kinds, cells):
+        for name, cell in zip(head, cells):
             try:
-                row[name] = kind(cell)
+                row[name] = needed.get(name, str)(cell)
             except ValueError as error:
                 raise ConfigurationError(f"{path}, line {place}: {name} is {cell[:60]!r}, expected {error}.") from None
         yield place, row
@@ -118,7 +130,7 @@ def whole(cell: str) -> int:
 def number(cell: str) -> float:
     """A number; infinite only where that was written, as an epsilon without noise is."""
     value = float(cell) if _is_number(cell) else NAN
-    if not abs(value) <= LARGEST and cell not in ("inf", "-inf"):
+    if value != value:
         raise ValueError("a number")
     return value
 

@@ -42,37 +42,9 @@ def installed(group: str, base: type = object) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def own_before_others(base: type) -> dict[str, str]:
-    """Short names that both a class of flsv and somebody else's have: the class path of flsv's by its name.
-
-    The others are named in a warning, with their class paths.
-
-    Args:
-        base: what the classes are.
-
-    Example:
-        >>> own_before_others(ValueError)
-        {}
-    """
-    kinds = list(subclasses(base))
-    own = {kind.__name__: f"{kind.__module__}.{kind.__qualname__}" for kind in kinds if _is_own(kind)}
-    others = [kind for kind in kinds if not _is_own(kind) and kind.__name__ in own]
-    for kind in others:
-        warnings.warn(
-            f"{kind.__module__.partition('.')[0]} has a {base.__name__} called {kind.__name__}, as flsv has: the "
-            f"short name is flsv's. Write {kind.__module__}.{kind.__qualname__} for the other.",
-            stacklevel=2,
-        )
-    return {kind.__name__: own[kind.__name__] for kind in others}
-
-
 def subclasses(base: type) -> Iterator[type]:
     """All of them, near and far."""
     kinds: list[type] = base.__subclasses__()
     for kind in kinds:
         yield kind
         yield from subclasses(kind)
-
-
-def _is_own(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] == __package__

@@ -1,19 +1,16 @@
-"""The tables of ``flsv bench`` in Markdown, and the benchmark's picture."""
+"""The tables of ``flsv bench`` in Markdown."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from math import isnan
-from typing import Any
 
-from matplotlib.figure import Figure
 from pandas import DataFrame, Series
 
 from flsv.benchmark.federation import SETS
 from flsv.benchmark.registry import Entry
-from flsv.benchmark.scores import NAN, Results, mean, spearman
-from flsv.benchmark.summary import GOAL, Cost, Known, by_federation, coverage, scores_of
-from flsv.charts import label_text
+from flsv.benchmark.scores import NAN, Results, spearman
+from flsv.benchmark.summary import Cost, Known, by_federation, coverage, scores_of
 from flsv.report.text import markdown_table
 
 CEILING = "*the truth, one other seed*"
@@ -86,18 +83,13 @@ def _disturbed(summary: DataFrame) -> str:
 
 
 def _intervals(summary: DataFrame, results: Results, federations: Known) -> str:
-    head = ["metric", "truth's share", f"federations with {GOAL} or more", "least", "other seeds' mean"]
-    head += ["half width, as a share", "error of the seeds' mean by a single run's", "cases"]
+    head = ["metric", "truth's share", "other seeds' mean", "half width, as a share", "cases"]
     rows = []
     for name in summary.index:
         held = coverage(results, federations, name)
-        if held is None:
-            continue
-        where, least = min(held.by_federation.items(), key=lambda item: item[1], default=("", NAN))
-        enough = sum(each >= GOAL for each in held.by_federation.values())
-        cells = [two(held.truth), f"{enough} of {len(held.by_federation)}", f"{two(least)} {where}", two(held.seeds)]
-        width = "" if isnan(held.width) else f"{held.width:.3f}"
-        rows.append([f"`{name}`", *cells, width, two(held.repeated), str(held.cases)])
+        if held is not None:
+            width = "" if isnan(held.width) else f"{held.width:.3f}"
+            rows.append([f"`{name}`", two(held.truth), two(held.seeds), width, str(held.cases)])
     return markdown_table(head, rows)
 
 
@@ -122,34 +114,6 @@ def _federations(federations: Known) -> str:
             trained += f" of {2**truth.num_clients:,}"
         rows.append([name, each.title, str(truth.num_clients), str(each.rounds), trained, said])
     return markdown_table(head, rows)
-
-
-def draw(summary: DataFrame, costs: Mapping[str, Cost], federations: Known) -> Figure:
-    """Cost against rank correlation, and the ceiling."""
-    figure = Figure(figsize=(10, 8), layout="constrained")
-    axes = figure.add_subplot()
-    points = {
-        name: (max(1000 * costs[name].seconds, 0.01), near)
-        for name, near in summary["all"].dropna().items()
-        if name in costs
-    }
-    order = sorted(points, key=lambda name: -points[name][1])
-    line = {"arrowstyle": "-", "color": "lightgrey", "linewidth": 0.8, "shrinkA": 0, "shrinkB": 4}
-    for place, name in enumerate(order):
-        axes.plot(
-            *([each] for each in points[name]), "o", color="tab:blue" if costs[name].evaluations else "tab:orange"
-        )
-        # The names stand below one another beside the axes, best first, each with a line to its point.
-        beside: dict[str, Any] = {"xytext": (1.02, 1 - (place + 0.5) / len(order)), "textcoords": "axes fraction"}
-        axes.annotate(label_text(name), points[name], **beside, va="center", fontsize=8, arrowprops=line)
-    axes.axhline(mean([t.ceiling for _, t in federations.values()]), color="grey", linestyle="--", linewidth=1)
-    axes.set(
-        xscale="log",
-        xlabel="ms of the processor a round; blue: with coalitions evaluated",
-        ylabel="mean rank correlation with the retrained values",
-    )
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure
 
 
 def two(value: float) -> str:

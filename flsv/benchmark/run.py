@@ -19,7 +19,7 @@ from torchmetrics import Metric
 from flsv.aggregation import FedAvg, GeometricMedian
 from flsv.benchmark.federation import Federation, quiet
 from flsv.benchmark.registry import Entry, WrongArguments, identity_of
-from flsv.benchmark.scores import Results, Values, why
+from flsv.benchmark.scores import Results, Values
 from flsv.benchmark.truth import Truth
 from flsv.loop import FederatedLoop
 from flsv.metrics import ContributionMetric, ShadowShapley
@@ -40,8 +40,6 @@ CONDITIONS = {
     "median": "the geometric median of the clients' models",
 }
 AGGREGATORS = ("uniform", "median")
-#: In the place of a metric's name: what fails is the fit itself.
-FIT = ""
 
 
 class Dropout(ClientSampler):
@@ -217,8 +215,10 @@ def bench(
         say: is told of every fit.
 
     Returns:
-        What is known. A fit that fails whatever metrics are in it is among ``failed``, under :data:`FIT` in the place
-        of a metric, and the others go on.
+        What is known.
+
+    Raises:
+        Exception: of a fit that fails whatever is measured in it; what was done before is kept.
     """
     results = Results(folder, identity_of({name: each for name, (each, _) in federations.items()}, entries))
     runs = [("base", seed) for seed in range(seeds)] + [(other, 0) for other in conditions if other != "base"]
@@ -227,19 +227,12 @@ def bench(
     for name, (federation, truth) in federations.items():
         for condition, seed in runs:
             done += 1
-            at = f"{done} of {total}: {name}, {condition}, seed {seed}"
             todo = {m: each for m, each in entries.items() if not results.known(name, condition, seed, m)}
             if not todo:
                 continue
-            try:
-                found = run(federation, todo, seed, condition, int(truth.mean.argmax()))
-            except WrongArguments:
-                raise
-            except Exception as error:
-                results.failed[name, condition, seed, FIT] = why(error)
-                say(f"{at}: the fit fails, {type(error).__name__}: {error}")
-                continue
+            found = run(federation, todo, seed, condition, int(truth.mean.argmax()))
             results.add(name, condition, seed, found, [m for m, each in todo.items() if each.own])
-            say(f"{at}: {len(found.values)} metrics, {found.fit:.1f} s of the processor")
+            at = f"{done} of {total}: {name}, {condition}, seed {seed}"
+            say(f"{at}: {len(found.values)} metrics, {found.fit:.1f} s")
         federation.release()
     return results

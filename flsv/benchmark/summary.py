@@ -41,8 +41,6 @@ BY_SET = [
     *("set", "metric", "rank_correlation", "interval", "of_ceiling", "lead", "lead_interval", "worst", "where"),
     *("misallocated", "federations", "ms_a_round"),
 ]
-#: Of how many cases a 90 % interval ought to hold the truth.
-GOAL = 0.85
 
 
 @dataclass(frozen=True)
@@ -66,18 +64,14 @@ class Coverage:
 
     Args:
         truth: share of the cases in which the interval holds the client's true share of the gain.
-        by_federation: federation to that.
         seeds: share of the cases in which it holds the mean of the metric's values under the other seeds.
         width: mean half width, as a share.
-        repeated: error of the shares of the seeds' mean, as a part of a single run's mean error.
         cases: how many the first number is of.
     """
 
     truth: float
-    by_federation: dict[str, float]
     seeds: float
     width: float
-    repeated: float
     cases: int
 
 
@@ -103,10 +97,9 @@ def coverage(results: Results, federations: Mapping[str, tuple[Federation, Truth
         federations: by name, each with its truth.
         metric: its name.
     """
-    truth: dict[str, list[bool]] = {}
+    truth: list[bool] = []
     seeds: list[bool] = []
     widths: list[float] = []
-    ratios: list[float] = []
     for name, (_, true) in federations.items():
         runs = results.runs(name, metric)
         for seed, values in runs.items():
@@ -118,17 +111,10 @@ def coverage(results: Results, federations: Mapping[str, tuple[Federation, Truth
                 seeds += _held(interval, torch.stack(others).mean(0))
             ends = as_shares(values, interval)
             if ends is not None:
-                truth.setdefault(name, []).extend(_held(ends, shares(true.mean)))
+                truth += _held(ends, shares(true.mean))
                 halves = (ends[1] - ends[0]) / 2
                 widths += halves[halves == halves].tolist()
-        single = mean(share_error(values, true.mean) for values in runs.values())
-        if len(runs) > 1 and single > 0:
-            ratios.append(share_error(torch.stack(list(runs.values())).mean(0), true.mean) / single)
-    cases = [each for some in truth.values() for each in some]
-    if not cases and not seeds:
-        return None
-    by_federation = {name: mean(some) for name, some in truth.items() if some}
-    return Coverage(mean(cases), by_federation, mean(seeds), mean(widths), mean(ratios), len(cases))
+    return Coverage(mean(truth), mean(seeds), mean(widths), len(truth)) if truth or seeds else None
 
 
 def _held(interval: Interval, value: Tensor) -> list[bool]:

@@ -9,9 +9,8 @@
 
 Federations whose data are not there are left out. Every metric is measured against the truth: the Shapley values of the
 game in which each coalition of a federation's clients was really trained, several times; of many clients (`circles` in
-the file) those along some orders, and they have tables of their own. The package holds what was trained;
-``flsv bench --truth`` trains it anew, and goes on where it was stopped. So does the benchmark itself, whose values lie
-in ``--out``.
+the file) those along some orders, and they have tables of their own. The package holds what was trained; of a
+federation of one's own it is trained first. The command goes on where it was stopped: its values lie in ``--out``.
 """
 
 from __future__ import annotations
@@ -27,27 +26,22 @@ from pandas import DataFrame
 
 from flsv.benchmark import Federation, Truth, federation, make_truth, names, truth_table
 from flsv.benchmark.federation import SETS, federations
-from flsv.benchmark.page import draw, markdown, two
+from flsv.benchmark.page import markdown, two
 from flsv.benchmark.registry import BASELINES, METRICS, Entry, entry
-from flsv.benchmark.run import CONDITIONS, FIT, bench
-from flsv.benchmark.scores import Key, Results, why
+from flsv.benchmark.run import CONDITIONS, bench
+from flsv.benchmark.scores import Results
 from flsv.benchmark.summary import Known, by_set, costs, summarize
 from flsv.benchmark.truth import SEEDS
-from flsv.charts import drawing
 from flsv.cli.command import command_parser, positive, printer
-from flsv.errors import ConfigurationError
 from flsv.report.folder import FolderLock
 from flsv.report.terminal import print_table
 
 #: Of --quick: of few clients, without a download, one of each kind of difference between clients.
 QUICK = ("digits_sizes", "digits_dirichlet", "digits_label_noise", "digits_free_riders")
-#: In the place of a condition: what fails is the training of the truth.
-TRUTH = "truth"
 #: What is added to names of files on federations of many clients, whose truth is sampled.
 MANY = "_many"
 #: Where costs are measured: they need no download.
 COSTS_IN = {"": "digits_dirichlet", MANY: "digits_20_clients"}
-FILES = (("benchmark", "md"), ("benchmark", "png"), ("benchmark", "csv"), ("costs", "csv"))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -64,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         help="names of `flsv bench --list`, sets (tuning, held_out, fresh), or YAML files. Default: all",
     )
-    parser.add_argument("--out", type=Path, default=out, help=f"folder of values, tables and pictures. Default: {out}")
+    parser.add_argument("--out", type=Path, default=out, help=f"folder of values and tables. Default: {out}")
     parser.add_argument("--root", help="folder of the data. Default: $FLSV_DATA_ROOT")
     parser.add_argument("--list", action="store_true", help="say which metrics and federations there are")
     parser.add_argument("--seeds", type=positive, default=None, help="runs of every federation. Default: 3")
@@ -81,14 +75,12 @@ def _parser() -> argparse.ArgumentParser:
         default=None,
         help=f"what else than the run as it is, once each: {', '.join(CONDITIONS)}; nothing: only that. Default: all",
     )
-    parser.add_argument("--truth", action="store_true", help="train the coalitions, and write their utilities to --out")
-    parser.add_argument("--truth-seeds", type=positive, help="trainings of every coalition")
+    parser.add_argument("--truth-seeds", type=positive, default=len(SEEDS), help="trainings of every coalition")
     return parser
 
 
 def main(args: Sequence[str], quiet: bool = False) -> int:
-    """The command line, without ``bench`` itself; 1 where a metric or a federation's fit has failed, or a metric has no
-    value in any federation."""
+    """The command line, without ``bench`` itself; 1 where a metric has failed, or has no value in any federation."""
     options = _parser().parse_args(list(args))
     if options.list:
         _list()
@@ -99,30 +91,19 @@ def main(args: Sequence[str], quiet: bool = False) -> int:
         for each in asked:
             if each.name not in names():
                 each.check()
-        if options.truth:
-            for each in asked:
-                trained = make_truth(each, options.out, range(SEEDS[0], SEEDS[0] + (options.truth_seeds or len(SEEDS))))
-                say(f"{each.name}: {trained} coalitions trained, in {options.out / each.name}.csv")
-            return 0
-        return _bench(asked, options, say, quiet)
-
-
-def _bench(asked: Sequence[Federation], options: argparse.Namespace, say: Callable[[str], None], quiet: bool) -> int:
-    entries = _entries(options.metric or METRICS)
-    known, without = _truths(asked, options, say)
-    seeds = options.seeds or (1 if options.quick else 3)
-    conditions = _usual(options.quick, say) if options.conditions is None else options.conditions
-    results = bench(known, entries, seeds=seeds, conditions=conditions, folder=options.out, say=say)
-    results.failed |= without
-    ran = {key[0] for key in (*results.values, *results.refused)}
-    written = []
-    for suffix, circles in (("", False), (MANY, True)):
-        some = {name: each for name, each in known.items() if name in ran and bool(each[0].circles) is circles}
-        if some:
-            written += _report(options.out, suffix, results, some, entries, say, quiet)
-    if written:
-        say(f"Written to {options.out}: {', '.join(written)}, values.csv.")
-    return _say_failures(results, entries)
+        entries = _entries(options.metric or METRICS)
+        known = {each.name: (each, _truth(each, options.out, options.truth_seeds)) for each in asked}
+        seeds = options.seeds or (1 if options.quick else 3)
+        conditions = _usual(options.quick, say) if options.conditions is None else options.conditions
+        results = bench(known, entries, seeds=seeds, conditions=conditions, folder=options.out, say=say)
+        for suffix, circles in (("", False), (MANY, True)):
+            some = {name: each for name, each in known.items() if bool(each[0].circles) is circles}
+            if some:
+                summary = _report(options.out, suffix, results, some, entries, say)
+                if not quiet:
+                    _show(summary, some)
+        say(f"Written to {options.out}: tables of the metrics (benchmark.md, benchmark.csv), costs.csv and values.csv.")
+        return _say_failures(results, entries)
 
 
 def _usual(quick: bool, say: Callable[[str], None]) -> list[str]:
@@ -142,23 +123,6 @@ def _entries(names: Iterable[str]) -> dict[str, Entry]:
     return entries | {name: METRICS[name] for name in BASELINES} if own else entries
 
 
-def _truths(
-    asked: Sequence[Federation], options: argparse.Namespace, say: Callable[[str], None]
-) -> tuple[dict[str, tuple[Federation, Truth]], dict[Key, str]]:
-    """The federations with their truths, and why others have none: their coalitions cannot be trained."""
-    known: dict[str, tuple[Federation, Truth]] = {}
-    without: dict[Key, str] = {}
-    for each in asked:
-        try:
-            known[each.name] = (each, _truth(each, options.out, options.truth_seeds or len(SEEDS)))
-        except ConfigurationError:
-            raise
-        except Exception as error:
-            without[each.name, TRUTH, SEEDS[0], FIT] = why(error)
-            say(f"{each.name} is left out: its coalitions cannot be trained, {type(error).__name__}: {error}")
-    return known, without
-
-
 def _truth(each: Federation, out: Path, seeds: int) -> Truth:
     """The package's, of a federation that is one of the package's, else one's own, which is trained first."""
     if each.name in names() and replace(each, root=None) == federation(each.name):
@@ -172,47 +136,31 @@ def _truth(each: Federation, out: Path, seeds: int) -> Truth:
 
 
 def _say_failures(results: Results, entries: Mapping[str, Entry]) -> int:
-    """Each error once for a metric, and for the fits of a federation; why a metric has no value anywhere; the exit
-    status."""
+    """Each metric's error once, and why one has no value anywhere; the exit status."""
     valued = {key[3] for key in results.values}
     wrong: dict[str, str] = {}
     for key, reason in (*results.failed.items(), *results.refused.items()):
         name, condition, seed, metric = key
-        if condition == TRUTH:
-            wrong[name] = f"{name}: the training of its coalitions fails: {reason}"
-        elif metric == FIT:
-            fit = f"{name}: the fit ({condition}, seed {seed}) fails, whatever is measured"
-            wrong.setdefault(name, f"{fit}: {reason}")
-        elif metric in entries and (key in results.failed or metric not in valued):
-            wrong.setdefault(f"metric {metric}", f"{metric} has no value in {name}, {condition}, seed {seed}: {reason}")
+        if metric in entries and (key in results.failed or metric not in valued):
+            wrong.setdefault(metric, f"{metric} has no value in {name}, {condition}, seed {seed}: {reason}")
     for text in wrong.values():
         print(f"flsv: error: {text}", file=sys.stderr)
     return 1 if wrong else 0
 
 
 def _report(
-    out: Path,
-    suffix: str,
-    results: Results,
-    known: Known,
-    entries: Mapping[str, Entry],
-    say: Callable[[str], None],
-    quiet: bool,
-) -> list[str]:
-    """Tables and picture of the federations of few clients, or of those of many; the names of what is written."""
-    page, picture, table, kept = (f"{name}{suffix}.{end}" for name, end in FILES)
-    usual, failing = COSTS_IN[suffix], {key[0] for key in results.failed if key[3] == FIT}
-    mine = next((each for name, (each, _) in known.items() if name not in {*names(), *failing}), None)
-    cost_in = known[usual][0] if usual in known else mine or federation(usual)
-    cost = costs(cost_in, entries, out / kept, say=say)
+    out: Path, suffix: str, results: Results, known: Known, entries: Mapping[str, Entry], say: Callable[[str], None]
+) -> DataFrame:
+    """Write the tables of the federations of few clients, or of those of many."""
+    usual, own = COSTS_IN[suffix], [each for name, (each, _) in known.items() if name not in names()]
+    cost_in = known[usual][0] if usual in known else (*own, federation(usual))[0]
+    cost = costs(cost_in, entries, out / f"costs{suffix}.csv", say=say)
     summary = summarize(results, known, entries)
-    (out / page).write_text(markdown(summary, results, entries, known, cost), encoding="utf-8")
-    by_set(results, known, entries, cost).to_csv(out / table, index=False, float_format="%.3f")
-    with drawing(picture):
-        draw(summary, cost, known).savefig(out / picture, dpi=110)
-    if not quiet:
-        _show(summary, known)
-    return [page, picture, table, kept]
+    page = markdown(summary, results, entries, known, cost)
+    (out / f"benchmark{suffix}.md").write_text(page, encoding="utf-8")
+    table = by_set(results, known, entries, cost)
+    table.to_csv(out / f"benchmark{suffix}.csv", index=False, float_format="%.3f")
+    return summary
 
 
 def _list() -> None:

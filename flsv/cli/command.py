@@ -5,12 +5,10 @@ from __future__ import annotations
 import argparse
 import re
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from flsv.csv_files import save_csv
 from flsv.showing import shown as shown
 
 #: Arguments of ``flsv fit`` for fits that nobody watches.
@@ -93,8 +91,3 @@ def existing(text: str) -> Path:
 def printer(quiet: bool) -> Callable[[str], None]:
     """``print``, at once; nothing when quiet."""
     return (lambda text: None) if quiet else partial(print, flush=True)
-
-
-def write_rows(path: Path, header: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    """A CSV file of rows by the names in the header, in place of an earlier one as a whole."""
-    save_csv(path, [header, *([row[name] for name in header] for row in rows)])

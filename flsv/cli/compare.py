@@ -104,7 +104,7 @@ def compare(
         kept = Kept(out / name / KEPT, COLUMNS, {**identity.flat(), **beside}, anew=True)
         say(f"Run {len(outcomes) + 1} of {len(names)}: {name}{', done before' if kept.rows else ''}")
         if kept.rows:
-            outcome = Outcome.of(kept.rows, name=name, tests=tests, client_names=cli.datamodule.client_names)
+            outcome = Outcome.of(kept.rows, name=name, tests=tests, names=cli.datamodule.client_names)
         else:
             outcome = run(name, cli.trainer, cli.model, cli.datamodule, tests)
             kept.add(outcome.rows())

@@ -14,9 +14,6 @@ _PACKAGE = Path(__file__).parents[1]
 #: In a wheel they lie within the package; in a checkout (an editable install) beside it.
 FOLDER = next(folder for folder in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if folder.is_dir())
 
-#: Sections of a file; a model may be named by its class alone.
-SECTIONS = ("trainer", "model", "data", "federation")
-
 
 def packaged_names() -> list[str]:
     """All names, those of algorithms first, then ``natural/...`` and ``scenarios/...``.
@@ -74,28 +71,14 @@ class _Loader(yaml.SafeLoader):
 
 
 def check_file(path: Path) -> None:
-    """Raise if a YAML file cannot be meant: no text, no sections, or a key twice in one mapping.
+    """Raise if a YAML file is no text, or has a key twice in one mapping.
 
     Raises:
         ConfigurationError: the file, and what is wrong with it where.
     """
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(
-            f"{path} is no YAML file: it is not text in UTF-8 ({error}). Save it as that."
-        ) from error
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{path}, {error}") from None
+        yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except (ConfigurationError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: {error}") from None
     except yaml.YAMLError:
         return  # the parser says what is wrong
-    if not isinstance(content, dict):
-        raise ConfigurationError(
-            f"{path} has no sections: expected trainer:, model:, data:, federation: and what is in them."
-        )
-    for name in SECTIONS:
-        given = content.get(name, {})
-        by_name = isinstance(given, dict) or (name == "model" and isinstance(given, str))
-        if not by_name:
-            found = "nothing" if given is None else "no options by name"
-            raise ConfigurationError(f"{path}: {name} has {found}. Give its options, or leave it out.")

@@ -117,17 +117,16 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     files = list(takewhile(lambda word: not word.startswith("-"), args))
     args = [*(f"--config={file}" for file in files), *args[len(files) :]]
     parser = option_parser("flsv data", __doc__, {"data": FederatedDataModule})
-    parser.add_argument("--out", type=str | None, help="folder of samples.csv, columns.csv and summary.csv")
+    parser.add_argument("--out", type=Path | None, help="folder of samples.csv, columns.csv and summary.csv")
     objects = instantiated(parser, args)
-    if objects.out is not None:
-        check_writable(Path(objects.out))
-    data = objects.data
+    out, data = objects.out, objects.data
+    if out is not None:
+        check_writable(out)
     data.prepare_data()
     data.setup("fit")
     if not quiet:
         show(data)
-    if objects.out is not None:
-        out = Path(objects.out)
+    if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         samples(data).to_csv(out / "samples.csv")
         if data.column_cards:

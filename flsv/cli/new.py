@@ -13,7 +13,6 @@ import importlib.util
 import keyword
 import re
 from collections.abc import Sequence
-from importlib.metadata import entry_points
 from pathlib import Path
 
 from flsv import __version__
@@ -41,7 +40,7 @@ def new(name: str, out: Path = Path()) -> Path:
         The folder.
 
     Raises:
-        ConfigurationError: what is no name in Python, or is taken by flsv, by another module or by a folder.
+        ConfigurationError: what is no name in Python, or is taken by another module or by a folder.
 
     Example:
         >>> import tempfile
@@ -55,7 +54,10 @@ def new(name: str, out: Path = Path()) -> Path:
     folder = out / module
     if folder.exists():
         raise ConfigurationError(f"{folder} is there already: choose another name, or another place by --out.")
-    _check_free(name, class_name, module)
+    if importlib.util.find_spec(module) is not None:
+        raise ConfigurationError(
+            f"{name}: there is a module {module} already, which it would hide. Choose another name."
+        )
     templates = jinja2.Environment(
         loader=jinja2.PackageLoader("flsv.cli"),
         undefined=jinja2.StrictUndefined,
@@ -87,19 +89,6 @@ def names_of(name: str) -> tuple[str, str]:
     if bad or keyword.iskeyword(module) or keyword.iskeyword(class_name):
         raise ConfigurationError(f"{name!r} is no name of a class: expected letters and digits, such as UpdateNorm.")
     return class_name, module
-
-
-def _check_free(name: str, class_name: str, module: str) -> None:
-    from flsv import metrics  # only now: whose name is none is told so without waiting for torch
-
-    if hasattr(metrics, class_name):
-        raise ConfigurationError(f"{name}: flsv.metrics.{class_name} is flsv's own. Choose another name.")
-    if any(entry.name == class_name for entry in entry_points(group="flsv.metrics")):
-        raise ConfigurationError(f"{name}: an installed package brings a {class_name} already. Choose another name.")
-    if importlib.util.find_spec(module) is not None:
-        raise ConfigurationError(
-            f"{name}: there is a module {module} already, which it would hide. Choose another name."
-        )
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:

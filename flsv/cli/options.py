@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-import yaml
-from jsonargparse import SUPPRESS, ActionConfigFile, ArgumentParser, DefaultHelpFormatter, get_loader, set_loader
+from jsonargparse import SUPPRESS, ActionConfigFile, ArgumentParser, DefaultHelpFormatter
 
 from flsv.cli.command import TextHelp
 from flsv.cli.configs import check_file, find_config
@@ -59,29 +58,8 @@ class OptionHelp(TextHelp, DefaultHelpFormatter):
         return f"{text}{mark}{', '.join(kept)})" if kept else f"{text})"
 
 
-#: Short names of flsv's classes that others have, too, with flsv's class paths; jsonargparse would refuse them.
-OWN_NAMES: dict[str, str] = {}
-
-
-def with_own_names(value: Any) -> Any:
-    """A value of a configuration, however nested, or arguments, with :data:`OWN_NAMES` spelled out."""
-    if isinstance(value, dict):
-        return {key: with_own_names(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [with_own_names(one) for one in value]
-    if isinstance(value, str):
-        option, mark, name = value.rpartition("=")
-        return f"{option}{mark}{OWN_NAMES.get(name, name)}"
-    return value
-
-
-def _load(text: str) -> Any:
-    return with_own_names(get_loader("yaml")(text))
-
-
-set_loader("flsv", _load, exceptions=(yaml.YAMLError,))
 #: Of every parser that jsonargparse makes here.
-PARSER: dict[str, Any] = {"formatter_class": OptionHelp, "allow_abbrev": False, "parser_mode": "flsv"}
+PARSER: dict[str, Any] = {"formatter_class": OptionHelp, "allow_abbrev": False}
 
 
 def option_parser(prog: str, description: str | None, sections: Mapping[str, type]) -> ArgumentParser:

@@ -85,7 +85,7 @@ class OwnModels(L.Callback):
         data: FederatedDataModule = trainer.datamodule  # type: ignore[attr-defined]
         server, received = self.loop.space.read(pl_module), self.loop.received()
         trained = {**received, **self.loop.trained}
-        models: dict[str, dict[int, Tensor]] = {"received": received, "trained": trained, "global": {}}
+        models: Mapping[str, Mapping[int, Tensor]] = {"received": received, "trained": trained, "global": {}}
         evaluate = ModelEvaluator(
             pl_module,
             self.loop.space,
@@ -95,23 +95,21 @@ class OwnModels(L.Callback):
             context=trainer.strategy.precision_plugin.forward_context,
         )
         everybody, private = list(range(data.num_clients)), bool(self.loop.space.private_names)
-        found: dict[str, list[Tensor]] = {name: [] for name in models}
+        found: list[Tensor] = []
         # One at a time where clients have samples of their own, or a part of the model that no vector holds.
         alone = private or self.tests == "own"
         for clients in [[client] for client in everybody] if alone else [everybody]:
             if self.tests == "own":
                 evaluate = evaluate.on(on_device(trainer, data.client_loader(clients[0], "test")))
-            distinct: list[Tensor] = []  # whoever has no model of its own has the global one: that is evaluated once
-            places = {n: [_place(own.get(c, server), distinct) for c in clients] for n, own in models.items()}
-            values = _values(evaluate, distinct)
+            rows = torch.stack([own.get(client, server) for own in models.values() for client in clients])
+            # Whoever has no model of its own has the global one: that is evaluated once.
+            distinct, places = rows.unique(dim=0, return_inverse=True)
+            values = _values(evaluate, distinct)[places].view(len(models), len(clients), -1)
             if private:
                 kept = self.loop.clients[clients[0]].ask(kept_private)
-                places["global"] = [len(distinct) + place for place in places["global"]]
-                values = torch.cat([_values(evaluate.on(None, partial(dict, kept)), distinct), values])
-            for name, rows in places.items():
-                found[name].append(values[rows])
-        for name, parts in found.items():
-            columns = torch.cat(parts).T
+                values[:2] = _values(evaluate.on(None, partial(dict, kept)), distinct)[places].view_as(values)[:2]
+            found.append(values)
+        for name, columns in zip(models, torch.cat(found, dim=1).mT):
             self.scores[name] = dict(zip(MEASURES, columns.mean(1, keepdim=True) if name == "global" else columns))
         self.seconds = time.perf_counter() - start
 
@@ -128,19 +126,10 @@ def kept_private(local: LocalData) -> dict[str, Tensor]:
     return dict(local.private)
 
 
-def _values(evaluate: ModelEvaluator, models: list[Tensor]) -> Tensor:
+def _values(evaluate: ModelEvaluator, models: Tensor) -> Tensor:
     """``[K, 3]``, the measures of the models."""
-    scores = evaluate(torch.stack(models))
+    scores = evaluate(models)
     return torch.stack([scores.value("metric" if name == "auroc" else name) for name in MEASURES], dim=1)
-
-
-def _place(model: Tensor, distinct: list[Tensor]) -> int:
-    """Where in ``distinct`` the model is; put there if it is not."""
-    for place, other in enumerate(distinct):
-        if torch.equal(model, other):
-            return place
-    distinct.append(model)
-    return len(distinct) - 1
 
 
 @dataclass(frozen=True)
@@ -154,7 +143,7 @@ class Outcome:
         evaluations: coalitions that were evaluated for the algorithm's metrics; one that two of them asked for is one.
         tests: what the models were tested on, see :class:`OwnModels`.
         folder: of the run; None where there is none.
-        client_names: None: their numbers.
+        names: of the clients.
     """
 
     name: str
@@ -163,12 +152,7 @@ class Outcome:
     evaluations: int
     tests: Tests = "shared"
     folder: Path | None = None
-    client_names: tuple[str, ...] | None = None
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Of the clients."""
-        return self.client_names or tuple(map(str, range(len(self.scores["received"][MEASURES[0]]))))
+    names: tuple[str, ...] = ()
 
     def gains(self, alone: Outcome, measure: str) -> Tensor:
         """``[n]``: the score of what each client received last, minus what it has alone."""

@@ -24,7 +24,7 @@ from flsv._lightning.durable import check_writable
 from flsv.aggregation import Aggregator
 from flsv.cli.checkpoints import default_checkpoints, find_checkpoint
 from flsv.cli.command import STOPPED
-from flsv.cli.options import CONFIG_HELP, OWN_NAMES, PARSER, ConfigFile, with_own_names
+from flsv.cli.options import CONFIG_HELP, PARSER, ConfigFile
 from flsv.cli.predictions import WritePredictions
 from flsv.cli.suggestions import FitParser
 from flsv.clients.algorithms import ClientAlgorithm
@@ -33,7 +33,7 @@ from flsv.errors import ConfigurationError
 from flsv.filters import UpdateFilter
 from flsv.metrics import ContributionMetric
 from flsv.personalization import Personalizer
-from flsv.plugins import installed, own_before_others
+from flsv.plugins import installed
 from flsv.report.folder import leaves_files, runs_folder, where_results_are
 from flsv.sampling import ClientSampler
 from flsv.server.identity import Identity, configured, dealt
@@ -81,7 +81,6 @@ class FederatedCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         for group, base in PARTS.items():
             installed(group, base)  # a class that is imported is found by its name alone
-            OWN_NAMES.update(own_before_others(base))
         parser.add_lightning_class_args(FederatedLoop, "federation")
         # A path given as source is the path of data; jsonargparse would read a text file there for the option's value.
         for action in parser._actions:
@@ -90,21 +89,11 @@ class FederatedCLI(LightningCLI):
         ready_made = f"flsv.{ClassifierClient.__name__}"
         parser.set_defaults({"model": {"class_path": ready_made, "init_args": {"network": "mlp"}}})
 
-    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        given = sys.argv[1:] if args is None and OWN_NAMES else args
-        super().parse_arguments(parser, with_own_names(given))
-
     def before_instantiate_classes(self) -> None:
         """Raise where a group of options is there without any."""
         for name in ("federation.evaluation", "federation.reporting", "data.splits", "data.files", "data.loader"):
             if self._get(self.config, name, {}) is None:
                 raise ConfigurationError(f"{name}: null: expected its options; leave it out for the defaults.")
-
-    def _set_seed(self) -> None:
-        seed = self._get(self.config, "seed_everything")
-        if not 0 <= int(seed or 0) < 2**32:
-            raise ConfigurationError(f"seed_everything: {seed} is out of range: expected 0 to {2**32 - 1}.")
-        super()._set_seed()
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """``last.ckpt`` and ``best.ckpt`` are saved, unless callbacks of the configuration save checkpoints."""

@@ -13,7 +13,8 @@ from pandas import DataFrame
 from torch import Tensor
 
 from flsv._lightning.durable import replacing
-from flsv.csv_files import save_csv
+from flsv.csv_files import save_table
+from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError
 from flsv.report.folder import run_folder
 from flsv.showing import shown
@@ -53,47 +54,33 @@ class WritePredictions(BasePredictionWriter):
         predictions: Sequence[Any],
         batch_indices: Sequence[Any],
     ) -> None:
-        loaders: Any = trainer.predict_dataloaders
-        several = isinstance(loaders, list | tuple) and len(loaders) > 1
-        batches = [batch for part in predictions for batch in part] if several else list(predictions)
-        if not batches:
-            return
         folder = self.folder or run_folder(trainer)
         folder.mkdir(parents=True, exist_ok=True)
-        if not _is_table(batches):
+        tensors = all(isinstance(batch, Tensor) and batch.ndim in (1, 2) for batch in predictions)
+        if not (tensors and len({batch.shape[1:] for batch in predictions}) == 1):
             path = folder / "predictions.pt"
             with replacing(path) as file:
                 torch.save(list(predictions), file)
-            self.where = f"{shown(path)} ({len(batches)} batches, for torch.load)"
+            self.where = f"{shown(path)} ({len(predictions)} batches, for torch.load)"
             return
-        data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        table = torch.cat([batch.detach().cpu() for batch in batches])
-        frame = _predicted(table, data)
-        sets: list[Any] = [getattr(loaders[0] if isinstance(loaders, list | tuple) else loaders, "dataset", None)]
-        sets.append(getattr(data, "test_set", None))
+        data: FederatedDataModule = trainer.datamodule  # type: ignore[attr-defined]
+        frame = _predicted(torch.cat([batch.detach().cpu() for batch in predictions]), data)
+        sets = (getattr(trainer.predict_dataloaders, "dataset", None), data.test_set)
         names: dict[str, Sequence[str]] = next((each.row_names for each in sets if hasattr(each, "row_names")), {})
-        known = {name: list(values) for name, values in names.items() if len(values) == len(table)}
-        frame = DataFrame({"index": range(len(table)), **known}).join(frame)
+        rows = {name: list(values)[: len(frame)] for name, values in names.items()}
         path = folder / "predictions.csv"
-        save_csv(path, [list(frame), *frame.itertuples(index=False, name=None)])
-        self.where = f"{shown(path)} ({len(table)} samples)"
+        save_table(path, DataFrame({"index": range(len(frame)), **rows}).join(frame))
+        self.where = f"{shown(path)} ({len(frame)} samples)"
 
 
-def _is_table(batches: Sequence[Any]) -> bool:
-    """Whether these are numbers or rows of numbers, all of one length."""
-    tensors = all(isinstance(batch, Tensor) and batch.ndim in (1, 2) for batch in batches)
-    return tensors and len({batch.shape[1:] for batch in batches}) == 1
-
-
-def _predicted(table: Tensor, data: Any) -> DataFrame:
+def _predicted(table: Tensor, data: FederatedDataModule) -> DataFrame:
     """Numbers; or the likeliest class and a column per class; or a column per output."""
     if table.ndim == 1 or table.shape[1] == 1:
         return DataFrame({"prediction": _cells(table.flatten())})
-    classes = table.is_floating_point() and getattr(data, "no_classes", None) is None
-    if not classes or table.shape[1] != getattr(data, "num_classes", None):
+    classes = table.is_floating_point() and data.no_classes is None and table.shape[1] == data.num_classes
+    if not classes:
         return DataFrame({f"output_{j}": _cells(column) for j, column in enumerate(table.T)})
     names = [str(name) for name in data.class_names or range(table.shape[1])]
-    names = names if len(set(names)) == len(names) else [f"{name} ({j})" for j, name in enumerate(names)]
     likeliest = [names[int(row.argmax())] if row.isfinite().all() else "" for row in table]
     return DataFrame({"prediction": likeliest, **dict(zip(names, map(_cells, table.T)))})
 

@@ -14,8 +14,6 @@ outliers that the run has found stand beside the amounts: nothing is held back.
 
 from __future__ import annotations
 
-import argparse
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,34 +23,14 @@ from flsv.cli.command import command_parser, existing, shown
 RULES = ("zero", "shift", "softmax", "refuse")
 
 
-def amount(text: str) -> float:
-    """A number above 0, for ``add_argument(type=...)``; ``10,000`` is ten thousand, and ``10,00`` is refused.
-
-    Raises:
-        argparse.ArgumentTypeError: it is none.
-
-    Example:
-        >>> amount("10,000.50")
-        10000.5
-    """
-    plain = re.fullmatch(r"(\d+|\d{1,3}(,\d{3})+)(\.\d{1,2})?", text)
-    number = float(text.replace(",", "")) if plain else 0.0
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(
-            f"{text!r}: expected a number above 0, such as 10000, 10,000 or 10000.50 (a comma groups thousands)"
-        )
-    return number
-
-
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """The command line, without ``report`` itself."""
     parser = command_parser("flsv report", __doc__)
     parser.add_argument("run", metavar="RUN", type=existing, help="the run's folder, also of a killed run")
     parser.add_argument("--client", help="number or name of the client whose page it shall be")
     parser.add_argument("--out", type=Path, help="the file, .html; by default report.html in the run's folder")
-    parser.add_argument("--valuation", type=existing, metavar="DIR", help="a folder of flsv value, to be added")
     terms = parser.add_argument_group("shares of a budget")
-    terms.add_argument("--budget", type=amount, help="what there is to share out, such as 10000")
+    terms.add_argument("--budget", type=float, help="what there is to share out, such as 10000")
     terms.add_argument(
         "--by",
         metavar="METRIC",
@@ -75,7 +53,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
 
     check_writable(Path(options.run) if options.out is None else options.out.parent)
     budget = None if options.budget is None else Budget(options.budget, **given)
-    page = write_report(options.run, options.client, options.out, options.valuation, budget)
+    page = write_report(options.run, options.client, options.out, budget)
     files = [page] if budget is None or options.client else [page, page.parent / SHARES]
     if not quiet:
         print(f"Report: {', '.join(map(shown, files))}")

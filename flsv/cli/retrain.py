@@ -33,9 +33,10 @@ from pandas import DataFrame
 from torch import Tensor
 
 from flsv._lightning.evaluation import all_on_device
-from flsv.cli.command import command_parser, existing, printer, shown, write_rows
+from flsv.cli.command import command_parser, existing, printer, shown
 from flsv.cli.parser import FederatedCLI, loop_of
 from flsv.cli.saved_run import OF_THE_RUN, changed_settings, check_data, performance_by, saved_run
+from flsv.csv_files import NAN, save_table
 from flsv.declared import Count, checked
 from flsv.engines.ranks import ranks_of_environment
 from flsv.errors import ConfigurationError
@@ -48,7 +49,7 @@ from flsv.report.folder import RECORD, RETRAINED, FolderLock
 from flsv.report.record import read_record
 from flsv.report.shares import retrained_from
 from flsv.report.terminal import print_table
-from flsv.report.text import NONE
+from flsv.report.text import NONE, percent
 from flsv.sampling import FixedCohort
 
 #: Of trainings of all coalitions, unless something else is asked for.
@@ -69,9 +70,8 @@ def retrain(
     rounds: Count | None = None,
     seeds: Count | None = None,
     overrides: Sequence[str] = (),
-    told: Any = lambda done, of: None,
     say: Callable[[str], None] = lambda text: None,
-) -> tuple[list[dict[str, Any]], Path]:
+) -> tuple[DataFrame, Path]:
     """Train a run's federation again with some of its clients, and value them by what comes of it.
 
     Args:
@@ -85,8 +85,7 @@ def retrain(
         seeds: trainings of every coalition; their spread is then the noise of the fit. None: three where all coalitions
             are trained side by side, else one.
         overrides: arguments of ``flsv fit``.
-        told: called with how many coalitions are trained and how many there are, whenever some are.
-        say: is told why coalitions are trained one after the other, if they are.
+        say: is told how many coalitions are trained, and why one after the other, if they are.
 
     Returns:
         A row per client, by the names in :data:`HEADER`, and the file that they were written to. ``by`` is what models
@@ -99,11 +98,16 @@ def retrain(
         ConfigurationError: the folder holds no configuration, the data are not those of the run, the federation has
             parts that stay at the clients, or the folder holds trainings of other settings or data.
     """
-    _check_performance(metric, mode)
+    if metric == "per_class_accuracy":
+        raise ConfigurationError(f"metric={metric!r} is a number per class: say balanced_accuracy, their mean.")
     ranks = ranks_of_environment()
     own_rounds = [] if rounds is None else [f"--trainer.max_epochs={rounds}"]
     utilities: list[Tensor] = []
     together = True
+
+    def told(done: int, of: int) -> None:
+        say(f"{done} of {of} coalitions")
+
     with saved_run(run, [*overrides, *own_rounds]) as (make, first):
         record = read_record(run / RECORD)
         while seeds is None or len(utilities) < seeds:
@@ -129,7 +133,7 @@ def retrain(
             utilities.append(found)
             everything = len(found) == 2**utility.num_players
             seeds = seeds or (SEEDS if together and everything else 1)
-        majority = _majority(cli) if metric == "accuracy" else float("nan")
+        majority = _majority(cli) if metric == "accuracy" else NAN
     facts = {
         "majority": majority,
         "by": metric if mode is None else f"{metric} ({mode})",
@@ -139,19 +143,9 @@ def retrain(
         "changed": "; ".join(changed_settings(run, identity)) if overrides else "",
     }
     rows = _shared_out(cli.datamodule.client_names, which, torch.stack(utilities), facts)
-    path = run / RETRAINED
     if ranks.rank == 0:
-        write_rows(path, HEADER, rows)
-    return rows, path
-
-
-def _check_performance(metric: str | None, mode: str | None) -> None:
-    if mode is not None and metric is None:
-        raise ConfigurationError(f"mode={mode!r}: say by metric, too, which logged value it is of.")
-    if metric == "per_class_accuracy":
-        raise ConfigurationError(
-            f"metric={metric!r} is a number per class: say balanced_accuracy, which is their mean."
-        )
+        save_table(run / RETRAINED, rows)
+    return rows, run / RETRAINED
 
 
 def _play(
@@ -175,18 +169,16 @@ def _play(
     return keep(utility)(masks), which, False
 
 
-def _shared_out(
-    names: Sequence[str], which: Which, utilities: Tensor, facts: Mapping[str, Any]
-) -> list[dict[str, Any]]:
+def _shared_out(names: Sequence[str], which: Which, utilities: Tensor, facts: Mapping[str, Any]) -> DataFrame:
     """A row per client, of the utilities ``[seeds, K]``."""
     masks = few_coalitions(len(names), which)
     values, half = retrained_shapley(masks, utilities)
-    total = float(values.clamp_min(0).nansum()) or float("nan")
+    total = float(values.clamp_min(0).nansum()) or NAN
     columns = {"value": values, "low": values - half, "high": values + half}
     columns["kernel_shap"] = kernel_shap(masks, utilities.mean(0))
     columns["share"] = values.nan_to_num(0).clamp_min(0) / total
     frame = DataFrame({name: column.tolist() for name, column in columns.items()})
-    return frame.assign(client=range(len(names)), client_name=names, **facts).to_dict("records")  # type: ignore[return-value]
+    return frame.assign(client=range(len(names)), client_name=names, **facts)[[*HEADER]]
 
 
 def _trainer(cli: FederatedCLI, cohort: FixedCohort, seed: int) -> L.Trainer:
@@ -236,19 +228,19 @@ def _parser() -> ArgumentParser:
     return parser
 
 
-def _show(rows: Sequence[Mapping[str, Any]], planned: int | None, path: Path) -> None:
-    def cells(name: str) -> list[str]:
-        return [f"{row[name]:.4f}" if row[name] == row[name] else NONE for row in rows]
-
-    bounded = any(row["low"] == row["low"] for row in rows)
-    intervals = [NONE if low == NONE else f"{low} to {high}" for low, high in zip(cells("low"), cells("high"))]
-    columns = {"value": cells("value"), "90 % interval": intervals, "KernelSHAP": cells("kernel_shap")}
-    columns["share"] = [f"{100 * row['share']:.1f} %" for row in rows]
-    names = [row["client_name"] for row in rows]
-    print_table(f"{rows[0]['by']}, by retraining ({retrained_from(rows[0], planned)})", names, columns)
-    if not bounded and any(row["value"] == row["value"] for row in rows):
+def _show(rows: DataFrame, planned: int | None, path: Path) -> None:
+    cells = rows[["value", "low", "high", "kernel_shap"]].map(lambda value: f"{value:.4f}" if value == value else NONE)
+    columns = {
+        "value": cells["value"],
+        "90 % interval": (cells["low"] + " to " + cells["high"]).where(rows["low"].notna(), NONE),
+        "KernelSHAP": cells["kernel_shap"],
+        "share": rows["share"].map(percent),
+    }
+    names, first = rows["client_name"].tolist(), rows.iloc[0].to_dict()
+    print_table(f"{first['by']}, by retraining ({retrained_from(first, planned)})", names, columns)
+    if rows["low"].isna().all() and rows["value"].notna().any():
         print("All coalitions were trained once, and nothing tells the error of their values: use --seeds 3.")
-    for text in retrained_caveats(rows, names):
+    for text in retrained_caveats(rows.to_dict("records"), names):
         print(text)
     print(f"Retrained: {shown(path)}")
 
@@ -267,7 +259,6 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
             rounds=options.rounds,
             seeds=options.seeds,
             overrides=rest,
-            told=lambda done, of: say(f"{done} of {of} coalitions"),
             say=say,
         )
     if quiet or ranks_of_environment().rank:

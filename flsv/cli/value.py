@@ -11,16 +11,17 @@ Federated Learning" (FedBary), CVPR 2024.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
+from pandas import DataFrame
 from torch import Tensor
 
 from flsv._lightning.durable import check_writable
 from flsv.charts import drawing
 from flsv.cli.command import shown
 from flsv.cli.options import instantiated, option_parser
-from flsv.csv_files import save_csv
+from flsv.csv_files import save_table
 from flsv.data import FederatedDataModule
 from flsv.participants.artifacts import client_folders, write_artifacts
 from flsv.report.terminal import chosen, print_table
@@ -33,7 +34,7 @@ from flsv.valuation.showing import draw_contributions, histograms_of
 def value(
     data: FederatedDataModule,
     valuer: FedBary,
-    out: Path,
+    out: Path = Path("runs/value"),
     *,
     seed: int | None = None,
     pictures: int = 16,
@@ -65,7 +66,8 @@ def value(
     out.mkdir(parents=True, exist_ok=True)
     columns = columns_of(found)
     names = data.client_names
-    write_csv(out / "valuation.csv", columns, names)
+    cells = {name: column.tolist() for name, column in columns.items()}
+    save_table(out / "valuation.csv", DataFrame({"client": range(len(names)), **cells, "client_name": names}))
     for name, draw in (("contributions", draw_contributions), ("gradients", histograms_of)):
         with drawing(f"{out / name}.png"):
             draw(found, names).savefig(out / f"{name}.png")
@@ -78,8 +80,8 @@ def value(
     target = "the server's validation set" if validation and server is not None else "the clients' barycenter"
     if table:
         title = f"Valuation against {target}, S = {found.support}, {seconds:.1f} s"
-        cells = {name: numbers(column.tolist()) for name, column in columns.items()}
-        print_table(title, names, cells, chosen(found.shares, len(names)))
+        shown_cells = {name: numbers(column) for name, column in cells.items()}
+        print_table(title, names, shown_cells, chosen(found.shares, len(names)))
     return found
 
 
@@ -90,27 +92,13 @@ def columns_of(found: Valuation) -> dict[str, Tensor]:
     return columns | ({"not_finite": found.broken} if found.broken.any() else {})
 
 
-def write_csv(path: Path, columns: Mapping[str, Tensor], names: Sequence[str]) -> None:
-    """One row per client, its name last; what is not known is left empty."""
-    rows: list[list[object]] = [["client", *columns, "client_name"]]
-    for client, row in enumerate(zip(*(column.tolist() for column in columns.values()))):
-        known = ("" if x != x else f"{x:.6g}" if isinstance(x, float) else x for x in row)
-        rows.append([client, *known, names[client]])
-    save_csv(path, rows)
-
-
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """The command line, without ``value`` itself."""
     parser = option_parser("flsv value", __doc__, {"data": FederatedDataModule, "value": FedBary})
-    parser.add_argument("--validation", type=bool, default=True, help="false: measure against the clients' barycenter")
-    parser.add_argument("--pictures", type=int, default=16, help="images in the grid of a client's most harmful ones")
-    parser.add_argument("--out", type=str, default="runs/value", help="folder of valuation.csv and the figures")
-    parser.add_argument("--device", type=str, default="cpu", help='where features are worked out, such as "cuda"')
-    parser.add_argument("--seed", type=int | None, help="of the protocol's first points; default: seed_everything's")
+    options = parser.add_function_arguments(value, as_group=False, skip={"data", "valuer", "table"})
     objects = instantiated(parser, args)
-    check_writable(Path(objects.out))
-    options = {name: objects[name] for name in ("seed", "pictures", "validation", "device")}
-    value(objects.data, objects.value, Path(objects.out), table=not quiet, **options)
+    check_writable(objects.out)
+    value(objects.data, objects.value, table=not quiet, **{name: objects[name] for name in options})
     if not quiet:
-        print(f"Results: {shown(Path(objects.out))} (valuation.csv, contributions.png, gradients.png)")
-        print(f"Of each client's samples: {shown(Path(objects.out) / 'clients')}/<name>/ (flagged.csv, pictures)")
+        print(f"Results: {shown(objects.out)} (valuation.csv, contributions.png, gradients.png)")
+        print(f"Of each client's samples: {shown(objects.out / 'clients')}/<name>/ (flagged.csv, pictures)")

@@ -6,13 +6,13 @@ import os
 import re
 import shlex
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import lightning as L
 from annotated_types import Ge
+from filelock import FileLock, Timeout
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from flsv._lightning.durable import check_writable
@@ -115,20 +115,14 @@ def arguments_of_fit() -> str | None:
     return re.sub(r" (--ckpt_path[ =]\S+|-q|--quiet)(?= |$)", "", " " + shlex.join(sys.argv[2:])).strip()
 
 
-try:
-    import fcntl
-except ImportError:  # not on Windows
-    fcntl = None  # type: ignore[assignment]
-
-_held: set[int] = set()
-_PATIENCE = 1.0  # seconds: a child of a killed run, just forked, may not have come to let go of the folder yet
+#: Seconds that who is about to let go of a folder is waited for.
+PATIENCE = 1.0
 
 
 class FolderLock:
     """Keeps a folder to this run until :meth:`release`, or until the process is gone, however it went.
 
-    The lock is the system's (``flock`` on the folder itself): it leaves no file behind, so none is left by a killed
-    run. File systems that know no such lock (some network ones) are not guarded.
+    The lock is the system's, on the file ``.lock`` in the folder, which stays.
 
     Args:
         folder: made if it is not there.
@@ -149,25 +143,16 @@ class FolderLock:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._number: int | None = None
         check_writable(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        if fcntl is None:
-            return
-        number = os.open(folder, os.O_RDONLY)
+        self._lock = FileLock(folder / ".lock", timeout=PATIENCE, thread_local=False)
         try:
-            free = _lock(number)
-        except OSError:
-            os.close(number)
-            return
-        if not free:
-            os.close(number)
+            self._lock.acquire()
+        except Timeout:
             raise ConfigurationError(
                 f"another run is writing into {folder}: wait for its end, or give this one a folder of its own "
                 "(--out, --trainer.default_root_dir, or the logger's name)."
-            )
-        self._number = number
-        _held.add(number)
+            ) from None
 
     def __enter__(self) -> FolderLock:
         return self
@@ -177,31 +162,4 @@ class FolderLock:
 
     def release(self) -> None:
         """Let others in; a second call does nothing."""
-        if self._number is not None:
-            _held.discard(self._number)
-            os.close(self._number)
-            self._number = None
-
-
-def _lock(number: int) -> bool:
-    """Whether an open folder could be locked. OSError: its file system knows no locks."""
-    deadline = time.monotonic() + _PATIENCE
-    while True:
-        try:
-            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.02)
-
-
-def _forget_in_child() -> None:
-    # A forked data loader worker would hold its dead parent's lock.
-    for number in _held:
-        os.close(number)
-    _held.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_in_child)
+        self._lock.release()

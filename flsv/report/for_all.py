@@ -54,8 +54,6 @@ def page_for_all(run: Run, shares: Shares | None = None) -> dict[str, Any]:
         facts.classes(run, run.metrics, order, names),
         _retrained(run, order),
         section("Compared with training alone", *_gains(run, order, names)),
-        _flagged(run),
-        _valued(run, order, names),
         facts.reading(run),
         _settings(run),
         _replay(run),
@@ -205,7 +203,8 @@ def _clients(run: Run, order: Sequence[int], names: Sequence[str]) -> Markup:
         cells = [[name, *map(str, counted[1][client])] for client, name in zip(order, names)]
         counts.append(table(["client", *counted[0]], cells, caption="Training samples of each class"))
     some = SAY["clients_shown"].format(shown // 2, shown // 2, run.num_clients, by) if shown < run.num_clients else None
-    return section("Who took part", some, table(["client", "samples", "of all", "rounds", "of all"], rows), *counts)
+    head = ["client", "samples", "of all", "rounds", "of all"]
+    return section("Who took part", some, table(head, rows), *counts, _never(run))
 
 
 def _measured(run: Run) -> Markup:
@@ -261,28 +260,11 @@ def _gains(run: Run, order: Sequence[int], names: Sequence[str]) -> list[Markup 
     return [SAY["gains"].format(where), drawing.bars(names, gains), table(["client", *facts.GAIN_HEAD], cells)]
 
 
-def _flagged(run: Run) -> Markup:
-    samples = run.record["samples"]
-    rows = [
-        [run.label(client), str(len(flagged)), percent(facts.share(len(flagged), samples[client]))]
-        for client, flagged in sorted(run.flagged().items())
-    ]
+def _never(run: Run) -> str | None:
+    """Whose updates were in no round."""
     never = [run.label(client) for client, count in enumerate(run.taken_part()) if not count] if run.rounds else []
     names = ", ".join(never[:20]) + (", ..." if len(never) > 20 else "")
-    return section(
-        "Suspicious samples",
-        SAY["flagged" if rows else "not_flagged"],
-        table(["client", "flagged", "of its samples"], rows) if rows else None,
-        SAY["never"].format(names) if never else None,
-    )
-
-
-def _valued(run: Run, order: Sequence[int], names: Sequence[str]) -> Markup:
-    rows = run.valued()
-    if not rows:
-        return Markup("")
-    cells = [[name, *map(number, rows[client].values())] for client, name in zip(order, names)]
-    return section("Value of the data before training", SAY["valued"], table(["client", *rows[0]], cells))
+    return SAY["never"].format(names) if never else None
 
 
 def _settings(run: Run) -> Markup:

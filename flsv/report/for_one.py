@@ -25,8 +25,6 @@ from flsv.report.text import NONE, WORDS, number, numbers, percent
 
 #: Clients below which nothing is told that is worked out from all of them.
 FEWEST = 5
-#: Flagged samples that are listed; the file has all.
-LISTED = 50
 
 
 def page_for_one(run: Run, client: int, shares: Shares | None = None) -> dict[str, Any]:
@@ -44,8 +42,6 @@ def page_for_one(run: Run, client: int, shares: Shares | None = None) -> dict[st
         facts.classes(run, by_class, [client], ["you"], ""),
         _retrained(run, client),
         _gains(run, client),
-        _valued(run, client),
-        _flagged(run, client),
         facts.reading(run, *chance, *_of_others(run, shares is not None)),
         section("The run", _facts(run, client)),
     ]
@@ -129,27 +125,6 @@ def _gains(run: Run, client: int) -> Markup:
     where = "on the test set" if rows[client]["tests"] == "shared" else "on your own test samples"
     cells = table(facts.GAIN_HEAD, [facts.gain_cells(rows[client])])
     return section("Compared with training alone", SAY["your_gains"].format(where), cells)
-
-
-def _valued(run: Run, client: int) -> Markup:
-    rows = run.valued()
-    if not rows:
-        return Markup("")
-    # From a distance and its share the others' distances follow.
-    public = _public(run, [row.get("share", NAN) for row in rows])
-    shown = [[name.replace("_", " "), number(x)] for name, x in rows[client].items() if public or name != "share"]
-    return section("Value of your data before training", SAY["your_value"], table(["", "yours"], shown))
-
-
-def _flagged(run: Run, client: int) -> Markup:
-    flagged = run.flagged().get(client)
-    title = "Suspicious samples"
-    if not flagged:
-        return Markup("") if flagged is None else section(title, SAY["none_flagged"])
-    head = [name for name in ("index", "label", "score", "why") if name in flagged[0]]
-    rows = [[row.get(name) or NONE for name in head] for row in flagged[:LISTED]]
-    most = f" {SAY['your_most_flagged'].format(LISTED)}" if len(flagged) > LISTED else ""
-    return section(title, SAY["your_flagged"].format(len(flagged)) + most, table(head, rows, texts=True))
 
 
 def _of_others(run: Run, shares: bool) -> list[str]:

@@ -22,7 +22,6 @@ def write_report(
     path: str | Path,
     client: int | str | None = None,
     out: str | Path | None = None,
-    valuation: str | Path | None = None,
     budget: Budget | None = None,
 ) -> Path:
     """Write a run's report: of all clients, or the page that one of them may see.
@@ -31,7 +30,6 @@ def write_report(
         path: the run's folder; of a killed run, too.
         client: number or name of the client whose page it is; None: for whoever runs the federation.
         out: the file, ``.html``; None: ``report.html`` in the run's folder, or ``clients/<name>/report.html``.
-        valuation: folder of ``flsv value`` on the same data, whose findings are added.
         budget: to be shared out by the run's values: the amounts stand on the page, those of all clients also in
             ``shares.csv`` beside it.
 
@@ -42,7 +40,7 @@ def write_report(
         ConfigurationError: no run there, no such client, a file of another kind; values that no budget may be shared
             out by, see :func:`flsv.report.shares.basis_of`. Then nothing is written.
     """
-    run = over_seeds(open_run(path, valuation))
+    run = over_seeds(open_run(path))
     who = None if client is None else client_number(client, run.client_names, "client")
     shares = None if budget is None else shares_of(run, budget)
     folder = run.folder if who is None else run.folder / "clients" / run.folders[who]

@@ -17,14 +17,12 @@ from flsv.models.imbalance import OWN_SCORES
 from flsv.participants.artifacts import client_folders
 from flsv.report.folder import CONTRIBUTIONS, RECORD, RETRAINED
 from flsv.report.record import read_record
-from flsv.report.run_table import OF_A_ROUND, columns_in, history, last, part, read_table, tidy
+from flsv.report.run_table import columns_in, history, last, part, read_table, tidy
 from flsv.report.text import WORDS, joined
 from flsv.round.result import Event, copies_in, faults_in
 
 #: What ``flsv compare`` leaves in the folder of each of its runs.
 GAINS = "gains.csv"
-FLAGGED = "flagged.csv"
-VALUATION = "valuation.csv"
 
 
 @dataclass(frozen=True)
@@ -35,13 +33,11 @@ class Run:
         folder: where.
         record: ``run.json``.
         table: of ``contributions.csv``, in its order.
-        valuation: a folder of ``flsv value`` on the same data.
     """
 
     folder: Path
     record: Mapping[str, Any]
     table: DataFrame
-    valuation: Path | None = None
 
     @cached_property
     def num_clients(self) -> int:
@@ -176,16 +172,6 @@ class Run:
         counts = part(self.table, "weight")["client"].value_counts()
         return counts.reindex(range(self.num_clients), fill_value=0).tolist()
 
-    def flagged(self) -> dict[int, list[dict[str, str]]]:
-        """Client to the rows of its ``clients/<name>/flagged.csv``, of the valuation or in the run's folder."""
-        found: dict[int, list[dict[str, str]]] = {}
-        for folder in (self.folder, *([self.valuation] if self.valuation else [])):
-            for client in range(self.num_clients):
-                path = folder / "clients" / self.folders[client] / FLAGGED
-                if path.is_file():
-                    found[client] = [row for _, row in read_csv(path, {})]
-        return found
-
     def gains(self) -> list[dict[str, Any]]:
         """``[n]``, what each client has alone and in the federation, where ``flsv compare`` has measured it."""
         columns = [f"{name}_{models}" for name in OWN_SCORES for models in ("alone", "received", "trained")]
@@ -197,35 +183,12 @@ class Run:
         numbers = dict.fromkeys((*columns, "rounds"), number_or_nan)
         return self._by_client(self.folder / RETRAINED, {"by": str, "seeds": str, **numbers})
 
-    def valued(self) -> list[dict[str, float]]:
-        """``[n]``, what ``flsv value`` has found of each client, without its name; empty without a valuation.
-
-        Raises:
-            ConfigurationError: the folder holds none, or one of other clients.
-        """
-        if self.valuation is None:
-            return []
-        path = self.valuation / VALUATION
-        if not path.is_file():
-            raise ConfigurationError(
-                f"{self.valuation} holds no {VALUATION}: name a folder that flsv value has written."
-            )
-        rows = self._by_client(path, {"client_name": str}, number_or_nan)
-        if not all(rows):
-            known = sum(map(bool, rows))
-            raise ConfigurationError(
-                f"{path} is of {known} clients and the run of {self.num_clients}: not of the same data."
-            )
-        return [{name: cell for name, cell in row.items() if not name.startswith("client")} for row in rows]
-
-    def _by_client(
-        self, path: Path, needed: Mapping[str, Cell], others: Mapping[str, Cell] | Cell = str
-    ) -> list[dict[str, Any]]:
+    def _by_client(self, path: Path, needed: Mapping[str, Cell]) -> list[dict[str, Any]]:
         """``[n]``, the file's row of each client, empty where it has none; nothing without a file."""
         if not path.is_file():
             return []
         rows: list[dict[str, Any]] = [{} for _ in range(self.num_clients)]
-        for line, row in read_csv(path, {"client": whole, **needed}, others):
+        for line, row in read_csv(path, {"client": whole, **needed}):
             client = row["client"]
             if client >= self.num_clients or rows[client]:
                 raise ConfigurationError(
@@ -261,12 +224,11 @@ def read_run(path: str | Path) -> DataFrame:
     return open_run(path).to_frame()
 
 
-def open_run(path: str | Path, valuation: str | Path | None = None) -> Run:
+def open_run(path: str | Path) -> Run:
     """Read a run's folder.
 
     Args:
         path: the folder that holds ``contributions.csv`` (``flsv fit`` says where it is), or that file.
-        valuation: a folder of ``flsv value`` on the same data, whose findings belong to the run.
 
     Raises:
         ConfigurationError: there is no such folder or nothing of a run in it, naming runs below it if there are any; a
@@ -278,29 +240,7 @@ def open_run(path: str | Path, valuation: str | Path | None = None) -> Run:
     file = folder / CONTRIBUTIONS
     if not file.is_file():
         raise ConfigurationError(_nothing_there(folder))
-    record = read_record(folder / RECORD)
-    rounds = record["rounds"]
-    table = read_table(file, record["clients"], None if rounds in (None, -1) else rounds)
-    run = Run(folder, record, table, None if valuation is None else Path(valuation))
-    if strange := _strange(run):
-        raise ConfigurationError(
-            f"{file} has {strange}, which {RECORD} beside it does not name: they are not of the same run. Give each "
-            "run a folder of its own."
-        )
-    return run
-
-
-def _strange(run: Run) -> str | None:
-    """What is measured and is nothing that the record tells of."""
-    for metric in dict.fromkeys(name.partition("/")[0] for name in run.measured):
-        if metric not in run.record["metrics"] and metric not in OF_A_ROUND:
-            return f"a metric {metric!r}"
-        if run.record["classes"] and run.columns_are_classes(metric):
-            numbers = set(map(str, range(len(run.record["classes"]))))
-            strange = next((column for column in run.columns(metric) if column not in numbers), None)
-            if strange is not None:
-                return f"a class {strange!r}"
-    return None
+    return Run(folder, read_record(folder / RECORD), read_table(file))
 
 
 def _nothing_there(folder: Path) -> str:

@@ -31,12 +31,6 @@ from flsv.round.result import Event, RoundResult, RunResult, Sink
 
 #: Of the layout of ``run.json``.
 VERSION = 3
-#: What every record has, and what it has of each metric.
-FIELDS = {
-    *("started", "packages", "module", "algorithm", "rounds", "clients", "classes", "samples", "class_counts"),
-    *("validation", "metrics", "settings", "hashes", "events"),
-}
-OF_METRICS = {"class", "about", "guide", "per_class", "columns", "higher_is_better", "to_pay_by"}
 
 
 class Record(Sink):
@@ -180,27 +174,21 @@ def read_record(path: Path) -> dict[str, Any]:
     """``run.json``.
 
     Raises:
-        ConfigurationError: there is none, it is no JSON, of another version, or lacks what every record has.
+        ConfigurationError: there is none, it is no JSON, or of another version.
     """
     try:
         record = json.loads(path.read_bytes())
         version = record["version"]
-        if version == VERSION:
-            missing = FIELDS - record.keys()
-            missing = missing or set().union(*(OF_METRICS - metric.keys() for metric in record["metrics"].values()))
-            if missing or len(record["samples"]) != len(record["clients"]):
-                raise LookupError(f"it lacks {', '.join(sorted(missing)) or 'samples of its clients'}")
-            record["events"] = [Event(**event) for event in record["events"]]
     except FileNotFoundError:
         raise ConfigurationError(f"there is no {path}, which every run has: name the folder of a run.") from None
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError) as error:
         raise ConfigurationError(f"{path} is no record of a run ({error!r}). Train again, in a new folder.") from error
     if version != VERSION:
         raise ConfigurationError(
             f"{path} is of version {version}, and this flsv reads version {VERSION}. Read the run with the flsv that "
             "has written it, or train again."
         )
-    return record
+    return {**record, "events": [Event(**event) for event in record["events"]]}
 
 
 def _plain(value: Any) -> Any:

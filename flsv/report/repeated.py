@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
+from pandas import DataFrame
 
 from flsv.csv_files import NAN, Cell, read_csv
 from flsv.errors import ConfigurationError
@@ -35,8 +35,8 @@ class RepeatedRun(Run):
         return [_mean(values) for values in zip(*(run.final(metric, column) for run in self.runs))]
 
     def ends(self, metric: str) -> tuple[list[float], list[float]]:
-        rows = summary(self.runs, metrics=[metric])
-        return [row["low"] for row in rows], [row["high"] for row in rows]
+        rows = summary(self.runs, [metric])
+        return rows["low"].tolist(), rows["high"].tolist()
 
     def kind(self, metric: str) -> str:
         return WORDS["seeds_interval"].format(len(self.runs))
@@ -61,7 +61,7 @@ def over_seeds(run: Run) -> Run:
         games[name] = game | {what: _mean_of_all([one.get(what) for one in each]) for what in ("start", "end", "sum")}
     logs = [one.record.get("logged", {}) for one in runs]
     logged = {name: _mean_of_all([log.get(name) for log in logs]) for name in logs[0]}
-    return RepeatedRun(run.folder, {**run.record, "paid_in": games, "logged": logged}, run.table, run.valuation, runs)
+    return RepeatedRun(run.folder, {**run.record, "paid_in": games, "logged": logged}, run.table, runs)
 
 
 def _mean(values: Iterable[float]) -> float:
@@ -74,19 +74,18 @@ def _mean_of_all(values: Sequence[float | None]) -> float | None:
     return statistics.fmean(known) if len(known) == len(values) else None
 
 
-def summary(runs: Sequence[Run], level: float = LEVEL, metrics: Iterable[str] | None = None) -> list[dict[str, Any]]:
+def summary(runs: Sequence[Run], metrics: Iterable[str] | None = None) -> DataFrame:
     """A row per metric and client, by the names in :data:`HEADER`; what is not known is NaN."""
-    rows: list[dict[str, Any]] = []
+    rows = []
     for metric in runs[0].metrics if metrics is None else metrics:
         known = [[value for value in values if value == value] for values in zip(*(run.final(metric) for run in runs))]
         means = [_mean(values) for values in known]
         for client, (values, mean, share) in enumerate(zip(known, means, shares_in(means))):
-            count = len(values)
-            spread = statistics.stdev(values) if count > 1 else NAN
-            half = mean_half_width(spread, count, level)
-            cells = (metric, client, runs[0].client_names[client], count)
-            rows.append(dict(zip(HEADER, (*cells, mean, spread, mean - half, mean + half, share))))
-    return rows
+            spread = statistics.stdev(values) if len(values) > 1 else NAN
+            half = mean_half_width(spread, len(values))
+            name = runs[0].client_names[client]
+            rows.append([metric, client, name, len(values), mean, spread, mean - half, mean + half, share])
+    return DataFrame(rows, columns=[*HEADER])
 
 
 def mean_half_width(spread: float, count: int, level: float = LEVEL) -> float:

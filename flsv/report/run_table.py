@@ -20,7 +20,6 @@ from pandas import DataFrame
 
 from flsv._lightning.durable import append, replacing
 from flsv.csv_files import NAN, Cell, csv_text, number, number_or_nan, read_csv, whole
-from flsv.errors import ConfigurationError
 from flsv.models.imbalance import OWN_SCORES
 from flsv.round.result import RoundResult, Row, Sink
 
@@ -40,9 +39,6 @@ SCHEMA = {
 }
 #: In the order of ``flsv.read_run``.
 COLUMNS = ("round", "metric", "client", "client_name", "class", "class_name", "value", "low", "high")
-_KEY, _NUMBERS = ["metric", "client", "class"], ["value", "low", "high"]
-#: Rounds that a file may have where nobody says how many there are.
-MOST_ROUNDS = 10**6
 #: Metrics that belong to one round: no value stays until the next.
 OF_A_ROUND = ("weight", *OWN_SCORES, "update_norm")
 
@@ -108,7 +104,7 @@ def changes(now: Iterable[Row], before: Iterable[Row]) -> list[Row]:
     return found
 
 
-def frame(rows: Iterable[Row]) -> DataFrame:
+def frame(rows: Iterable[Iterable[Any]]) -> DataFrame:
     """Rows as a data frame, for whoever reads."""
     return DataFrame(list(rows), columns=[*SCHEMA]).astype(SCHEMA)
 
@@ -156,39 +152,13 @@ _CELLS: Mapping[str, Cell] = {
 _HEADER = csv_text([list(SCHEMA)])
 
 
-def read_table(path: Path, client_names: Sequence[str], rounds: int | None = None) -> DataFrame:
+def read_table(path: Path) -> DataFrame:
     """All that a run has measured, of its ``contributions.csv``; a last line that a kill cut short is left out.
 
-    Args:
-        path: of the file.
-        client_names: of the run.
-        rounds: of the run; None: nobody knows them.
-
     Raises:
-        ConfigurationError: naming the line, for what no run writes: a client or a round that there is not, another
-            name of a client, rounds in another order, a value that is there twice, what is no number.
+        ConfigurationError: naming the line, for what no run writes, such as a value that is no number.
     """
-    names = [" ".join(str(name).split()) for name in client_names]
-    table = DataFrame([row for _, row in read_csv(path, _CELLS)], columns=[*SCHEMA]).astype(SCHEMA)
-    latest = table["round"].shift(fill_value=0).cummax()
-    most = (MOST_ROUNDS if rounds is None else rounds) - 1
-    called = table["client"].map(dict(enumerate(names)))
-    faults = (
-        ((table["round"] < latest) | (table["round"] > most), "round is {round}, expected {latest} to {most}"),
-        (called.isna(), "client is {client}, expected 0 to {clients}"),
-        (table["client_name"] != called, "client {client} is called {client_name!r}, expected {called!r}"),
-        (table["metric"] == "", "there is no metric, expected its name"),
-        (
-            table.duplicated(["round", *_KEY]),
-            "{metric} of client {client} in round {round} is there already, expected once",
-        ),
-    )
-    for place in np.flatnonzero(np.any([wrong for wrong, _ in faults], axis=0))[:1]:
-        text = next(text for wrong, text in faults if wrong[place])
-        known = {"latest": latest[place], "most": most, "clients": len(names) - 1, "called": called[place]}
-        # The header is line 1.
-        raise ConfigurationError(f"{path}, line {place + 2}: {text.format(**known, **table.loc[place])}.")
-    return table
+    return frame(row.values() for _, row in read_csv(path, _CELLS))
 
 
 class CSV(Sink):
@@ -219,12 +189,13 @@ class CSV(Sink):
             The rounds that are kept.
 
         Raises:
-            ConfigurationError: the file to go on with is none that a run writes, see :func:`read_table`.
+            ConfigurationError: the file to go on with is none that a run writes, see :func:`read_table`: move it away,
+                and the run goes on with a new one.
         """
         source = self.path if earlier is None else earlier
         rows: list[Row] = []
         if first_round > 0 and source.is_file():
-            rows = self._to_go_on_with(source)
+            rows = [Row(*row) for row in read_table(source).itertuples(index=False, name=None)]
         elif first_round > 0:
             warnings.warn(f"{source} is gone: {self.path} starts at round {first_round}.", stacklevel=2)
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -251,14 +222,6 @@ class CSV(Sink):
             OSError: they cannot be written; the rounds before stay as they are.
         """
         append(self.path, csv_lines(rows))
-
-    def _to_go_on_with(self, source: Path) -> list[Row]:
-        try:
-            return [Row(*row) for row in read_table(source, self._client_names).itertuples(index=False, name=None)]
-        except ConfigurationError as error:
-            raise ConfigurationError(
-                f"{error} Move the file away; the run then goes on with a new one, which begins where it is resumed."
-            ) from error
 
     def _set_aside(self) -> None:
         """Keep a copy of a file whose rounds will not all be written again as they are."""

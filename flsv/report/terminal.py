@@ -140,7 +140,8 @@ def print_table(
         rows: those that are shown, of more than those the first ten above a line of dots; None: all.
         corner: header of the names.
     """
-    frame = DataFrame(dict(columns), index=[shortened(name) for name in names], dtype=object)
+    cells = {head: [*column] for head, column in columns.items()}
+    frame = DataFrame(cells, index=[shortened(name) for name in names], dtype=object)
     frame.columns.name = corner
     if rows is not None:
         frame = frame.iloc[list(rows)]

@@ -1,19 +1,18 @@
-"""The sink of all other loggers: curves, and in W&B, MLflow and Comet tables of what clients were worth and pictures
-of them, by Lightning's loggers for them."""
+"""The sink of all other loggers: curves, and in W&B, MLflow and Comet a picture of each metric, by Lightning's loggers
+for them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from lightning.pytorch.loggers import CometLogger, Logger, MLFlowLogger, WandbLogger
-from pandas import DataFrame
 
 from flsv.charts import drawing
-from flsv.models.imbalance import OWN_SCORES
 from flsv.report.measured import in_one_place, points_of
-from flsv.report.run_table import columns_in, last, part
 from flsv.round.result import RoundResult, RunResult, Sink
+
+OF_SERVICES = (WandbLogger, MLFlowLogger, CometLogger)
 
 
 class Trackers(Sink):
@@ -44,56 +43,12 @@ class Trackers(Sink):
             logger.log_metrics(scalars, step=result.round_index)
 
     def finish(self, result: RunResult) -> None:
-        """Hand tables and pictures to the loggers that have a place for them. What a service refuses is a warning: the
-        run is over, and everything is in its folder."""
-        tables, step = tables_of(result.table, result.columns, self._client_names), result.round_index
+        """Hand pictures to the loggers that have a place for them. What a service refuses is a warning: the run is
+        over, and everything is in its folder."""
         for logger in self._loggers:
-            if isinstance(logger, WandbLogger | MLFlowLogger | CometLogger):
-                for name, table in tables.items():
-                    with drawing(f"the table {name} of {type(logger).__name__}"):
-                        _log_table(logger, name, table, step)
-                for name, draw in result.pictures.items():
-                    with drawing(f"{name} of {type(logger).__name__}"):
-                        _log_picture(logger, name, draw(), step)
-
-
-def tables_of(table: DataFrame, metrics: Mapping[str, str], client_names: Sequence[str]) -> dict[str, DataFrame]:
-    """``contributions``, a row per client, and of each metric with values per class ``<name>_by_class``.
-
-    Args:
-        table: of the last round, with ``samples``, ``rounds`` and ``weight``.
-        metrics: name to what its columns are called ("class").
-        client_names: n names.
-
-    Example:
-        >>> from flsv.report.run_table import Numbers, frame, rows_of
-        >>> names = ["Boston", "Lyon"]
-        >>> rows = rows_of(3, [Numbers("samples", [30, 10]), Numbers("sv", [0.5, float("nan")])], names)
-        >>> print(tables_of(frame(rows), {"sv": "class"}, names)["contributions"])
-           client  samples   sv
-        0  Boston     30.0  0.5
-        1    Lyon     10.0  NaN
-    """
-    count, there = len(client_names), set(table["metric"])
-    known = [name for name in ("samples", "rounds", *metrics, "weight", *OWN_SCORES) if name in there]
-    tables = {
-        "contributions": DataFrame({"client": client_names, **{name: last(table, name, count) for name in known}})
-    }
-    for name, kind in metrics.items():
-        if keys := columns_in(table, name):
-            found = DataFrame([client_names, *(last(table, name, count, key) for key in keys)]).T
-            titles = [part(table, name, key)["class_name"].iloc[0] for key in keys]
-            tables[f"{name}_by_{kind}"] = found.set_axis(["client", *titles], axis=1)
-    return tables
-
-
-def _log_table(logger: Any, name: str, table: DataFrame, step: int) -> None:
-    if isinstance(logger, WandbLogger):
-        logger.log_table(f"tables/{name}", dataframe=table, step=step)
-    elif isinstance(logger, MLFlowLogger):
-        logger.experiment.log_table(logger.run_id, data=table, artifact_file=f"tables/{name}.json")
-    else:
-        logger.experiment.log_table(f"{name}.csv", tabular_data=table)
+            for name, draw in result.pictures.items() if isinstance(logger, OF_SERVICES) else ():
+                with drawing(f"{name} of {type(logger).__name__}"):
+                    _log_picture(logger, name, draw(), result.round_index)
 
 
 def _log_picture(logger: Any, name: str, figure: Any, step: int) -> None:
