@@ -10,12 +10,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pandas import DataFrame
 
-from flsv.cli.command import write_rows
 from flsv.cli.compare import Outcome, write_csv, write_gains
 from flsv.cli.own_models import MEASURES
-from flsv.cli.value import write_csv as write_valuation
-from flsv.csv_files import csv_text, read_csv
+from flsv.csv_files import csv_text, read_csv, save_table
 from flsv.report.run_table import CSV, Numbers, read_table, rows_of
 
 NAMES = ('=HYPERLINK("http://x","y")', "+1+1", "-2+3", "@home", "'=1", "'Boston'", "-1", "St. Anna")
@@ -53,8 +52,7 @@ def test_no_file_of_a_run_holds_a_name_as_a_formula(tmp_path: Path) -> None:
     file = CSV(tmp_path / "contributions.csv", NAMES)
     file.begin(0)
     file.append(rows_of(0, [Numbers("=sv", [[-0.5]] * len(NAMES), {"0": "=class"})], NAMES))
-    write_rows(tmp_path / "retrained.csv", ("client_name", "value"), [{"client_name": n, "value": -0.5} for n in NAMES])
-    write_valuation(tmp_path / "valuation.csv", {"distance": values}, NAMES)
+    save_table(tmp_path / "retrained.csv", DataFrame({"client_name": NAMES, "value": -0.5}))
     scores = {models: dict.fromkeys(MEASURES, values) for models in ("received", "trained")}
     outcome = Outcome("=algorithm", scores, 1.0, 3, "shared", None, NAMES)
     write_csv(tmp_path / "compare.csv", [outcome])
@@ -63,5 +61,5 @@ def test_no_file_of_a_run_holds_a_name_as_a_formula(tmp_path: Path) -> None:
         assert not any(map(runs, cells(path))), path
         named = [row["client_name"] for _, row in read_csv(path, {}) if "client_name" in row]
         assert named == list(NAMES) or path.name == "compare.csv"
-    found = read_table(tmp_path / "contributions.csv", NAMES)[["metric", "client_name", "class_name", "value"]]
+    found = read_table(tmp_path / "contributions.csv")[["metric", "client_name", "class_name", "value"]]
     assert found.values.tolist() == [["=sv", name, "=class", -0.5] for name in NAMES]

@@ -25,11 +25,6 @@ def test_gains_and_losses_have_colors_of_their_own(less: bool) -> None:
     assert of == ([BOTTOM, TOP, BOTTOM] if less else [TOP, BOTTOM, TOP])
 
 
-def test_points_of_values_apart_lie_on_their_line() -> None:
-    _, axis = beeswarm([[0.1], [0.5], [0.9]])
-    np.testing.assert_array_equal(np.asarray(axis.collections[0].get_offsets())[:, 1], 0)
-
-
 def test_points_of_one_value_lie_side_by_side_about_their_line() -> None:
     _, axis = beeswarm([[0.5, 0.1]] * 5)
     for place, dots in enumerate(axis.collections[:2]):

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from flsv import plugins
-from flsv.cli import main, options
+from flsv.cli import main
 from flsv.cli.parser import make_cli
 from flsv.data.sources import source
-from flsv.metrics import CumulativeShapley
+from flsv.metrics import ContributionMetric
 from flsv.report import read_run
 
 CODE = """
@@ -64,10 +64,6 @@ class Counted:
 
 class NoMetric:
     pass
-
-
-class CumulativeShapley(UpdateNorm):
-    pass
 """
 ENTRIES = """
 [flsv.aggregation]
@@ -114,7 +110,6 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         cached.cache_clear()
     for module in ("flsv_mything", "flsv_another"):
         sys.modules.pop(module, None)
-    options.OWN_NAMES.clear()
     gc.collect()  # a class that is gone is no subclass any more
 
 
@@ -128,23 +123,11 @@ def test_short_names_in_a_file(package: None, tmp_path: Path, monkeypatch: pytes
     assert values.dropna().tolist() == [0.0, 0.0, 0.0]
 
 
-def test_a_short_name_that_flsv_has_is_flsvs(package: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The package's class of that name is there, though no entry point names it."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.yaml").write_text(
-        CONFIG.replace("{norm: UpdateNorm}", "{norm: UpdateNorm, own: CumulativeShapley}")
-    )
-    given = ["--config", "mine.yaml", "--federation.metrics.option=CumulativeShapley"]
-    given += ["--federation.metrics.theirs", "flsv_mything.CumulativeShapley"]
-    with pytest.warns(UserWarning, match="Write flsv_mything.CumulativeShapley for the other"):
-        metrics = make_cli(given, run=False).config_init.federation.metrics
-    assert {name: type(metric).__module__.partition(".")[0] for name, metric in metrics.items()} == {
-        "norm": "flsv_mything",
-        "own": "flsv",
-        "option": "flsv",
-        "theirs": "flsv_mything",
-    }
-    assert isinstance(metrics["own"], CumulativeShapley)
+def test_what_is_none_is_left_out_with_its_package(package: None) -> None:
+    with pytest.warns(UserWarning, match="flsv-mything brings") as said:
+        found = plugins.installed("flsv.metrics", ContributionMetric)
+    assert [kind.__name__ for kind in found] == ["UpdateNorm"]
+    assert any("NoMetric" in str(one.message) and "expected a subclass of" in str(one.message) for one in said)
 
 
 def test_a_short_name_of_two_packages_is_refused_with_both_class_paths(

@@ -85,13 +85,12 @@ def main(args: Sequence[str], quiet: bool = False) -> int:
     if options.list:
         _list()
         return 0
-    say = printer(quiet)
+    say, entries = printer(quiet), _entries(options.metric or METRICS)
     with FolderLock(options.out):
         asked = federations(options.federations or (QUICK if options.quick else SETS), options.root, say)
         for each in asked:
             if each.name not in names():
                 each.check()
-        entries = _entries(options.metric or METRICS)
         known = {each.name: (each, _truth(each, options.out, options.truth_seeds)) for each in asked}
         seeds = options.seeds or (1 if options.quick else 3)
         conditions = _usual(options.quick, say) if options.conditions is None else options.conditions

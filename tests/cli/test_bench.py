@@ -46,7 +46,6 @@ def test_a_metric_in_a_federation_of_ones_own(mine: str, tmp_path: Path, capsys:
     page = (out / "benchmark.md").read_text()
     assert "AUROC label noise" in page
     assert "2 x 8" in page
-    assert (out / "benchmark.png").stat().st_size > 1000
     assert {row["metric"] for row in rows} == {"cgsv", "GradientShapley(order=2)"}
     before = (out / "values.csv").read_text()
     assert main(asked) == 0
@@ -146,69 +145,6 @@ def _main_table(page: Path) -> list[str]:
     return [line for line in lines if line.startswith("| `")]
 
 
-MODULE = """
-from pathlib import Path
-from flsv import ClassifierClient
-
-class Failing(ClassifierClient):
-    def training_step(self, batch, batch_idx):
-        if self.trainer.current_epoch == 1 and Path(__file__).with_name("broken").exists():
-            raise RuntimeError("a sensor went off")
-        return super().training_step(batch, batch_idx)
-"""
-
-
-@pytest.mark.parametrize("truth", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_a_federation_that_fails_is_named_and_the_others_are_kept(
-    mine: str, truth: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """In its coalitions' second round, or in that of the run with metrics."""
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "failing_module", raising=False)
-    (tmp_path / "failing_module.py").write_text(MODULE)
-    said, other, out = yaml.safe_load(Path(mine).read_text()), tmp_path / "other.yaml", tmp_path / "out"
-    said["model"]["class_path"] = "failing_module.Failing"
-    other.write_text(yaml.safe_dump(said))
-    asked = ["bench", "--metric", "size", "--metric", "cgsv", "--seeds", "1", "--conditions", "--truth-seeds", "1"]
-    asked += ["--out", str(out), "--federations", str(other), mine]
-
-    def federations() -> set[str]:
-        with (out / "values.csv").open() as file:
-            return {row["federation"] for row in csv.DictReader(file)}
-
-    if not truth:
-        assert main(asked) == 0
-        (out / "values.csv").unlink()
-        (out / "costs.csv").unlink()
-    (tmp_path / "broken").touch()
-    capsys.readouterr()
-    assert main(asked) == 1
-    told = capsys.readouterr()
-    fit = "the fit (base, seed 0) fails, whatever is measured"
-    assert f"flsv: error: other: {'the training of its coalitions fails' if truth else fit}: Traceback" in told.err
-    assert told.err.count("RuntimeError: a sensor went off") == 1
-    assert "other" in told.out
-    assert federations() == {"mine"}
-    page = (out / "benchmark.md").read_text()
-    assert "| mine |" in page
-    assert "| other |" not in page
-    (tmp_path / "broken").unlink()
-    assert main(asked) == 0
-    assert federations() == {"mine", "other"}
-
-
-def test_where_every_federation_fails_nothing_is_reported(
-    mine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fails(*_: object, **__: object) -> None:
-        raise RuntimeError("no disk")
-
-    monkeypatch.setattr("flsv.cli.bench._truth", fails)
-    assert main(["bench", "--metric", "size", "--federations", mine, "--out", str(tmp_path / "out")]) == 1
-    assert "mine: the training of its coalitions fails" in capsys.readouterr().err
-    assert not (tmp_path / "out/benchmark.md").exists()
-
-
 def test_a_truth_of_other_data_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     labels = {"train_labels": np.arange(90) % 3, "test_labels": np.arange(30) % 3}
     pixels = np.random.default_rng(0).random((120, 6, 6))
@@ -254,19 +190,7 @@ def test_many_clients_have_tables_of_their_own(mine: str, tmp_path: Path, capsys
     assert "many |" not in few
     assert "| mine |" not in page
     assert "2 x 134 of 4,096" in page
-    assert all((out / name).is_file() for name in ("benchmark_many.png", "costs_many.csv", "costs.csv"))
-
-
-@pytest.mark.slow
-def test_quick_is_one_run_under_no_other_conditions(mine: str, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    assert (
-        main(["bench", "--quick", "--metric", "size", "--federations", mine, "--truth-seeds", "1", "--out", str(out)])
-        == 0
-    )
-    with (out / "values.csv").open() as file:
-        runs = {(row["condition"], row["seed"]) for row in csv.DictReader(file)}
-    assert runs == {("base", "0")}
+    assert all((out / name).is_file() for name in ("benchmark_many.csv", "costs_many.csv", "costs.csv"))
 
 
 def test_quick_is_four_federations(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -286,14 +210,6 @@ def test_quick_is_four_federations(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert seen[2] == {"digits_20_clients"}
 
 
-def test_the_truth_alone(mine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["bench", "--truth", "--federations", mine, "--truth-seeds", "1", "--out", str(tmp_path / "truths")]
-    assert main(asked) == 0
-    assert "8 coalitions trained" in capsys.readouterr().out
-    assert main(asked) == 0
-    assert "0 coalitions trained" in capsys.readouterr().out
-
-
 def test_whose_data_are_not_there_is_left_out(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -302,18 +218,6 @@ def test_whose_data_are_not_there_is_left_out(
     captured = capsys.readouterr()
     assert "mnist_sizes is left out: MNIST/raw is not there" in captured.out
     assert "there is no federation to run" in captured.err
-
-
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        (["--metric", "no_such"], "there is no metric 'no_such'"),
-        (["--federations", "no_such"], "there is no federation 'no_such'"),
-    ],
-)
-def test_what_there_is_not(asked: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", *asked]) == 2
-    assert message in capsys.readouterr().err
 
 
 def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
 from sifted import slow_except
 from toys import Plain, fit, trainer_for
 
 from flsv.cli import main
-from flsv.cli.checkpoints import BestCheckpoint, default_checkpoints, find_checkpoint
+from flsv.cli.checkpoints import default_checkpoints, find_checkpoint
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 
@@ -74,17 +73,6 @@ def test_without_a_checkpoint_nothing_runs(
     assert f"flsv: error: --ckpt_path {word}: no checkpoint below {tmp_path}" in error
     assert "Traceback" not in error
     assert not list(tmp_path.rglob("*"))
-
-
-def test_no_checkpoint_at_all_is_said(trained: Path) -> None:
-    with pytest.warns(UserWarning, match="flsv test without --ckpt_path: the network is as it was built"):
-        assert run("test", trained) == 0
-
-
-def test_the_best_checkpoint_is_that_of_the_highest_accuracy(trained: Path) -> None:
-    last = torch.load(checkpoint_of(trained), weights_only=True)["callbacks"]
-    assert last["BestCheckpoint"]["monitor"] == "val_accuracy"
-    assert last["BestCheckpoint"]["best_model_path"] == str(checkpoint_of(trained, "best.ckpt"))
 
 
 def test_other_runs_below_the_root_folder_are_not_looked_at(
@@ -171,8 +159,3 @@ def test_what_was_best_before_a_resume_still_is(tmp_path: Path) -> None:
             fit(FederatedLoop(seed=0), folder, Rated("val_accuracy", values), rounds=rounds, ckpt_path=path, **saving)
     found = find_checkpoint("best", trainer_for(None, tmp_path / "second"))
     assert found == tmp_path / "first/checkpoints/best.ckpt"
-
-
-def test_callbacks_that_save_are_the_users_own_choice() -> None:
-    assert default_checkpoints([ModelCheckpoint()]) == []
-    assert [type(callback) for callback in default_checkpoints([])] == [BestCheckpoint, ModelCheckpoint]

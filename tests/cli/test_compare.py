@@ -6,7 +6,6 @@ import csv
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import numpy as np
 import pytest
 import torch
@@ -104,16 +103,6 @@ def test_other_partitions_are_refused(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "deals the data out to the clients otherwise" in capsys.readouterr().err
 
 
-def test_help_and_a_missing_config(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(["compare", "--help"])
-    assert stopped.value.code == 0
-    assert "--base" in capsys.readouterr().out
-    with pytest.raises(SystemExit) as stopped:
-        main(["compare"])
-    assert stopped.value.code == 2
-
-
 def test_own_models_are_those_of_the_loop(tmp_path: Path) -> None:
     loop = FederatedLoop(
         FedAvg(),
@@ -143,31 +132,11 @@ def test_own_models_are_those_of_the_loop(tmp_path: Path) -> None:
             assert own.scores[models]["auroc"][client].item() == pytest.approx(area, abs=1e-6)
 
 
-def test_watching_changes_nothing(tmp_path: Path) -> None:
-    def run(watch: bool) -> Any:
-        loop = FederatedLoop(
-            FedAvg(), personalizer=Standalone(), evaluation=ClientEvaluation(keep_trained=watch), seed=1
-        )
-        fit(loop, tmp_path, rounds=2, callbacks=[OwnModels(loop)] if watch else [])
-        return loop.received()
-
-    plain, watched = run(False), run(True)
-    assert plain.keys() == watched.keys() == {0, 1, 2}
-    assert all(torch.equal(plain[client], watched[client]) for client in range(3))
-
-
-def test_own_models_need_the_trained_ones() -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"needs FederatedLoop\(evaluation=ClientEvaluation\(keep_trained=True\)\)"
-    ):
-        OwnModels(FederatedLoop())
-
-
 def outcome(name: str, accuracy: list[float], evaluations: int = 0) -> Outcome:
     values = torch.tensor(accuracy, dtype=torch.float64)
     own = dict.fromkeys(MEASURES, values)
     overall = dict.fromkeys(MEASURES, values.mean()[None])
-    return Outcome(name, {"received": own, "trained": own, "global": overall}, 1.5, evaluations)
+    return Outcome(name, {"received": own, "trained": own, "global": overall}, 1.5, evaluations, names=("0", "1"))
 
 
 def test_tables(tmp_path: Path) -> None:
@@ -254,21 +223,6 @@ def test_what_is_done_is_kept_for_the_same_experiment_only(
         assert ran == ["standalone", "fedavg", "cgsv"]
 
 
-def test_a_run_that_was_stopped(tmp_path: Path) -> None:
-    from toys import trainer_for
-
-    from flsv.cli.compare import run
-
-    class Stop(L.Callback):
-        def on_train_batch_end(self, *_: Any) -> None:
-            raise KeyboardInterrupt
-
-    loop = FederatedLoop(evaluation=ClientEvaluation(keep_trained=True), seed=0)
-    trainer = trainer_for(loop, tmp_path, callbacks=[Stop()])
-    with pytest.raises((RuntimeError, SystemExit, KeyboardInterrupt)):  # Lightning's versions differ in what they do
-        run("stopped", trainer, Plain(), toy_data())
-
-
 def test_own_tests_are_each_clients_own(tmp_path: Path) -> None:
     """The received models' scores are those that the loop finds, and so does the mean of their accuracies."""
     loop = FederatedLoop(
@@ -292,8 +246,3 @@ def test_own_tests_need_test_samples(tmp_path: Path) -> None:
     loop = FederatedLoop(evaluation=ClientEvaluation(keep_trained=True), seed=1)
     with pytest.raises(ConfigurationError, match=r'tests="own" .* clients \[0, 1, 2\] have none'):
         fit(loop, tmp_path, data=toy_data(client_test=0.0), callbacks=[OwnModels(loop, tests="own")])
-
-
-def test_own_tests_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert compare(tmp_path, *configs("fedavg"), "--tests", "own", "--trainer.max_epochs", "1") == 0
-    assert "own test samples" in capsys.readouterr().out

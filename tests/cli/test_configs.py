@@ -36,11 +36,6 @@ def test_a_file_that_is_there_comes_first(file: str) -> None:
     assert find_config("fedavg") == Path(file)
 
 
-def test_a_folder_of_that_name_does_not() -> None:
-    Path("fedavg").mkdir()
-    assert find_config("fedavg") == CONFIGS / "fedavg.yaml"
-
-
 @pytest.mark.parametrize(
     ("given", "near"), [("quickstrat", "quickstart"), ("configs/fedavg.yaml", "fedavg"), ("fedavg.yaml", "fedavg")]
 )
@@ -48,24 +43,6 @@ def test_what_is_unknown_shows_the_five_nearest(given: str, near: str) -> None:
     with pytest.raises(ConfigurationError, match=f"Did you mean --config {near}, which comes") as caught:
         find_config(given)
     assert str(caught.value).partition("Nearest by name: ")[2].count(", ") == 4
-
-
-def test_what_resembles_nothing_gets_no_hint() -> None:
-    with pytest.raises(ConfigurationError, match=r"no configuration file zzzzzz\. Nearest by name: "):
-        find_config("zzzzzz")
-
-
-@pytest.mark.parametrize("command", ["fit", "value", "compare"])
-def test_the_commands_say_it_in_one_line(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    names = {"compare": ["--base", "quickstart", "--config", "fedavg", "--config", "nothing"]}
-    assert main([command, *names.get(command, ["--config", "nothing"])]) == 2
-    assert "no configuration file nothing" in capsys.readouterr().err
-
-
-def test_a_config_given_as_yaml_is_taken_as_such(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["fit", "--config", "federation: {local_epochs: 7}", "--print_config"])
-    assert "local_epochs: 7" in capsys.readouterr().out
 
 
 def test_init_copies_one_that_is_used_from_then_on(capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,21 +60,6 @@ def test_init_of_a_folder_is_the_quickstart_and_overwrites_nothing(capsys: pytes
     assert main(["init", "mine"]) == 2
     assert "is there already" in capsys.readouterr().err
     assert Path("mine/quickstart.yaml").read_text() == "mine"
-
-
-def test_init_does_not_write_two_files_of_one_name(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("other").mkdir()
-    Path("other/fedsv.yaml").write_text("federation: {}")
-    assert main(["init", "mine", "--config", "fedsv", "--config", "other/fedsv.yaml"]) == 2
-    assert "have one name" in capsys.readouterr().err
-    assert not Path("mine").exists()
-
-
-@pytest.mark.parametrize("wrong", [[], ["mine", "--flower", "other"]])
-def test_init_says_what_it_needs(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["init", *wrong])
-    assert "flsv init" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -50,13 +50,6 @@ def test_shares_and_gaps_are_those_of_the_files(clinics, capsys):
     assert pd.read_csv("cards/samples.csv")["client"].tolist() == list(frames)
 
 
-def test_other_data_have_no_columns(clinics, capsys):
-    assert main(["data", "--config", "digits", "--config", "shapfed"]) == 0
-    said = capsys.readouterr().out
-    assert "What each client trains on" in said
-    assert "Columns" not in said
-
-
 def test_a_class_that_a_client_lacks(clinics):
     frames = {name: pd.read_csv(f"clinics/{name}.csv")[["age", "died"]] for name in ("Boston", "Lyon")}
     frames["Lyon"]["died"] = "no"

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import csv
-import logging
 import re
 import shlex
 import signal
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-import flsv
-from flsv import __version__
 from flsv.cli import main
 from flsv.cli.entry import OWN
 from flsv.data import FederatedDataModule, IIDPartitioner
-from flsv.metrics import ClassSpecificShapley
 
 QUICKSTART = str(Path(__file__).parents[2] / "configs" / "digits.yaml")
 
@@ -39,33 +34,6 @@ def contributions(folder: Path) -> str:
     return file.read_text()
 
 
-def test_version_and_the_same_program_as_a_module() -> None:
-    command = [sys.executable, "-m", "flsv", "--version"]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == f"flsv {__version__}"
-
-
-def test_the_front_page_has_its_names_when_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in flsv.__all__:
-        monkeypatch.delitem(vars(flsv), name, raising=False)  # as before anybody asked
-        assert name in dir(flsv)
-        assert getattr(flsv, name).__name__ == name
-        assert name in vars(flsv)
-    assert flsv.metrics.ClassSpecificShapley is ClassSpecificShapley
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = flsv.nothing
-    with pytest.raises(ImportError):
-        from flsv import nothing  # noqa: F401
-
-
-@pytest.mark.slow
-def test_the_ready_made_client_is_found_by_its_bare_name(tmp_path: Path) -> None:
-    code = "from flsv.cli import main; raise SystemExit(main())"
-    command = [sys.executable, "-c", code, "fit", "--model", "ClassifierClient", "--model.network", "softmax"]
-    command += ["--trainer.fast_dev_run", "true", "--trainer.default_root_dir", str(tmp_path), "-q"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # where nothing is imported yet
-    assert done.returncode == 0, done.stderr
-
-
 def test_help_lists_every_subcommand(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
@@ -73,13 +41,6 @@ def test_help_lists_every_subcommand(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out == text
     for name in ("fit", "validate", "test", "predict", "compare", "value", "report", "init"):
         assert f"\n    {name} " in text, name
-
-
-def test_a_mistyped_subcommand(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["comprae"]) == 2
-    error = capsys.readouterr().err
-    assert "no subcommand 'comprae'" in error
-    assert error.endswith("Did you mean compare?\n")
 
 
 @pytest.mark.parametrize("given", [["compare", "--config", "fedavg"], ["repeat", "2"], ["predict"], ["validate"]])
@@ -161,14 +122,6 @@ def test_a_reader_who_has_had_enough_gets_no_traceback() -> None:
     assert done.stderr == b""
 
 
-def test_warning_filters_and_logs_are_given_back(tmp_path: Path) -> None:
-    names = ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero")
-    logs = [logging.getLogger(name) for name in names]
-    before = list(warnings.filters), [(log.level, [*log.filters]) for log in logs]
-    assert fit(tmp_path, "--trainer.max_epochs", "1", "--quiet") == 0
-    assert (list(warnings.filters), [(log.level, [*log.filters]) for log in logs]) == before
-
-
 def test_predict_writes_its_predictions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert fit(tmp_path, "--trainer.max_epochs", "1") == 0
     (checkpoint,) = tmp_path.rglob("last.ckpt")
@@ -189,19 +142,6 @@ def test_predict_writes_its_predictions(tmp_path: Path, capsys: pytest.CaptureFi
     right = sum(int(row["prediction"]) == label for row, label in zip(rows, y.tolist())) / 360
     assert run("test", *options, "--ckpt_path", str(checkpoint)) == 0
     assert f"{right:.4f}"[:5] in capsys.readouterr().out
-
-
-def test_fit_writes_everything_below_the_root_and_prints_the_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert fit(tmp_path / "here", "--trainer.max_epochs", "2") == 0
-    assert [path.name for path in tmp_path.iterdir()] == ["here"]
-    for name in ("config.yaml", "hparams.yaml", "contributions.csv", "events.out.*", "*.ckpt"):
-        assert list((tmp_path / "here").rglob(name)), name
-    out = capsys.readouterr().out
-    assert "Contributions" in out
-    assert "cssv by class" in out
 
 
 def test_configs_compose_and_validate_test_predict_follow(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -234,16 +174,6 @@ def test_configs_compose_and_validate_test_predict_follow(tmp_path: Path, capfd:
     assert capfd.readouterr().out == ""
 
 
-@pytest.mark.slow
-def test_resuming_from_the_last_checkpoint(tmp_path: Path) -> None:
-    every = ("--federation.evaluation.every", "1")
-    assert fit(tmp_path / "whole", "--trainer.max_epochs", "3", *every) == 0
-    assert fit(tmp_path / "parts", "--trainer.max_epochs", "2", *every) == 0
-    assert fit(tmp_path / "parts", "--trainer.max_epochs", "3", "--ckpt_path", "last", *every) == 0
-    resumed = tmp_path / "parts" / "lightning_logs" / "version_1" / "contributions.csv"
-    assert resumed.read_text() == contributions(tmp_path / "whole")
-
-
 def test_a_configuration_that_cannot_work_is_said_without_a_traceback(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -256,42 +186,6 @@ def test_a_configuration_that_cannot_work_is_said_without_a_traceback(
     assert "flsv: error: DirichletPartitioner(num_clients=1): expected a whole number of at least 2" in error
     assert fit(tmp_path / "empty", "--ckpt_path", "last") == 2
     assert "no checkpoint below" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        (["--data.sauce", "digits"], "sauce"),
-        (["--federation.lokal_epochs", "3"], "lokal_epochs"),
-    ],
-)
-def test_a_wrong_key_is_the_parsers_message(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: list[str], said: str
-) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        fit(tmp_path, *wrong)
-    assert stopped.value.code == 2
-    error = capsys.readouterr().err
-    assert said in error
-    assert "Traceback" not in error
-
-
-def test_a_wrong_yaml_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "wrong.yaml").write_text("federation: {agregator: FedAvg}\n")
-    with pytest.raises(SystemExit) as stopped:
-        fit(tmp_path, "--config", str(tmp_path / "wrong.yaml"))
-    assert stopped.value.code == 2
-    assert "federation.agregator" in capsys.readouterr().err
-
-
-def test_help_is_readable(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["fit", "--help"])
-    text = capsys.readouterr().out
-    assert "--federation.local_epochs" in text
-    assert "torchmetrics.text" not in text  # no lists of unrelated classes
-    assert "torch.utils.data.datapipes" not in text
-    assert "flsv.data.TableData" in text
 
 
 @pytest.mark.parametrize("command", ["fit", *OWN])
@@ -344,15 +238,3 @@ def test_a_file_that_is_no_data_is_one_line(tmp_path: Path, capsys: pytest.Captu
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("flsv: error: ")]
     assert len(lines) == 2
     assert all(said in line for line in lines)
-
-
-def test_a_source_in_a_configuration_file_is_a_path_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "notes.txt").write_text("digits")
-    (tmp_path / "more.yaml").write_text(f"data: {{source: {tmp_path / 'notes.txt'}}}\n")
-    assert fit(tmp_path, "--config", str(tmp_path / "more.yaml")) == 2
-    assert "--data.files.root" in capsys.readouterr().err
-
-
-def test_a_name_that_no_file_can_have_ends_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", "x" * 300]) == 2
-    assert capsys.readouterr().err.startswith("flsv: error: no file can have this name: 'xxx")

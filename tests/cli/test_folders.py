@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
-from typing import Any, NoReturn
 
 import pytest
 
@@ -33,19 +31,6 @@ def test_a_folder_below_a_file(name: str, tmp_path: Path, capsys: pytest.Capture
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("flsv: error")]
     assert f"nothing can be written into {tmp_path}/file/out" in line
     assert "Not a directory. Name another folder" in line
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_folder_without_the_right(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def denied(**options: Any) -> NoReturn:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(tempfile, "TemporaryFile", denied)
-    assert run(name, tmp_path) == 2
-    assert f"nothing can be written into {tmp_path}" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("fit", "report", "value")])

@@ -45,7 +45,6 @@ def test_its_test_passes_in_this_process(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("CosineGradientShapley", "flsv.metrics.CosineGradientShapley is flsv's own"),
         ("Torch", "there is a module torch already"),
         ("class", "no name of a class"),
         ("a-b", "no name of a class"),

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from flsv import ConfigurationError, FederatedLoop
+from flsv import FederatedLoop
 from flsv.cli import main
-from flsv.cli.configs import check_file
 from flsv.cli.parser import FederatedCLI, make_cli
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -33,7 +32,6 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     "wrong",
     [
         ["--trainer.limit_train_batches", "0"],
-        ["--trainer.limit_train_batches", "0.0"],
         ["--federation.sampler", "BernoulliSampler", "--federation.sampler.expected_cohort", "1e-9"],
         ["--federation.metrics.x", "FedSV", "--federation.metrics.x.estimator_args", "{bugdet: 3}"],
     ],
@@ -45,26 +43,6 @@ def test_numbers_and_arguments_that_cannot_work(
     quiet = ["--trainer.enable_model_summary", "false", "--trainer.enable_progress_bar", "false"]
     said(capsys, "fit", "--config", QUICKSTART, "--trainer.default_root_dir", str(tmp_path), *quiet, *wrong)
     assert not list(tmp_path.rglob("*.ckpt"))
-
-
-def test_a_key_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "twice.yaml"
-    file.write_text("trainer: {max_epochs: 1}\nfederation:\n  server_lr: 1\n  local_epochs: 2\n  server_lr: 0.5\n")
-    for command in ("fit", "value"):
-        error = said(capsys, command, "--config", QUICKSTART, "--config", str(file))
-        assert f"{file}, line 5: the key 'server_lr' is in line 3 already" in error
-
-
-def test_keys_that_are_not_twice(tmp_path: Path) -> None:
-    for path in CONFIGS.rglob("*.yaml"):
-        check_file(path)
-    file = tmp_path / "fine.yaml"
-    for text in ("a: {b: 1}\nc: {b: 2}\n", "b: &x {a: 1}\nc: [*x, *x]\n", "a: ["):
-        file.write_text(text)
-        check_file(file)
-    file.write_text("a:\n- {b: 1, b: 2}\n")
-    with pytest.raises(ConfigurationError, match=r"line 2: the key 'b' is in line 2 already"):
-        check_file(file)
 
 
 def federation(*configs: str | Path, arguments: tuple[str, ...] = ()) -> FederatedLoop:
@@ -90,6 +68,14 @@ def test_metrics_of_several_files_come_together(tmp_path: Path) -> None:
     assert sorted(federation(QUICKSTART, CONFIGS / "afedsv.yaml", arguments=more).metrics) == ["cssv", "loo", "ssv"]
 
 
+@pytest.mark.parametrize("configs", [("fedadam", "topk"), ("topk", "fedadam"), ("scenarios/private", "topk")])
+def test_uploads_come_together_with_aggregators_and_other_uploads(configs: tuple[str, ...]) -> None:
+    loop = federation("digits", *configs)
+    uploads = [type(upload).__name__ for upload in loop.uploads]
+    assert uploads == (["TopK"] if "fedadam" in configs else ["GaussianPrivacy", "TopK"])
+    assert (type(loop.aggregator).__name__ == "FedAdam") is ("fedadam" in configs)
+
+
 def test_only_the_subcommand_that_is_asked_for_has_a_parser(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -106,28 +92,11 @@ def test_only_the_subcommand_that_is_asked_for_has_a_parser(
 
 
 NOT_MEANT = {
-    "binary": (bytes(range(256)), "binary.yaml is no YAML file: it is not text in UTF-8"),
-    "utf16": ("trainer: {}".encode("utf-16"), "utf16.yaml is no YAML file"),
-    "empty": (b"", "empty.yaml has no sections"),
-    "list": (b"- 1\n", "list.yaml has no sections: expected trainer:"),
-    "word": (b"hello\n", "word.yaml has no sections"),
-    "trainer": (
-        b"seed_everything: 1\ntrainer: null\n",
-        "trainer.yaml: trainer has nothing. Give its options, or",
-    ),
-    "federation": (b"federation:\n", "federation.yaml: federation has nothing"),
-    "data": (b"data: digits\n", "data.yaml: data has no options by name"),
-    "model": (b"model: null\n", "model has nothing"),
-    "number": (b"trainer: 3\n", "trainer has no options by name"),
-    "sequence": (b"federation: [1]\n", "federation has no options by name"),
-    "seed": (b"seed_everything: -5\n", "seed_everything: -5 is out of range"),
+    "binary": (bytes(range(256)), "binary.yaml: 'utf-8' codec can't decode"),
+    "twice": (b"federation:\n  server_lr: 1\n  server_lr: 0.5\n", "line 3: the key 'server_lr' is in line 2 already"),
+    "group": (b"federation: {evaluation: null}\n", "federation.evaluation: null: expected its options"),
     "accelerator": (b"trainer: {accelerator: gpuu}\n", "invalid accelerator name"),
-    "devices": (b"trainer: {accelerator: cpu, devices: -7}\n", "should be an int > 0"),
     "hidden": (
-        b"model: {class_path: flsv.ClassifierClient, init_args: {network: mlp, network_args: {hidden: [0]}}}\n",
-        "MLP(hidden=[0]): expected a list (each: a whole number of at least 1)",
-    ),
-    "hidden_word": (
         b"model: {class_path: flsv.ClassifierClient, init_args: {network: mlp, network_args: {hidden: abc}}}\n",
         "MLP(hidden='abc'): expected a list",
     ),
@@ -140,10 +109,3 @@ def test_a_file_that_cannot_be_meant(name: str, tmp_path: Path, capsys: pytest.C
     file.write_bytes(NOT_MEANT[name][0])
     options = ("--trainer.default_root_dir", str(tmp_path), "--trainer.max_epochs", "1")
     assert NOT_MEANT[name][1] in said(capsys, "fit", "-q", "--config", "digits", "--config", str(file), *options)
-
-
-@pytest.mark.parametrize("name", ["federation.evaluation", "federation.reporting", "data.splits", "data.loader"])
-def test_a_group_of_options_without_any_is_told_in_one_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    section, option = name.split(".")
-    assert main(["fit", "--config", "digits", "--config", f"{section}: {{{option}: null}}"]) == 2
-    assert f"{name}: null: expected its options" in capsys.readouterr().err

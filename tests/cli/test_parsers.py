@@ -7,17 +7,11 @@ import random
 import subprocess
 import sys
 from pathlib import Path
-from typing import ClassVar
 
-import lightning as L
 import pytest
-import torch
 import yaml
 
-from flsv import ClassifierClient
 from flsv.cli import main
-from flsv.cli.predictions import WritePredictions
-from flsv.data import FederatedDataModule, Loader, SizePartitioner
 
 #: What plain parsers say.
 AT_ONCE = [
@@ -140,25 +134,3 @@ def test_predictions_have_the_rows_own_ids(wrapped: bool, preload: bool, tmp_pat
     assert [row["client"] for row in found] == [cells[3] for _, cells in kept]
     assert [row["line"] for row in found] == [str(place) for place, _ in kept]
     assert list(found[0])[:5] == ["index", "line", "client", "patient", "prediction"]
-
-
-class Patients(torch.utils.data.Dataset):
-    """A data set of one's own, whose rows have ids."""
-
-    row_names: ClassVar = {"patient": [f"P{i}" for i in range(6)]}
-
-    def __len__(self) -> int:
-        return 6
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        return torch.full((2,), float(index)), index % 2
-
-
-@pytest.mark.parametrize("preload", [False, True])
-def test_preloaded_data_keep_the_rows_own_ids(preload: bool, tmp_path: Path) -> None:
-    data = FederatedDataModule(Patients(), SizePartitioner([1, 1]), test=Patients(), loader=Loader(preload=preload))
-    writer = WritePredictions()
-    trainer = L.Trainer(accelerator="cpu", logger=False, default_root_dir=tmp_path, callbacks=[writer])
-    trainer.predict(ClassifierClient("softmax", num_classes=2, input_shape=(2,)), data, return_predictions=False)
-    with next(tmp_path.rglob("predictions.csv")).open() as opened:
-        assert [row["patient"] for row in csv.DictReader(opened)] == Patients.row_names["patient"]

@@ -12,7 +12,6 @@ import yaml
 from scipy import stats
 
 from flsv.cli import main, repeat
-from flsv.errors import ConfigurationError
 from flsv.report import open_run
 from flsv.report.shares import basis_of
 
@@ -50,19 +49,16 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_means_of_runs_of_other_seeds_and_aggregators(
+def test_means_of_runs_of_other_seeds(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, turns = tmp_path / "out", ["FedAvg", "ShapFedWA"]
-    turns[1] = '{"class_path": "flsv.aggregation.ShapFedWA", "init_args": {"metric": "cssv"}}'
-    options = [x for turn in turns for x in ("--aggregator", turn)]
-    command = ["repeat", "3", "--config", str(config), "--out", str(out), *options]
+    out = tmp_path / "out"
+    command = ["repeat", "3", "--config", str(config), "--out", str(out)]
     assert main(command) == 0
     said = capsys.readouterr().out
     assert "Run 3 of 3: seed 2" in said
     assert "cssv, 3 runs" in said
     runs = [open_run(path) for path in sorted(out.rglob("contributions.csv"))]
-    assert [run.record["algorithm"]["aggregator"] for run in runs] == ["FedAvg", "ShapFedWA", "FedAvg"]
     assert [run.record["settings"]["federation_seed"] for run in runs] == [0, 1, 2]
     finals = [run.final("cssv") for run in runs]
     assert finals[0] != finals[2]  # another seed
@@ -113,19 +109,3 @@ def test_what_changed_between_two_calls_is_refused(tmp_path: Path, capsys: pytes
         assert said in capsys.readouterr().err
         assert (out / "repeat.csv").read_bytes() == before
         assert not (out / "seed_2").exists()
-
-
-def test_other_clients_are_refused(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = repeat._fit
-
-    def dealt_by_the_seed(arguments: Any, seed: int, *rest: Any) -> Any:
-        return real([*arguments, f"--data.splits.seed={seed}"], seed, *rest)
-
-    monkeypatch.setattr(repeat, "_fit", dealt_by_the_seed)
-    with pytest.raises(ConfigurationError, match="do not deal out the same samples"):
-        repeat.repeat(2, ["--config", str(config)], tmp_path)
-
-
-def test_one_run_has_no_spread(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="expected 2 or more runs"):
-        repeat.repeat(1, [], tmp_path)

@@ -60,27 +60,6 @@ def test_it_prints_a_table_and_writes_everything(folder: Path, capsys: Any) -> N
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_without_validation_data(folder: Path, capsys: Any) -> None:
-    assert value(scenario="fedbary_no_validation") == 0
-    assert "Valuation against the clients' barycenter" in capsys.readouterr().out
-    distances = [float(row["distance"]) for row in rows(folder)]
-    assert distances.index(max(distances)) == 4
-    assert max(distances) > 1.2 * max(distances[:4])
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_arguments(folder: Path, capsys: Any) -> None:
-    given = ["--validation", "false", "--pictures", "0", "--out", str(folder.parent / "there"), "--value.support", "20"]
-    given += ["--value.features", "flsv.features.PCA", "--value.features.components", "5", "--value.workers", "1"]
-    assert value(*given) == 0
-    assert "barycenter" in capsys.readouterr().out
-    assert len(rows(folder.parent / "there")) == 5
-    left = {path.name for path in (folder.parent / "there" / "clients").glob("*/*") if "events" not in path.name}
-    assert left == {"flagged.csv"}
-    assert not folder.exists()
-
-
-@pytest.mark.usefixtures("undrawn")
 def test_the_same_seed_gives_the_same_values(folder: Path) -> None:
     tables = []
     for seed in ("0", "0", "1"):
@@ -162,31 +141,8 @@ def test_it_is_against_what_was_asked_for(validation: bool, tmp_path: Path) -> N
     assert torch.equal(found.distances, expected.distances)
 
 
-def test_quiet_writes_and_says_nothing(folder: Path, capsys: Any) -> None:
-    assert value("--pictures", "0", "--quiet") == 0
-    assert capsys.readouterr().out == ""
-    assert (folder / "valuation.csv").is_file()
-
-
-def test_what_cannot_work_is_said(folder: Path, capsys: Any) -> None:
-    assert value("--value.support", "0") == 2
-    assert "flsv: error: FedBary(support=0): expected a whole number of at least 1" in capsys.readouterr().err
-    assert value("--value.features", "penultimate") == 2
-    assert "there is none before training" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        value("--value.suport", "3")
-    assert "suport" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("option", ["--trainer.max_epochs 1", "--trainer={}", "--federation.seed 2"])
 def test_what_has_no_meaning_here_is_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["value", *option.split()])
     assert "nothing is trained here" in capsys.readouterr().err
-
-
-def test_the_features_device(folder: Path, capsys: Any) -> None:
-    """The CPU is the default; what is not there is said before anything is worked out."""
-    assert value("--device", "nowhere") != 0
-    assert "device='nowhere': nothing can be put there" in capsys.readouterr().err
-    assert not folder.exists()

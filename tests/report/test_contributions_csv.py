@@ -8,7 +8,6 @@ import pytest
 from lightning.pytorch.loggers.logger import DummyLogger
 from toys import fit
 
-from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.report.run_table import CSV, Numbers, rows_of
 from flsv.round.result import Row
@@ -67,14 +66,6 @@ def test_a_file_of_an_earlier_run_is_kept_and_named(tmp_path: Path) -> None:
     assert path.read_bytes() == first
 
 
-def test_a_file_of_another_kind_is_kept_too(tmp_path: Path) -> None:
-    path = tmp_path / "c.csv"
-    path.write_text("a,b\n1,2\n")
-    with pytest.warns(UserWarning, match="c_1.csv"):
-        CSV(path, NAMES).begin(0)
-    assert (tmp_path / "c_1.csv").read_text() == "a,b\n1,2\n"
-
-
 def test_going_back_several_rounds_keeps_what_is_run_again(tmp_path: Path) -> None:
     path = tmp_path / "c.csv"
     before = written(path, 4).path.read_bytes()
@@ -95,16 +86,6 @@ def test_names_stand_beside_the_numbers(tmp_path: Path) -> None:
     assert found == [("St. Mary's, East", "Shirt"), ("Boston", ""), ("St. Mary's, East", "up")]
     kept = CSV(file.path, names).begin(1)
     assert [(row.metric, row.value) for row in kept] == [("cssv", 0.5), ("cssv", 0.25), ("cost", 4.0)]
-
-
-def test_a_file_with_other_columns_is_refused_and_left_alone(tmp_path: Path) -> None:
-    path = tmp_path / "c.csv"
-    path.write_text("round,metric,value\n0,cssv,0.5\n")
-    with pytest.raises(
-        ConfigurationError, match=r"has the columns 'round', 'metric', 'value': expected round, .*Move the file away"
-    ):
-        CSV(path, NAMES).begin(1)
-    assert path.read_text() == "round,metric,value\n0,cssv,0.5\n"
 
 
 class SharedFolderLogger(DummyLogger):

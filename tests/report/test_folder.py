@@ -15,7 +15,7 @@ from flsv.loop import FederatedLoop
 from flsv.metrics import InRunShapley
 from flsv.report.folder import FolderLock
 
-FILES = {"contributions.csv", "run.json", "clients"}
+FILES = {".lock", "contributions.csv", "run.json", "clients"}
 
 
 def run(folder: Path | str | None, **options: Any) -> None:
@@ -35,7 +35,7 @@ def test_nothing_is_left_in_a_working_folder_that_was_not_given(
     run(None)
     run(None)
     held.release()
-    assert not list(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
 @pytest.mark.parametrize("folder", [".", "given"])

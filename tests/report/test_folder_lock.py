@@ -6,14 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import pytest
 from lightning.pytorch.callbacks import Callback
-from toys import Plain, fit, toy_data, trainer_for
+from toys import fit
 
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
@@ -81,19 +80,3 @@ def test_the_folder_of_a_killed_run_is_free(tmp_path: Path) -> None:
     FolderLock(tmp_path).release()
     os.killpg(process.pid, signal.SIGKILL)  # its child
     process.stdout.close()
-    assert not list(tmp_path.iterdir())
-
-
-def test_who_is_about_to_let_go_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flsv.report.folder._PATIENCE", 60.0)  # a busy machine lets go late
-    held = FolderLock(tmp_path)
-    soon = threading.Timer(0.2, held.release)
-    soon.start()
-    FolderLock(tmp_path).release()
-    soon.join()
-
-
-def test_a_run_that_leaves_no_trace_needs_no_folder(tmp_path: Path) -> None:
-    held = FolderLock(tmp_path)
-    trainer_for(FederatedLoop(), tmp_path, fast_dev_run=True).fit(Plain(), toy_data())
-    held.release()

@@ -14,11 +14,9 @@ from flsv.csv_files import save_csv
 from flsv.models.imbalance import OWN_SCORES
 from flsv.report import write_report
 from flsv.report.run_table import CSV, Numbers, rows_of
-from flsv.report.text import NONE
 
 ROUNDS, CLASSES = 4, 3
 METRICS = ("cssv", "sv")
-DASH = "A dash is no value"
 
 
 def drawn(seed: int, who: list[int], total: float) -> dict[int, float]:
@@ -90,15 +88,12 @@ def a_run(folder: Path, clients: int, known: list[int], seed: int, total: float)
     scores = [f"{name}_{what}" for name in OWN_SCORES for what in ("alone", "received", "trained")]
     gains = [[i, "shared", *(own(i, score) for score in scores)] for i in range(clients)]
     save_csv(folder / "gains.csv", [["client", "tests", *scores], *gains])
-    valued = [(i, samples[i], 1 / x, x / sum(last.values()), names[i]) for i, x in sorted(last.items())]
-    save_csv(folder / "valuation.csv", [("client", "samples", "distance", "share", "client_name"), *valued])
     return folder, {client: last[client] for client in others}
 
 
 def pages(folder: Path, readers: list[int]) -> list[str]:
     """What these participants have between them, when they put their pages together."""
-    valued = folder if (folder / "valuation.csv").is_file() else None
-    return [write_report(folder, client, valuation=valued).read_text(encoding="utf-8") for client in readers]
+    return [write_report(folder, client).read_text(encoding="utf-8") for client in readers]
 
 
 @pytest.mark.slow
@@ -136,31 +131,3 @@ def test_from_five_on_a_mean_in_two_digits_is_told_once_and_at_the_end_of_the_ru
         assert "has not come to its end" in text
         assert "2.18" not in re.sub(r"<(path|use|text|g) [^>]*>", "", text)  # nor where a chart's ink is
         assert "of all training samples" not in text
-
-
-@pytest.mark.parametrize("clients", [3, 5])
-def test_the_page_says_what_it_tells_of_the_others(tmp_path: Path, clients: int) -> None:
-    folder, _ = a_run(tmp_path, clients, [0], 1, 1.0)
-    for text in pages(folder, [0]):
-        assert ("the run has 3 participants" in text) == (clients == 3)
-        assert "Where values are shares of a whole" in text
-        assert "spread of all" not in text
-        assert "your place" not in text
-
-
-def test_a_dash_is_explained_where_there_is_one_and_only_there(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "all")
-    assert DASH not in pages(folder, [1])[0].replace(NONE, "")
-    folder = make_run(tmp_path / "missing")
-    path = folder / "contributions.csv"
-    path.write_text(
-        "".join(line for line in path.read_text().splitlines(True) if line.split(",")[1:3] != ["cssv", "1"])
-    )
-    assert DASH in pages(folder, [1])[0]
-    assert DASH not in pages(folder, [2])[0]
-
-
-@pytest.mark.parametrize(("classes", "there"), [(1, False), (2, True), (3, True)])
-def test_two_classes_are_two_columns(tmp_path: Path, classes: int, there: bool) -> None:
-    folder = make_run(tmp_path, classes=classes)
-    assert ("Class by class" in pages(folder, [1])[0]) == there

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
 from made_runs import made_value, make_run
 from toys import fit
 
@@ -13,7 +12,7 @@ from flsv import ClientEvaluation, Reporting
 from flsv.aggregation import ShapFedWA
 from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CommunicationCost, CumulativeShapley
-from flsv.report.run_table import COLUMNS, Numbers, frame, rows_of, tidy
+from flsv.report.run_table import COLUMNS
 
 
 def test_read_run_is_tidy(tmp_path: Path) -> None:
@@ -45,12 +44,3 @@ def test_a_loops_frame_is_the_last_of_its_runs(tmp_path: Path) -> None:
     assert (both["value_now"] == both["value_run"]).all()
     assert {"cssv", "sv", "sv/stderr", "weight", "accuracy", "cost"} <= set(now["metric"])
     assert set(now.loc[(now["metric"] == "cost") & now["class"].notna(), "class"]) == {"up", "down"}
-
-
-def test_a_loop_without_a_round_has_an_empty_frame() -> None:
-    assert len(FederatedLoop(metrics={"cssv": ClassSpecificShapley()}).to_frame()) == 0
-
-
-def test_values_of_clients_never_seen_are_absent() -> None:
-    found = tidy(frame(rows_of(3, [Numbers("sv", torch.tensor([0.5, float("nan")]))], ["a", "b"])))
-    assert found[["client_name", "round"]].values.tolist() == [["a", 3]]

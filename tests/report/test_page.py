@@ -15,7 +15,6 @@ from page_text import text_of
 from flsv.errors import ConfigurationError
 from flsv.models.imbalance import OWN_SCORES
 from flsv.report import open_run, write_report
-from flsv.report.html import table
 from flsv.report.text import NONE, number
 
 NASTY = ("a|b <b>x</b>", "</title><script>alert(1)</script>", "[x](http://evil)", "`c` *d* & \\e")
@@ -109,7 +108,7 @@ OWN = 3
 
 
 def run_with_everything(folder: Path, others: tuple[int, ...] = (0, 1, 2, 4)) -> Path:
-    """Five clients, with gains and flagged samples. Client 3 is as it is; the others' go to ``others``."""
+    """Five clients, with gains. Client 3 is as it is; the others' go to ``others``."""
     place = dict(zip((0, 1, 2, 4), others)) | {OWN: OWN}
     names = [""] * 5
     for client, to in place.items():
@@ -128,10 +127,6 @@ def run_with_everything(folder: Path, others: tuple[int, ...] = (0, 1, 2, 4)) ->
     hashes = {str(place[i]): record["hashes"][str(i)] for i in place}
     record["hashes"] = {"server": "feedfacefeedface", **hashes}
     (folder / "run.json").write_text(json.dumps(record))
-    for client in (0, OWN):
-        own = folder / "clients" / NAMES[client]
-        own.mkdir(parents=True)
-        (own / "flagged.csv").write_text(f"index,label,score,why\n{9000 + client},class 1,0.5{client}7,far\n")
     with (folder / "gains.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         scores = [f"{name}_{w}" for name in OWN_SCORES for w in ("alone", "received", "trained")]
@@ -146,40 +141,23 @@ def run_with_everything(folder: Path, others: tuple[int, ...] = (0, 1, 2, 4)) ->
 def test_one_clients_page_has_its_own_values_and_means(tmp_path: Path) -> None:
     mean = sum(made_value(i, 0, 4) for i in range(5)) / 5
     text = texts(run_with_everything(tmp_path), client="Oslo")
-    own = ("Oslo", f"{made_value(OWN, 0, 4):.3f}", "9003", "121", "03" * 8, f"{mean:.2g}", "5 of 5", "57.5 %")
+    own = ("Oslo", f"{made_value(OWN, 0, 4):.3f}", "121", "03" * 8, f"{mean:.2g}", "5 of 5", "57.5 %")
     assert not [each for each in own if each not in text]
-
-
-def test_one_clients_page_has_no_settings_nor_the_servers_hash(tmp_path: Path) -> None:
-    """From the seed the others' parts of the data follow, and settings name clients."""
-    text = html_of(run_with_everything(tmp_path), client=OWN)
-    assert not [each for each in ("77123", "SignFlip", "feedface", "9000", *NAMES[:3]) if each in text]
+    # From the seed the others' parts of the data follow, settings name clients, and columns may be other clients.
+    assert not [each for each in ("77123", "SignFlip", "feedface", *NAMES[:3]) if each in text]
+    record = tmp_path / "run.json"
+    record.write_text(record.read_text().replace('"per_class": true', '"per_class": false'))
+    assert "Class by class" in text
+    assert "Class by class" not in texts(tmp_path, client="Oslo")
 
 
 def test_one_clients_page_does_not_depend_on_which_of_the_others_is_who(tmp_path: Path) -> None:
-    """Whatever the others are called, and whoever of them has which value, samples, gain or flag: it is the same page,
+    """Whatever the others are called, and whoever of them has which value, samples or gain: it is the same page,
     to the byte. So there is nothing on it but functions of all of them together."""
     first = html_of(run_with_everything(tmp_path / "a"), client=OWN)
     second = html_of(run_with_everything(tmp_path / "b", others=(2, 4, 0, 1)), client=OWN)
     assert first == second
     assert texts(tmp_path / "a") != texts(tmp_path / "b")
-
-
-def test_columns_that_are_clients_are_not_on_one_clients_page(tmp_path: Path) -> None:
-    folder = make_run(tmp_path)
-    record = (folder / "run.json").read_text().replace('"per_class": true', '"per_class": false')
-    (folder / "run.json").write_text(record)
-    assert "Class by class" not in texts(folder, client=1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("clients", "classes"), [(30, 100), (200, 3), (3, 1), (2, 12)])
-def test_any_size_is_drawn(tmp_path: Path, clients: int, classes: int) -> None:
-    html = html_of(make_run(tmp_path, clients=clients, classes=classes, rounds=3))
-    Parser(html)
-    assert len(html) < 1_000_000
-    if clients > 30:
-        assert "The first 10 and the last 10 of 200 clients" in html
 
 
 def test_a_killed_run(tmp_path: Path) -> None:
@@ -209,25 +187,6 @@ def test_which_file_and_which_client(tmp_path: Path) -> None:
         write_report(folder, out=tmp_path / "page.md")
 
 
-def test_a_valuation_is_added(tmp_path: Path) -> None:
-    folder, other = make_run(tmp_path / "run"), tmp_path / "value"
-    other.mkdir()
-    with pytest.raises(ConfigurationError, match=r"no valuation\.csv"):
-        write_report(folder, valuation=other)
-    lines = ["client,samples,distance,client_name", *(f"{i},{100 + i},{0.5 + i},x" for i in range(4))]
-    (other / "valuation.csv").write_text("\n".join(lines) + "\n")
-    text = texts(folder, valuation=other)
-    assert "Value of the data before training" in text
-    assert "3.5" in text
-    text = texts(folder, valuation=other, client="Graz")
-    assert "Value of your data" in text
-    assert "2.5" in text
-    assert "| 0.5 |" not in text
-    (other / "valuation.csv").write_text("\n".join(lines[:-1]) + "\n")
-    with pytest.raises(ConfigurationError, match="of 3 clients and the run of 4"):
-        write_report(folder, valuation=other)
-
-
 def test_who_was_named_and_who_copies_is_told(tmp_path: Path) -> None:
     folder = make_run(tmp_path, clients=5)
     kept = [x for x in (folder / "contributions.csv").read_text().splitlines() if x.split(",")[2] != "1"]
@@ -244,8 +203,3 @@ def test_who_was_named_and_who_copies_is_told(tmp_path: Path) -> None:
     assert "In 1 of the 2 rounds" in own
     assert "Your updates and another participant's were found to be the same" in own
     assert not any(name in own for name in ("Lyon", "Oslo"))
-
-
-def test_tables_of_three_columns_become_cards_on_a_narrow_screen() -> None:
-    heads = (["a", "b", "c"], ["a", "b"], ["", "", ""])
-    assert ['class="cards"' in table(head, []) for head in heads] == [True, False, False]

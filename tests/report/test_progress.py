@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
 from toys import Plain, fit, network, toy_data
 
@@ -15,7 +13,6 @@ from flsv import Reporting, counting
 from flsv.loop import FederatedLoop
 from flsv.metrics import CumulativeShapley, PartialFederatedShapley
 from flsv.report import progress
-from flsv.valuation import FedBary, clients_of
 
 
 class Told:
@@ -56,21 +53,6 @@ def test_every_coalition_is_counted_once(tmp_path: Path, told: Told) -> None:
     assert told.hidden == 1
 
 
-def test_a_sampled_estimators_budget_is_what_there_is(tmp_path: Path, told: Told) -> None:
-    run(federation(estimator="permutation", estimator_args={"budget": 40}), tmp_path, 8)
-    assert {total for _, _, total in told.counts} == {40}
-    assert [done for _, done, _ in told.counts] == sorted(done for _, done, _ in told.counts)
-    assert 30 < told.counts[-1][1] <= 40
-
-
-def test_clients_are_counted_while_they_are_valued(told: Told) -> None:
-    draw = torch.Generator().manual_seed(0)
-    clients = clients_of([(torch.randn(40, 3, generator=draw), torch.arange(40) % 2) for _ in range(3)])
-    FedBary().value(clients, None, draw)
-    assert told.counts == [("clients", done, 3) for done in range(4)]
-    assert told.hidden == 1
-
-
 def test_an_error_takes_the_line_away(tmp_path: Path, told: Told) -> None:
     class Wrong(PartialFederatedShapley):
         def update(self, client_ids: Any, utility: Any, generator: Any = None) -> None:
@@ -97,19 +79,3 @@ def test_trainers_bars_show_it_and_let_go(make_bar: type, tmp_path: Path, monkey
     run(federation(), tmp_path, 3, enable_progress_bar=True, callbacks=[make_bar()])
     assert drawn == [*(f"{done}/8" for done in range(9)), None]
     assert not counting._listeners
-
-
-def test_what_takes_a_moment_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "PATIENCE", 60.0)
-    monkeypatch.setattr(progress.Terminal, "_draw", lambda _: pytest.fail("it was drawn"))
-    run(federation(), tmp_path, 3, enable_progress_bar=True, callbacks=[TQDMProgressBar()])
-
-
-def test_several_threads_count_right(told: Told) -> None:
-    counting.expect("things", 400)
-    threads = [threading.Thread(target=lambda: [counting.advance() for _ in range(100)]) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert told.counts[-1] == ("things", 400, 400)

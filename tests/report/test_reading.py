@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
@@ -42,40 +41,45 @@ def test_what_is_no_run_is_said(tmp_path: Path) -> None:
     make_run(tmp_path / "logs" / "version_0")
     with pytest.raises(ConfigurationError, match=r"runs below it.*version_0"):
         open_run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "said"),
+    [
+        ("contributions.csv", "a,b\n1,2\n", "has the columns .a., .b.: expected round"),
+        ("run.json", "{", "is no record of a run"),
+        ("run.json", "[]", "is no record of a run"),
+        ("run.json", '{"version": 2}', "is of version 2, and this flsv reads version 3"),
+    ],
+)
+def test_files_of_another_kind_are_refused(tmp_path: Path, file: str, text: str, said: str) -> None:
     make_run(tmp_path)
-    (tmp_path / "contributions.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(ConfigurationError, match="has the columns .a., .b.: expected round"):
-        open_run(tmp_path)
-    make_run(tmp_path)
-    with (tmp_path / "contributions.csv").open("a") as file:
-        file.write("4,cssv,zero,,1,Boston,,,\n")
-    with pytest.raises(ConfigurationError, match="client is 'zero'"):
+    (tmp_path / file).write_text(text)
+    with pytest.raises(ConfigurationError, match=said):
         open_run(tmp_path)
 
 
-def test_a_record_that_is_broken_or_of_another_run_or_version_is_said(tmp_path: Path) -> None:
-    folder = make_run(tmp_path)
-    record = json.loads((folder / "run.json").read_text())
-    for text in ("{", "[]", "{}", "3"):
-        (folder / "run.json").write_text(text)
-        with pytest.raises(ConfigurationError, match="is no record of a run"):
-            open_run(folder)
-    (folder / "run.json").unlink()
-    with pytest.raises(ConfigurationError, match="there is no .*run.json"):
-        open_run(folder)
-    (folder / "run.json").write_text(json.dumps({**record, "version": 2}))
-    with pytest.raises(ConfigurationError, match="is of version 2, and this flsv reads version 3"):
-        open_run(folder)
-    for name in ("clients", "metrics", "events", "hashes"):
-        (folder / "run.json").write_text(json.dumps({key: value for key, value in record.items() if key != name}))
-        with pytest.raises(ConfigurationError, match=f"it lacks {name}"):
-            open_run(folder)
-    short = {name: record[name][:1] for name in ("clients", "samples", "class_counts")}
-    hashes = {"server": "feed", "0": "00"}
-    (folder / "run.json").write_text(json.dumps({**record, **short, "hashes": hashes}))
-    with pytest.raises(ConfigurationError, match="line 8: client is 1, expected 0 to 0"):
-        open_run(folder)
-    one_class = {"classes": record["classes"][:1], "class_counts": [row[:1] for row in record["class_counts"]]}
-    (folder / "run.json").write_text(json.dumps({**record, **one_class}))
-    with pytest.raises(ConfigurationError, match="a class '1'"):
-        open_run(folder)
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b"3,cssv,-1,,0.5,,,,", "client is '-1', expected a whole number"),
+        (b"2,cssv/stderr,1,,nan,,,,", "value is 'nan', expected a number"),
+        (b"2,cssv/stderr,1,,0.5", "5 cells, expected 9"),
+        (b'2,cssv/stderr,1,"",0.5,,,,"', "unexpected end of data; expected cells"),
+        (b"2,w\xffight,1,,0.5,,,,", ".* expected text in UTF-8"),
+    ],
+)
+def test_what_no_run_writes_is_said_with_its_line(tmp_path: Path, line: bytes, words: str) -> None:
+    path = make_run(tmp_path) / "contributions.csv"
+    number = len(path.read_bytes().splitlines()) + 1
+    path.write_bytes(path.read_bytes() + line + b"\n")
+    with pytest.raises(ConfigurationError, match=rf"contributions.csv, line {number}: {words}"):
+        open_run(tmp_path)
+
+
+def test_wherever_a_file_was_cut_its_whole_lines_are_read(tmp_path: Path) -> None:
+    path = make_run(tmp_path, clients=2, classes=1, rounds=1, names=("Málaga", "=1+1")) / "contributions.csv"
+    whole, table = path.read_bytes(), open_run(tmp_path).table
+    for end in range(whole.index(b"\n") + 1, len(whole)):
+        path.write_bytes(whole[:end])
+        assert open_run(tmp_path).table.equals(table[: whole[:end].count(b"\n") - 1])

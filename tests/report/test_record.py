@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-import pytest
-from lightning.pytorch.callbacks import ModelCheckpoint
-from toys import fit, toy_data, trainer_for
+from toys import fit, toy_data
 
 from flsv import Reporting
 from flsv.aggregation import ShapFedWA
@@ -67,35 +65,6 @@ def test_it_is_there_in_the_first_round_and_not_ended(tmp_path: Path) -> None:
     assert open_run(tmp_path).ended is True
 
 
-def test_a_resumed_run_in_a_folder_of_its_own_has_one(tmp_path: Path) -> None:
-    keep = ModelCheckpoint(tmp_path, filename="last", enable_version_counter=False)
-    fit(loop(), tmp_path / "first", rounds=1, callbacks=[keep], enable_checkpointing=True)
-    fit(loop(), tmp_path / "second", rounds=2, ckpt_path=tmp_path / "last.ckpt")
-    first, second = read(tmp_path / "first"), read(tmp_path / "second")
-    assert (first["first_round"], second["first_round"]) == (0, 1)
-    assert first["hashes"] == second["hashes"]
-    assert open_run(tmp_path / "second").rounds == 2
-
-
-def test_a_run_that_leaves_no_trace_has_none(tmp_path: Path) -> None:
-    from toys import Plain
-
-    trainer_for(loop(), tmp_path, fast_dev_run=True).fit(Plain(), toy_data())
-    assert not list(tmp_path.rglob("run.json"))
-
-
 def test_what_is_no_number_and_no_text_can_be_written(tmp_path: Path) -> None:
     write_record(tmp_path, {"a": float("nan"), "b": (1, float("inf")), "c": {2: Path}, "d": None})
     assert read(tmp_path) == {"a": None, "b": [1, None], "c": {"2": repr(Path)}, "d": None}
-
-
-def test_a_disk_that_is_full_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_record(tmp_path, {"a": 1})
-
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.replace", full)
-    with pytest.raises(OSError, match=r"run\.json"):
-        write_record(tmp_path, {"a": 2})
-    assert read(tmp_path) == {"a": 1}

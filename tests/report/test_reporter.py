@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import csv
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from toys import Plain, fit, network, toy_data
+from toys import Plain, fit, toy_data
 
 from flsv import ClientEvaluation, Reporting
 from flsv.aggregation import ShapFedWA
 from flsv.data import FederatedDataModule
 from flsv.loop import FederatedLoop
-from flsv.metrics import ClassSpecificShapley, CommunicationCost, CumulativeShapley, DomainRelevance
+from flsv.metrics import ClassSpecificShapley, CommunicationCost, DomainRelevance
 from flsv.personalization import PFedSV
 from flsv.sampling import UniformSampler
 
@@ -31,28 +30,6 @@ def events(folder: Path) -> EventAccumulator:
     accumulator = EventAccumulator(str(folder), size_guidance={"images": 0, "scalars": 0})
     accumulator.Reload()
     return accumulator
-
-
-def test_tensorboard(tmp_path: Path) -> None:
-    federation = loop(reporting=Reporting(figures=2), evaluation=ClientEvaluation(every=1))
-    fit(federation, tmp_path, rounds=5, logger=TensorBoardLogger(tmp_path, name="", version="run"))
-    seen = events(tmp_path / "run")
-    final = federation.metrics["cssv"].compute()
-    gamma = federation.metrics["cssv"].per_client(final)
-    for i in range(3):
-        own = events(tmp_path / "run" / f"client {i}")
-        last = {tag: own.Scalars(tag)[-1].value for tag in own.Tags()["scalars"]}
-        assert last["Contributions/cssv"] == pytest.approx(gamma[i].item())
-        assert last["cssv/class_2"] == pytest.approx(final[i, 2].item())
-        for tag in ("Contributions/cssv", "cssv/class_1", "weight", "train_loss", "client_accuracy"):
-            assert [event.step for event in own.Scalars(tag)] == list(range(5)), tag  # the round is the x-axis
-    for tag in ("client_accuracy/mean", "val_acc"):
-        assert [event.step for event in seen.Scalars(tag)] == list(range(5)), tag
-    assert [image.step for image in seen.Images("Contributions/cssv")] == [1, 3, 4]
-    assert [image.step for image in seen.Images("data/partition")] == [0]
-    hparams = (tmp_path / "run" / "hparams.yaml").read_text()
-    assert "aggregator: ShapFedWA()" in hparams
-    assert "data/partitioner: SizePartitioner" in hparams
 
 
 def test_per_class_curves_and_figures_can_be_left_out(tmp_path: Path) -> None:
@@ -93,54 +70,6 @@ def test_csv_is_tidy_and_complete(tmp_path: Path) -> None:
     assert len(keys) == len(set(keys))
 
 
-@pytest.mark.slow
-def test_a_value_is_written_when_it_changes(tmp_path: Path) -> None:
-    """What is in the file, carried over from round to round, is what the metrics said after every round."""
-    said, cohorts = [], []
-
-    class Remember(Callback):
-        def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
-            values = {("cssv", j): federation.contributions["cssv"].by_class[:, j].tolist() for j in range(3)}
-            values["sv", ""] = federation.contributions["sv"].tolist()
-            values["sv/stderr", ""] = federation.metrics["sv"].diagnostics()["stderr"].tolist()
-            said.append({(m, i, c): v for (m, c), row in values.items() for i, v in enumerate(row) if v == v})
-            cohorts.append({i for i, weight in enumerate(federation.weights.tolist()) if weight == weight})
-
-    metrics = {"cssv": ClassSpecificShapley(), "sv": CumulativeShapley()}
-    federation = FederatedLoop(metrics=metrics, sampler=UniformSampler(3), seed=1)
-    logger = TensorBoardLogger(tmp_path, name="", version="run")
-    data = toy_data((1,) * 9, server_val=0.3, batch_size=4, client_test=0)
-    module = Plain(network(batch_norm=False))
-    fit(federation, tmp_path, module, data, rounds=6, logger=logger, callbacks=[Remember()])
-    with (tmp_path / "run" / "contributions.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    carried: dict[Any, float] = {}
-    for index in range(6):
-        new = [row for row in rows if row["round"] == str(index)]
-        assert {int(row["client"]) for row in new} == cohorts[index]
-        for row in new:
-            column = int(row["class"]) if row["class"] else ""
-            carried[row["metric"], int(row["client"]), column] = float(row["value"])
-        assert {key: carried[key] for key in said[index]} == said[index]
-    for i in range(9):
-        rounds = [event.step for event in events(tmp_path / "run" / f"client {i}").Scalars("Contributions/cssv")]
-        assert rounds == [index for index in range(6) if i in cohorts[index]]
-
-
-def test_a_resumed_run_whose_file_is_gone_writes_everything_once(tmp_path: Path) -> None:
-    make = partial(loop, sampler=UniformSampler(2), reporting=Reporting(figures=0))
-    checkpoint = ModelCheckpoint(tmp_path, filename="last", enable_version_counter=False)
-    fit(make(), tmp_path / "first", rounds=3, callbacks=[checkpoint], enable_checkpointing=True)
-    (tmp_path / "first" / "contributions.csv").unlink()
-    resumed = make()
-    with pytest.warns(UserWarning, match="is gone"):
-        fit(resumed, tmp_path / "second", rounds=4, ckpt_path=tmp_path / "last.ckpt")
-    with (tmp_path / "second" / "contributions.csv").open() as file:
-        clients = {int(row["client"]) for row in csv.DictReader(file) if row["metric"] == "cssv"}
-    assert clients == set((~resumed.contributions["cssv"].by_class.isnan().any(1)).nonzero().flatten().tolist())
-    assert len(clients) == 3
-
-
 def test_other_loggers_are_told_who_is_who(tmp_path: Path) -> None:
     class Hospitals(FederatedDataModule):
         client_names = ("Boston", "Lyon", "2")
@@ -170,7 +99,7 @@ def test_the_table_names_every_client(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_the_progress_bar_shows_round_client_and_validation(tmp_path: Path) -> None:
-    from lightning.pytorch.callbacks import Callback, TQDMProgressBar
+    from lightning.pytorch.callbacks import TQDMProgressBar
 
     shown = []
 

@@ -60,7 +60,7 @@ def test_what_is_written_is_read_back_to_the_bit(tmp_path: Path) -> None:
     table = rows_of(2, [Numbers("sv", values, {"0": "Shirt", "1": "Dress"})], NAMES)
     path = tmp_path / "contributions.csv"
     path.write_bytes((",".join(SCHEMA) + "\n").encode() + csv_lines(table))
-    again = read_table(path, NAMES)
+    again = read_table(path)
     assert csv_lines(again.itertuples(index=False)) == csv_lines(table)
     read = np.array([last(again, "sv", 3, column) for column in columns_in(again, "sv")]).T
     assert torch.equal(torch.tensor(read), values)

@@ -18,7 +18,7 @@ from flsv.aggregation import ShapFedWA
 from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley
 from flsv.report.run_table import Numbers, frame, rows_of
-from flsv.report.terminal import chosen, class_columns, client_columns, print_table, width
+from flsv.report.terminal import chosen, client_columns, print_table
 
 
 def printed(columns_wide: int, names: list[str], columns: dict[str, list[str]], **options: Any) -> str:
@@ -53,15 +53,6 @@ def test_every_cell_is_whole_at_any_width(wide: int) -> None:
     assert all(text.count(name) == parts for name in names)  # every part says whose rows they are
 
 
-@pytest.mark.parametrize("wide", [60, 80, 200])
-def test_ten_classes_are_whole_too(wide: int) -> None:
-    values = Numbers("cssv", torch.linspace(-1, 1, 50).reshape(5, 10), {str(j): str(j) for j in range(10)})
-    text = printed(wide, list("01234"), class_columns(frame(rows_of(0, [values], list("01234"))), "cssv", 5))
-    for cell in ("-1.0", "1.0", "-0.6", "0.1"):
-        assert cell in text
-    assert "\N{HORIZONTAL ELLIPSIS}" not in text
-
-
 def test_of_many_clients_the_highest_and_the_lowest_ten() -> None:
     values = torch.arange(100.0).roll(13)
     values[40] = float("nan")
@@ -75,13 +66,6 @@ def test_of_many_clients_the_highest_and_the_lowest_ten() -> None:
     assert len(lines) == 1
     assert chosen(values[:20], 20) == list(range(20))
     assert chosen(None, 50) == [*range(10), *range(40, 50)]
-
-
-def test_a_pipe_has_no_width(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)
-    assert width() is None
-    monkeypatch.setenv("COLUMNS", "60")
-    assert width() == 60
 
 
 def loop(**options: Any) -> FederatedLoop:

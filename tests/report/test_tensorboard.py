@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import re
-import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +14,6 @@ import pytest
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from matplotlib.figure import Figure
-from resume_run import run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.plugins.hparams.metrics import run_tag_from_session_and_metric
@@ -29,10 +25,8 @@ from flsv.aggregation import ShapFedWA
 from flsv.data import FederatedDataModule
 from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CommunicationCost, CumulativeShapley
-from flsv.models.imbalance import OWN_SCORES
-from flsv.report.measured import points_of
 from flsv.report.run_table import Numbers, rows_of
-from flsv.report.tensorboard import TensorBoard, text_table
+from flsv.report.tensorboard import TensorBoard
 from flsv.round.result import RoundResult
 
 NAMES = ("Boston", "St. Mary's/East", "2")
@@ -169,13 +163,6 @@ def result(index: int, numbers: Sequence[Numbers], names: Sequence[str], **share
     return RoundResult(index, False, {}, torch.ones(len(names)), {}, {}, {}, table=rows, changes=rows, shared=shared)
 
 
-def test_above_500_curves_per_class_there_are_none() -> None:
-    names = [str(i) for i in range(40)]
-    for classes, wanted in ((12, 480), (13, 0)):
-        values = Numbers("cssv", torch.rand(40, classes), {str(j): str(j) for j in range(classes)})
-        assert len(list(points_of(result(0, [values], names), ["cssv"], 40, None))) == wanted
-
-
 def test_the_table_of_runs(fitted: tuple[FederatedLoop, Path]) -> None:
     loop, folder = fitted
     contents = {}
@@ -219,39 +206,6 @@ def test_texts(fitted: tuple[FederatedLoop, Path]) -> None:
     assert [line.split(" | ")[0] for line in table[2:]] == ["| Boston", "| St. Mary's/East", "| client 2"]
     assert "\\[" in table[3]
     assert seen.Tensors("contributions/text_summary")[-1].step == 3
-
-
-def test_markup_in_names_stays_text() -> None:
-    shown = text_table({"client": ["a|b", "<script>"], "*sv*": ["0.5", ""]})
-    assert shown.splitlines() == ["| client | \\*sv\\* |", "| --- | --- |", "| a\\|b | 0.5 |", "| &lt;script&gt; |  |"]
-
-
-@pytest.mark.slow
-def test_a_killed_run_goes_on_without_doubles_and_gaps(tmp_path: Path) -> None:
-    """Killed with SIGKILL within round 3: the same folders, every round once, with the numbers that the CSV
-    has."""
-    script = Path(__file__).parents[1] / "resume_run.py"
-    killed = subprocess.run([sys.executable, script, tmp_path / "parts", "--die", "3", "1"], capture_output=True)
-    assert killed.returncode == -9, killed.stderr
-    folder = tmp_path / "parts" / "log"
-    assert scalars(folder)["client 0"]["Contributions/cssv"]
-    run(tmp_path / "parts", ckpt_path=tmp_path / "parts/checkpoints/last.ckpt")
-    found = scalars(folder)
-    assert len(list((folder / "client 0").glob("events*"))) == 2
-    with (folder / "contributions.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    wanted = defaultdict(list)
-    for row in rows:
-        tag = f"client_{row['metric']}" if row["metric"] in OWN_SCORES else row["metric"]
-        tag += f"/class_{row['class']}" if row["class"] else ""
-        tag = f"Contributions/{tag}" if tag == "cssv" else tag
-        wanted[row["client"], tag].append((int(row["round"]), pytest.approx(float(row["value"]), rel=1e-6)))
-    assert {int(row["round"]) for row in rows} == set(range(5))
-    for (client, tag), curve in wanted.items():
-        assert found[f"client {client}"][tag] == curve, (client, tag)
-    for tag in ("val_acc", "client_accuracy/mean"):
-        steps = [step for step, _ in found["."][tag]]
-        assert steps == ([1, 3, 4] if "/" in tag else list(range(5))), tag
 
 
 def test_a_round_that_was_written_and_lost_is_there_once(tmp_path: Path) -> None:
