@@ -7,13 +7,10 @@ import itertools
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pandas import DataFrame
 
-from flsv.cli.compare import Outcome, write_csv, write_gains
-from flsv.cli.own_models import MEASURES
 from flsv.csv_files import csv_text, read_csv, save_table
 from flsv.report.run_table import CSV, Numbers, read_table, rows_of
 
@@ -48,18 +45,13 @@ def test_any_text_comes_back_on_one_line_and_is_no_formula(
 
 
 def test_no_file_of_a_run_holds_a_name_as_a_formula(tmp_path: Path) -> None:
-    values = torch.linspace(-1, 1, len(NAMES)).double()
     file = CSV(tmp_path / "contributions.csv", NAMES)
     file.begin(0)
     file.append(rows_of(0, [Numbers("=sv", [[-0.5]] * len(NAMES), {"0": "=class"})], NAMES))
     save_table(tmp_path / "retrained.csv", DataFrame({"client_name": NAMES, "value": -0.5}))
-    scores = {models: dict.fromkeys(MEASURES, values) for models in ("received", "trained")}
-    outcome = Outcome("=algorithm", scores, 1.0, 3, "shared", None, NAMES)
-    write_csv(tmp_path / "compare.csv", [outcome])
-    write_gains(tmp_path / "gains.csv", outcome, outcome)
     for path in tmp_path.glob("*.csv"):
         assert not any(map(runs, cells(path))), path
         named = [row["client_name"] for _, row in read_csv(path, {}) if "client_name" in row]
-        assert named == list(NAMES) or path.name == "compare.csv"
+        assert named == list(NAMES)
     found = read_table(tmp_path / "contributions.csv")[["metric", "client_name", "class_name", "value"]]
     assert found.values.tolist() == [["=sv", name, "=class", -0.5] for name in NAMES]

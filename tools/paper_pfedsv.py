@@ -68,7 +68,7 @@ def measured(cell: Cell, root: str) -> Measured:
         outcome = run(cell.row, cli.trainer, cli.model, cli.datamodule, "own")
     everybody, truth = cli.datamodule.num_clients, relevant(cell, cli.datamodule)
     found: Measured = {
-        models: [100 * float(value) for value in outcome.scores[models]["accuracy"]]
+        models: [100 * float(value) for value in outcome.scores("accuracy", models)]
         for models in ("received", "trained")
     }
     if len(loop.trained) == everybody:

@@ -20,21 +20,22 @@ from pathlib import Path
 from typing import get_args
 
 import lightning as L
+import pandas
 from pandas import DataFrame
 
 from flsv.charts import client_labels
 from flsv.cli.command import NO_BARS, command_parser, printer, shown
 from flsv.cli.configs import find_config
-from flsv.cli.own_models import COLUMNS, MEASURES, Models, Outcome, OwnModels, Tests
+from flsv.cli.own_models import COLUMNS, MEASURES, Outcome, OwnModels, Tests
 from flsv.cli.parser import FederatedCLI, loop_of, make_cli
-from flsv.csv_files import NAN, save_csv
+from flsv.csv_files import NAN, save_table
 from flsv.data import FederatedDataModule
 from flsv.data.contents import loader_hash
 from flsv.errors import ConfigurationError
 from flsv.kept import Kept
 from flsv.loop import FederatedLoop
 from flsv.personalization import Standalone
-from flsv.report.folder import FolderLock, run_folder
+from flsv.report.folder import FolderLock
 from flsv.report.terminal import chosen, print_table
 from flsv.server.config import ClientEvaluation
 
@@ -57,8 +58,11 @@ def run(
     seconds = time.perf_counter() - start - own.seconds
     if not own.scores:
         raise RuntimeError(f"{name}: the run was stopped before its last round.")
-    folder = run_folder(trainer)
-    return Outcome(name, own.scores, seconds, loop.coalitions, tests, folder, data.client_names)
+    parts = {models: DataFrame({m: each.tolist() for m, each in of.items()}) for models, of in own.scores.items()}
+    table = pandas.concat(parts, names=["models", "client"]).reset_index()
+    table = table.assign(client=table["client"].mask(table["models"] == "global", ""))
+    table = table.assign(seconds=seconds, evaluations=loop.coalitions)
+    return Outcome(name, table[[*COLUMNS]], tests, data.client_names)
 
 
 def compare(
@@ -104,10 +108,10 @@ def compare(
         kept = Kept(out / name / KEPT, COLUMNS, {**identity.flat(), **beside}, anew=True)
         say(f"Run {len(outcomes) + 1} of {len(names)}: {name}{', done before' if kept.rows else ''}")
         if kept.rows:
-            outcome = Outcome.of(kept.rows, name=name, tests=tests, names=cli.datamodule.client_names)
+            outcome = Outcome(name, DataFrame(kept.rows), tests, cli.datamodule.client_names)
         else:
             outcome = run(name, cli.trainer, cli.model, cli.datamodule, tests)
-            kept.add(outcome.rows())
+            kept.add(outcome.table.itertuples(index=False, name=None))
         outcomes.append(outcome)
     return outcomes
 
@@ -154,35 +158,17 @@ def table(outcomes: Sequence[Outcome], measure: str) -> DataFrame:
     alone = outcomes[0]
     columns = {}
     for outcome in outcomes:
-        values = 100 * outcome.scores["received"][measure]
+        values = 100 * outcome.scores(measure)
         gains = 100 * outcome.gains(alone, measure)
-        overall = f"{100 * outcome.scores['global'][measure].item():.1f}"
+        overall = f"{100 * outcome.scores(measure, 'global').item():.1f}"
         fairness = outcome.fairness(alone, measure)
         cells = [f"{value:.1f} ({gain:+.1f})" for value, gain in zip(values.tolist(), gains.tolist())]
         if outcome is alone:
             cells, overall, fairness = [f"{value:.1f}" for value in values.tolist()], "-", NAN
         correlation = "-" if fairness != fairness else f"{fairness:.2f}"
-        cost = [f"{outcome.seconds:.1f}", str(outcome.evaluations)]
+        cost = [f"{outcome.table['seconds'][0]:.1f}", str(outcome.table["evaluations"][0])]
         columns[outcome.name] = [*cells, f"{values.mean():.1f}", correlation, overall, *cost]
     return DataFrame(columns, index=[*client_labels(len(alone.names), alone.names), *OVERALL])
-
-
-def write_gains(path: Path, outcome: Outcome, alone: Outcome) -> None:
-    """``gains.csv`` of one run, for its report: what each client has alone, and what it received and trained."""
-    columns: dict[str, list[float]] = {}
-    for measure in MEASURES:
-        columns[f"{measure}_alone"] = alone.scores["received"][measure].tolist()
-        columns |= {f"{measure}_{models}": outcome.scores[models][measure].tolist() for models in get_args(Models)}
-    rows = [
-        [client, outcome.names[client], outcome.tests, *values] for client, values in enumerate(zip(*columns.values()))
-    ]
-    save_csv(path, [["client", "client_name", "tests", *columns], *rows])
-
-
-def write_csv(path: Path, outcomes: Sequence[Outcome]) -> None:
-    """One row per algorithm, kind of model and client; the global model is nobody's."""
-    rows = [[outcome.name, *row[:-1]] for outcome in outcomes for row in outcome.rows()]
-    save_csv(path, [["algorithm", *[*COLUMNS][:-1]], *rows])
 
 
 def _show(outcomes: Sequence[Outcome]) -> None:
@@ -224,14 +210,9 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         rest += NO_BARS
     with FolderLock(options.out):
         outcomes = compare(options.config, options.base, rest, options.out, options.tests, printer(quiet))
-        write_csv(options.out / "compare.csv", outcomes)
-        for outcome in outcomes[1:]:
-            if outcome.folder is not None and outcome.folder.is_dir():
-                write_gains(outcome.folder / "gains.csv", outcome, outcomes[0])
+        tables = pandas.concat({outcome.name: outcome.table for outcome in outcomes}, names=["algorithm"])
+        save_table(options.out / "compare.csv", tables.reset_index("algorithm"))
     if not quiet:
         _show(outcomes)
         print(f"Table:  {shown(options.out / 'compare.csv')}")
         print(f"Charts: tensorboard --logdir {shown(options.out)}")
-        example = next((outcome.folder for outcome in outcomes[1:] if outcome.folder is not None), None)
-        if example is not None:
-            print(f"Report of a run, with what each client gained: flsv report {shown(example)}")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import lightning as L
 import torch
+from pandas import DataFrame
 from torch import Tensor
 
 from flsv._lightning.evaluation import on_device
@@ -29,10 +29,10 @@ MEASURES = OWN_SCORES
 COLUMNS: Mapping[str, Cell] = {
     **{"models": str, "client": str},
     **dict.fromkeys(MEASURES, number_or_nan),
-    **{"seconds": number, "evaluations": whole, "folder": str},
+    **{"seconds": number, "evaluations": whole},
 }
 Tests = Literal["shared", "own"]
-Models = Literal["received", "trained"]
+Models = Literal["received", "trained", "global"]
 
 
 class OwnModels(L.Callback):
@@ -138,48 +138,26 @@ class Outcome:
 
     Args:
         name: of the algorithm.
-        scores: as :attr:`OwnModels.scores`.
-        seconds: of the whole fit, without the evaluation of the models.
-        evaluations: coalitions that were evaluated for the algorithm's metrics; one that two of them asked for is one.
+        table: a row per kind of model (as :attr:`OwnModels.scores`) and client, by :data:`COLUMNS`; the global model is
+            nobody's. ``seconds`` are of the whole fit, without the evaluation of the models, ``evaluations`` the
+            coalitions that were evaluated for the algorithm's metrics; one that two of them asked for is one.
         tests: what the models were tested on, see :class:`OwnModels`.
-        folder: of the run; None where there is none.
         names: of the clients.
     """
 
     name: str
-    scores: Mapping[str, Mapping[str, Tensor]]
-    seconds: float
-    evaluations: int
+    table: DataFrame
     tests: Tests = "shared"
-    folder: Path | None = None
     names: tuple[str, ...] = ()
+
+    def scores(self, measure: str, models: Models = "received") -> Tensor:
+        """``[n]``, of the global model ``[1]``."""
+        return torch.tensor(self.table.loc[self.table["models"] == models, measure].tolist(), dtype=torch.float64)
 
     def gains(self, alone: Outcome, measure: str) -> Tensor:
         """``[n]``: the score of what each client received last, minus what it has alone."""
-        return self.scores["received"][measure] - alone.scores["received"][measure]
+        return self.scores(measure) - alone.scores(measure)
 
     def fairness(self, alone: Outcome, measure: str) -> float:
         """Collaborative fairness; NaN where all clients end up with equally good models."""
-        return float(collaborative_fairness(alone.scores["received"][measure], self.scores["received"][measure]))
-
-    def rows(self) -> list[list[object]]:
-        """By :data:`COLUMNS`: one per kind of model and client; the global model is nobody's."""
-        folder = "" if self.folder is None else str(self.folder.resolve())
-        rows: list[list[object]] = []
-        for models, scores in self.scores.items():
-            for client, values in enumerate(zip(*(scores[measure].tolist() for measure in MEASURES))):
-                who = "" if models == "global" else client
-                rows.append([models, who, *values, self.seconds, self.evaluations, folder])
-        return rows
-
-    @classmethod
-    def of(cls, rows: Sequence[Mapping[str, Any]], **others: Any) -> Outcome:
-        """What :meth:`rows` gave."""
-        scores: dict[str, dict[str, Tensor]] = {}
-        for models in dict.fromkeys(row["models"] for row in rows):
-            own = [row for row in rows if row["models"] == models]
-            scores[models] = {m: torch.tensor([row[m] for row in own], dtype=torch.float64) for m in MEASURES}
-        folder = Path(rows[0]["folder"]) if rows[0]["folder"] else None
-        return cls(
-            scores=scores, seconds=rows[0]["seconds"], evaluations=rows[0]["evaluations"], folder=folder, **others
-        )
+        return float(collaborative_fairness(alone.scores(measure), self.scores(measure)))

@@ -22,7 +22,6 @@ SAY: Mapping[str, str] = WORDS["page"]
 #: Of the validation set in one class, from which on accuracy says little of who taught the model what.
 _MOSTLY = 0.7
 RETRAINED_HEAD = ("client", "value", "90 % interval", "share")
-GAIN_HEAD = ("alone", "received", "gain", "trained last", "balanced accuracy", "AUROC")
 
 
 def mean(values: Sequence[float]) -> float:
@@ -97,7 +96,7 @@ def order_of(run: Run) -> list[int]:
     return by_value(run.final(run.metrics[0])) if run.metrics else list(range(run.num_clients))
 
 
-def over_rounds(run: Run, clients: Sequence[int], names: Sequence[str], titles: Mapping[str, str]) -> list[Markup]:
+def over_time(run: Run, clients: Sequence[int], names: Sequence[str], titles: Mapping[str, str]) -> Markup:
     """Of each metric the history of these clients, from where something is known of them.
 
     Args:
@@ -113,21 +112,25 @@ def over_rounds(run: Run, clients: Sequence[int], names: Sequence[str], titles: 
             title = title if run.seeds == 1 else f"{title} ({WORDS['own_rounds']})"
             rounds = [index + 1 for index in history.index]
             charts.append(drawing.lines(names, history.to_numpy(dtype=float), rounds, title))
-    return charts
+    return section("Over the rounds", *charts)
 
 
-def by_column(
-    run: Run, metric: str, clients: Sequence[int], names: Sequence[str], corner: str = "client"
-) -> list[Markup]:
-    """A metric's last values for each class, or whatever its columns are; nothing of a single column."""
-    columns, what = run.columns(metric), "class" if run.columns_are_classes(metric) else "column"
-    if len(columns) < 2:
-        return []
-    titles = [run.column_name(metric, column) for column in columns]
-    if columns == [*map(str, range(run.num_clients))] and what == "column":
-        titles = [run.label(client) for client in range(run.num_clients)]
-    values = np.array([run.final(metric, column) for column in columns]).T[list(clients)]
-    return [heat(names, titles, values.tolist(), corner, f"{metric} by {what}: blue is above 0, orange below")]
+def classes(
+    run: Run, metrics: Iterable[str], clients: Sequence[int], names: Sequence[str], corner: str = "client"
+) -> Markup:
+    """Each metric's last values for each class, or whatever its columns are; nothing of a single column."""
+    charts = []
+    for metric in metrics:
+        columns, what = run.columns(metric), "class" if run.columns_are_classes(metric) else "column"
+        if len(columns) < 2:
+            continue
+        titles = [run.column_name(metric, column) for column in columns]
+        if columns == [*map(str, range(run.num_clients))] and what == "column":
+            titles = [run.label(client) for client in range(run.num_clients)]
+        values = np.array([run.final(metric, column) for column in columns]).T[list(clients)]
+        caption = f"{metric} by {what}: blue is above 0, orange below"
+        charts.append(heat(names, titles, values.tolist(), corner, caption))
+    return section("Class by class", *charts)
 
 
 def algorithm(run: Run) -> str:
@@ -176,19 +179,6 @@ def budget(shares: Shares) -> list[Markup | str]:
     return found if basis.to_pay_by else [*found, warning(SAY["not_to_pay_by"].format(basis.key))]
 
 
-def over_time(run: Run, clients: Sequence[int], names: Sequence[str], titles: Mapping[str, str]) -> Markup:
-    """See :func:`over_rounds`."""
-    return section("Over the rounds", *over_rounds(run, clients, names, titles))
-
-
-def classes(
-    run: Run, metrics: Iterable[str], clients: Sequence[int], names: Sequence[str], corner: str = "client"
-) -> Markup:
-    """See :func:`by_column`."""
-    charts = [chart for metric in metrics for chart in by_column(run, metric, clients, names, corner)]
-    return section("Class by class", *charts)
-
-
 def retrained(run: Run, row: Mapping[str, Any], *parts: Markup | Sequence[str]) -> Markup:
     """What the clients are worth by retraining, of which this is a row."""
     intro = SAY["retrained"].format(retrained_from(row, run.record["rounds"]), row["by"])
@@ -211,14 +201,3 @@ def retrained_cells(row: Mapping[str, float]) -> list[str]:
     """A client's value, interval and share by retraining."""
     value, low, high = (number(row[name]) for name in ("value", "low", "high"))
     return [value, f"{low} to {high}" if row["low"] == row["low"] else low, percent(row["share"])]
-
-
-def gain_cells(row: Mapping[str, float]) -> list[str]:
-    """A client's scores in ``GAIN_HEAD``'s order."""
-    if not row:
-        return [number(NAN)] * len(GAIN_HEAD)
-    alone, received, trained = (row[f"accuracy_{what}"] for what in ("alone", "received", "trained"))
-    balanced = " to ".join(percent(row[f"balanced_accuracy_{what}"]) for what in ("alone", "received"))
-    area = " to ".join(number(row[f"auroc_{what}"]) for what in ("alone", "received"))
-    gain = f"{100 * (received - alone):+.1f} points"
-    return [percent(alone), percent(received), gain, percent(trained), balanced, area]

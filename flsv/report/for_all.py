@@ -53,7 +53,6 @@ def page_for_all(run: Run, shares: Shares | None = None) -> dict[str, Any]:
         facts.over_time(run, order, names, histories),
         facts.classes(run, run.metrics, order, names),
         _retrained(run, order),
-        section("Compared with training alone", *_gains(run, order, names)),
         facts.reading(run),
         _settings(run),
         _replay(run),
@@ -247,17 +246,6 @@ def _retrained(run: Run, order: Sequence[int]) -> Markup:
     bars = drawing.bars(names, value, (low, high), of_seeds=of_seeds)
     shown = table([*facts.RETRAINED_HEAD, "KernelSHAP"], cells)
     return facts.retrained(run, rows[0], bars, shown, facts.retrained_caveats(rows, names))
-
-
-def _gains(run: Run, order: Sequence[int], names: Sequence[str]) -> list[Markup | str]:
-    rows = run.gains()
-    if not any(rows):
-        return [SAY["no_gains"]]
-    gains = [rows[c]["accuracy_received"] - rows[c]["accuracy_alone"] if rows[c] else NAN for c in order]
-    cells = [[name, *facts.gain_cells(rows[client])] for client, name in zip(order, names)]
-    shared = next(row for row in rows if row)["tests"] == "shared"
-    where = "on the test set" if shared else "on each client's own test samples"
-    return [SAY["gains"].format(where), drawing.bars(names, gains), table(["client", *facts.GAIN_HEAD], cells)]
 
 
 def _never(run: Run) -> str | None:

@@ -41,7 +41,6 @@ def page_for_one(run: Run, client: int, shares: Shares | None = None) -> dict[st
         facts.over_time(run, [client], ["you"], dict(zip(run.metrics, run.metrics))),
         facts.classes(run, by_class, [client], ["you"], ""),
         _retrained(run, client),
-        _gains(run, client),
         facts.reading(run, *chance, *_of_others(run, shares is not None)),
         section("The run", _facts(run, client)),
     ]
@@ -116,15 +115,6 @@ def _retrained(run: Run, client: int) -> Markup:
     shown = slice(None if _public(run, [row.get("value", NAN) for row in rows]) else -1)
     cells = facts.retrained_cells(rows[client])[shown]
     return facts.retrained(run, rows[client], table(facts.RETRAINED_HEAD[1:][shown], [cells]))
-
-
-def _gains(run: Run, client: int) -> Markup:
-    rows = run.gains()
-    if not rows or not rows[client]:
-        return Markup("")
-    where = "on the test set" if rows[client]["tests"] == "shared" else "on your own test samples"
-    cells = table(facts.GAIN_HEAD, [facts.gain_cells(rows[client])])
-    return section("Compared with training alone", SAY["your_gains"].format(where), cells)
 
 
 def _of_others(run: Run, shares: bool) -> list[str]:

@@ -13,16 +13,12 @@ from pandas import DataFrame
 from flsv.charts import client_label
 from flsv.csv_files import Cell, number_or_nan, read_csv, whole
 from flsv.errors import ConfigurationError
-from flsv.models.imbalance import OWN_SCORES
 from flsv.participants.artifacts import client_folders
 from flsv.report.folder import CONTRIBUTIONS, RECORD, RETRAINED
 from flsv.report.record import read_record
 from flsv.report.run_table import columns_in, history, last, part, read_table, tidy
 from flsv.report.text import WORDS, joined
 from flsv.round.result import Event, copies_in, faults_in
-
-#: What ``flsv compare`` leaves in the folder of each of its runs.
-GAINS = "gains.csv"
 
 
 @dataclass(frozen=True)
@@ -171,11 +167,6 @@ class Run:
         """``[n]``: rounds in which each client's update was aggregated."""
         counts = part(self.table, "weight")["client"].value_counts()
         return counts.reindex(range(self.num_clients), fill_value=0).tolist()
-
-    def gains(self) -> list[dict[str, Any]]:
-        """``[n]``, what each client has alone and in the federation, where ``flsv compare`` has measured it."""
-        columns = [f"{name}_{models}" for name in OWN_SCORES for models in ("alone", "received", "trained")]
-        return self._by_client(self.folder / GAINS, {"tests": str, **dict.fromkeys(columns, number_or_nan)})
 
     def retrained(self) -> list[dict[str, Any]]:
         """``[n]``, what each client is worth by training with some of the clients only, where ``flsv retrain`` has."""

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from pandas import DataFrame
 from sklearn.metrics import roc_auc_score
 from toys import Plain, fit, toy_data
 
@@ -18,7 +19,7 @@ from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg
 from flsv.cli import compare as compare_module
 from flsv.cli import main
-from flsv.cli.compare import Outcome, table, write_csv
+from flsv.cli.compare import Outcome, table
 from flsv.cli.own_models import MEASURES, OwnModels
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
@@ -133,13 +134,13 @@ def test_own_models_are_those_of_the_loop(tmp_path: Path) -> None:
 
 
 def outcome(name: str, accuracy: list[float], evaluations: int = 0) -> Outcome:
-    values = torch.tensor(accuracy, dtype=torch.float64)
-    own = dict.fromkeys(MEASURES, values)
-    overall = dict.fromkeys(MEASURES, values.mean()[None])
-    return Outcome(name, {"received": own, "trained": own, "global": overall}, 1.5, evaluations, names=("0", "1"))
+    clients = [*accuracy, *accuracy, sum(accuracy) / len(accuracy)]
+    kinds = ["received"] * len(accuracy) + ["trained"] * len(accuracy) + ["global"]
+    table = DataFrame({"models": kinds, **dict.fromkeys(MEASURES, clients)})
+    return Outcome(name, table.assign(seconds=1.5, evaluations=evaluations), names=("0", "1"))
 
 
-def test_tables(tmp_path: Path) -> None:
+def test_tables() -> None:
     outcomes = [
         outcome("standalone", [0.75, 0.5]),
         outcome("fedavg", [0.625, 0.625]),
@@ -151,25 +152,6 @@ def test_tables(tmp_path: Path) -> None:
     assert cells.loc["fairness"].tolist() == ["-", "-", "1.00"]
     assert cells.loc["global"].tolist() == ["-", "62.5", "75.0"]
     assert cells.loc["coalitions"].tolist() == ["0", "0", "4"]
-    write_csv(tmp_path / "table.csv", outcomes)
-    assert (tmp_path / "table.csv").read_text().splitlines()[1] == ("standalone,received,0,0.75,0.75,0.75,1.5,0")
-
-
-def test_one_clients_gains_go_to_its_runs_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert compare(tmp_path, *configs("shapfed"), "--trainer.max_epochs", "1") == 0
-    out = capsys.readouterr().out
-    for text in ("Run 1 of 2: standalone", "Run 2 of 2: shapfed", "flsv report "):
-        assert text in out
-    found = read(tmp_path)
-    (file,) = (tmp_path / "shapfed").rglob("gains.csv")
-    with file.open() as lines:
-        gains = list(csv.DictReader(lines))
-    for what, name in (("alone", "standalone"), ("received", "shapfed"), ("trained", "shapfed")):
-        models = "received" if what == "alone" else what
-        wanted = [row["balanced_accuracy"] for row in found[name, models]]
-        assert [row[f"balanced_accuracy_{what}"] for row in gains] == wanted
-    assert main(["report", str(file.parent)]) == 0
-    assert "points" in (file.parent / "report.html").read_text()
 
 
 @pytest.mark.slow
@@ -208,7 +190,6 @@ def test_what_is_done_is_kept_for_the_same_experiment_only(
     assert ran == ["standalone", "fedavg", "cgsv", "cgsv"]
     assert "Run 2 of 3: fedavg, done before" in capsys.readouterr().out
     tables = {path: path.read_bytes() for path in (tmp_path / "out").glob("compare.*")}
-    tables |= {path: path.read_bytes() for path in (tmp_path / "out").rglob("gains.csv")}
     assert main(command) == 0
     assert len(ran) == 4
     assert tables == {path: path.read_bytes() for path in tables}

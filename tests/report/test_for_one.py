@@ -11,7 +11,6 @@ import pytest
 from made_runs import make_run
 
 from flsv.csv_files import save_csv
-from flsv.models.imbalance import OWN_SCORES
 from flsv.report import write_report
 from flsv.report.run_table import CSV, Numbers, rows_of
 
@@ -85,9 +84,6 @@ def a_run(folder: Path, clients: int, known: list[int], seed: int, total: float)
         "rounds",
     ]
     save_csv(folder / "retrained.csv", [head, *retrained])
-    scores = [f"{name}_{what}" for name in OWN_SCORES for what in ("alone", "received", "trained")]
-    gains = [[i, "shared", *(own(i, score) for score in scores)] for i in range(clients)]
-    save_csv(folder / "gains.csv", [["client", "tests", *scores], *gains])
     return folder, {client: last[client] for client in others}
 
 
