@@ -31,7 +31,7 @@ def markdown(
     ranks = by_federation(scores_of(results, federations)).reindex(summary.index)
     parts = {
         "Near the truth, and at what cost": _main(summary, results, entries, federations, costs),
-        "Who is bad, and what disturbs": _disturbed(summary),
+        "Who is bad": _bad(summary),
         "What a metric's own 90 % intervals hold": _intervals(summary, results, federations),
         "Federation by federation": _by_federation(ranks, federations),
         "What is measured on what": _federations(federations),
@@ -40,7 +40,7 @@ def markdown(
         f"- {name}, {key[0]}: {why}"
         for name in summary.index
         for key, why in results.refused.items()
-        if key[1] == "base" and key[3] == name and key[0] in federations
+        if key[2] == name and key[0] in federations
     ]
     if refused:
         parts["Left out"] = "\n".join(dict.fromkeys(refused))
@@ -59,27 +59,26 @@ def _main(
     shown = [each for each in SETS if each in set(sets)]
     top = [two(ceilings[sets == which].mean()) for which in shown]
     least = ceilings.fillna(1.0).idxmin()
-    rows = [[CEILING, *top, two(ceilings.mean()), f"{two(ceilings[least])} {least}", *[""] * 9]]
+    rows = [[CEILING, *top, two(ceilings.mean()), f"{two(ceilings[least])} {least}", *[""] * 8]]
     for name, row in summary.iterrows():
         near = f"{two(row['all'])} ± {two(row['interval'])}" if row["interval"] == row["interval"] else two(row["all"])
         held, cost = coverage(results, federations, str(name)), costs.get(str(name))
         cells = [*(two(row[which]) for which in shown), near, f"{two(row['worst'])} {row['where']}"]
-        cells += [two(row[column]) for column in ("pearson", "error", "seeds", "aggregators")]
+        cells += [two(row[column]) for column in ("pearson", "error", "seeds")]
         cells.append("" if held is None else two(held.truth))
         cells += ["", ""] if cost is None else [f"{1000 * cost.seconds:.1f}", f"{cost.evaluations:.0f}"]
         cells += [f"{row['federations']:.0f}", ", ".join(entries[str(name)].needed) or "nothing"]
         rows.append([f"`{name}`", *cells])
     head = [*(each.replace("_", " ") for each in shown), "all", "worst", "Pearson", "share error", "seeds"]
-    head += ["aggregators", "interval covers", "CPU ms a round", "evaluations a round", "federations", "needs"]
+    head += ["interval covers", "CPU ms a round", "evaluations a round", "federations", "needs"]
     return markdown_table(["metric", *head], rows)
 
 
-def _disturbed(summary: DataFrame) -> str:
+def _bad(summary: DataFrame) -> str:
     kinds = [name for name in summary if name.startswith("auroc ")]
-    changes = summary[["partial", "dropout", "private"]].map(lambda x: "" if isnan(x) else f"{x:+.2f}")
-    table = summary[kinds].map(two).join(changes)
-    head = [*(kind.replace("auroc", "AUROC").replace("_", " ") for kind in kinds), "partial", "dropout", "noise"]
-    return markdown_table(["metric", *head], [[f"`{name}`", *row] for name, *row in table.itertuples(name=None)])
+    head = ["metric", *(kind.replace("auroc", "AUROC").replace("_", " ") for kind in kinds)]
+    rows = summary[kinds].map(two).itertuples(name=None)
+    return markdown_table(head, [[f"`{name}`", *row] for name, *row in rows])
 
 
 def _intervals(summary: DataFrame, results: Results, federations: Known) -> str:

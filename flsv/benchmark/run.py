@@ -1,91 +1,27 @@
-"""Runs metrics in the benchmark's federations, all metrics of a federation in one fit where possible.
-
-A run is repeated under other conditions: clients that are absent, noise, another aggregator.
-"""
+"""Runs metrics in the benchmark's federations, all metrics of a federation in one fit where possible."""
 
 from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
 from torchmetrics import Metric
 
-from flsv.aggregation import FedAvg, GeometricMedian
 from flsv.benchmark.federation import Federation, quiet
 from flsv.benchmark.registry import Entry, WrongArguments, identity_of
 from flsv.benchmark.scores import Results, Values
 from flsv.benchmark.truth import Truth
 from flsv.loop import FederatedLoop
 from flsv.metrics import ContributionMetric, ShadowShapley
-from flsv.privacy import GaussianPrivacy
 from flsv.report.folder import Reporting
 from flsv.report.measured import overall
-from flsv.sampling import ClientSampler, UniformSampler
 from flsv.seeding import isolated_rngs
-from flsv.strategy import Contributions
-
-#: Name to what it is, in words.
-CONDITIONS = {
-    "base": "everybody takes part in every round, FedAvg",
-    "partial": "two clients of a round's are absent, drawn anew every round",
-    "dropout": "the most valuable client is gone after half of the rounds",
-    "private": "updates are clipped to length 1 and get noise of standard deviation 0.01 an entry",
-    "uniform": "the clients' models are averaged with equal weights",
-    "median": "the geometric median of the clients' models",
-}
-AGGREGATORS = ("uniform", "median")
 
 
-class Dropout(ClientSampler):
-    """All clients take part, but one leaves after a given round.
-
-    Args:
-        client: who.
-        after: rounds in which it takes part.
-
-    Example:
-        >>> Dropout(0, after=5).sample(3, {}, torch.Generator(), round_index=5)
-        tensor([1, 2])
-    """
-
-    def __init__(self, client: int, after: int) -> None:
-        self.client, self.after = client, after
-
-    def sample(
-        self, num_clients: int, contributions: Contributions, generator: torch.Generator, round_index: int = 0
-    ) -> Tensor:
-        return self.inclusion_probabilities(num_clients, contributions, round_index).nonzero().flatten()
-
-    def inclusion_probabilities(self, num_clients: int, contributions: Contributions, round_index: int = 0) -> Tensor:
-        chances = torch.ones(num_clients)
-        if round_index >= self.after:
-            chances[self.client] = 0
-        return chances
-
-
-def arguments(condition: str, federation: Federation, best: int) -> dict[str, Any]:
-    """Arguments of :class:`flsv.FederatedLoop` under a condition, where ``best`` is the client of the largest true
-    value."""
-    made: dict[str, dict[str, Any]] = {
-        "base": {},
-        "partial": {"sampler": UniformSampler(cohort_size=max(2, len(federation.num_samples) - 2))},
-        "dropout": {"sampler": Dropout(best, federation.rounds // 2)},
-        "private": {"uploads": [GaussianPrivacy(clip=1.0, noise_multiplier=0.01)]},
-        "uniform": {"aggregator": FedAvg(weighting="uniform")},
-        "median": {"aggregator": GeometricMedian()},
-    }
-    return made[condition]
-
-
-def run(
-    federation: Federation, entries: Mapping[str, Entry], seed: int, condition: str = "base", best: int = 0
-) -> Values:
+def run(federation: Federation, entries: Mapping[str, Entry], seed: int) -> Values:
     """One fit of a federation with these metrics in it.
 
     A metric that the federation refuses is left out. Where a fit with all of them fails, each rides alone, so that one
@@ -96,15 +32,12 @@ def run(
         federation: where.
         entries: metrics by name.
         seed: of the run.
-        condition: a name in :data:`flsv.benchmark.run.CONDITIONS`.
-        best: the client of the largest true value.
 
     Raises:
         ConfigurationError: the fit fails without any metric, too; a metric takes no such arguments.
     """
-    fit = partial(_fit, seed=seed, options=arguments(condition, federation, best))
     if not entries:
-        return fit(federation, {})
+        return _fit(federation, {}, seed)
     result = Values()
     companies: dict[tuple[str, bool], dict[str, Entry]] = {}
     for name, each in entries.items():
@@ -126,15 +59,15 @@ def run(
         company = companies[key]
         where = federation.with_client_validation if key[1] else federation
         try:
-            result.add(fit(where, company))
+            result.add(_fit(where, company, seed))
             continue
         except Exception as error:
             fault = error
         if len(company) > 1:
             for name, each in company.items():
-                result.add(run(federation, {name: each}, seed, condition, best))
+                result.add(run(federation, {name: each}, seed))
         else:
-            fit(federation, {})  # whose fault is it?
+            _fit(federation, {}, seed)  # whose fault is it?
             result.blame(next(iter(company)), fault)
     return result
 
@@ -149,16 +82,16 @@ def _asks(metric: Metric) -> bool:
     return isinstance(metric, ContributionMetric) and metric.evaluates
 
 
-def _fit(federation: Federation, entries: Mapping[str, Entry], seed: int, options: Mapping[str, Any]) -> Values:
+def _fit(federation: Federation, entries: Mapping[str, Entry], seed: int) -> Values:
     gc.collect()  # the trainer, module and data of the run before refer to each other, and are large
     metrics: dict[str, Any] = {name: each.build(federation) for name, each in entries.items()}
     # Names of columns are the user's; those of a loop's metrics have no brackets.
     keys = {name: f"metric_{place}" for place, name in enumerate(metrics)}
-    given = {**options, **next((each.options() for each in entries.values()), {})}
+    given = next((each.options() for each in entries.values()), {})
     loop = FederatedLoop(
         metrics={keys[name]: metric for name, metric in metrics.items()},
         filters=[],
-        uploads=[*federation.attackers(), *given.pop("uploads", [])],
+        uploads=[*federation.attackers()],
         local_epochs=federation.local_epochs,
         reporting=Reporting(per_class=False, figures=0, table=False, files=False),
         seed=seed,
@@ -200,17 +133,15 @@ def bench(
     entries: Mapping[str, Entry],
     *,
     seeds: int = 3,
-    conditions: Sequence[str] = tuple(CONDITIONS),
     folder: Path | None = None,
     say: Any = print,
 ) -> Results:
-    """Run all metrics in all federations: ``seeds`` times as they are, and once under every other condition.
+    """Run all metrics in all federations.
 
     Args:
         federations: by name, each with its truth.
         entries: metrics by name.
-        seeds: runs of each federation as it is.
-        conditions: names in :data:`flsv.benchmark.run.CONDITIONS`; ``"base"`` is always among them.
+        seeds: runs of each federation.
         folder: where values are kept; what is there is not run again.
         say: is told of every fit.
 
@@ -221,18 +152,17 @@ def bench(
         Exception: of a fit that fails whatever is measured in it; what was done before is kept.
     """
     results = Results(folder, identity_of({name: each for name, (each, _) in federations.items()}, entries))
-    runs = [("base", seed) for seed in range(seeds)] + [(other, 0) for other in conditions if other != "base"]
-    done, total = 0, len(runs) * len(federations)
+    done, total = 0, seeds * len(federations)
     # One federation after the other: the data of all of them at once are some gigabytes.
-    for name, (federation, truth) in federations.items():
-        for condition, seed in runs:
+    for name, (federation, _) in federations.items():
+        for seed in range(seeds):
             done += 1
-            todo = {m: each for m, each in entries.items() if not results.known(name, condition, seed, m)}
+            todo = {m: each for m, each in entries.items() if not results.known(name, seed, m)}
             if not todo:
                 continue
-            found = run(federation, todo, seed, condition, int(truth.mean.argmax()))
-            results.add(name, condition, seed, found, [m for m, each in todo.items() if each.own])
-            at = f"{done} of {total}: {name}, {condition}, seed {seed}"
+            found = run(federation, todo, seed)
+            results.add(name, seed, found, [m for m, each in todo.items() if each.own])
+            at = f"{done} of {total}: {name}, seed {seed}"
             say(f"{at}: {len(found.values)} metrics, {found.fit:.1f} s")
         federation.release()
     return results

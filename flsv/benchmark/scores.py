@@ -113,12 +113,12 @@ def _filled(values: Tensor) -> Tensor:
 
 #: Of values.csv, and how they are read; ``value`` is a text where a metric was refused, which has no ``client``.
 COLUMNS: dict[str, Cell] = {
-    **{"federation": str, "condition": str, "seed": whole, "metric": str, "client": str, "value": str},
+    **{"federation": str, "seed": whole, "metric": str, "client": str, "value": str},
     **{"low": number_or_nan, "high": number_or_nan, "identity": str},
 }
 Interval = tuple[Tensor, Tensor]
-Key = tuple[str, str, int, str]
-"""Federation, condition, seed, metric."""
+Key = tuple[str, int, str]
+"""Federation, seed, metric."""
 
 
 @dataclass(eq=False)
@@ -162,7 +162,7 @@ def why(error: Exception) -> str:
 
 
 class Results:
-    """Values of clients by federation, condition, seed and metric, kept in ``values.csv`` of a folder.
+    """Values of clients by federation, seed and metric, kept in ``values.csv`` of a folder.
 
     What is there already is not run again. An error is not kept.
 
@@ -183,11 +183,11 @@ class Results:
         self.values: dict[Key, Tensor] = {}
         self.intervals: dict[Key, Interval] = {}
         self.refused: dict[Key, str] = {}
-        self._kept = None if folder is None else Kept(folder / "values.csv", COLUMNS, key=4)
+        self._kept = None if folder is None else Kept(folder / "values.csv", COLUMNS, key=3)
         rows: dict[Key, list[tuple[float, ...]]] = {}
         for row in self._kept.rows if self._kept is not None else ():
-            key = (row["federation"], row["condition"], row["seed"], row["metric"])
-            if row["identity"] != identity(key[0], key[3]):
+            key = (row["federation"], row["seed"], row["metric"])
+            if row["identity"] != identity(row["federation"], row["metric"]):
                 continue
             if row["client"]:
                 rows.setdefault(key, []).append((number_or_nan(row["value"]), row["low"], row["high"]))
@@ -199,21 +199,21 @@ class Results:
                 self.intervals[key] = low, high
 
     def runs(self, federation: str, metric: str) -> dict[int, Tensor]:
-        """Seed to values of the federation as it is, the seeds ascending."""
-        found = {key[2]: each for key, each in self.values.items() if key[:2] + key[3:] == (federation, "base", metric)}
+        """Seed to values, the seeds ascending."""
+        found = {seed: each for (name, seed, of), each in self.values.items() if (name, of) == (federation, metric)}
         return dict(sorted(found.items()))
 
-    def known(self, federation: str, condition: str, seed: int, metric: str) -> bool:
+    def known(self, federation: str, seed: int, metric: str) -> bool:
         """Whether there is nothing to run."""
-        key = (federation, condition, seed, metric)
+        key = (federation, seed, metric)
         return key in self.values or key in self.refused
 
-    def add(self, federation: str, condition: str, seed: int, run: Values, passing: Collection[str] = ()) -> None:
+    def add(self, federation: str, seed: int, run: Values, passing: Collection[str] = ()) -> None:
         """What one fit came to; why one of the metrics ``passing`` was refused, is not kept."""
         rows: list[list[Any]] = []
-        self.failed |= {(federation, condition, seed, name): why for name, why in run.failed.items()}
+        self.failed |= {(federation, seed, name): why for name, why in run.failed.items()}
         for name, values in run.values.items():
-            key = (federation, condition, seed, name)
+            key = (federation, seed, name)
             self.values[key] = values.double()
             none = torch.full_like(values, NAN)
             low, high = run.intervals.get(name, (none, none))
@@ -223,8 +223,8 @@ class Results:
                 texts = ["" if cell != cell else f"{cell:.8g}" for cell in cells]
                 rows.append([*key, client, *texts, self._identity(federation, name)])
         for name, why in run.refused.items():
-            self.refused[federation, condition, seed, name] = why
+            self.refused[federation, seed, name] = why
             if name not in passing:
-                rows.append([federation, condition, seed, name, "", why, "", "", self._identity(federation, name)])
+                rows.append([federation, seed, name, "", why, "", "", self._identity(federation, name)])
         if self._kept is not None:
             self._kept.add(rows)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from flsv.benchmark.federation import SETS, Federation
 from flsv.benchmark.registry import Entry
-from flsv.benchmark.run import AGGREGATORS, run
+from flsv.benchmark.run import run
 from flsv.benchmark.scores import (
     NAN,
     Interval,
@@ -103,7 +103,7 @@ def coverage(results: Results, federations: Mapping[str, tuple[Federation, Truth
     for name, (_, true) in federations.items():
         runs = results.runs(name, metric)
         for seed, values in runs.items():
-            interval = results.intervals.get((name, "base", seed, metric))
+            interval = results.intervals.get((name, seed, metric))
             if interval is None:
                 continue
             others = [other for at, other in runs.items() if at != seed]
@@ -132,10 +132,8 @@ def summarize(results: Results, federations: Known, metrics: Iterable[str]) -> D
     Columns: a set's name and ``all``, the mean rank correlation with the truth over the federations of the set and over
     all; ``interval``, half the width of the 90 % interval of the latter, over the seeds of the runs; ``worst`` and
     ``where``, the least of a federation; ``pearson``; ``error`` of shares, see :func:`flsv.benchmark.share_error`;
-    ``auroc <kind>``, the chance that a client that is bad in this way is below another; ``seeds`` and ``aggregators``,
-    mean rank correlation of the values of two seeds, and under FedAvg and another aggregator; ``partial``, ``dropout``
-    and ``private``, by what the rank correlation with the truth changes under this condition; ``federations`` with a
-    value.
+    ``auroc <kind>``, the chance that a client that is bad in this way is below another; ``seeds``, mean rank
+    correlation of the values of two seeds; ``federations`` with a value.
 
     Args:
         results: values.
@@ -143,24 +141,18 @@ def summarize(results: Results, federations: Known, metrics: Iterable[str]) -> D
         metrics: their names.
     """
     scores = scores_of(results, federations)
-    base = scores[scores["condition"] == "base"]
     ranks = by_federation(scores)
-    means = base.groupby(["metric", "federation"])[["spearman", "pearson", "error"]].mean().groupby("metric").mean()
+    means = scores.groupby(["metric", "federation"])[["spearman", "pearson", "error"]].mean().groupby("metric").mean()
     sets = Series({name: each.set for name, (each, _) in federations.items()})
     table = ranks.T.groupby(sets).mean().T.reindex(columns=SETS)
     table = table.assign(all=means["spearman"], pearson=means["pearson"], error=means["error"])
     table["worst"], table["where"] = ranks.min(axis=1), ranks.idxmin(axis=1)
     table["federations"] = ranks.notna().sum(axis=1)
     kinds = [name for name in scores if name.startswith("auroc ")]
-    table[kinds] = base.groupby("metric")[kinds].mean()
-    first = scores[scores["seed"] == 0].pivot(index=["metric", "federation"], columns="condition", values="spearman")
-    for condition in ("partial", "dropout", "private"):
-        change = first.get(condition, NAN) - first.get("base", NAN)
-        table[condition] = change.groupby("metric").mean()
+    table[kinds] = scores.groupby("metric")[kinds].mean()
     for metric in table.index:
-        table.loc[metric, "interval"] = _interval(base[base["metric"] == metric])
+        table.loc[metric, "interval"] = _interval(scores[scores["metric"] == metric])
         table.loc[metric, "seeds"] = mean(_between_seeds(results, name, metric) for name in federations)
-        table.loc[metric, "aggregators"] = mean(_between_aggregators(results, name, metric) for name in federations)
     table = table.reindex([*metrics]).fillna({"where": "", "federations": 0})
     return table.sort_values("all", ascending=False, kind="stable")
 
@@ -195,21 +187,21 @@ def scores_of(results: Results, federations: Known) -> DataFrame:
     """A row for each run of a metric: how near its values are to the truth, and ``auroc <kind>`` of who is bad."""
     kinds = sorted({kind for each, _ in federations.values() for kind in each.bad})
     rows = []
-    for (name, condition, seed, metric), values in results.values.items():
+    for (name, seed, metric), values in results.values.items():
         if name not in federations:
             continue
         federation, truth = federations[name]
-        row = {"federation": name, "condition": condition, "seed": seed, "metric": metric}
+        row = {"federation": name, "seed": seed, "metric": metric}
         row |= {score.__name__: score(values, truth.mean) for score in (spearman, pearson)}
         row["error"] = share_error(values, truth.mean)
         rows.append(row | {f"auroc {kind}": auroc(values, bad) for kind, bad in federation.badness().items()})
-    head = ["federation", "condition", "seed", "metric", "spearman", "pearson", "error"]
+    head = ["federation", "seed", "metric", "spearman", "pearson", "error"]
     return DataFrame(rows, columns=[*head, *(f"auroc {kind}" for kind in kinds)])
 
 
 def by_federation(scores: DataFrame) -> DataFrame:
     """Mean rank correlation with the truth over the seeds: a row for each metric, a column for each federation."""
-    return scores[scores["condition"] == "base"].pivot_table("spearman", "metric", "federation")
+    return scores.pivot_table("spearman", "metric", "federation")
 
 
 def costs(
@@ -244,12 +236,6 @@ def costs(
 
 def _between_seeds(results: Results, federation: str, metric: str) -> float:
     return mean(spearman(a, b) for a, b in combinations(results.runs(federation, metric).values(), 2))
-
-
-def _between_aggregators(results: Results, federation: str, metric: str) -> float:
-    base = results.values.get((federation, "base", 0, metric))
-    others = [results.values.get((federation, each, 0, metric)) for each in AGGREGATORS]
-    return NAN if base is None else mean(spearman(base, each) for each in others if each is not None)
 
 
 def _interval(runs: DataFrame, level: float = 0.9) -> float:

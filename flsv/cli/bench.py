@@ -19,7 +19,6 @@ import argparse
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
 from pandas import DataFrame
@@ -28,7 +27,7 @@ from flsv.benchmark import Federation, Truth, federation, make_truth, names, tru
 from flsv.benchmark.federation import SETS, federations
 from flsv.benchmark.page import markdown, two
 from flsv.benchmark.registry import BASELINES, METRICS, Entry, entry
-from flsv.benchmark.run import CONDITIONS, bench
+from flsv.benchmark.run import bench
 from flsv.benchmark.scores import Results
 from flsv.benchmark.summary import Known, by_set, costs, summarize
 from flsv.benchmark.truth import SEEDS
@@ -63,17 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--list", action="store_true", help="say which metrics and federations there are")
     parser.add_argument("--seeds", type=positive, default=None, help="runs of every federation. Default: 3")
     parser.add_argument(
-        "--quick",
-        action="store_true",
-        help=f"one run of each of {', '.join(QUICK)}, and no other conditions, unless you say so",
-    )
-    parser.add_argument(
-        "--conditions",
-        nargs="*",
-        choices=tuple(CONDITIONS),
-        metavar="CONDITION",
-        default=None,
-        help=f"what else than the run as it is, once each: {', '.join(CONDITIONS)}; nothing: only that. Default: all",
+        "--quick", action="store_true", help=f"one run of each of {', '.join(QUICK)}, unless you say so"
     )
     parser.add_argument("--truth-seeds", type=positive, default=len(SEEDS), help="trainings of every coalition")
     return parser
@@ -93,8 +82,7 @@ def main(args: Sequence[str], quiet: bool = False) -> int:
                 each.check()
         known = {each.name: (each, _truth(each, options.out, options.truth_seeds)) for each in asked}
         seeds = options.seeds or (1 if options.quick else 3)
-        conditions = _usual(options.quick, say) if options.conditions is None else options.conditions
-        results = bench(known, entries, seeds=seeds, conditions=conditions, folder=options.out, say=say)
+        results = bench(known, entries, seeds=seeds, folder=options.out, say=say)
         for suffix, circles in (("", False), (MANY, True)):
             some = {name: each for name, each in known.items() if bool(each[0].circles) is circles}
             if some:
@@ -103,16 +91,6 @@ def main(args: Sequence[str], quiet: bool = False) -> int:
                     _show(summary, some)
         say(f"Written to {options.out}: tables of the metrics (benchmark.md, benchmark.csv), costs.csv and values.csv.")
         return _say_failures(results, entries)
-
-
-def _usual(quick: bool, say: Callable[[str], None]) -> list[str]:
-    """The conditions of whoever says none; without the one that needs what is not installed."""
-    if quick:
-        return []
-    accounted = find_spec("dp_accounting") is not None
-    if not accounted:
-        say("private is left out, which needs dp-accounting: pip install 'flsv[privacy]'")
-    return [each for each in CONDITIONS if accounted or each != "private"]
 
 
 def _entries(names: Iterable[str]) -> dict[str, Entry]:
@@ -139,9 +117,9 @@ def _say_failures(results: Results, entries: Mapping[str, Entry]) -> int:
     valued = {key[3] for key in results.values}
     wrong: dict[str, str] = {}
     for key, reason in (*results.failed.items(), *results.refused.items()):
-        name, condition, seed, metric = key
+        name, seed, metric = key
         if metric in entries and (key in results.failed or metric not in valued):
-            wrong.setdefault(metric, f"{metric} has no value in {name}, {condition}, seed {seed}: {reason}")
+            wrong.setdefault(metric, f"{metric} has no value in {name}, seed {seed}: {reason}")
     for text in wrong.values():
         print(f"flsv: error: {text}", file=sys.stderr)
     return 1 if wrong else 0

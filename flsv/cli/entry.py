@@ -13,8 +13,6 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from flsv import __version__
@@ -92,9 +90,6 @@ def main(args: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
-            print(f"flsv: error: no file can have this name: {str(error.filename)[:60]!r}, ...", file=sys.stderr)
-            return 2
         if error.errno not in DISK_ERRORS:
             raise
         print(
@@ -121,46 +116,48 @@ def _run(given: list[str]) -> int:
         _announce(first)
     if first == "--version":
         print(f"flsv {__version__}")
-    elif first in ("-h", "--help"):
+        return 0
+    if first in ("-h", "--help"):
         _parser().print_help()
-    elif first in OWN:
-        if first not in ON_RANKS and int(os.environ.get("WORLD_SIZE", 1)) > 1:
-            raise ConfigurationError(f"flsv {first} runs in one process. Start it without torchrun.")
-        with _quieter(quiet or first in MANY_FITS) if first in FITS else nullcontext():
-            main: Any = importlib.import_module(f"flsv.cli.{first}").main
-            return int(main(given[1:], quiet) or 0)
-    elif first in OF_LIGHTNING or first.startswith("-"):  # the latter such as --config before the subcommand
-        if given == ["fit"]:
-            raise ConfigurationError(
-                "flsv fit: say what to train on: --config quickstart for five clients with handwritten digits, "
-                "--config FILE, or options such as --data.source. flsv fit --help lists them."
-            )
-        with _quieter(quiet):
-            _run_lightning(given, first, quiet)
-    else:
-        raise _unknown(first)
-    return 0
+        return 0
+    if first in OWN:
+        return _run_own(first, given[1:], quiet)
+    if first in OF_LIGHTNING or first.startswith("-"):  # the latter such as --config before the subcommand
+        return _run_lightning(given, first, quiet)
+    names = [*OF_LIGHTNING, *OWN]
+    near = difflib.get_close_matches(first, names, 1)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    raise ConfigurationError(f"there is no subcommand {first!r}. There are {', '.join(names)}.{hint}")
 
 
-def _run_lightning(given: list[str], command: str, quiet: bool) -> None:
+def _run_own(command: str, args: list[str], quiet: bool) -> int:
+    if command not in ON_RANKS and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise ConfigurationError(f"flsv {command} runs in one process. Start it without torchrun.")
+    if command in FITS:
+        _leave_out(quiet or command in MANY_FITS)
+    main: Any = importlib.import_module(f"flsv.cli.{command}").main
+    return int(main(args, quiet) or 0)
+
+
+def _run_lightning(given: list[str], command: str, quiet: bool) -> int:
+    if given == ["fit"]:
+        raise ConfigurationError(
+            "flsv fit: say what to train on: --config quickstart for five clients with handwritten digits, "
+            "--config FILE, or options such as --data.source. flsv fit --help lists them."
+        )
+    _leave_out(quiet)
     from flsv.cli.parser import make_cli
 
     cli = make_cli([*given, *(QUIETLY.get(command, ()) if quiet else ())], quiet=quiet)
     if quiet and command == "fit":
         cli.say_where()
+    return 0
 
 
 def _announce(command: str) -> None:
     """Something is on a terminal before PyTorch, which takes seconds, is imported."""
     if command in {*OF_LIGHTNING, *OWN}.difference(AT_ONCE) and sys.stderr.isatty():
         print(f"flsv {command}: loading PyTorch", file=sys.stderr, flush=True)
-
-
-def _unknown(name: str) -> ConfigurationError:
-    names = [*OF_LIGHTNING, *OWN]
-    near = difflib.get_close_matches(name, names, 1)
-    hint = f" Did you mean {near[0]}?" if near else ""
-    return ConfigurationError(f"there is no subcommand {name!r}. There are {', '.join(names)}.{hint}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -180,25 +177,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-@contextmanager
-def _quieter(quiet: bool) -> Iterator[None]:
-    """Within it, what Lightning says to everybody and nobody can act on is left out; when quiet, all that is no
-    warning."""
+def _leave_out(quiet: bool) -> None:
+    """What Lightning says to everybody and nobody can act on; when quiet, all that is no warning."""
     importlib.import_module("lightning.pytorch")  # which sets its loggers' levels
-    told = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric") if quiet]
-    levels, rank_zero = [each.level for each in told], logging.getLogger("lightning.pytorch.utilities.rank_zero")
-    rank_zero.addFilter(_no_tip)
-    for each in told:
-        each.setLevel(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            for message in UNSAID:
-                warnings.filterwarnings("ignore", message=message)
-            yield
-    finally:
-        rank_zero.removeFilter(_no_tip)
-        for each, level in zip(told, levels):
-            each.setLevel(level)
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING if quiet else logging.INFO)
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_no_tip)
+    for message in UNSAID:
+        warnings.filterwarnings("ignore", message=message)
 
 
 def _no_tip(record: logging.LogRecord) -> bool:
