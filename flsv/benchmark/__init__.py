@@ -2,9 +2,8 @@
 
 from flsv.benchmark.built_in import Duplicates
 from flsv.benchmark.federation import Federation, federation, names
-from flsv.benchmark.lattice import train_coalitions
 from flsv.benchmark.scores import share_error
-from flsv.benchmark.truth import Truth, make_truth, truth_table
+from flsv.benchmark.truth import Truth, make_truth, train_coalitions, truth_table
 
 __all__ = [
     "Duplicates",

@@ -157,11 +157,11 @@ def bench(
     for name, (federation, _) in federations.items():
         for seed in range(seeds):
             done += 1
-            todo = {m: each for m, each in entries.items() if not results.known(name, seed, m)}
+            todo = {m: each for m, each in entries.items() if (name, seed, m) not in results.values}
             if not todo:
                 continue
             found = run(federation, todo, seed)
-            results.add(name, seed, found, [m for m, each in todo.items() if each.own])
+            results.add(name, seed, found)
             at = f"{done} of {total}: {name}, seed {seed}"
             say(f"{at}: {len(found.values)} metrics, {found.fit:.1f} s")
         federation.release()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -111,9 +111,9 @@ def _filled(values: Tensor) -> Tensor:
     return values.where(values.isfinite(), known.min() if len(known) else torch.zeros((), dtype=torch.float64))
 
 
-#: Of values.csv, and how they are read; ``value`` is a text where a metric was refused, which has no ``client``.
+#: Of values.csv, and how they are read.
 COLUMNS: dict[str, Cell] = {
-    **{"federation": str, "seed": whole, "metric": str, "client": str, "value": str},
+    **{"federation": str, "seed": whole, "metric": str, "client": whole, "value": number_or_nan},
     **{"low": number_or_nan, "high": number_or_nan, "identity": str},
 }
 Interval = tuple[Tensor, Tensor]
@@ -164,7 +164,7 @@ def why(error: Exception) -> str:
 class Results:
     """Values of clients by federation, seed and metric, kept in ``values.csv`` of a folder.
 
-    What is there already is not run again. An error is not kept.
+    What is there already is not run again. Errors and refusals are not kept.
 
     Args:
         folder: of the file; None: nothing is kept.
@@ -172,7 +172,8 @@ class Results:
             :func:`flsv.benchmark.registry.identity_of`. Others are left where they lie.
 
     Attributes:
-        failed: the errors of this call, as ``values`` and ``refused``.
+        failed: the errors of this call.
+        refused: why metrics have no value.
     """
 
     def __init__(
@@ -187,12 +188,8 @@ class Results:
         rows: dict[Key, list[tuple[float, ...]]] = {}
         for row in self._kept.rows if self._kept is not None else ():
             key = (row["federation"], row["seed"], row["metric"])
-            if row["identity"] != identity(row["federation"], row["metric"]):
-                continue
-            if row["client"]:
-                rows.setdefault(key, []).append((number_or_nan(row["value"]), row["low"], row["high"]))
-            else:
-                self.refused[key] = row["value"]
+            if row["identity"] == identity(row["federation"], row["metric"]):
+                rows.setdefault(key, []).append((row["value"], row["low"], row["high"]))
         for key, found in rows.items():
             self.values[key], low, high = torch.tensor(found, dtype=torch.float64).T.contiguous()
             if (low == low).any():
@@ -203,15 +200,11 @@ class Results:
         found = {seed: each for (name, seed, of), each in self.values.items() if (name, of) == (federation, metric)}
         return dict(sorted(found.items()))
 
-    def known(self, federation: str, seed: int, metric: str) -> bool:
-        """Whether there is nothing to run."""
-        key = (federation, seed, metric)
-        return key in self.values or key in self.refused
-
-    def add(self, federation: str, seed: int, run: Values, passing: Collection[str] = ()) -> None:
-        """What one fit came to; why one of the metrics ``passing`` was refused, is not kept."""
+    def add(self, federation: str, seed: int, run: Values) -> None:
+        """What one fit came to."""
         rows: list[list[Any]] = []
         self.failed |= {(federation, seed, name): why for name, why in run.failed.items()}
+        self.refused |= {(federation, seed, name): why for name, why in run.refused.items()}
         for name, values in run.values.items():
             key = (federation, seed, name)
             self.values[key] = values.double()
@@ -222,9 +215,5 @@ class Results:
             for client, cells in enumerate(torch.stack([values, low, high], 1).tolist()):
                 texts = ["" if cell != cell else f"{cell:.8g}" for cell in cells]
                 rows.append([*key, client, *texts, self._identity(federation, name)])
-        for name, why in run.refused.items():
-            self.refused[federation, seed, name] = why
-            if name not in passing:
-                rows.append([federation, seed, name, "", why, "", "", self._identity(federation, name)])
         if self._kept is not None:
             self._kept.add(rows)

@@ -19,25 +19,30 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import lightning as L
 import torch
 from torch import Tensor
 
-from flsv.benchmark.federation import Federation
-from flsv.benchmark.lattice import train_coalitions
+from flsv.benchmark.federation import Federation, quiet
 from flsv.benchmark.scores import NAN, mean, spearman
 from flsv.errors import ConfigurationError
+from flsv.filters import OutlierFilter
 from flsv.functional.over_rounds import half_width
 from flsv.functional.shapley.game import MAX_EXACT_PLAYERS, MemoizedGame, all_coalitions, shapley_of_table
 from flsv.functional.shapley.permutation import marginals_along
 from flsv.functional.shapley.sampling import prefixes, random_permutations
-from flsv.games.retraining import COLUMNS, KeptUtility, Members, members_of
+from flsv.games.retraining import COLUMNS, KeptUtility, Members, RetrainedUtility, members_of
 from flsv.kept import Kept
-from flsv.seeding import generator_for
+from flsv.loop import FederatedLoop
+from flsv.loop.side_by_side import NotSideBySide, SideBySideUtility
+from flsv.report.folder import Reporting
+from flsv.sampling import FixedCohort
+from flsv.seeding import generator_for, isolated_rngs
 
 FOLDER = Path(__file__).parent / "truths"
 #: Other seeds than any that metrics are run with: no metric sees a run that is part of the truth.
@@ -170,7 +175,7 @@ def truth_table(federation: Federation, folder: Path = FOLDER) -> Truth:
         ConfigurationError: there is no table, it is one of other settings, or coalitions are missing in it.
     """
     path = folder / f"{federation.name}.csv"
-    make = "flsv bench --truth --federations ... --out ..."
+    make = "flsv.benchmark.make_truth(federation, folder)"
     if not path.is_file():
         raise ConfigurationError(f"there is no truth of {federation.name} ({path}): make it, {make}")
     known = _known(path, settings(federation, folder))
@@ -192,19 +197,13 @@ def truth_table(federation: Federation, folder: Path = FOLDER) -> Truth:
     return exact_truth([*wanted], torch.tensor(table, dtype=torch.float64))
 
 
-def make_truth(
-    federation: Federation,
-    folder: Path = FOLDER,
-    seeds: Sequence[int] = SEEDS,
-    coalitions: Iterable[Sequence[int]] | None = None,
-) -> int:
+def make_truth(federation: Federation, folder: Path = FOLDER, seeds: Sequence[int] = SEEDS) -> int:
     """Train the coalitions that a federation's table does not have, and add them to it as they are done.
 
     Args:
         federation: whose.
         folder: of the table.
         seeds: of the trainings.
-        coalitions: members of those that are wanted; None: all, or those on the federation's circles.
 
     Returns:
         How many were trained.
@@ -214,7 +213,7 @@ def make_truth(
             coalition of all, trained side by side with others, is not the run itself.
     """
     clients = len(federation.num_samples)
-    if coalitions is None and not federation.circles and clients > MOST_CLIENTS:
+    if not federation.circles and clients > MOST_CLIENTS:
         raise ConfigurationError(
             f"{federation.name}: {clients} clients make {2**clients:,} coalitions to train for every seed; the limit "
             f"is {MOST_CLIENTS} clients. Say `circles: 3` in its file: some {3 * clients * (clients - 1):,} are "
@@ -226,10 +225,7 @@ def make_truth(
         path, said = folder / f"{federation.name}.csv", settings(federation, folder)
         kept = KeptUtility(game, path, said, seed=seed, at_once=CHUNK)
         before = len(kept.known)
-        if coalitions is None:
-            kept(_wanted(federation, clients, seed))
-        else:
-            kept(torch.tensor([[client in members for client in range(clients)] for members in coalitions]))
+        kept(_wanted(federation, clients, seed))
         trained += len(kept.known) - before
     federation.release()
     return trained
@@ -255,3 +251,47 @@ def _known(path: Path, said: Mapping[str, str]) -> dict[int, dict[Members, float
 def _wanted(federation: Federation, clients: int, seed: int) -> Tensor:
     """The coalitions of a seed that its truth is worked out from."""
     return arcs(clients, seed, federation.circles) if federation.circles else all_coalitions(clients)
+
+
+def train_coalitions(federation: Federation, masks: Tensor, seed: int, compare: bool = False) -> Tensor:
+    """Train a federation of each coalition's members, by FedAvg with their samples as weights.
+
+    Args:
+        federation: whose clients.
+        masks: bool ``[K, n]``, row by row who is in the coalition; a row without anybody is the untrained model.
+        seed: of the initial weights, which all coalitions share, and of the clients' batches.
+        compare: train the coalition of all by itself, too, and compare.
+
+    Returns:
+        Float64 ``[K]``, the federation's own performance (more is better).
+
+    Raises:
+        ConfigurationError: a module that cannot be trained as rows of a batched one; by itself, the coalition of all
+            comes to another model.
+    """
+
+    def trainer(cohort: FixedCohort) -> L.Trainer:
+        loop = FederatedLoop(
+            sampler=cohort,
+            uploads=[*federation.attackers()],
+            filters=[OutlierFilter(threshold=None)],
+            local_epochs=federation.local_epochs,
+            seed=seed,
+            reporting=Reporting(table=False, figures=0, files=False),
+        )
+        return federation.trainer(loop)
+
+    # What the loop's own seed gives: with the same seed it starts from the same weights.
+    with isolated_rngs(seed, "benchmark"), quiet():
+        alone = RetrainedUtility(
+            trainer,
+            federation.module(),
+            federation.datamodule(),
+            federation.performance,
+            max_clients=masks.shape[1],
+            mode=federation.mode,
+        )
+        try:
+            return SideBySideUtility(alone, seed, compare)(masks)
+        except NotSideBySide as error:
+            raise error.__cause__ or error from None
