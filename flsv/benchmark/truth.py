@@ -11,7 +11,7 @@ For as many trained coalitions the variance is a small part of that of orders an
 (Castro et al. 2009): below a fifth on the shipped tables of six clients, ``tests/benchmark/test_true_values.py``.
 
 The utilities are kept as a small CSV file a federation, a row a coalition and seed, see
-:class:`flsv.games.retraining.KeptUtility`. The package holds those of its own federations; ``flsv bench --truth`` makes
+:class:`flsv.games.retraining.KeptUtility`. The package holds those of its own federations; :func:`make_truth` makes
 them, goes on where it was stopped, and makes those of federations of one's own.
 """
 

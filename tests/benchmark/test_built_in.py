@@ -9,7 +9,6 @@ import pytest
 import torch
 from sklearn.datasets import load_diabetes, load_digits
 
-from flsv.benchmark import federation, truth_table
 from flsv.benchmark.built_in import BuiltInData
 from flsv.errors import ConfigurationError
 
@@ -45,30 +44,10 @@ def test_the_training_rows_tell_the_scale() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"name": "wine"}, "expected .digits. or .diabetes."),
         ({"name": "diabetes", "merge": 2}, "it has none"),
         ({"name": "digits", "keep": [1.0, 0.5]}, "each of 10 classes"),
-        ({"name": "digits", "merge": 9, "keep": [1.0, 0.0]}, "a finite number in .0, 1."),
-        ({"val_fraction": 1.0}, "val_fraction"),
     ],
 )
 def test_what_is_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         BuiltInData(**arguments)
-
-
-@pytest.mark.parametrize("name", ["digits_common_class", "common_class_adam", "diabetes_noise"])
-def test_federations_of_it_are_for_tuning_and_have_a_truth(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FLSV_DATA_ROOT", raising=False)
-    each = federation(name)
-    assert each.set == "tuning"
-    truth = truth_table(each)
-    assert truth.num_clients == each.datamodule().num_clients
-    assert truth.ceiling > 0.85
-    assert each.classifies == (name != "diabetes_noise")
-
-
-def test_the_training_rows_come_in_another_order_every_time() -> None:
-    loader = BuiltInData("diabetes").train_dataloader()
-    (first, _), (again, _) = next(iter(loader)), next(iter(loader))
-    assert not torch.equal(first, again)

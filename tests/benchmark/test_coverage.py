@@ -28,7 +28,7 @@ def told(*runs: tuple[list[float], float]) -> Results:
     for seed, (values, half) in enumerate(runs):
         value = torch.tensor(values)
         interval = {"m": (value - half, value + half)} if half == half else {}
-        results.add("small", "base", seed, Values({"m": value}, intervals=interval))
+        results.add("small", seed, Values({"m": value}, intervals=interval))
     return results
 
 
@@ -40,11 +40,9 @@ def test_the_truth_is_held_as_a_share() -> None:
     assert found.cases == 3
     assert found.width == pytest.approx(0.050025)
     assert math.isnan(found.seeds)
-    assert math.isnan(found.repeated)
     tight = coverage(told(([2.0, 1.0, 1.0], 0.19)), known(), "m")
     assert tight is not None
     assert tight.truth == pytest.approx(1 / 3)
-    assert tight.by_federation == {"small": pytest.approx(1 / 3)}
 
 
 def test_other_seeds_are_held_in_the_metrics_own_unit() -> None:
@@ -52,18 +50,13 @@ def test_other_seeds_are_held_in_the_metrics_own_unit() -> None:
     assert found is not None
     # Means of the others: [3, 1.25, 0.5], [2, 1.125, 0.5], [3, 1.125, 1].
     assert found.seeds == pytest.approx((2 + 2 + 1) / 9)
-    mean = torch.tensor([8 / 3, 3.5 / 3, 2 / 3]) / 4.5
-    true = torch.tensor([0.5, 0.3, 0.2])
-    errors = [0.05, 0.14, (abs(2 / 3.25 - 0.5) + abs(1.25 / 3.25 - 0.3) + 0.2) / 2]
-    assert found.repeated == pytest.approx(float((mean - true).abs().sum() / 2) / (sum(errors) / 3))
 
 
 def test_cases_without_an_interval_do_not_count() -> None:
     results = Results(None)
     value = torch.tensor([0.5, 0.3, 0.2])
     low, high = torch.tensor([0.4, NAN, 0.3]), torch.tensor([0.6, NAN, 0.4])
-    results.add("small", "base", 0, Values({"m": value}, intervals={"m": (low, high)}))
-    results.add("small", "partial", 0, Values({"m": value}, intervals={"m": (low, low)}))
+    results.add("small", 0, Values({"m": value}, intervals={"m": (low, high)}))
     found = coverage(results, known(), "m")
     assert found is not None
     assert found.cases == 2

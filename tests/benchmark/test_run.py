@@ -11,9 +11,9 @@ from small_federation import small
 from torch import Tensor
 
 from flsv.benchmark import make_truth, truth_table
-from flsv.benchmark.page import draw, markdown
+from flsv.benchmark.page import markdown
 from flsv.benchmark.registry import METRICS, NEEDS, Entry, entry
-from flsv.benchmark.run import CONDITIONS, bench, run
+from flsv.benchmark.run import bench, run
 from flsv.benchmark.scores import Results, spearman
 from flsv.benchmark.summary import by_set, costs, coverage, summarize
 from flsv.errors import ConfigurationError
@@ -148,9 +148,6 @@ def test_the_clients_side_of_a_metric_comes_along() -> None:
     # The training is the same with it and without.
     alone = run(small(), {"in_run_2": METRICS["in_run_2"]}, seed=0)
     assert torch.equal(alone.values["in_run_2"], found.values[name])
-    noised = run(small(), entries, seed=0, condition="private")
-    assert noised.values.keys() == {"size"}
-    assert "noise" in noised.refused["first"]
 
 
 def test_one_of_ones_own_by_its_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -186,49 +183,21 @@ def test_names_that_mean_nothing(name: str, message: str) -> None:
         entry(name)
 
 
-@pytest.mark.parametrize("arguments", [{"no_such": 1}, {"order": 7}])
-def test_arguments_that_a_class_does_not_take(arguments: dict[str, int]) -> None:
-    made = Entry("mine", "flsv.metrics.GradientShapley", arguments)
-    with pytest.raises(ConfigurationError):
-        made.build(small())
-
-
-def test_one_federations_data_at_a_time(tmp_path: Path) -> None:
-    make_truth(small(), tmp_path, seeds=[1])
-    several = {name: small(rounds=1) for name in ("first", "second")}
-    held: list[list[str]] = []
-
-    def say(line: str) -> None:
-        held.append([name for name, each in several.items() if "_datamodule" in vars(each)])
-
-    known = {name: (each, truth_table(small(), tmp_path)) for name, each in several.items()}
-    bench(known, {"size": METRICS["size"]}, seeds=2, conditions=[], say=say)
-    assert held == [["first"]] * 2 + [["second"]] * 2
-    assert all("_datamodule" not in vars(each) for each in several.values())
-    assert several["first"].num_samples.equal(small().datamodule().num_samples)
-
-
 @pytest.mark.slow
-def test_what_is_known_is_not_run_again_and_absence_is_no_corruption(tmp_path: Path) -> None:
+def test_what_is_known_is_not_run_again_and_is_summed_up(tmp_path: Path) -> None:
     mine = small()
     make_truth(mine, tmp_path, seeds=[1, 2])
     known = {"small": (mine, truth_table(mine, tmp_path))}
     said: list[str] = []
     entries = {name: METRICS[name] for name in ("size", "cgsv", "fedsv")}
     results = bench(known, entries, seeds=2, folder=tmp_path / "out", say=said.append)
-    assert len(said) == 2 + len(CONDITIONS) - 1
-    for condition in CONDITIONS:
-        assert results.values["small", condition, 0, "size"].shape == (3,)
-    base, gone = (results.values["small", condition, 0, "size"] for condition in ("base", "dropout"))
-    assert torch.equal(base, gone)
+    assert len(said) == 2
     again = bench(known, entries, seeds=2, folder=tmp_path / "out", say=said.append)
-    assert len(said) == 2 + len(CONDITIONS) - 1
+    assert len(said) == 2
     for key, values in results.values.items():
         assert torch.allclose(again.values[key], values.double(), rtol=1e-6)
-    more = bench(
-        known, {**entries, "ssv": METRICS["ssv"]}, seeds=1, conditions=[], folder=tmp_path / "out", say=said.append
-    )
-    assert ("small", "base", 0, "ssv") in more.values
+    more = bench(known, {**entries, "ssv": METRICS["ssv"]}, seeds=1, folder=tmp_path / "out", say=said.append)
+    assert ("small", 0, "ssv") in more.values
 
     cost = costs(mine, entries, tmp_path / "costs.csv", say=said.append)
     assert cost["fedsv"].evaluations == 8
@@ -241,17 +210,14 @@ def test_what_is_known_is_not_run_again_and_absence_is_no_corruption(tmp_path: P
     best, following = table.index[:2]
     assert table["lead"][best] == pytest.approx(summary["all"][best] - summary["all"][following])
     assert table["ms_a_round"]["fedsv"] == pytest.approx(1000 * cost["fedsv"].seconds)
-    values = results.values["small", "base", 0, "fedsv"], results.values["small", "base", 1, "fedsv"]
+    values = results.values["small", 0, "fedsv"], results.values["small", 1, "fedsv"]
     truth = known["small"][1].mean
     scores = [spearman(v, truth) for v in values]
     assert summary["all"]["fedsv"] == pytest.approx(sum(scores) / 2)
     assert summary["seeds"]["fedsv"] == pytest.approx(spearman(*values))
     half = 6.3138 * abs(scores[0] - scores[1]) / 2  # Student's t of one degree of freedom, 90 %
     assert summary["interval"]["fedsv"] == pytest.approx(half, rel=1e-3, abs=1e-9)
-    change = spearman(results.values["small", "partial", 0, "fedsv"], truth) - scores[0]
-    assert summary["partial"]["fedsv"] == pytest.approx(change)
     assert summary["seeds"]["size"] == pytest.approx(1)
-    assert summary["aggregators"]["size"] == pytest.approx(1)
     assert 0 <= summary["auroc free_rider"]["cgsv"] <= 1
     page = markdown(summary, results, entries, known, cost)
     assert all(f"`{name}`" in page for name in entries)
@@ -262,29 +228,17 @@ def test_what_is_known_is_not_run_again_and_absence_is_no_corruption(tmp_path: P
     section = page.split("own 90 % intervals hold")[1].split("##")[0]
     assert f"| `fedsv` | {held.truth:.2f} |" in section
     assert "`size`" not in section
-    assert len(draw(summary, cost, known).axes[0].lines) == 1 + len(entries)
-
-
-def test_intervals_are_kept(tmp_path: Path) -> None:
-    found = run(small(), {name: METRICS[name] for name in ("fedsv", "size")}, seed=0)
-    assert found.intervals.keys() == {"fedsv"}
-    Results(tmp_path).add("small", "base", 0, found)
-    read = Results(tmp_path)
-    assert read.intervals.keys() == {("small", "base", 0, "fedsv")}
-    for mine, kept in zip(found.intervals["fedsv"], read.intervals["small", "base", 0, "fedsv"]):
-        assert torch.allclose(mine.double(), kept, rtol=1e-6)
-    low, high = found.intervals["fedsv"]
-    assert ((low <= found.values["fedsv"]) & (found.values["fedsv"] <= high)).all()
 
 
 def test_a_metric_of_which_the_last_client_was_being_written_is_run_again(tmp_path: Path) -> None:
-    head = "federation,condition,seed,metric,client,value,low,high,identity\n"
-    first = f"{head}small,base,0,size,0,1,,,\n"
-    (tmp_path / "values.csv").write_text(f"{first}small,base,0,cgsv,0,1,,,\nsmall,base,0,")
+    head = "federation,seed,metric,client,value,low,high,identity\n"
+    first = f"{head}small,0,size,0,1,,,\n"
+    (tmp_path / "values.csv").write_text(f"{first}small,0,cgsv,0,1,,,\nsmall,0,")
     results = Results(tmp_path)
-    assert [key[3] for key in results.values] == ["size"]
-    results.add("small", "base", 1, run(small(), {"fedsv": METRICS["fedsv"]}, seed=1))
+    assert [key[2] for key in results.values] == ["size"]
+    found = run(small(), {"fedsv": METRICS["fedsv"]}, seed=1)
+    results.add("small", 1, found)
     read = Results(tmp_path)
-    assert read.values["small", "base", 0, "size"].tolist() == [1]
-    assert list(read.intervals) == [("small", "base", 1, "fedsv")]
-    assert not read.refused
+    assert read.values["small", 0, "size"].tolist() == [1]
+    for mine, kept in zip(found.intervals["fedsv"], read.intervals["small", 1, "fedsv"]):
+        assert torch.allclose(mine.double(), kept, rtol=1e-6)

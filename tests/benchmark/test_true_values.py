@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from flsv.benchmark import federation, truth_table
-from flsv.benchmark.truth import arcs, circular_orders, values_by_circles
+from flsv.benchmark.truth import arcs, values_by_circles
 from flsv.functional.shapley.game import MemoizedGame, all_coalitions, shapley_of_table
 from flsv.functional.shapley.permutation import marginals_along
 from flsv.functional.shapley.sampling import random_permutations
@@ -22,14 +22,6 @@ def shipped(name: str) -> tuple[MemoizedGame, int, Tensor]:
     table, players = truth.utilities[0], truth.num_clients
     game = MemoizedGame(lambda masks: table[(masks * 2 ** torch.arange(players)).sum(1)], players)
     return game, players, truth.values[0]
-
-
-def test_everybody_has_every_place_twice() -> None:
-    orders = circular_orders(7, seed=3, circle=1)
-    for place in orders.T:
-        assert place.bincount(minlength=7).tolist() == [2] * 7
-    assert not torch.equal(orders, circular_orders(7, seed=3, circle=0))
-    assert not torch.equal(orders, circular_orders(7, seed=4, circle=1))
 
 
 def test_the_arcs_are_all_that_is_asked_for_and_more_circles_add_to_them() -> None:

@@ -2,42 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import lightning as L
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 from small_federation import small
 
-from flsv.benchmark import federation, make_truth, names, train_coalitions, truth_table
+from flsv import FederatedLoop, Reporting
+from flsv.benchmark import Federation, federation, make_truth, names, train_coalitions, truth_table
 from flsv.benchmark.truth import FOLDER, SEEDS, exact_truth, sampled_truth, settings
 from flsv.errors import ConfigurationError
 from flsv.functional import exact_shapley
 from flsv.functional.shapley.game import all_coalitions
+from flsv.games.retraining import RetrainedUtility
+from flsv.loop.side_by_side import CoalitionTraining
+from flsv.sampling import FixedCohort
+from flsv.seeding import seed_global_rngs
 
 
 def test_made_in_parts_is_made_whole(tmp_path: Path) -> None:
-    mine, whole, parts = small(), tmp_path / "whole", tmp_path / "parts"
-    assert make_truth(mine, whole, seeds=[1, 2]) == 16
-    assert make_truth(mine, parts, seeds=[1], coalitions=[(0, 2), ()]) == 2
-    with pytest.raises(ConfigurationError, match="6 of 8 coalitions are missing"):
-        truth_table(mine, parts)
-    path = parts / "small.csv"
-    for killed in ("", path.read_text()[:20], path.read_text().split("\n")[0] + "\nseed,"):  # in its first lines
-        other = tmp_path / f"other{len(killed)}"
-        other.mkdir()
-        (other / "small.csv").write_text(killed)
-        assert make_truth(mine, other, seeds=[1], coalitions=[()]) == 1
-        assert (other / "small.csv").read_text().count("\n") == 3
-    path.write_text(path.read_text() + "1,0+1")  # killed while it wrote
-    assert make_truth(mine, parts, seeds=[1, 2]) == 14
-    assert make_truth(mine, parts, seeds=[1, 2]) == 0
-    one, other = truth_table(mine, whole), truth_table(mine, parts)
-    assert one.utilities is not None
-    assert other.utilities is not None
-    assert torch.allclose(one.utilities, other.utilities, atol=0.05)
+    mine, path = small(), tmp_path / "small.csv"
+    assert make_truth(mine, tmp_path, seeds=[1, 2]) == 16
+    whole, lines = truth_table(mine, tmp_path).utilities, path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:7]) + "1,0+2")  # killed while it wrote
+    with pytest.raises(ConfigurationError, match="3 of 8 coalitions are missing"):
+        truth_table(mine, tmp_path)
+    for killed, trained in ((path.read_text(), 11), (lines[0][:20], 16), (lines[0] + "seed,", 16)):
+        path.write_text(killed)
+        assert make_truth(mine, tmp_path, seeds=[1, 2]) == trained
+        torch.testing.assert_close(truth_table(mine, tmp_path).utilities, whole, atol=0.05, rtol=0)
+    other = replace(mine, rounds=3)
+    elsewhere = replace(mine, title="another", root="/somewhere")
+    assert settings(other, FOLDER) != settings(mine, FOLDER) == settings(elsewhere, FOLDER)
+    for function in (truth_table, make_truth):
+        with pytest.raises(ConfigurationError, match="small.csv holds results of others: settings is"):
+            function(other, tmp_path)
 
 
 def test_values_and_intervals() -> None:
@@ -70,34 +75,15 @@ def test_shipped_tables_are_whole_and_of_the_shipped_federations(name: str) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "coalitions"),
-    [("digits_free_riders", [(2, 3, 4), (0,)]), ("digits_20_clients", [tuple(range(20)), ()])],
-)
-def test_shipped_tables_are_what_the_command_makes(
-    name: str, coalitions: list[tuple[int, ...]], tmp_path: Path
-) -> None:
-    make_truth(federation(name), tmp_path, seeds=SEEDS[:1], coalitions=coalitions)
-    made = (tmp_path / f"{name}.csv").read_text().splitlines()
-    shipped = (FOLDER / f"{name}.csv").read_text().splitlines()
-    assert made[0].startswith(shipped[0].removesuffix("}"))  # the settings; what is made has its data's identity, too
-    assert made[1] == shipped[1]
-    rows = {tuple(line.split(",")[:2]): float(line.split(",")[2]) for line in shipped[2:]}
-    for line in made[2:]:
-        seed, members, utility = line.split(",")
-        # Two of 431 validation samples, and rounding after 100 steps of other kernels.
-        assert float(utility) == pytest.approx(rows[seed, members.lstrip("'")], abs=0.005)
-
-
-def test_a_table_of_other_settings_is_refused(tmp_path: Path) -> None:
-    mine = small()
-    make_truth(mine, tmp_path, seeds=[1], coalitions=[(0,)])
-    other = replace(mine, rounds=3)
-    elsewhere = replace(mine, title="another", root="/somewhere")
-    assert settings(other, FOLDER) != settings(mine, FOLDER) == settings(elsewhere, FOLDER)
-    for function in (truth_table, make_truth):
-        with pytest.raises(ConfigurationError, match="small.csv holds results of others: settings is"):
-            function(other, tmp_path)
+@pytest.mark.parametrize(("name", "members"), [("digits_free_riders", (2, 3, 4)), ("digits_20_clients", range(20))])
+def test_shipped_tables_are_what_is_trained(name: str, members: Sequence[int]) -> None:
+    each = federation(name)
+    mask = torch.tensor([[client in members for client in range(len(each.num_samples))]])
+    rows = [line.split(",") for line in (FOLDER / f"{name}.csv").read_text().splitlines()[2:]]
+    shipped = {(seed, coalition.lstrip("'")): float(utility) for seed, coalition, utility in rows}
+    made = train_coalitions(each, mask, SEEDS[0]).item()
+    # Two of 431 validation samples, and rounding after 100 steps of other kernels.
+    assert made == pytest.approx(shipped[str(SEEDS[0]), "+".join(map(str, members))], abs=0.005)
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:
@@ -145,7 +131,59 @@ def test_the_interval_of_circles_holds_the_exact_values() -> None:
     assert 0.85 < sum(held) / len(held) < 0.95
 
 
-def test_the_empty_coalition_is_untrained() -> None:
-    masks = torch.zeros(1, 3, dtype=torch.bool)
-    longer = small(rounds=3)
-    assert torch.equal(train_coalitions(small(), masks, 1), train_coalitions(longer, masks, 1))
+# ---- coalitions side by side
+
+
+def retrained(small: Federation, tmp_path: Path, seed: int, metric: str) -> RetrainedUtility:
+    def trainer(cohort: FixedCohort) -> L.Trainer:
+        loop = FederatedLoop(sampler=cohort, seed=seed, uploads=small.attackers(), reporting=Reporting(table=False))
+        made = small.trainer(loop)
+        return made
+
+    return RetrainedUtility(trainer, small.module(), small.datamodule(), metric)
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
+def test_the_same_as_one_coalition_after_the_other(tmp_path: Path, optimizer: str) -> None:
+    model = dict(small().model["init_args"]) | {
+        "optimizer": {"class_path": f"torch.optim.{optimizer}", "init_args": {"lr": 0.02}}
+    }
+    mine = small(model={"class_path": "flsv.ClassifierClient", "init_args": model}, performance="negative_loss")
+    masks = all_coalitions(3)
+    together = train_coalitions(mine, masks, seed=7)
+    seed_global_rngs(7, "benchmark")
+    apart = retrained(mine, tmp_path, 7, "negative_loss")(masks)
+    assert torch.allclose(together, apart, rtol=1e-4, atol=1e-5)
+    assert apart.unique().numel() == 8 - 1 + (apart[4] != apart[0]).item()  # the coalitions do differ
+
+
+def scheduled(scheduler: str, interval: str, **options: Any) -> Federation:
+    made = {"class_path": f"torch.optim.lr_scheduler.{scheduler}", "init_args": options}
+    optimizer = {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.2, "momentum": 0.9}}
+    given = {"optimizer": optimizer, "scheduler": made, "scheduler_interval": interval}
+    model = dict(small().model["init_args"]) | given
+    return small(model={"class_path": "flsv.ClassifierClient", "init_args": model}, rounds=3)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "interval", "options"),
+    [
+        ("StepLR", "epoch", {"step_size": 1, "gamma": 0.1}),
+        ("StepLR", "step", {"step_size": 3, "gamma": 0.7}),
+        ("CyclicLR", "step", {"base_lr": 0.01, "max_lr": 0.4, "step_size_up": 4}),
+    ],
+)
+def test_schedules_are_stepped_as_in_the_run(
+    scheduler: str, interval: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = scheduled(scheduler, interval, **options)
+    train_coalitions(mine, torch.zeros(1, 3, dtype=torch.bool), 7, compare=True)
+    # Where they are not, the coalition of all is no run of all, and no truth is made of it.
+    monkeypatch.setattr(CoalitionTraining, "_step_schedules", lambda *_: None)
+    with pytest.raises(ConfigurationError, match="the coalition of all clients, trained side by side"):
+        make_truth(mine, tmp_path, seeds=[7])
+
+
+def test_a_schedule_by_a_value_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="ReduceLROnPlateau steps by a value"):
+        train_coalitions(scheduled("ReduceLROnPlateau", "epoch"), all_coalitions(3), 0)

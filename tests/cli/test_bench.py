@@ -35,14 +35,14 @@ def mine(tmp_path: Path) -> str:
 def test_a_metric_in_a_federation_of_ones_own(mine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     asked = ["bench", "--metric", "cgsv", "--metric", "flsv.metrics.GradientShapley(order=2)", "--federations", mine]
-    asked += ["--seeds", "2", "--conditions", "partial", "--truth-seeds", "2", "--out", str(out)]
+    asked += ["--seeds", "2", "--truth-seeds", "2", "--out", str(out)]
     assert main(asked) == 0
     said = capsys.readouterr().out
     assert "training all of its coalitions, 2 times" in said
     assert "GradientShapley(order=2)" in said
     with (out / "values.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 3 * 3 * 2  # clients, runs, metrics
+    assert len(rows) == 3 * 2 * 2  # clients, runs, metrics
     page = (out / "benchmark.md").read_text()
     assert "AUROC label noise" in page
     assert "2 x 8" in page
@@ -88,7 +88,6 @@ def test_errors_of_a_metric_are_told_and_never_kept(
         mine,
         "--seeds",
         "1",
-        "--conditions",
         "--truth-seeds",
         "2",
         "--out",
@@ -111,7 +110,7 @@ def test_errors_of_a_metric_are_told_and_never_kept(
 
     status, said = bench(does="torch.ones(2) + torch.ones(3)")
     assert status == 1
-    assert "Mine has no value in mine, base, seed 0: Traceback" in said
+    assert "Mine has no value in mine, seed 0: Traceback" in said
     assert "RuntimeError: The size of tensor a (2) must match" in said
     assert kept() == []
     status, said = bench(asks="clients_ids")  # there is no such thing
@@ -162,7 +161,6 @@ def test_a_truth_of_other_data_is_refused(tmp_path: Path, capsys: pytest.Capture
         "size",
         "--seeds",
         "1",
-        "--conditions",
         "--truth-seeds",
         "2",
     ]
@@ -179,7 +177,7 @@ def test_many_clients_have_tables_of_their_own(mine: str, tmp_path: Path, capsys
     many = tmp_path / "many.yaml"
     many.write_text(yaml.safe_dump({**said, "circles": 1}))
     out = tmp_path / "out"
-    asked = ["bench", "--metric", "size", "--conditions", "--seeds", "1", "--truth-seeds", "2", "--out", str(out)]
+    asked = ["bench", "--metric", "size", "--seeds", "1", "--truth-seeds", "2", "--out", str(out)]
     assert main([*asked, "--federations", mine, str(many)]) == 0
     text = capsys.readouterr().out
     assert "many: training the coalitions on 1 of its circles, 2 times." in text
