@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -131,29 +131,30 @@ def draw_bars(
     colors = _name_ends(ax, values, labels) if many else {}
     known = np.array([place for place, i in enumerate(order) if math.isfinite(values[i])], dtype=int)
     clients = order[known]
-    bars = {"color": [colors.get(i, OTHERS if many else PALETTE[0]) for i in clients]}
-    whiskers: dict[str, Any] = {
-        "ecolor": "0.2" if of_seeds else "0.65",
-        "capsize": 0 if many else 3,
-        "error_kw": {"elinewidth": 1},
-    }
+    bars: dict[str, Any] = {"color": [colors.get(i, OTHERS if many else PALETTE[0]) for i in clients]}
     if errors is not None and not np.isnan(errors).all():
-        whiskers["yerr"] = errors[:, clients]
-    ax.bar(known, values[clients], **bars, **whiskers)
+        bars |= {"yerr": errors[:, clients], "ecolor": "0.2" if of_seeds else "0.65"}
+        bars |= {"capsize": 0 if many else 3, "error_kw": {"elinewidth": 1}}
+    ax.bar(known, values[clients], **bars)
     ax.axhline(0, color="black", linewidth=0.8)
-    shown = [place for place, i in enumerate(order) if not many or i in colors]
-    texts = [labels[order[place]] for place in shown]
-    if many:
-        ax.set_xlim(-0.7, len(values) - 0.3)
-        shown, texts = _apart(shown, texts, len(values))
-    _set_xticks(ax, shown, texts, many or max(map(len, labels), default=0) > 3)
-    for place, text in zip(shown, ax.get_xticklabels()):
-        text.set_color(colors.get(order[place], "black"))
+    _name_bars(ax, order, labels, colors, many)
     if not many:
         for place in {*range(len(order))} - {*known.tolist()}:
             ax.text(place, 0, " no value", rotation=90, ha="center", va="bottom", fontsize=8, color="0.5")
     ax.set_xlim(-0.7, len(values) - 0.3)
     _finish(ax, "client", unit, limits)
+
+
+def _name_bars(ax: Any, order: np.ndarray, labels: Sequence[str], colors: Mapping[int, str], many: bool) -> None:
+    """The names below the bars; of many those that have a color, as far as they do not lie on each other."""
+    places: Sequence[int] = [place for place, i in enumerate(order) if not many or i in colors]
+    texts: Sequence[str] = [labels[order[place]] for place in places]
+    if many:
+        ax.set_xlim(-0.7, len(order) - 0.3)
+        places, texts = _apart(places, texts, len(order))
+    _set_xticks(ax, places, texts, many or max(map(len, labels), default=0) > 3)
+    for place, text in zip(places, ax.get_xticklabels()):
+        text.set_color(colors.get(order[place], "black"))
 
 
 def draw_lines(

@@ -114,12 +114,12 @@ def _truth(each: Federation, out: Path, seeds: int) -> Truth:
 
 def _say_failures(results: Results, entries: Mapping[str, Entry]) -> int:
     """Each metric's error once, and why one has no value anywhere; the exit status."""
-    valued = {key[3] for key in results.values}
+    valued = {metric for _, _, metric in results.values}
+    refused = {key: why for key, why in results.refused.items() if key[2] not in valued}
     wrong: dict[str, str] = {}
-    for key, reason in (*results.failed.items(), *results.refused.items()):
-        name, seed, metric = key
-        if metric in entries and (key in results.failed or metric not in valued):
-            wrong.setdefault(metric, f"{metric} has no value in {name}, seed {seed}: {reason}")
+    for (name, seed, metric), why in (results.failed | refused).items():
+        if metric in entries:
+            wrong.setdefault(metric, f"{metric} has no value in {name}, seed {seed}: {why}")
     for text in wrong.values():
         print(f"flsv: error: {text}", file=sys.stderr)
     return 1 if wrong else 0

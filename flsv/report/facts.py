@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -22,12 +21,6 @@ SAY: Mapping[str, str] = WORDS["page"]
 #: Of the validation set in one class, from which on accuracy says little of who taught the model what.
 _MOSTLY = 0.7
 RETRAINED_HEAD = ("client", "value", "90 % interval", "share")
-
-
-def mean(values: Sequence[float]) -> float:
-    """Of the known ones; NaN without any."""
-    known = [value for value in values if value == value]
-    return math.fsum(known) / len(known) if known else math.nan
 
 
 def share(part: float, whole: float) -> float:
@@ -174,8 +167,9 @@ def logged(run: Run) -> list[tuple[str, str]]:
 def budget(shares: Shares) -> list[Markup | str]:
     """By what a budget is shared out, and what its intervals are."""
     basis = shares.basis
-    intervals = SAY["budget_intervals" if shares.has_intervals else "budget_without_intervals"]
-    found: list[Markup | str] = [SAY["budget"].format(basis.title, basis.of, shares.rule), intervals]
+    intervals = SAY["budget_intervals" if shares.table["share_low"].notna().any() else "budget_without_intervals"]
+    rule = WORDS["rules"][shares.budget.rule]
+    found: list[Markup | str] = [SAY["budget"].format(basis.title, basis.of, rule), intervals]
     return found if basis.to_pay_by else [*found, warning(SAY["not_to_pay_by"].format(basis.key))]
 
 

@@ -3,7 +3,6 @@ decide, in no words of those who measure; the appendix has what that rests on.""
 
 from __future__ import annotations
 
-import hashlib
 import math
 import shlex
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,6 @@ from flsv.csv_files import NAN
 from flsv.models.imbalance import OWN_SCORES
 from flsv.report import drawing, facts
 from flsv.report.facts import SAY
-from flsv.report.folder import CONTRIBUTIONS
 from flsv.report.html import command, section, table, warning
 from flsv.report.measured import own_title
 from flsv.report.reading import Run
@@ -263,10 +261,9 @@ def _settings(run: Run) -> Markup:
 
 def _replay(run: Run) -> Markup:
     config = run.folder / "config.yaml"
-    files = [path for path in (run.folder / CONTRIBUTIONS, config) if path.is_file()]
-    rows = [[f"{file.name} (SHA-256)", hashlib.sha256(file.read_bytes()).hexdigest()] for file in files]
+    rows = []
     for holder, digest in run.record["hashes"].items():
         who = "the server's validation set" if holder == "server" else run.label(int(holder))
         rows.append([f"samples and labels: {who}", digest])
-    again = [SAY["command"], command(f"flsv fit --config {shlex.quote(str(config))}")] if config in files else []
+    again = [SAY["command"], command(f"flsv fit --config {shlex.quote(str(config))}")] if config.is_file() else []
     return section("To replay the run", *again, SAY["hashes"], table(["of", "hash"], rows, texts=True))

@@ -21,7 +21,7 @@ from flsv.report.facts import SAY
 from flsv.report.html import section, table
 from flsv.report.reading import Run
 from flsv.report.shares import SHARE_HEAD, Shares
-from flsv.report.text import NONE, WORDS, number, numbers, percent
+from flsv.report.text import NONE, WORDS, mean, number, numbers, percent
 
 #: Clients below which nothing is told that is worked out from all of them.
 FEWEST = 5
@@ -84,8 +84,8 @@ def _contributions(run: Run, client: int) -> list[Markup | str]:
             parts.append(f"{metric}: {about}{f' In brackets: {kind}.' if kind else ''}")
         values = run.final(metric)
         # Two digits: with more, or from several pages, the others' values would follow.
-        mean = number(float(f"{facts.mean(values):.1e}")) if _public(run, values) else NONE
-        rows.append([metric, facts.shown(run, metric, [client])[0], mean])
+        of_all = number(float(f"{mean(values):.1e}")) if _public(run, values) else NONE
+        rows.append([metric, facts.shown(run, metric, [client])[0], of_all])
     parts.append(table(["", "your value", "mean of all"], rows))
     if any(run.final(metric)[client] != run.final(metric)[client] for metric in run.metrics):
         parts.append(SAY["dash"])

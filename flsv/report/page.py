@@ -9,6 +9,7 @@ from pathlib import Path
 
 from flsv._lightning.durable import replacing
 from flsv.arguments import client_number
+from flsv.csv_files import save_table
 from flsv.errors import ConfigurationError
 from flsv.report.for_all import page_for_all
 from flsv.report.for_one import page_for_one
@@ -52,5 +53,5 @@ def write_report(
     with replacing(file) as draft:
         draft.write(page.encode())
     if shares is not None and who is None:
-        shares.save(file.parent / SHARES)
+        save_table(file.parent / SHARES, shares.table)
     return file

@@ -150,9 +150,14 @@ class Run:
         return WORDS["sampled_interval"] if sampled else ""
 
     @property
+    def runs(self) -> Sequence[Run]:
+        """Of which the values are the mean."""
+        return [self]
+
+    @property
     def seeds(self) -> int:
         """Of how many runs the values are the mean."""
-        return 1
+        return len(self.runs)
 
     @property
     def source(self) -> str:

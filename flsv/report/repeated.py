@@ -15,7 +15,7 @@ from flsv.errors import ConfigurationError
 from flsv.functional.over_rounds import half_width
 from flsv.metrics.intervals import LEVEL
 from flsv.report.reading import Run, open_run
-from flsv.report.text import WORDS, shares_in
+from flsv.report.text import WORDS, mean, shares_in
 
 HEADER = ("metric", "client", "client_name", "runs", "mean", "std", "low", "high", "share")
 #: In the folder of the runs: the means, and which runs are done, see :class:`flsv.kept.Kept`.
@@ -29,10 +29,10 @@ class RepeatedRun(Run):
     """One of several runs with other seeds: values, intervals and performances are the means over all; the values of
     its rounds are its own."""
 
-    runs: Sequence[Run] = ()
+    runs: Sequence[Run] = ()  # type: ignore[assignment]
 
     def final(self, metric: str, column: str = "") -> list[float]:
-        return [_mean(values) for values in zip(*(run.final(metric, column) for run in self.runs))]
+        return [mean(values) for values in zip(*(run.final(metric, column) for run in self.runs))]
 
     def ends(self, metric: str) -> tuple[list[float], list[float]]:
         rows = summary(self.runs, [metric])
@@ -40,10 +40,6 @@ class RepeatedRun(Run):
 
     def kind(self, metric: str) -> str:
         return WORDS["seeds_interval"].format(len(self.runs))
-
-    @property
-    def seeds(self) -> int:
-        return len(self.runs)
 
 
 def over_seeds(run: Run) -> Run:
@@ -64,11 +60,6 @@ def over_seeds(run: Run) -> Run:
     return RepeatedRun(run.folder, {**run.record, "paid_in": games, "logged": logged}, run.table, runs)
 
 
-def _mean(values: Iterable[float]) -> float:
-    known = [value for value in values if value == value]
-    return statistics.fmean(known) if known else NAN
-
-
 def _mean_of_all(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if len(known) == len(values) else None
@@ -79,12 +70,12 @@ def summary(runs: Sequence[Run], metrics: Iterable[str] | None = None) -> DataFr
     rows = []
     for metric in runs[0].metrics if metrics is None else metrics:
         known = [[value for value in values if value == value] for values in zip(*(run.final(metric) for run in runs))]
-        means = [_mean(values) for values in known]
-        for client, (values, mean, share) in enumerate(zip(known, means, shares_in(means))):
+        means = [mean(values) for values in known]
+        for client, (values, middle, share) in enumerate(zip(known, means, shares_in(means))):
             spread = statistics.stdev(values) if len(values) > 1 else NAN
             half = mean_half_width(spread, len(values))
             name = runs[0].client_names[client]
-            rows.append([metric, client, name, len(values), mean, spread, mean - half, mean + half, share])
+            rows.append([metric, client, name, len(values), middle, spread, middle - half, middle + half, share])
     return DataFrame(rows, columns=[*HEADER])
 
 

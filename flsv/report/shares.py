@@ -5,19 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from pandas import DataFrame
 
-from flsv.csv_files import NAN, save_csv
+from flsv.csv_files import NAN
 from flsv.declared import Positive, checked
 from flsv.errors import ConfigurationError
 from flsv.functional.allocation import Negatives, allocate
 from flsv.report.reading import Run
-from flsv.report.repeated import RepeatedRun, over_seeds
+from flsv.report.repeated import over_seeds
 from flsv.report.text import NONE, WORDS, joined, percent
 
 #: Beside the report.
@@ -117,24 +116,25 @@ def basis_of(run: Run, by: str | None = None) -> Basis:
     fit = [name for name in known if about[name]["to_pay_by"]]
     if any(run.retrained()):
         known, fit = [*known, RETRAINED], [RETRAINED]
+    return _chosen(run, by, known, fit)
+
+
+def _chosen(run: Run, by: str | None, known: Sequence[str], fit: Sequence[str]) -> Basis:
+    """Of the ``known`` values those that are named, else the only ones that are ``fit``."""
     if not known:
         raise ConfigurationError(f"{run.folder}: no contribution was measured, so there is nothing to share out by.")
     there = f"{run.folder} has values by {joined(known)}"
     if by is not None and by not in known:
         raise ConfigurationError(f"--by {by}: {there}. flsv retrain RUN adds {RETRAINED}.")
-    if by is None and not fit:
-        raise ConfigurationError(
-            f"{there}, and the metrics' own pages say not to pay by them. flsv retrain RUN adds values that one may "
-            f"pay by; {_choice(known)} takes these all the same."
+    if by is None and len(fit) != 1:
+        against = (
+            ", and the metrics' own pages say not to pay by them: flsv retrain RUN adds others. These all the same"
         )
-    if by is None and len(fit) > 1:
-        raise ConfigurationError(f"{there}. Say by which: {_choice(fit)}.")
+        why = ". Say by which" if fit else against
+        options = joined((f"--by {name}" for name in fit or known), "or")
+        raise ConfigurationError(f"{there}{why}: {options}.")
     key = by or fit[0]
     return _retrained(run) if key == RETRAINED else _measured(run, key)
-
-
-def _choice(names: Sequence[str]) -> str:
-    return joined((f"--by {name}" for name in names), "or")
 
 
 def _measured(run: Run, metric: str) -> Basis:
@@ -142,9 +142,8 @@ def _measured(run: Run, metric: str) -> Basis:
     run = over_seeds(run)
     none = [NAN] * run.num_clients
     low, high = run.ends(metric) or (none, none)
-    runs = run.runs if isinstance(run, RepeatedRun) else [run]
-    title = f"{metric}, mean of {len(runs)} runs" if len(runs) > 1 else metric
-    return Basis(metric, title, _of(runs), run.final(metric), low, high, run.about(metric)["to_pay_by"])
+    title = f"{metric}, mean of {run.seeds} runs" if run.seeds > 1 else metric
+    return Basis(metric, title, _of(run.runs), run.final(metric), low, high, run.about(metric)["to_pay_by"])
 
 
 def _retrained(run: Run) -> Basis:
@@ -216,16 +215,6 @@ class Shares:
         """The budget, as it is read."""
         return self.budget.text(self.budget.amount)
 
-    @property
-    def rule(self) -> str:
-        """What becomes of values below 0, in words."""
-        return WORDS["rules"][self.budget.rule]
-
-    @property
-    def has_intervals(self) -> bool:
-        """Whether anybody's share has one."""
-        return bool(self.table["share_low"].notna().any())
-
     def cells(self, client: int) -> list[str]:
         """A client's share and amount with their intervals, in :data:`SHARE_HEAD`'s order."""
         if client in self.missing:
@@ -242,12 +231,6 @@ class Shares:
     def missing(self) -> list[int]:
         """Clients without a value."""
         return self.table.index[self.table["share"].isna()].tolist()
-
-    def save(self, path: Path) -> None:
-        """A row per client, by the names in :data:`HEADER`."""
-        save_csv(
-            path, [HEADER, *(["" if cell != cell else cell for cell in row] for row in self.table.values.tolist())]
-        )
 
 
 def shares_of(run: Run, budget: Budget) -> Shares:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -136,6 +137,17 @@ def change(by: str, start: float | None, end: float | None) -> str:
     rise = abs(end) - abs(start) if by == "negative_loss" else end - start
     verb = "rose" if rise > 0 else "fell" if rise < 0 else "stayed"
     return f"{title} on the validation set {verb} from {first} to {last}"
+
+
+def mean(values: Iterable[float]) -> float:
+    """Of the known ones; NaN without any.
+
+    Example:
+        >>> mean([0.5, 1.0, float("nan")])
+        0.75
+    """
+    known = [value for value in values if value == value]
+    return statistics.fmean(known) if known else math.nan
 
 
 def percent(share: float) -> str:
