@@ -36,7 +36,7 @@ from flsv.benchmark.registry import entry
 from flsv.benchmark.scores import shares
 from flsv.data import Partitioner
 from flsv.filters import CopyFilter, NormCap, OutlierFilter, SampleCap
-from flsv.report.repeated import mean_half_width
+from flsv.report.reading import mean_half_width
 from flsv.seeding import generator_for, isolated_rngs
 
 

@@ -24,9 +24,8 @@ from flsv._lightning.durable import check_writable
 from flsv.aggregation import Aggregator
 from flsv.cli.checkpoints import default_checkpoints, find_checkpoint
 from flsv.cli.command import STOPPED
-from flsv.cli.options import CONFIG_HELP, PARSER, ConfigFile
+from flsv.cli.options import CONFIG_HELP, PARSER, ConfigFile, FitParser
 from flsv.cli.predictions import WritePredictions
-from flsv.cli.suggestions import FitParser
 from flsv.clients.algorithms import ClientAlgorithm
 from flsv.engines.ranks import FederatedStrategy
 from flsv.errors import ConfigurationError

@@ -27,7 +27,7 @@ from flsv.errors import ConfigurationError
 from flsv.kept import Kept
 from flsv.report import Run, open_run
 from flsv.report.folder import FolderLock, run_folder
-from flsv.report.repeated import COLUMNS, RUNS, SUMMARY, summary
+from flsv.report.reading import COLUMNS, RUNS, SUMMARY, summary
 from flsv.report.terminal import print_table
 from flsv.report.text import percent
 
@@ -52,7 +52,7 @@ def repeat(
         say: is told which run begins.
 
     Returns:
-        A row per metric and client, by the names in :data:`flsv.report.repeated.HEADER`, and the file that they were
+        A row per metric and client, by the names in :data:`flsv.report.reading.HEADER`, and the file that they were
         written to. ``runs`` are those in which the client has a value; ``share`` is that of the means above 0.
 
     Raises:

@@ -85,13 +85,11 @@ def check_data(run: Path, record: Mapping[str, Any], identity: Identity, names: 
     Raises:
         ConfigurationError: by name, who took no part in the run, who is missing, and whose samples are others.
     """
-    before = record.get("clients", [])
-    strangers = [name for name in names if name not in before]
-    gone = [name for name in before if name not in names]
-    found = [f"no part in the run was taken by {', '.join(strangers)}"] if strangers else []
-    found += [f"there are no data of {', '.join(gone)}"] if gone else []
-    if not found:
-        found = identity.differences(Identity(identity.settings, record.get("hashes", {})))
+    before = record["clients"]
+    if [*names] != before:
+        found = [f"its clients are {', '.join(before)}, and these are {', '.join(names)}"]
+    else:
+        found = identity.differences(Identity(identity.settings, record["hashes"]))
     if found:
         raise ConfigurationError(
             f"the data are not those of {run}, as its {RECORD} tells: {'; '.join(found)}. Give it the data that it was "

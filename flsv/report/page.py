@@ -14,8 +14,7 @@ from flsv.errors import ConfigurationError
 from flsv.report.for_all import page_for_all
 from flsv.report.for_one import page_for_one
 from flsv.report.html import to_html
-from flsv.report.reading import open_run
-from flsv.report.repeated import over_seeds
+from flsv.report.reading import open_run, over_seeds
 from flsv.report.shares import SHARES, Budget, shares_of
 
 

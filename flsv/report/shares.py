@@ -15,8 +15,7 @@ from flsv.csv_files import NAN
 from flsv.declared import Positive, checked
 from flsv.errors import ConfigurationError
 from flsv.functional.allocation import Negatives, allocate
-from flsv.report.reading import Run
-from flsv.report.repeated import over_seeds
+from flsv.report.reading import Run, over_seeds
 from flsv.report.text import NONE, WORDS, joined, percent
 
 #: Beside the report.

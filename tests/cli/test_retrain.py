@@ -204,8 +204,8 @@ def test_other_data_than_the_runs_are_refused_by_name(tmp_path: Path, capsys: py
     swapped = [[*row[:2], "9", row[3]] if row[0] == "B" else row for row in rows]
     for changed, said in (
         (swapped, "other samples or labels for clients"),
-        ([*rows, ["D", "40", "2", "y"], ["D", "41", "2", "n"]], "no part in the run was taken by D"),
-        ([row for row in rows if row[0] != "C"], "there are no data of C"),
+        ([*rows, ["D", "40", "2", "y"], ["D", "41", "2", "n"]], "its clients are A, B, C, and these are A, B, C, D"),
+        ([row for row in rows if row[0] != "C"], "its clients are A, B, C, and these are A, B"),
     ):
         write(changed)
         capsys.readouterr()

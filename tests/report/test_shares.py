@@ -95,7 +95,11 @@ def test_pages_and_file_have_the_same_amounts(fitted: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("metrics", "by", "said"),
     [
-        (["cssv"], None, "has values by cssv, and the metrics' own pages say not to pay by them: flsv retrain .* --by cssv"),
+        (
+            ["cssv"],
+            None,
+            "has values by cssv, and the metrics' own pages say not to pay by them: flsv retrain .* --by cssv",
+        ),
         (["sv", "low", "cssv"], None, "has values by sv, low and cssv. Say by which: --by sv or --by low"),
         (["sv"], "cssv", "--by cssv: .* has values by sv"),
         (["sv"], "retrained", "flsv retrain RUN adds retrained"),
