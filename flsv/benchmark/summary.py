@@ -8,7 +8,6 @@ from itertools import combinations, pairwise
 from pathlib import Path
 
 import pandas
-import torch
 from pandas import DataFrame, Series
 from scipy import stats
 from torch import Tensor
@@ -39,7 +38,7 @@ COST_COLUMNS: dict[str, Cell] = {
 #: Columns of benchmark.csv, see :func:`by_set`.
 BY_SET = [
     *("set", "metric", "rank_correlation", "interval", "of_ceiling", "lead", "lead_interval", "worst", "where"),
-    *("misallocated", "federations", "ms_a_round"),
+    *("misallocated", "interval_covers", "federations", "ms_a_round"),
 ]
 
 
@@ -58,23 +57,6 @@ class Cost:
     training: float
 
 
-@dataclass(frozen=True)
-class Coverage:
-    """How often a metric's 90 % intervals cover the truth and other runs. A case is a client in a run.
-
-    Args:
-        truth: share of the cases in which the interval holds the client's true share of the gain.
-        seeds: share of the cases in which it holds the mean of the metric's values under the other seeds.
-        width: mean half width, as a share.
-        cases: how many the first number is of.
-    """
-
-    truth: float
-    seeds: float
-    width: float
-    cases: int
-
-
 def as_shares(values: Tensor, interval: Interval) -> Interval | None:
     """Ends ``[n]`` of an interval of values as ends of shares: divided by the sum of the values above 0, as
     :func:`flsv.benchmark.scores.shares` does with the values; None where nobody has one.
@@ -89,32 +71,17 @@ def as_shares(values: Tensor, interval: Interval) -> Interval | None:
     return (interval[0] / total, interval[1] / total) if total > 0 else None
 
 
-def coverage(results: Results, federations: Mapping[str, tuple[Federation, Truth]], metric: str) -> Coverage | None:
-    """What a metric's intervals hold; None where it has none.
-
-    Args:
-        results: values and intervals.
-        federations: by name, each with its truth.
-        metric: its name.
-    """
-    truth: list[bool] = []
-    seeds: list[bool] = []
-    widths: list[float] = []
-    for name, (_, true) in federations.items():
-        runs = results.runs(name, metric)
-        for seed, values in runs.items():
+def covered(results: Results, federations: Known, metric: str) -> float:
+    """In which part of the cases (clients in runs) a metric's 90 % intervals hold a client's true share; NaN without
+    any."""
+    held: list[bool] = []
+    for name, (_, truth) in federations.items():
+        for seed, values in results.runs(name, metric).items():
             interval = results.intervals.get((name, seed, metric))
-            if interval is None:
-                continue
-            others = [other for at, other in runs.items() if at != seed]
-            if others:
-                seeds += _held(interval, torch.stack(others).mean(0))
-            ends = as_shares(values, interval)
+            ends = None if interval is None else as_shares(values, interval)
             if ends is not None:
-                truth += _held(ends, shares(true.mean))
-                halves = (ends[1] - ends[0]) / 2
-                widths += halves[halves == halves].tolist()
-    return Coverage(mean(truth), mean(seeds), mean(widths), len(truth)) if truth or seeds else None
+                held += _held(ends, shares(truth.mean))
+    return mean(held)
 
 
 def _held(interval: Interval, value: Tensor) -> list[bool]:
@@ -163,8 +130,9 @@ def by_set(results: Results, federations: Known, metrics: Iterable[str], costs: 
     Columns: ``rank_correlation`` with the truth, half its 90 % ``interval`` over the runs' seeds, and what part it is
     ``of_ceiling``; its ``lead`` over the metric of the next row, mean over the federations that both have a value in,
     and half the lead's 90 % interval over these (``lead_interval``); the ``worst`` federation's and ``where`` that is;
-    the part of a payment that is ``misallocated``; the number of ``federations``; ``ms_a_round`` of the processor.
-    Arguments as of :func:`summarize`, and :func:`costs`.
+    the part of a payment that is ``misallocated``; in which part of the cases the metric's own 90 % ``interval_covers``
+    the truth; the number of ``federations``; ``ms_a_round`` of the processor; and ``auroc <kind>``, see
+    :func:`summarize`. Arguments as of :func:`summarize`, and :func:`costs`.
     """
     names, parts = [*metrics], []
     for which in SETS:
@@ -172,6 +140,7 @@ def by_set(results: Results, federations: Known, metrics: Iterable[str], costs: 
         if not some:
             continue
         table, ranks = summarize(results, some, names), by_federation(scores_of(results, some))
+        table["interval_covers"] = [covered(results, some, metric) for metric in table.index]
         table = table.assign(set=which, of_ceiling=table["all"] / mean(truth.ceiling for _, truth in some.values()))
         for metric, following in pairwise(table.index[table["federations"] > 0]):
             lead = (ranks.loc[metric] - ranks.loc[following]).dropna()
@@ -180,7 +149,13 @@ def by_set(results: Results, federations: Known, metrics: Iterable[str], costs: 
         parts.append(table)
     table = pandas.concat(parts).rename(columns={"all": "rank_correlation", "error": "misallocated"})
     table["ms_a_round"] = [1000 * costs[name].seconds if name in costs else NAN for name in table.index]
-    return table.rename_axis("metric").reset_index().reindex(columns=BY_SET)
+    kinds = [name for name in table if name.startswith("auroc ")]
+    return table.rename_axis("metric").reset_index().reindex(columns=[*BY_SET, *kinds])
+
+
+def two(value: float) -> str:
+    """With two digits; nothing for what is not known."""
+    return "" if value != value else f"{value:.2f}"
 
 
 def scores_of(results: Results, federations: Known) -> DataFrame:

@@ -25,11 +25,10 @@ from pandas import DataFrame
 
 from flsv.benchmark import Federation, Truth, federation, make_truth, names, truth_table
 from flsv.benchmark.federation import SETS, federations
-from flsv.benchmark.page import markdown, two
 from flsv.benchmark.registry import BASELINES, METRICS, Entry, entry
 from flsv.benchmark.run import bench
 from flsv.benchmark.scores import Results
-from flsv.benchmark.summary import Known, by_set, costs, summarize
+from flsv.benchmark.summary import Known, by_federation, by_set, costs, scores_of, summarize, two
 from flsv.benchmark.truth import SEEDS
 from flsv.cli.command import command_parser, positive, printer
 from flsv.report.folder import FolderLock
@@ -89,7 +88,7 @@ def main(args: Sequence[str], quiet: bool = False) -> int:
                 summary = _report(options.out, suffix, results, some, entries, say)
                 if not quiet:
                     _show(summary, some)
-        say(f"Written to {options.out}: tables of the metrics (benchmark.md, benchmark.csv), costs.csv and values.csv.")
+        say(f"Written to {options.out}: benchmark.csv, federations.csv, costs.csv and values.csv.")
         return _say_failures(results, entries)
 
 
@@ -133,10 +132,12 @@ def _report(
     cost_in = known[usual][0] if usual in known else (*own, federation(usual))[0]
     cost = costs(cost_in, entries, out / f"costs{suffix}.csv", say=say)
     summary = summarize(results, known, entries)
-    page = markdown(summary, results, entries, known, cost)
-    (out / f"benchmark{suffix}.md").write_text(page, encoding="utf-8")
     table = by_set(results, known, entries, cost)
     table.to_csv(out / f"benchmark{suffix}.csv", index=False, float_format="%.3f")
+    ranks = by_federation(scores_of(results, known)).T.assign(
+        ceiling={name: each.ceiling for name, (_, each) in known.items()}
+    )
+    ranks.to_csv(out / f"federations{suffix}.csv", float_format="%.3f")
     return summary
 
 

@@ -45,7 +45,6 @@ from flsv.report.measured import (
     points_of,
 )
 from flsv.report.terminal import client_columns
-from flsv.report.text import markdown_table, plain
 from flsv.round.result import RoundResult, RunResult, Sink
 
 #: Begins the tags of what is to be seen first.
@@ -318,5 +317,10 @@ def text_table(columns: Mapping[str, Iterable[object]]) -> str:
         | --- | --- |
         | a\\|b | 0.5 |
     """
-    head, *rows = [[plain(str(cell)) for cell in row] for row in (columns, *zip(*columns.values()))]
-    return markdown_table(head, rows)
+    cells = [columns, ["---"] * len(columns), *zip(*columns.values())]
+    return "\n".join(f"| {' | '.join(_plain(str(cell)) for cell in row)} |" for row in cells)
+
+
+def _plain(text: str) -> str:
+    text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\`*_|\[\]])", r"\\\1", text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -158,30 +157,6 @@ def percent(share: float) -> str:
         ('12.3 %', '–')
     """
     return NONE if share != share else f"{100 * share:.1f} %"
-
-
-def plain(text: str) -> str:
-    """A text on one line that Markdown shows as it is.
-
-    Example:
-        >>> print(plain("a|b *c*"), plain("<b>"))
-        a\\|b \\*c\\* &lt;b&gt;
-    """
-    text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"([\\`*_|\[\]])", r"\\\1", text)
-
-
-def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Cells, in Markdown already, as a table.
-
-    Example:
-        >>> print(markdown_table(["a", "b"], [["1", "2"]]))
-        | a | b |
-        | --- | --- |
-        | 1 | 2 |
-    """
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def joined(names: Iterable[str], word: str = "and") -> str:
