@@ -28,14 +28,6 @@ def test_the_digits_need_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> 
             assert set(bad.nonzero().flatten().tolist()) <= set(data.malicious)
 
 
-def test_what_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("FLSV_DATA_ROOT", str(tmp_path))
-    mnist = federation("mnist_sizes")
-    assert mnist.missing == ["MNIST/raw"]
-    with pytest.raises(ConfigurationError, match="Set FLSV_DATA_ROOT"):
-        mnist.datamodule()
-
-
 def own(folder: Path, **changes: Any) -> str:
     """A file like that of the digits, with these sections; None takes one out."""
     said = yaml.safe_load((FOLDER / "digits_sizes.yaml").read_text()) | changes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -113,30 +112,6 @@ def test_a_metric_that_fails_fails_alone() -> None:
     assert "RuntimeError: no idea" in found.failed["broken"]
 
 
-class Asking(Last):
-    """It is told how many samples clients train on, and is of use only where they have others to validate on."""
-
-    evaluates = True
-
-    def update(self, client_ids: Tensor, num_samples: Tensor, clients: Any) -> None:  # type: ignore[override]
-        self.rounds += 1
-        self.trained = num_samples
-
-    def compute(self) -> Tensor:
-        return self.trained.float()
-
-
-def test_clients_keep_samples_back_only_for_those_who_ask_them() -> None:
-    found = run(small(), {"asking": Entry("asking", Asking), "size": METRICS["size"]}, seed=0)
-    samples = small().datamodule().num_samples
-    assert found.values["size"].tolist() == samples.tolist()
-    held = samples - found.values["asking"]
-    assert ((held - 0.2 * samples).abs() <= 1).all()
-    assert held.min() >= 1
-    mine = small(data={**small().data, "splits": {"client_val": 0.5}})
-    assert mine.with_client_validation is mine
-
-
 @pytest.mark.slow
 def test_the_clients_side_of_a_metric_comes_along() -> None:
     name, mine = entry("flsv.metrics.InRunShapley(order=2)")
@@ -148,24 +123,6 @@ def test_the_clients_side_of_a_metric_comes_along() -> None:
     # The training is the same with it and without.
     alone = run(small(), {"in_run_2": METRICS["in_run_2"]}, seed=0)
     assert torch.equal(alone.values["in_run_2"], found.values[name])
-
-
-def test_one_of_ones_own_by_its_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "my_package.py").write_text(
-        "from flsv.benchmark.registry import SampleCount\n"
-        "class Mine(SampleCount):\n"
-        "    def __init__(self, num_clients=None, sign=1.0, performance=None):\n"
-        "        super().__init__(num_clients)\n"
-        "        self.sign, self.performance = sign, performance\n"
-        "    def compute(self):\n"
-        "        return self.sign * super().compute()\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    name, mine = entry("my_package.Mine(sign=-1.0)")
-    assert name == "Mine(sign=-1.0)"
-    assert mine.build(small()).performance == "accuracy"  # the federation's
-    found = run(small(), {name: mine}, seed=0)
-    assert found.values[name].tolist() == (-small().datamodule().num_samples).tolist()
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import lightning as L
 import numpy as np
@@ -21,7 +20,6 @@ from flsv.errors import ConfigurationError
 from flsv.functional import exact_shapley
 from flsv.functional.shapley.game import all_coalitions
 from flsv.games.retraining import RetrainedUtility
-from flsv.loop.side_by_side import CoalitionTraining
 from flsv.sampling import FixedCohort
 from flsv.seeding import seed_global_rngs
 
@@ -155,35 +153,3 @@ def test_the_same_as_one_coalition_after_the_other(tmp_path: Path, optimizer: st
     apart = retrained(mine, tmp_path, 7, "negative_loss")(masks)
     assert torch.allclose(together, apart, rtol=1e-4, atol=1e-5)
     assert apart.unique().numel() == 8 - 1 + (apart[4] != apart[0]).item()  # the coalitions do differ
-
-
-def scheduled(scheduler: str, interval: str, **options: Any) -> Federation:
-    made = {"class_path": f"torch.optim.lr_scheduler.{scheduler}", "init_args": options}
-    optimizer = {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.2, "momentum": 0.9}}
-    given = {"optimizer": optimizer, "scheduler": made, "scheduler_interval": interval}
-    model = dict(small().model["init_args"]) | given
-    return small(model={"class_path": "flsv.ClassifierClient", "init_args": model}, rounds=3)
-
-
-@pytest.mark.parametrize(
-    ("scheduler", "interval", "options"),
-    [
-        ("StepLR", "epoch", {"step_size": 1, "gamma": 0.1}),
-        ("StepLR", "step", {"step_size": 3, "gamma": 0.7}),
-        ("CyclicLR", "step", {"base_lr": 0.01, "max_lr": 0.4, "step_size_up": 4}),
-    ],
-)
-def test_schedules_are_stepped_as_in_the_run(
-    scheduler: str, interval: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mine = scheduled(scheduler, interval, **options)
-    train_coalitions(mine, torch.zeros(1, 3, dtype=torch.bool), 7, compare=True)
-    # Where they are not, the coalition of all is no run of all, and no truth is made of it.
-    monkeypatch.setattr(CoalitionTraining, "_step_schedules", lambda *_: None)
-    with pytest.raises(ConfigurationError, match="the coalition of all clients, trained side by side"):
-        make_truth(mine, tmp_path, seeds=[7])
-
-
-def test_a_schedule_by_a_value_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="ReduceLROnPlateau steps by a value"):
-        train_coalitions(scheduled("ReduceLROnPlateau", "epoch"), all_coalitions(3), 0)

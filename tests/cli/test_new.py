@@ -66,11 +66,3 @@ def test_nothing_that_is_there_is_overwritten(tmp_path: Path, capsys: pytest.Cap
     assert list((tmp_path / "held_place").iterdir()) == []
     assert main(["new", "metric", "NothingLikeIt", "--out", str(tmp_path), "--quiet"]) == 0
     assert capsys.readouterr().out == ""
-
-
-def test_init_writes_a_flower_project(tmp_path: Path) -> None:
-    main(["init", "--flower", str(tmp_path / "project")])
-    assert {"README.md", "pyproject.toml", "keys.sh", "fedapp"} <= {
-        path.name for path in (tmp_path / "project").iterdir()
-    }
-    assert "server_app" in (tmp_path / "project/fedapp/federation.py").read_text()

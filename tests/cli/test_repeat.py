@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import statistics
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -15,32 +14,28 @@ from flsv.cli import main, repeat
 from flsv.report import open_run
 from flsv.report.shares import basis_of
 
-CONFIG: dict[str, Any] = {
-    "trainer": {"max_epochs": 1, "accelerator": "cpu"},
-    "model": {
-        "class_path": "flsv.ClassifierClient",
-        "init_args": {
-            "network": "softmax",
-            "optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1}},
-        },
-    },
-    "data": {
-        "source": "digits",
-        "partitioner": {"class_path": "flsv.data.SizePartitioner", "init_args": {"proportions": [1, 2, 4], "seed": 0}},
-        "splits": {"server_val": 0.2, "seed": 0},
-        "batch_size": 64,
-    },
-    "federation": {
-        "metrics": {"cssv": {"class_path": "flsv.metrics.ClassSpecificShapley"}},
-        "reporting": {"figures": 0},
-    },
-}
+CONFIG = """
+trainer: {max_epochs: 1, accelerator: cpu}
+model:
+  class_path: flsv.ClassifierClient
+  init_args:
+    network: softmax
+    optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.1}}
+data:
+  source: digits
+  partitioner: {class_path: flsv.data.SizePartitioner, init_args: {proportions: [1, 2, 4], seed: 0}}
+  splits: {server_val: 0.2, seed: 0}
+  batch_size: 64
+federation:
+  metrics: {cssv: ClassSpecificShapley}
+  reporting: {figures: 0}
+"""
 
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("repeat") / "federation.yaml"
-    path.write_text(yaml.safe_dump(CONFIG))
+    path.write_text(CONFIG)
     return path
 
 
@@ -90,10 +85,9 @@ def test_what_changed_between_two_calls_is_refused(tmp_path: Path, capsys: pytes
 
     def write(rows: list[list[str]], lr: float) -> None:
         data.write_text("".join(",".join(row) + "\n" for row in rows))
-        model = {**CONFIG["model"], "init_args": {**CONFIG["model"]["init_args"]}}
-        model["init_args"]["optimizer"] = {"class_path": "torch.optim.SGD", "init_args": {"lr": lr}}
-        section = {"source": str(data), "labels": "ill", "groups": "clinic"}
-        config.write_text(yaml.safe_dump({**CONFIG, "model": model, "data": section}))
+        said = yaml.safe_load(CONFIG) | {"data": {"source": str(data), "labels": "ill", "groups": "clinic"}}
+        said["model"]["init_args"]["optimizer"]["init_args"]["lr"] = lr
+        config.write_text(yaml.safe_dump(said))
 
     write(table, 0.1)
     assert main(["repeat", "2", "--config", str(config), "--out", str(out), "-q"]) == 0

@@ -27,32 +27,29 @@ from flsv.metrics import (
     PartialFederatedShapley,
 )
 
-CONFIG = {
-    "seed_everything": 3,
-    "trainer": {"max_epochs": 2, "accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False},
-    "model": {
-        "class_path": "flsv.ClassifierClient",
-        "init_args": {
-            "network": "softmax",
-            "num_classes": 10,
-            "input_shape": [1, 8, 8],
-            "optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1}},
-        },
-    },
-    "data": {
-        "source": "digits",
-        "partitioner": {
-            "class_path": "flsv.data.SizePartitioner",
-            "init_args": {"proportions": [1, 2, 4], "seed": 0},
-        },
-        "splits": {"server_val": 0.2, "seed": 0},
-        "batch_size": 64,
-    },
-    "federation": {
-        "aggregator": {"class_path": "flsv.aggregation.ShapFedWA", "init_args": {"metric": "cssv"}},
-        "metrics": {"cssv": {"class_path": "flsv.metrics.ClassSpecificShapley"}},
-        "reporting": {"table": False, "figures": 0},
-    },
+CONFIG = """
+seed_everything: 3
+trainer: {max_epochs: 2, accelerator: cpu, enable_progress_bar: false, enable_model_summary: false}
+model:
+  class_path: flsv.ClassifierClient
+  init_args:
+    network: softmax
+    optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.1}}
+data:
+  source: digits
+  partitioner: {class_path: flsv.data.SizePartitioner, init_args: {proportions: [1, 2, 4], seed: 0}}
+  splits: {server_val: 0.2, seed: 0}
+  batch_size: 64
+federation:
+  aggregator: {class_path: ShapFedWA, init_args: {metric: cssv}}
+  metrics: {cssv: ClassSpecificShapley}
+  reporting: {table: false, figures: 0}
+"""
+#: Of a table, without metrics.
+TABLE = {
+    **yaml.safe_load(CONFIG),
+    "model": {"class_path": "flsv.ClassifierClient", "init_args": {"network": "softmax"}},
+    "federation": {"reporting": {"table": False, "figures": 0}},
 }
 
 
@@ -60,7 +57,7 @@ CONFIG = {
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run's folder, as the command line leaves it."""
     folder = tmp_path_factory.mktemp("retrained")
-    (folder / "federation.yaml").write_text(yaml.safe_dump(CONFIG))
+    (folder / "federation.yaml").write_text(CONFIG)
     assert main(["fit", "--config", str(folder / "federation.yaml"), f"--trainer.default_root_dir={folder}"]) == 0
     return next(folder.glob("lightning_logs/*"))
 
@@ -150,9 +147,7 @@ def test_where_one_class_has_most_of_the_accuracy_it_is_said(
     rows = [f"{'AB'[i % 2]},{i % 7},{i % 3},{'ny'[i % 5 == 0]}" for i in range(100)]
     (tmp_path / "clinics.csv").write_text("\n".join(["clinic,age,dose,ill", *rows, ""]))
     data = {"source": str(tmp_path / "clinics.csv"), "labels": "ill", "groups": "clinic"}
-    model = {"class_path": "flsv.ClassifierClient", "init_args": {"network": "softmax"}}
-    config = {**CONFIG, "model": model, "data": data, "federation": {"reporting": {"table": False, "figures": 0}}}
-    (tmp_path / "federation.yaml").write_text(yaml.safe_dump(config))
+    (tmp_path / "federation.yaml").write_text(yaml.safe_dump({**TABLE, "data": data}))
     assert main(["fit", "--config", str(tmp_path / "federation.yaml"), f"--trainer.default_root_dir={tmp_path}"]) == 0
     run = next(tmp_path.glob("lightning_logs/*"))
     for metric, said in (("accuracy", True), ("negative_loss", False)):
@@ -192,9 +187,7 @@ def test_other_data_than_the_runs_are_refused_by_name(tmp_path: Path, capsys: py
 
     write(rows)
     data = {"source": str(file), "labels": "ill", "groups": "clinic"}
-    model = {"class_path": "flsv.ClassifierClient", "init_args": {"network": "softmax"}}
-    config = {**CONFIG, "model": model, "data": data, "federation": {"reporting": {"table": False, "figures": 0}}}
-    (tmp_path / "federation.yaml").write_text(yaml.safe_dump(config))
+    (tmp_path / "federation.yaml").write_text(yaml.safe_dump({**TABLE, "data": data}))
     command = ["fit", "--config", str(tmp_path / "federation.yaml"), f"--trainer.default_root_dir={tmp_path}"]
     assert main(command) == 0
     run = next(tmp_path.glob("lightning_logs/*"))

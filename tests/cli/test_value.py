@@ -69,42 +69,9 @@ def test_the_same_seed_gives_the_same_values(folder: Path) -> None:
     assert tables[0] != tables[2]
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_samples_that_are_not_finite_have_a_column(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "broken.py").write_text(
-        "from flsv.data import Corruption\n\n\nclass Broken(Corruption):\n"
-        "    def corrupt(self, x, y, num_classes, generator):\n        x[:3] = float('nan')\n        return x, y\n"
-    )
-    more = tmp_path / "broken.yaml"
-    more.write_text("data: {corruptions: [{class_path: broken.Broken, init_args: {clients: [2]}}]}\n")
-    assert value("--config", str(more)) == 0
-    assert [row["not_finite"] for row in rows(folder)] == ["0", "0", "3", "0", "0"]
-    flagged = flagged_rows(folder, 2)
-    assert [row["score"] for row in flagged[:3]] == ["", "", ""]
-    assert all("not finite" in row["why"] for row in flagged[:3])
-    assert not any("not finite" in row["why"] for row in flagged[3:])
-
-
 def flagged_rows(folder: Path, client: int) -> list[dict[str, str]]:
     with (folder / "clients" / str(client) / "flagged.csv").open() as file:
         return list(csv.DictReader(file))
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_flagged_samples_are_listed_for_their_client(folder: Path, capsys: Any) -> None:
-    assert value("--pictures", "0") == 0
-    assert "flagged.csv" in capsys.readouterr().out
-    for client, row in enumerate(rows(folder)):
-        flagged = flagged_rows(folder, client)
-        assert len(flagged) == int(row["flagged"])
-        scores = [float(sample["score"]) for sample in flagged]
-        assert scores == sorted(scores, reverse=True)
-        assert all(score > 0 for score in scores)
-        assert len({sample["index"] for sample in flagged}) == len(flagged)
-        far = [float(sample["why"].split()[0]) for sample in flagged]
-        assert all(number >= 4.5 for number in far)
-        assert all("above the center of its class" in sample["why"] for sample in flagged)
-    assert sum(int(row["flagged"]) for row in rows(folder)) > 20
 
 
 @pytest.mark.usefixtures("undrawn")

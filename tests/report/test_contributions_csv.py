@@ -1,6 +1,5 @@
 """The CSV survives crashes and resumes."""
 
-import csv
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -51,11 +50,6 @@ def test_resuming_elsewhere_takes_the_earlier_rounds_along(tmp_path: Path) -> No
     assert len(old.path.read_text().splitlines()) == 7  # left alone
 
 
-def test_a_file_that_is_gone_is_said(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="is gone: .* starts at round 2"):
-        CSV(tmp_path / "c.csv", NAMES).begin(2, tmp_path / "nowhere.csv")
-
-
 def test_a_file_of_an_earlier_run_is_kept_and_named(tmp_path: Path) -> None:
     path = tmp_path / "c.csv"
     first = written(path, 3).path.read_bytes()
@@ -72,20 +66,6 @@ def test_going_back_several_rounds_keeps_what_is_run_again(tmp_path: Path) -> No
     with pytest.warns(UserWarning, match="c_1.csv"):
         CSV(path, NAMES).begin(1)
     assert (tmp_path / "c_1.csv").read_bytes() == before
-
-
-def test_names_stand_beside_the_numbers(tmp_path: Path) -> None:
-    names = ["Boston", "St. Mary's,\nEast"]
-    file = CSV(tmp_path / "c.csv", names)
-    file.begin(0)
-    of_class = Numbers("cssv", [[0.5]], {"0": "Shirt"}, clients=[1])
-    cost = Numbers("cost", [[4.0]], {"up": "up"}, clients=[1])
-    file.append(rows(0, of_class, Numbers("cssv", [0.25]), cost, names=names))
-    with file.path.open(newline="") as lines:
-        found = [(row["client_name"], row["class_name"]) for row in csv.DictReader(lines)]
-    assert found == [("St. Mary's, East", "Shirt"), ("Boston", ""), ("St. Mary's, East", "up")]
-    kept = CSV(file.path, names).begin(1)
-    assert [(row.metric, row.value) for row in kept] == [("cssv", 0.5), ("cssv", 0.25), ("cost", 4.0)]
 
 
 class SharedFolderLogger(DummyLogger):

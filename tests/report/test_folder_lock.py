@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import lightning as L
 import pytest
@@ -49,17 +48,6 @@ def test_a_second_run_in_a_live_runs_folder_is_refused(tmp_path: Path) -> None:
     assert str(tmp_path) in second.error
     assert "--trainer.default_root_dir" in second.error
     assert len({line.split(",")[0] for line in (tmp_path / "contributions.csv").read_text().splitlines()}) == 2
-
-
-def test_the_folder_is_free_after_a_run_and_after_an_exception(tmp_path: Path) -> None:
-    class Fail(Callback):
-        def on_train_batch_start(self, *args: Any) -> None:
-            raise ArithmeticError
-
-    with pytest.raises(ArithmeticError), pytest.warns(UserWarning, match="discarded"):
-        fit(FederatedLoop(), tmp_path, callbacks=[Fail()])
-    fit(FederatedLoop(), tmp_path, rounds=1)
-    FolderLock(tmp_path).release()
 
 
 @pytest.mark.slow

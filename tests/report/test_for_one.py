@@ -104,12 +104,6 @@ def test_pages_are_the_same_whatever_the_others_have(tmp_path: Path, clients: in
     assert pages(first[0], readers) == pages(second[0], readers)
 
 
-@pytest.mark.parametrize("clients", [2, 3, 4])
-def test_of_few_the_page_is_the_same_whatever_the_others_have_together(tmp_path: Path, clients: int) -> None:
-    first, second = (a_run(tmp_path / str(total), clients, [0], 1, total) for total in (0.7, 1.1))
-    assert pages(first[0], [0]) == pages(second[0], [0])
-
-
 def test_from_five_on_a_mean_in_two_digits_is_told_once_and_at_the_end_of_the_run(tmp_path: Path) -> None:
     folder, _ = a_run(tmp_path, 5, [0], 1, 1.7654321)
     for text in pages(folder, [0]):

@@ -11,7 +11,6 @@ import pytest
 from made_runs import NAMES, at_fault, copying, made_value, make_run
 from page_text import text_of
 
-from flsv.errors import ConfigurationError
 from flsv.report import open_run, write_report
 from flsv.report.text import NONE, number
 
@@ -162,19 +161,6 @@ def test_never_drawn_is_a_dash_and_not_0(tmp_path: Path) -> None:
     text = texts(folder)
     assert f"| Lyon | {NONE} | {NONE} |" in text
     assert "1 clients were never drawn" in text
-
-
-def test_which_file_and_which_client(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run", names=("1", "0", "Graz", "Graz"))
-    assert write_report(folder, client=2, out=tmp_path / "page.html") == tmp_path / "page.html"
-    assert "Contribution of client 0" in texts(folder, client="0")
-    assert write_report(folder, client=0) == folder / "clients" / "0" / "report.html"
-    with pytest.raises(ConfigurationError, match=r"clients \[2, 3\] have this name"):
-        write_report(folder, client="Graz")
-    with pytest.raises(ConfigurationError, match="no such client"):
-        write_report(folder, client=7)
-    with pytest.raises(ConfigurationError, match="ends with .html"):
-        write_report(folder, out=tmp_path / "page.md")
 
 
 def test_who_was_named_and_who_copies_is_told(tmp_path: Path) -> None:

@@ -46,14 +46,6 @@ def test_it_says_what_the_run_was(tmp_path: Path) -> None:
     assert open_run(tmp_path).ended is True
 
 
-def test_the_same_samples_have_the_same_hashes(tmp_path: Path) -> None:
-    for name, data in (("a", toy_data()), ("b", toy_data()), ("c", toy_data((1, 4, 2)))):
-        fit(loop(), tmp_path / name, data=data, rounds=1)
-    hashes = {name: read(tmp_path / name)["hashes"] for name in "abc"}
-    assert hashes["a"] == hashes["b"]
-    assert hashes["a"]["1"] != hashes["c"]["1"]
-
-
 def test_it_is_there_in_the_first_round_and_not_ended(tmp_path: Path) -> None:
     class Look(L.Callback):
         def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from toys import Plain, fit, toy_data
 
 from flsv import ClientEvaluation, Reporting
 from flsv.aggregation import ShapFedWA
-from flsv.data import FederatedDataModule
 from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CommunicationCost, DomainRelevance
 from flsv.personalization import PFedSV
@@ -68,34 +67,6 @@ def test_csv_is_tidy_and_complete(tmp_path: Path) -> None:
     assert {row["round"] for row in rows if row["metric"] == "accuracy"} == {"1", "3"}
     keys = [(row["round"], row["metric"], row["client"], row["class"]) for row in rows]
     assert len(keys) == len(set(keys))
-
-
-def test_other_loggers_are_told_who_is_who(tmp_path: Path) -> None:
-    class Hospitals(FederatedDataModule):
-        client_names = ("Boston", "Lyon", "2")
-
-    data = toy_data()
-    data.__class__ = Hospitals
-    fit(loop(), tmp_path, data=data, logger=CSVLogger(tmp_path, name="", version="run", flush_logs_every_n_steps=1))
-    with (tmp_path / "run" / "metrics.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert {"cssv/client_0_Boston", "cssv/class_1/client_1_Lyon", "weight/client_2"} <= rows[0].keys()
-    assert "cssv/client_0" not in rows[0]
-    assert {row["step"] for row in rows if row["cssv/client_0_Boston"]} == {"0", "1", "2"}
-
-
-def test_the_table_names_every_client(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    federation = loop(evaluation=ClientEvaluation(every=1))
-    data = toy_data()
-    fit(federation, tmp_path, data=data)
-    text = capsys.readouterr().out
-    assert "cssv by class" in text
-    weights = federation.weights
-    for i in range(3):
-        assert f"{int(data.num_samples[i])}" in text
-        assert f"{weights[i]:.3f}" in text
-    fit(loop(reporting=Reporting(table=False)), tmp_path)
-    assert "cssv" not in capsys.readouterr().out
 
 
 def test_the_progress_bar_shows_round_client_and_validation(tmp_path: Path) -> None:
