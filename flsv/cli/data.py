@@ -25,6 +25,7 @@ from flsv.errors import listed
 
 #: A class that has at most this share is rare: a model that never finds it is right nearly always.
 RARE = 0.2
+READ_AS = "is read as"
 #: So many classes, and clients of a table of columns, are shown each.
 _SHOWN = 10
 
@@ -46,11 +47,14 @@ def samples(data: FederatedDataModule) -> pd.DataFrame:
 
 
 def missing(data: FederatedDataModule) -> pd.DataFrame:
-    """A row for each column of a table, a column for each client: which share of its training rows has no value."""
+    """A row for each column of a table, a column for each client: which share of its training rows has no value; before
+    them, what the column ``is read as``."""
     rows = [data.client_indices(client).numpy() for client in range(data.num_clients)]
     shares = [[float(card.values.iloc[each].isna().mean()) for each in rows] for card in data.column_cards]
     names = [card.name for card in data.column_cards]
-    return pd.DataFrame(shares, index=pd.Index(names, name="column"), columns=list(data.client_names))
+    frame = pd.DataFrame(shares, index=pd.Index(names, name="column"), columns=list(data.client_names))
+    frame.insert(0, READ_AS, [card.became for card in data.column_cards])
+    return frame
 
 
 def summary(data: FederatedDataModule) -> pd.DataFrame:
@@ -79,10 +83,10 @@ def notes(data: FederatedDataModule) -> list[str]:
             without = counts.index[counts[name] == 0]
             if len(without):
                 found.append(f"No {name} to train on: {listed(without)}.")
-    lacking, became = missing(data), {card.name: card.became for card in data.column_cards}
-    for name, shares in lacking.iterrows():
+    lacking = missing(data)
+    for name, shares in lacking[lacking[READ_AS] != "left out"].drop(columns=READ_AS).iterrows():
         mostly = shares.index[shares - shares.min() > 0.5]
-        if became[name] != "left out" and len(mostly):
+        if len(mostly):
             found.append(
                 f"{name} is missing mostly at {listed(mostly)}: the model can tell by its gaps whose a row is."
             )
@@ -98,11 +102,10 @@ def show(data: FederatedDataModule) -> None:
     rows = "" if held is None or held["rows"] is None else f", {held['rows']:,} samples"
     print("The server has nothing to validate on." if held is None else f"The server validates on {held['of']}{rows}.")
     if data.column_cards:
-        lacking = missing(data)
+        lacking = missing(data).set_index(READ_AS, append=True)
         if len(lacking.columns) > _SHOWN:
             lacking = pd.DataFrame({"least": lacking.min(axis=1), "most": lacking.max(axis=1)})
-        lacking = _in_percent(lacking, lacking.columns).add_prefix("missing, ")
-        lacking.insert(0, "is read as", [card.became for card in data.column_cards])
+        lacking = _in_percent(lacking, lacking.columns).add_prefix("missing, ").reset_index(READ_AS)
         print(f"\nColumns\n\n{lacking.to_string()}\n")
     for note in notes(data):
         print(note)
@@ -130,8 +133,6 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         out.mkdir(parents=True, exist_ok=True)
         samples(data).to_csv(out / "samples.csv")
         if data.column_cards:
-            columns = missing(data)
-            columns.insert(0, "is read as", [card.became for card in data.column_cards])
-            columns.to_csv(out / "columns.csv")
+            missing(data).to_csv(out / "columns.csv")
             summary(data).to_csv(out / "summary.csv")
         print(f"Written: {shown(out)}")

@@ -34,16 +34,15 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     parser = command_parser("flsv init", __doc__)
     parser.add_argument("folder", metavar="DIR", type=Path, nargs="?", help="where the files go; by default here")
     parser.add_argument(
-        "--config", metavar="NAME", action="append", help="one that comes with flsv, such as quickstart; give several"
+        "--config",
+        metavar="NAME",
+        action="append",
+        help="one that comes with flsv; give several; by default quickstart",
     )
     parser.add_argument("--flower", metavar="DIR", type=Path, help="a federation that `flwr run` starts")
     given = parser.parse_args(args)
     if given.flower is not None:
-        if given.folder is not None or given.config is not None:
-            parser.error("--flower DIR makes a folder of its own: give it alone")
         said = _copy_template(given.flower)
-    elif given.folder is None and given.config is None:
-        parser.error("say where to (flsv init DIR) or what (flsv init --config quickstart), or --flower DIR")
     else:
         said = _copy_configs(given.config or ["quickstart"], given.folder or Path())
     if not quiet:
@@ -51,10 +50,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
 
 
 def _copy_configs(names: Sequence[str], folder: Path) -> str:
-    paths = dict.fromkeys(map(find_config, names))
-    copies = {folder / path.name: path for path in paths}
-    if len(copies) < len(paths):
-        raise ConfigurationError(f"two of {', '.join(map(str, paths))} have one name: copy them to two folders.")
+    copies = {folder / path.name: path for path in map(find_config, names)}
     there = [str(copy) for copy in copies if copy.exists()]
     if there:
         raise ConfigurationError(f"{', '.join(there)} is there already: name another folder, or use what is there.")

@@ -94,17 +94,3 @@ def test_it_is_printed_when_the_bar_has_stopped(
     assert "teardown" not in vars(bar)
     fit(federation, tmp_path / "none", rounds=1)
     assert events == ["bar stopped", "table", "table"]
-
-
-def test_nothing_is_printed_later_after_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Fail(L.Callback):
-        def on_train_end(self, *_: Any) -> None:
-            raise ArithmeticError
-
-    printed: list[str] = []
-    monkeypatch.setattr("flsv.report.progress.print_contributions", lambda *_: printed.append("table"))
-    bar = TQDMProgressBar()
-    with pytest.raises(ArithmeticError):
-        fit(loop(), tmp_path, rounds=1, enable_progress_bar=True, callbacks=[bar, Fail()])
-    assert "teardown" not in vars(bar)
-    assert not printed
