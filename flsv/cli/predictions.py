@@ -65,7 +65,7 @@ class WritePredictions(BasePredictionWriter):
             return
         data: FederatedDataModule = trainer.datamodule  # type: ignore[attr-defined]
         frame = _predicted(torch.cat([batch.detach().cpu() for batch in predictions]), data)
-        sets = (getattr(trainer.predict_dataloaders, "dataset", None), data.test_set)
+        sets: list[Any] = [getattr(trainer.predict_dataloaders, "dataset", None), data.test_set]
         names: dict[str, Sequence[str]] = next((each.row_names for each in sets if hasattr(each, "row_names")), {})
         rows = {name: list(values)[: len(frame)] for name, values in names.items()}
         path = folder / "predictions.csv"
