@@ -67,7 +67,8 @@ def value(
     columns = columns_of(found)
     names = data.client_names
     cells = {name: column.tolist() for name, column in columns.items()}
-    save_table(out / "valuation.csv", DataFrame({"client": range(len(names)), **cells, "client_name": names}))
+    rounded = {name: [f"{x:.6g}" if isinstance(x, float) and x == x else x for x in cells[name]] for name in cells}
+    save_table(out / "valuation.csv", DataFrame({"client": range(len(names)), **rounded, "client_name": names}))
     for name, draw in (("contributions", draw_contributions), ("gradients", histograms_of)):
         with drawing(f"{out / name}.png"):
             draw(found, names).savefig(out / f"{name}.png")
