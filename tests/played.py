@@ -15,7 +15,7 @@ from toys import fit, trainer_for
 
 from flsv import Reporting
 from flsv.data import FederatedDataModule, SizePartitioner
-from flsv.functional.shapley import ShapleyEstimate
+from flsv.functional import ShapleyEstimate
 from flsv.loop import FederatedLoop
 from flsv.metrics import LeaveOneOut
 from flsv.parameters import ParameterSpace

@@ -34,6 +34,7 @@ from flsv.functional.transport import (
     TransportClient,
     federated_wasserstein,
     label_embedding,
+    permutation_shapley,
     wasserstein_barycenter,
 )
 from flsv.games.retraining import RetrainedUtility

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from flsv import Round
 from flsv.aggregation import FedAvg
-from flsv.functional.shapley import (
+from flsv.functional import (
     ShapleyEstimate,
     complementary_shapley,
     difference_shapley,

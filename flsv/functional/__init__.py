@@ -2,7 +2,6 @@
 
 from flsv.functional.agreement import class_specific_shapley, participant_weights
 from flsv.functional.allocation import allocate, collaborative_fairness
-from flsv.functional.communication import top_k_download
 from flsv.functional.divergences import divergence_weights, label_divergence
 from flsv.functional.gradients import (
     client_in_run_values,
@@ -19,10 +18,42 @@ from flsv.functional.peers import (
     leave_one_out_cosines,
     personalized_weights,
     relevance_auroc,
+    top_k_download,
     without_own,
 )
-from flsv.functional.shapley import *
-from flsv.functional.transport import *
+from flsv.functional.shapley.difference import DifferenceEstimate, difference_shapley
+from flsv.functional.shapley.few_coalitions import few_coalitions, few_coalitions_shapley, interval_over_seeds
+from flsv.functional.shapley.game import ShapleyEstimate, exact_shapley
+from flsv.functional.shapley.normalize import importance_probabilities, normalize_differences, normalize_shapley
+from flsv.functional.shapley.other_values import banzhaf, beta_shapley, leave_one_out
+from flsv.functional.shapley.permutation import gtg_shapley, permutation_shapley
+from flsv.functional.shapley.regression import kernel_shap, regression_shapley
+from flsv.functional.shapley.semivalues import ESTIMATORS
+from flsv.functional.shapley.stratified import complementary_shapley, stratified_shapley
+from flsv.functional.shapley.surrogate import surrogate_shapley
+from flsv.functional.transport.cost import (
+    ClassStatistics,
+    class_statistics,
+    label_augmented_cost,
+    label_distance,
+    label_embedding,
+)
+from flsv.functional.transport.federated import (
+    FederatedBarycenter,
+    FederatedDistance,
+    TransportClient,
+    TransportServer,
+    federated_wasserstein,
+    interpolating_measure,
+    wasserstein_barycenter,
+)
+from flsv.functional.transport.solvers import (
+    calibrated_gradient,
+    contribution_shares,
+    debiased_potential,
+    wasserstein_distance,
+)
+from flsv.functional.transport.values import client_values, direct_values, knn_shapley, lava
 
 __all__ = [
     "ESTIMATORS",

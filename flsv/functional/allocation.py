@@ -21,7 +21,7 @@ from flsv.declared import NonNegative, Positive, checked
 from flsv.errors import ConfigurationError
 
 Negatives = Literal["zero", "shift", "softmax", "refuse"]
-Missing = Literal["zero", "mean", "refuse"]
+Missing = Literal["zero", "mean"]
 
 
 @checked
@@ -44,7 +44,6 @@ def allocate(
             ``exp(v_i / (temperature s)) / sum``, with s the values' standard deviation, so that everybody gets
             something (the form of ShapleyFL's weights, Sun et al., KDD 2023). ``"refuse"``: an error.
         missing: what NaN means. ``"zero"``: nothing is paid. ``"mean"``: the mean share of the clients that were seen.
-            ``"refuse"``: an error.
         unit: the smallest amount, such as 0.01 for cents: amounts are whole multiples of it, and what rounding leaves
             goes to the largest remainders (Hamilton's method; of equal remainders, to the first client). None: not
             rounded.
@@ -56,7 +55,7 @@ def allocate(
 
     Raises:
         ConfigurationError: an unknown rule; a budget below 0, or no multiple of the unit; values that are infinite or
-            no vector; nobody left with a positive value; a value that ``"refuse"`` refuses.
+            no vector; nobody left with a positive value; a value below 0 that ``"refuse"`` refuses.
 
     Example:
         >>> allocate(torch.tensor([3.0, 1.0, -1.0, float("nan")]), 100.0)
@@ -64,7 +63,7 @@ def allocate(
         >>> allocate(torch.tensor([1.0, 1.0, 1.0]), 100.0, unit=0.01)
         tensor([33.3400, 33.3300, 33.3300], dtype=torch.float64)
     """
-    values = _checked(values, negatives, missing)
+    values = _checked(values, negatives)
     if unit is not None and not math.isclose(round(budget / unit) * unit, budget, rel_tol=1e-12, abs_tol=unit * 1e-6):
         raise ConfigurationError(f"allocate(budget={budget}, unit={unit}): the budget is no multiple of the unit.")
     seen = ~values.isnan()
@@ -129,7 +128,7 @@ def _to_the_sum(amounts: list[float], budget: float) -> list[float]:
     return amounts
 
 
-def _checked(values: Tensor, negatives: Negatives, missing: Missing) -> Tensor:
+def _checked(values: Tensor, negatives: Negatives) -> Tensor:
     values = torch.as_tensor(values).detach().cpu().double()
     if values.ndim != 1 or not len(values):
         raise ConfigurationError(
@@ -138,11 +137,6 @@ def _checked(values: Tensor, negatives: Negatives, missing: Missing) -> Tensor:
         )
     if values.isinf().any():
         raise ConfigurationError(f"allocate: values {_few(values)} are not all finite.")
-    if missing == "refuse" and values.isnan().any():
-        absent = values.isnan().nonzero().flatten().tolist()
-        raise ConfigurationError(
-            f'allocate(missing="refuse"): clients {absent} have no value. Say what they get: missing="zero" or "mean".'
-        )
     if negatives == "refuse" and (values < 0).any():
         below = (values < 0).nonzero().flatten().tolist()
         raise ConfigurationError(

@@ -115,6 +115,7 @@ def weighted_mean(points: Tensor, weights: Tensor) -> Tensor:
 Divergence = Literal["kl", "l2"]
 
 
+@checked
 def label_divergence(
     class_counts: Tensor, kind: Divergence = "kl", reference: Literal["uniform", "global"] | Tensor = "uniform"
 ) -> Tensor:
@@ -140,8 +141,6 @@ def label_divergence(
         >>> label_divergence(torch.tensor([10, 10, 0, 0]), "l2", torch.tensor([2, 1, 1, 0]))
         tensor(0.3536, dtype=torch.float64)
     """
-    if kind not in ("kl", "l2"):
-        raise ValueError(f'label_divergence(kind={kind!r}): expected "kl" or "l2".')
     if class_counts.ndim not in (1, 2) or class_counts.shape[-1] == 0:
         raise ValueError(f"expected class_counts [M] or [n, M], got {list(class_counts.shape)}.")
     p = _distributions(class_counts, "class_counts")
@@ -157,10 +156,8 @@ def label_divergence(
                 "give the federation's counts as reference [M]."
             )
         q = _distributions(class_counts.sum(0), "class_counts")
-    elif reference == "uniform":
-        q = torch.full((classes,), 1 / classes, dtype=torch.float64, device=p.device)
     else:
-        raise ValueError(f'label_divergence(reference={reference!r}): expected "uniform", "global" or a tensor [M].')
+        q = torch.full((classes,), 1 / classes, dtype=torch.float64, device=p.device)
     if kind == "l2":
         return (p - q).norm(dim=-1)
     if ((p > 0) & (q == 0)).any():

@@ -67,12 +67,17 @@ gains 60 %, and that shares are unbounded where a small gain is the sum of value
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
+from annotated_types import Ge, Lt
 from scipy.special import ndtri, stdtrit
 from torch import Tensor
 
-from flsv.arguments import check_number
+from flsv.declared import checked
 from flsv.functional.shapley.game import t_quantile
+
+Confidence = Annotated[float, Ge(0.5), Lt(1)]
 
 
 def momentum_row(values: Tensor, momentum: float) -> Tensor:
@@ -120,8 +125,9 @@ def momentum_value(rows: Tensor, momentum: float, init: float | None = None) -> 
     return value.masked_fill(seen == 0, float("nan"))
 
 
+@checked
 def lower_bound(
-    count: Tensor, mean: Tensor, squares: Tensor, stderr: Tensor | None = None, confidence: float = 0.9
+    count: Tensor, mean: Tensor, squares: Tensor, stderr: Tensor | None = None, confidence: Confidence = 0.9
 ) -> Tensor:
     r"""One-sided lower confidence bound of the mean of a few independent values.
 
@@ -148,7 +154,6 @@ def lower_bound(
         >>> lower_bound(*two_rounds, confidence=0.9)
         tensor([0.1922], dtype=torch.float64)
     """
-    check_number("lower_bound", "confidence", confidence, least=0.5, below=1)
     count, mean, squares = count.cpu().double(), mean.cpu().double(), squares.cpu().double()
     freedom = (count - 1).clamp_min(1)
     quantile = torch.from_numpy(stdtrit(freedom.numpy(), confidence)).reshape(count.shape)
@@ -299,14 +304,6 @@ MULTI_ROUND_INDICES: dict[str, dict[str, float]] = {
     "MR": {"decay": 1.0, "threshold": 0.0},
     "TMR": {"decay": 0.8, "threshold": 0.1},
 }
-
-
-def check_decay(owner: str, decay: float, threshold: float) -> None:
-    """Raise ConfigurationError unless 0 < decay <= 1 and 0 <= threshold <= decay."""
-    check_number(owner, "decay", decay, above=0, most=1)
-    check_number(
-        owner, "threshold", threshold, least=0, most=decay, hint=f"Above decay={decay} no round would be evaluated."
-    )
 
 
 def round_factor(round_index: int, decay: float, threshold: float = 0.0) -> float:

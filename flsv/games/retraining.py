@@ -123,7 +123,7 @@ class RetrainedUtility:
     """``utility(masks: bool [K, n]) -> float64 [K]``: trains the federation with only these clients and evaluates its
     model.
 
-    Play it with any estimator of :mod:`flsv.functional.shapley`: ``exact_shapley`` is the exact value by retraining,
+    Play it with any estimator of :mod:`flsv.functional`: ``exact_shapley`` is the exact value by retraining,
     ``permutation_shapley`` with a ``truncation`` TMC, ``stratified_shapley`` K-subset. A coalition is trained once,
     whoever asks. All start from the same weights: the module's as they are now or, where it is built only when training
     starts, those that the first training makes. Give the loop a seed, or coalitions differ by chance too. The empty

@@ -19,7 +19,7 @@ from annotated_types import Ge
 from torch import Tensor
 
 from flsv.features import Features
-from flsv.functional.transport import contribution_shares
+from flsv.functional import contribution_shares
 from flsv.metrics.base import ContributionMetric, latest
 from flsv.participants import Client, LocalData, run_protocol
 from flsv.valuation import FedBary, Valuation, keep_pictures

@@ -16,7 +16,7 @@ from torchmetrics import Metric
 
 from flsv.declared import Count
 from flsv.errors import ConfigurationError
-from flsv.functional.shapley import few_coalitions, few_coalitions_shapley
+from flsv.functional import few_coalitions, few_coalitions_shapley
 from flsv.functional.shapley.few_coalitions import Which
 from flsv.games.performance import Mode
 from flsv.metrics.base import latest

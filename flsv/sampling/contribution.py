@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flsv.declared import Count, Positive
 from flsv.errors import ConfigurationError
-from flsv.functional.shapley import importance_probabilities
+from flsv.functional import importance_probabilities
 from flsv.sampling.base import ClientSampler
 from flsv.strategy import Contributions
 

@@ -28,13 +28,8 @@ from flsv import counting
 from flsv.declared import Count, Declared, NonNegative, Positive
 from flsv.errors import ConfigurationError
 from flsv.features import Features, make_features
-from flsv.functional.transport import (
-    TransportServer,
-    check_support,
-    contribution_shares,
-    safe_support,
-    wasserstein_barycenter,
-)
+from flsv.functional import TransportServer, contribution_shares, wasserstein_barycenter
+from flsv.functional.transport.cost import check_support, safe_support
 from flsv.functional.transport.values import Part
 from flsv.participants import Client, LocalData, run_protocol
 from flsv.seeding import generator_for

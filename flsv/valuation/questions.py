@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flsv.declared import checked
-from flsv.functional.transport import (
+from flsv.functional import (
     ClassStatistics,
     TransportClient,
     calibrated_gradient,

@@ -19,12 +19,13 @@ from flsv.functional import (
     banzhaf,
     beta_shapley,
     exact_shapley,
+    knn_shapley,
     leave_one_out,
     permutation_shapley,
     regression_shapley,
     stratified_shapley,
+    wasserstein_distance,
 )
-from flsv.functional.transport import knn_shapley, wasserstein_distance
 from flsv.privacy import gaussian_epsilon
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flsv import ConfigurationError
-from flsv.functional.shapley import ESTIMATORS, ShapleyEstimate, exact_shapley
+from flsv.functional import ESTIMATORS, ShapleyEstimate, exact_shapley
 from flsv.metrics import (
     CumulativeShapley,
     DecayedShapley,

@@ -87,61 +87,84 @@ def difference_shapley(
         >>> difference_shapley(additive, 3, budget=6).differences
         tensor([0., 2., 1.], dtype=torch.float64)
     """
-    name = "difference_shapley"
     per_size = num_players + 1 if shared else 2 * max(num_players - 1, 1)
-    run = Sampling(name, utility, num_players, budget, 2 + per_size, target_stderr)
+    run = Sampling("difference_shapley", utility, num_players, budget, 2 + per_size, target_stderr)
     if not 0 <= base < num_players:
-        raise ConfigurationError(f"{name}: base={base} is not one of the players 0..{num_players - 1}.")
-    game = run.game
-    empty, grand = game.empty_and_grand()
+        raise ConfigurationError(f"difference_shapley: base={base} is not one of the players 0..{num_players - 1}.")
     # With up to 3 players the sizes are the empty one and the full one: one sample of each is everything.
     if run.buys_all and (target_stderr is None or num_players <= 3):
-        return _enumerate(game, base)
-
-    strata = _Strata(num_players, base, grand - empty)
-    inner = num_players - 3
-    # Sizes have different prices, so how many are sampled must be settled before it is known which.
-    count = num_players - 1 if run.budget - 2 >= 2 * num_players + inner * per_size else (run.budget - 2) // per_size
-    sizes = random_permutations(1, num_players - 1, generator)[0][:count]
-    strata.add(sizes, _samples(game, sizes, base, *_coalitions(num_players, base, sizes, shared, generator)))
-    draws = 0
-    # More draws than the budget has evaluations repeat coalitions that are known already.
-    while len(sizes) == num_players - 1 and inner > 0 and draws < run.budget:
-        passes = max(run.left // (inner * per_size), 1)
-        if target_stderr is not None:
-            passes = min(passes, max(draws // inner, 1))
-        again = 1 + random_permutations(passes, inner, generator).flatten()
-        pairs = _coalitions(num_players, base, again, shared, generator)
-        affordable = run.affordable(torch.cat(pairs, dim=1))
-        if affordable:
-            with_base, with_other = (masks[:affordable] for masks in pairs)
-            strata.add(again[:affordable], _samples(game, again[:affordable], base, with_base, with_other))
-        draws += affordable
-        if affordable < len(again) or run.reached(strata.stderr()):
-            break
-    if run.buys_all and not run.reached(strata.stderr()):
-        return _enumerate(game, base)
-    return _wrap(game, base, strata.values(), strata.stderr(), strata.differences(), strata.freedom())
+        return _enumerate(run.game, base)
+    strata = _Strata(run, base, shared, generator)
+    strata.fill(per_size)
+    stderr = strata.stderr()
+    if run.buys_all and not run.reached(stderr):
+        return _enumerate(run.game, base)
+    return _wrap(run.game, base, strata.values(), stderr, strata.freedom())
 
 
 class _Strata:
-    """By size: the sampled differences, and the values that each sample stands for."""
+    """By size: the values that each sample stands for."""
 
-    def __init__(self, num_players: int, base: int, gain: Tensor) -> None:
-        self.num_players, self.base, self.gain = num_players, base, gain
-        self.sizes = [Moments() for _ in range(num_players - 1)]
+    def __init__(self, run: Sampling, base: int, shared: bool, generator: Generator | None) -> None:
+        self.run, self.base, self.shared, self.generator = run, base, shared, generator
+        self.num_players = run.game.num_players
+        empty, grand = run.game.empty_and_grand()
+        self.gain = grand - empty
+        self.sizes = [Moments() for _ in range(self.num_players - 1)]
 
-    def add(self, sizes: Tensor, differences: Tensor) -> None:
+    def fill(self, per_size: int) -> None:
+        """Spend the budget, of which a sample of one size takes so many evaluations."""
+        run, strata, inner = self.run, self.num_players - 1, self.num_players - 3
+        # Sizes have different prices, so how many are sampled must be settled before it is known which.
+        all_sizes = run.budget - 2 >= 2 * self.num_players + inner * per_size
+        count = strata if all_sizes else (run.budget - 2) // per_size
+        sizes = random_permutations(1, strata, self.generator)[0][:count]
+        self.add(sizes, *self.coalitions(sizes))
+        draws = 0
+        # More draws than the budget has evaluations repeat coalitions that are known already.
+        while len(sizes) == strata and inner > 0 and draws < run.budget:
+            passes = max(run.left // (inner * per_size), 1)
+            if run.target_stderr is not None:
+                passes = min(passes, max(draws // inner, 1))
+            again = 1 + random_permutations(passes, inner, self.generator).flatten()
+            with_base, with_other = self.coalitions(again)
+            affordable = run.affordable(torch.cat([with_base, with_other], dim=1))
+            if affordable:
+                self.add(again[:affordable], with_base[:affordable], with_other[:affordable])
+            draws += affordable
+            if affordable < len(again) or run.reached(self.stderr()):
+                break
+
+    def coalitions(self, sizes: Tensor) -> tuple[Tensor, Tensor]:
+        """S + k and S + i, bool ``[R, n-1, n]``: one draw for each of ``sizes``, one row for each player but k."""
+        others, base = self.num_players - 1, self.base
+        if self.shared:
+            patterns = torch.stack([_pattern(size, others) for size in range(others)])
+            rank = random_permutations(len(sizes), others, self.generator).argsort(dim=1)
+            inner = patterns[sizes.view(-1, 1, 1), rank.unsqueeze(2), rank.unsqueeze(1)]
+        else:
+            free = ~torch.eye(others, dtype=torch.bool).expand(len(sizes), -1, -1)
+            drawn = random_coalitions(sizes.repeat_interleave(others), others - 1, self.generator)
+            inner = torch.zeros(len(sizes), others, others, dtype=torch.bool).masked_scatter(free, drawn)
+        nobody = torch.zeros(len(sizes), others, 1, dtype=torch.bool)
+        with_other = inner | torch.eye(others, dtype=torch.bool)
+        return (
+            torch.cat([inner[..., :base], ~nobody, inner[..., base:]], dim=2),
+            torch.cat([with_other[..., :base], nobody, with_other[..., base:]], dim=2),
+        )
+
+    def add(self, sizes: Tensor, with_base: Tensor, with_other: Tensor) -> None:
+        """Samples U(S + k) - U(S + i), with 0 for k itself, and what they say of all values."""
+        both = self.run.game(torch.stack([with_base, with_other]))
+        gaps = both[0] - both[1]
+        zero = torch.zeros(len(sizes), 1, gaps.shape[2], dtype=torch.float64)
+        differences = torch.cat([gaps[:, : self.base], zero, gaps[:, self.base :]], dim=1)
         values = (self.gain + differences.sum(dim=1, keepdim=True)) / self.num_players - differences
         for size in sizes.unique().tolist():
             self.sizes[size].add(values[sizes == size])
 
     def values(self) -> Tensor:
         return torch.stack([moments.mean for moments in self.sizes if moments.count]).mean(dim=0)
-
-    def differences(self) -> Tensor:
-        values = self.values()
-        return values[self.base] - values
 
     def stderr(self) -> Tensor:
         """NaN until every size has two samples; the smallest and the largest need one, there is only one S."""
@@ -171,48 +194,14 @@ def _pattern(size: int, others: int) -> Tensor:
     return rows if swap_in else rows & ~torch.eye(others, dtype=torch.bool)
 
 
-def _coalitions(
-    num_players: int, base: int, sizes: Tensor, shared: bool, generator: Generator | None
-) -> tuple[Tensor, Tensor]:
-    """S + k and S + i, bool ``[R, n-1, n]``: one draw for each of ``sizes``, one row for each player but k."""
-    others = num_players - 1
-    if shared:
-        patterns = torch.stack([_pattern(size, others) for size in range(others)])
-        rank = random_permutations(len(sizes), others, generator).argsort(dim=1)
-        inner = patterns[sizes.view(-1, 1, 1), rank.unsqueeze(2), rank.unsqueeze(1)]
-    else:
-        free = ~torch.eye(others, dtype=torch.bool).expand(len(sizes), -1, -1)
-        drawn = random_coalitions(sizes.repeat_interleave(others), others - 1, generator)
-        inner = torch.zeros(len(sizes), others, others, dtype=torch.bool).masked_scatter(free, drawn)
-    nobody = torch.zeros(len(sizes), others, 1, dtype=torch.bool)
-    with_other = inner | torch.eye(others, dtype=torch.bool)
-    return (
-        torch.cat([inner[..., :base], ~nobody, inner[..., base:]], dim=2),
-        torch.cat([with_other[..., :base], nobody, with_other[..., base:]], dim=2),
-    )
-
-
-def _samples(game: MemoizedGame, sizes: Tensor, base: int, with_base: Tensor, with_other: Tensor) -> Tensor:
-    """U(S + k) - U(S + i), ``[R, n, M]``, 0 for k itself."""
-    both = game(torch.stack([with_base, with_other]))
-    differences = both[0] - both[1]
-    zero = torch.zeros(len(sizes), 1, differences.shape[2], dtype=torch.float64)
-    return torch.cat([differences[:, :base], zero, differences[:, base:]], dim=1)
-
-
 def _enumerate(game: MemoizedGame, base: int) -> DifferenceEstimate:
     values = shapley_of_table(game(all_coalitions(game.num_players)))
-    return _wrap(game, base, values, torch.zeros_like(values), values[base] - values)
+    return _wrap(game, base, values, torch.zeros_like(values))
 
 
 def _wrap(
-    game: MemoizedGame,
-    base: int,
-    values: Tensor,
-    stderr: Tensor,
-    differences: Tensor,
-    freedom: Tensor | float = math.inf,
+    game: MemoizedGame, base: int, values: Tensor, stderr: Tensor, freedom: Tensor | float = math.inf
 ) -> DifferenceEstimate:
     plain = game.estimate(values, stderr, freedom)
-    shaped = game.estimate(differences, stderr).values
-    return DifferenceEstimate(plain.values, plain.stderr, plain.evaluations, shaped, base, freedom=plain.freedom)
+    differences = game.estimate(values[base] - values, stderr).values
+    return DifferenceEstimate(plain.values, plain.stderr, plain.evaluations, differences, base, freedom=plain.freedom)

@@ -46,7 +46,7 @@ from flsv.functional.shapley.game import (
     exact_shapley,
     t_quantile,
 )
-from flsv.functional.shapley.surrogate import Kernel, gaussian, gram, kernel_shapley, membership
+from flsv.functional.shapley.surrogate import CONSTANT, PENALTIES, Kernel, gaussian, gram, kernel_shapley, membership
 
 Which = Literal["auto", "singles", "pairs", "leave-one-out", "both", "pairs+leave-one-out", "all"]
 #: Up to so many players ``"auto"`` is all coalitions.
@@ -56,8 +56,6 @@ MOST_FOR_ALL = 7
 PARTS: tuple[Kernel, ...] = (membership, gaussian(0.3))
 #: Variance of a noise that nobody has told, in units of a part's.
 MOST_NOISE = 1.0
-_PENALTIES = 10.0 ** torch.arange(-8, 2.5, 0.5, dtype=torch.float64)
-_CONSTANT = 100.0  # prior variance of c, in units of the utilities' variance: vague
 
 
 @checked
@@ -219,7 +217,7 @@ def _solve(
         nothing = torch.zeros(n, dtype=torch.float64)
         return nothing, nothing
     y = (utilities - mean) / scale
-    kernel = torch.full((len(masks), len(masks)), _CONSTANT, dtype=torch.float64)  # whose own values are 0
+    kernel = torch.full((len(masks), len(masks)), CONSTANT, dtype=torch.float64)  # whose own values are 0
     values, before = torch.zeros(len(masks), n, dtype=torch.float64), torch.zeros(n, dtype=torch.float64)
     for part in PARTS:
         gram_matrix = gram(part, masks, masks)
@@ -237,12 +235,12 @@ def _solve(
             values += torch.outer(told, scaled)
             before += scaled**2
     eigenvalues, vectors = torch.linalg.eigh(kernel)
-    shrunk = eigenvalues.clamp_min(0)[None] + _PENALTIES[:, None]
+    shrunk = eigenvalues.clamp_min(0)[None] + PENALTIES[:, None]
     signal = ((vectors.T @ y).square()[None] / shrunk).mean(1).clamp_min(1e-12)
     loss = signal.log() + shrunk.log().mean(1)
     # A ridge penalty is the noise's variance in units of the signal's, which is a part's.
-    enough = _PENALTIES * signal * scale**2 >= (noise or 0.0) ** 2
-    likely = enough & (_PENALTIES <= MOST_NOISE)
+    enough = PENALTIES * signal * scale**2 >= (noise or 0.0) ** 2
+    likely = enough & (PENALTIES <= MOST_NOISE)
     if likely.any():
         at = int(torch.where(likely, loss, torch.inf).argmin())
     else:  # the noise is known to be more

@@ -183,10 +183,7 @@ class MemoizedGame:
         Entry g is the price of groups 0..g together, so an estimator can take as many groups as its budget allows.
         """
         groups, size = masks.shape[:2]
-        new: dict[int | bytes, int] = {}
-        for position, key in enumerate(coalition_keys(masks.reshape(-1, self.num_players))):
-            if key not in self._rows:
-                new.setdefault(key, position)
+        new = self._unknown(coalition_keys(masks.reshape(-1, self.num_players)))
         first = torch.tensor(list(new.values()), dtype=torch.int64)
         return torch.bincount(first // max(size, 1), minlength=groups).cumsum(0)
 
@@ -204,12 +201,16 @@ class MemoizedGame:
         told = shaped(freedom) if isinstance(freedom, Tensor) else freedom
         return ShapleyEstimate(shaped(values), shaped(stderr), self.evaluations, freedom=told)
 
-    def _evaluate_new(self, masks: Tensor, keys: Sequence[int | bytes]) -> None:
-        rows = self._rows
+    def _unknown(self, keys: Sequence[int | bytes]) -> dict[int | bytes, int]:
+        """Coalitions without a value, and where each comes first."""
         new: dict[int | bytes, int] = {}
         for position, key in enumerate(keys):
-            if key not in rows:
+            if key not in self._rows:
                 new.setdefault(key, position)
+        return new
+
+    def _evaluate_new(self, masks: Tensor, keys: Sequence[int | bytes]) -> None:
+        rows, new = self._rows, self._unknown(keys)
         if not new:
             return
         values = evaluate(self.utility, masks[list(new.values())])

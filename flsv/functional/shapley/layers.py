@@ -184,7 +184,7 @@ def estimate_in_stages(
         name: the estimator, for messages.
         utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``.
         sample: what ``estimator`` reads; its minimum, beside the empty and the grand coalition, is that of the budget.
-        budget: what the caller allows, see :func:`flsv.functional.shapley.sampling.resolve_budget`.
+        budget: what the caller allows, see :class:`flsv.functional.shapley.sampling.Sampling`.
         target_stderr: the caller's target, or None.
         estimator: values and standard errors, both ``[n, M]``, from the game and the sample as they stand.
         size_weights: of the exact value, see :func:`exact_shapley`.

@@ -35,11 +35,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flsv.arguments import check_number
+from flsv.declared import Positive, checked
+from flsv.errors import ConfigurationError
 
 Normalization = Literal["min-max", "positive"]
 
 
+@checked
 def normalize_shapley(values: Tensor, how: Normalization = "min-max") -> Tensor:
     """Normalization over the players.
 
@@ -63,8 +65,6 @@ def normalize_shapley(values: Tensor, how: Normalization = "min-max") -> Tensor:
         >>> normalize_shapley(torch.tensor([-0.2, 0.0, 0.1, 0.2]), "positive")
         tensor([0.0000, 0.0000, 0.5000, 1.0000])
     """
-    if how not in ("min-max", "positive"):
-        raise ValueError(f'normalize_shapley(how={how!r}): expected "min-max" or "positive".')
     if bool(torch.isinf(values).any()):
         players = torch.isinf(values).reshape(len(values), -1).any(dim=1).nonzero().flatten().tolist()
         raise ValueError(f"the Shapley values of players {players} are infinite; they cannot be normalized.")
@@ -98,7 +98,8 @@ def normalize_differences(differences: Tensor) -> Tensor:
     return normalize_shapley(-differences)
 
 
-def importance_probabilities(weights: Tensor, expected_cohort: float) -> Tensor:
+@checked
+def importance_probabilities(weights: Tensor, expected_cohort: Positive) -> Tensor:
     """Probabilities that minimize the variance of the Horvitz-Thompson aggregate.
 
     Args:
@@ -118,12 +119,9 @@ def importance_probabilities(weights: Tensor, expected_cohort: float) -> Tensor:
     """
     if weights.ndim != 1:
         raise ValueError(f"importance_probabilities: weights of shape {tuple(weights.shape)}; expected [n].")
-    check_number(
-        *("importance_probabilities", "expected_cohort", expected_cohort),
-        above=0,
-        most=len(weights),
-        hint="More clients than there are cannot be drawn.",
-    )
+    if expected_cohort > len(weights):
+        given = f"importance_probabilities(expected_cohort={expected_cohort})"
+        raise ConfigurationError(f"{given}: of {len(weights)} clients so many cannot be drawn.")
     bad = (~torch.isfinite(weights) | (weights < 0)).nonzero().flatten().tolist()
     if bad:
         raise ValueError(f"importance_probabilities: the weights of clients {bad} are negative, NaN or infinite.")

@@ -23,7 +23,7 @@ from torch import Generator, Tensor
 from flsv import counting
 from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
-from flsv.functional.shapley.game import MAX_EXACT_PLAYERS, MemoizedGame, Utility, check_num_players
+from flsv.functional.shapley.game import MAX_EXACT_PLAYERS, MemoizedGame, Utility
 
 
 def random_permutations(count: int, num_players: int, generator: Generator | None = None) -> Tensor:
@@ -57,43 +57,6 @@ DEFAULT_EVALUATIONS_PER_PLAYER = 50
 MIN_SAMPLES_TO_STOP = 10  # a standard error from fewer samples is too often far too small
 
 
-def resolve_budget(name: str, num_players: int, budget: int | None, minimum: int, target_stderr: float | None) -> int:
-    """The number of evaluations that estimator ``name`` may spend.
-
-    Args:
-        name: the estimator, for the message.
-        num_players: n.
-        budget: what the caller allows, or None for 50 n (all 2^n if a target standard error decides instead).
-        minimum: what the estimator needs for one unbiased estimate; never more than the 2^n there are.
-        target_stderr: the caller's target; must be positive.
-
-    Raises:
-        ConfigurationError: a budget below the minimum, a target that is not positive, or no players.
-
-    Example:
-        >>> resolve_budget("sampler", 10, None, 20, None)
-        500
-        >>> resolve_budget("sampler", 10, 7, 20, None)
-        Traceback (most recent call last):
-        ...
-        flsv.errors.ConfigurationError: sampler: budget=7 is below the minimum of 20 evaluations for 10 players.
-    """
-    check_num_players(num_players)
-    if target_stderr is not None:
-        check_number(name, "target_stderr", target_stderr, above=0, hint="None means no target.")
-    minimum = min(minimum, 2**num_players)
-    if budget is None:
-        default = 2**num_players if target_stderr is not None else DEFAULT_EVALUATIONS_PER_PLAYER * num_players
-        budget = min(max(default, minimum), 2**num_players)
-    if budget < minimum:
-        raise ConfigurationError(
-            f"{name}: budget={budget} is below the minimum of {minimum} evaluations for {num_players} players."
-        )
-    if target_stderr is None:  # else nobody knows how many it will be
-        counting.expect("coalitions", min(budget, 2**num_players))
-    return budget
-
-
 class Sampling:
     """One call of a sampled estimator: its budget, its running estimate, and its stopping rule.
 
@@ -101,22 +64,26 @@ class Sampling:
         name: the estimator, for messages.
         utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``.
         num_players: n.
-        budget: what the caller allows, see :func:`resolve_budget`.
-        minimum: the evaluations that the estimator needs.
-        target_stderr: the caller's target, or None.
+        budget: what the caller allows, or None for 50 n (all 2^n if a target standard error decides instead).
+        minimum: what the estimator needs for one unbiased estimate; never more than the 2^n there are.
+        target_stderr: the caller's target, above 0, or None.
 
     Attributes:
         budget: the evaluations that it may spend.
         game: the utility, with a memory.
 
     Raises:
-        ConfigurationError: see :func:`resolve_budget`.
+        ConfigurationError: a budget below the minimum, a target that is not positive, or no players.
 
     Example:
         >>> run = Sampling("sampler", lambda masks: masks.sum(dim=1), 3, 4, 2, None)
         >>> ends, alone = run.game.empty_and_grand(), torch.eye(3, dtype=torch.bool)
         >>> run.left, run.affordable(alone.unsqueeze(1))
         (2, 2)
+        >>> Sampling("sampler", lambda masks: masks.sum(dim=1), 10, 7, 20, None)
+        Traceback (most recent call last):
+        ...
+        flsv.errors.ConfigurationError: sampler: budget=7 is below the minimum of 20 evaluations for 10 players.
     """
 
     def __init__(
@@ -128,9 +95,21 @@ class Sampling:
         minimum: int,
         target_stderr: float | None,
     ) -> None:
-        self.budget = resolve_budget(name, num_players, budget, minimum, target_stderr)
-        self.target_stderr = target_stderr
         self.game = MemoizedGame(utility, num_players)
+        if target_stderr is not None:
+            check_number(name, "target_stderr", target_stderr, above=0, hint="None means no target.")
+        everything = 2**num_players
+        minimum = min(minimum, everything)
+        if budget is None:
+            usual = everything if target_stderr is not None else DEFAULT_EVALUATIONS_PER_PLAYER * num_players
+            budget = min(max(usual, minimum), everything)
+        if budget < minimum:
+            raise ConfigurationError(
+                f"{name}: budget={budget} is below the minimum of {minimum} evaluations for {num_players} players."
+            )
+        if target_stderr is None:  # else nobody knows how many it will be
+            counting.expect("coalitions", min(budget, everything))
+        self.budget, self.target_stderr = budget, target_stderr
 
     @property
     def buys_all(self) -> bool:

@@ -63,11 +63,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import Literal
 
 import torch
 from torch import Generator, Tensor
 
-from flsv.errors import ConfigurationError
+from flsv.declared import checked
 from flsv.functional.shapley.game import MemoizedGame, ShapleyEstimate, Utility
 from flsv.functional.shapley.layers import Layer, LayeredSample, estimate_in_stages, layer_variance
 from flsv.functional.shapley.regression import centered, kernel_share
@@ -160,8 +161,8 @@ SURROGATES: dict[str, list[list[Kernel]]] = {
 }
 SURROGATES["auto"] = [parts for name in ("averaging", "quadratic", "additive") for parts in SURROGATES[name]]
 
-_PENALTIES = 10.0 ** torch.arange(-8, 2.5, 0.5, dtype=torch.float64)
-_CONSTANT = 100.0  # prior variance of the mean utility, in units of the sample's variance: vague
+PENALTIES = 10.0 ** torch.arange(-8, 2.5, 0.5, dtype=torch.float64)
+CONSTANT = 100.0  # prior variance of the mean utility, in units of the sample's variance: vague
 
 
 @dataclass
@@ -200,7 +201,7 @@ def fit_surrogate(candidates: list[list[Kernel]], masks: Tensor, utilities: Tens
     y = (utilities - mean) / scale
     best = None
     for kernels in candidates:
-        parts, matrix = [], torch.full((len(masks), len(masks)), _CONSTANT, dtype=torch.float64)
+        parts, matrix = [], torch.full((len(masks), len(masks)), CONSTANT, dtype=torch.float64)
         for kernel in kernels:
             part = gram(kernel, masks, masks)
             variance = (part.diagonal().mean() - part.mean()).clamp_min(1e-12)
@@ -208,7 +209,7 @@ def fit_surrogate(candidates: list[list[Kernel]], masks: Tensor, utilities: Tens
             matrix = matrix + part / variance
         eigenvalues, vectors = torch.linalg.eigh(matrix)
         eigenvalues = eigenvalues.clamp_min(0)
-        shrunk = eigenvalues[None] + _PENALTIES[:, None]
+        shrunk = eigenvalues[None] + PENALTIES[:, None]
         power = ((vectors.T @ y).square()[None] / shrunk[..., None]).mean(dim=1).clamp_min(1e-12)
         loss = power.log().mean(dim=1) + shrunk.log().mean(dim=1)
         at = int(loss.argmin())
@@ -219,7 +220,7 @@ def fit_surrogate(candidates: list[list[Kernel]], masks: Tensor, utilities: Tens
     dual = vectors @ ((vectors.T @ y) / spectrum.unsqueeze(1))
     left_out = dual / (vectors.square() / spectrum).sum(dim=1, keepdim=True)
     finite = torch.where(scale.isinf(), 0, scale)
-    return Surrogate(parts, masks, dual * finite, mean + _CONSTANT * dual.sum(dim=0) * finite), left_out * finite
+    return Surrogate(parts, masks, dual * finite, mean + CONSTANT * dual.sum(dim=0) * finite), left_out * finite
 
 
 def _pair_terms(layer: Layer, residuals: Tensor) -> Tensor:
@@ -289,11 +290,12 @@ def _fitted(layers: list[Layer], layer: Layer, fold: int, folds: int) -> Tensor:
     return index[: max(2, round(len(index) * min(1.0, _MAX_FIT / total)))]
 
 
+@checked
 def surrogate_shapley(
     utility: Utility,
     num_players: int,
     *,
-    surrogate: str = "auto",
+    surrogate: Literal["auto", "averaging", "quadratic", "additive"] = "auto",
     unbiased: bool = False,
     budget: int | None = None,
     generator: Generator | None = None,
@@ -329,9 +331,6 @@ def surrogate_shapley(
         >>> (sampled.values - exact_shapley(utility, 12).values).abs().max() < 0.01
         tensor(True)
     """
-    name = "surrogate_shapley"
-    if surrogate not in SURROGATES:
-        raise ConfigurationError(f"{name}: surrogate={surrogate!r} is unknown; choose from {sorted(SURROGATES)}.")
     sample = LayeredSample(num_players, paired=True, generator=generator)
     estimator = AdjustedEstimator(partial(fit_surrogate, SURROGATES[surrogate]), 5 if unbiased else 1)
-    return estimate_in_stages(name, utility, sample, budget, target_stderr, estimator)
+    return estimate_in_stages("surrogate_shapley", utility, sample, budget, target_stderr, estimator)

@@ -26,12 +26,12 @@ finding). Each side uses its own class statistics; a class that the other side l
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Ge, Gt, Lt
 from torch import Tensor
 
-from flsv.arguments import check_number
 from flsv.declared import NonNegative, checked
 from flsv.errors import ConfigurationError
 
@@ -72,10 +72,11 @@ def check_labels(y: Tensor, x: Tensor, name: str = "y") -> None:
         )
 
 
-def check_step(t: float, p: float) -> None:
-    """Raise unless t is inside (0, 1) and p is at least 1."""
-    check_number("interpolation", "t", t, above=0, below=1, hint="0.5 is the middle of the geodesic.")
-    check_number("wasserstein_distance", "p", p, least=1)
+def check_labeled(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor) -> None:
+    """Two labeled sides."""
+    check_pair(x, x2)
+    check_labels(y, x)
+    check_labels(y2, x2, "y2")
 
 
 def safe_support(samples: int) -> int:
@@ -109,6 +110,10 @@ def check_support(support: int, samples: int, who: str = "the client") -> None:
 
 
 Covariance = Literal["diag", "full", "none"]
+#: The place between two measures, the exponent of a distance, and the factor from one regularization to the next.
+Place = Annotated[float, Gt(0), Lt(1), "0.5 is the middle of the geodesic."]
+Exponent = Annotated[float, Ge(1)]
+Scaling = Annotated[float, Gt(0), Lt(1)]
 
 
 @dataclass(frozen=True)
@@ -195,7 +200,7 @@ def label_distance(a: ClassStatistics, b: ClassStatistics) -> Tensor:
         ``[Va, Vb]``, in squared feature units.
 
     Raises:
-        ConfigurationError: different features, or different kinds of covariance.
+        ConfigurationError: one side has covariances, the other none.
 
     Example:
         >>> a = class_statistics(torch.tensor([[0.0], [2.0], [7.0]]), torch.tensor([0, 0, 1]))
@@ -203,14 +208,8 @@ def label_distance(a: ClassStatistics, b: ClassStatistics) -> Tensor:
         tensor([[ 0., 37.],
                 [37.,  0.]])
     """
-    if a.means.shape[1] != b.means.shape[1]:
-        raise ConfigurationError(
-            f"the statistics have {a.means.shape[1]} and {b.means.shape[1]} features: both sides must use the same."
-        )
     result = squared_distances(a.means, b.means)
-    if (a.deviations is None) != (b.deviations is None) or (
-        a.deviations is not None and b.deviations is not None and a.deviations.ndim != b.deviations.ndim
-    ):
+    if (a.deviations is None) != (b.deviations is None):
         raise ConfigurationError("the statistics have different covariances: compute both with the same covariance=...")
     if a.deviations is not None and b.deviations is not None:
         result = result + squared_distances(a.deviations.flatten(1), b.deviations.flatten(1))
@@ -247,9 +246,6 @@ def label_augmented_cost(
     *,
     covariance: Covariance = "diag",
     label_weight: NonNegative = 1.0,
-    statistics: ClassStatistics | None = None,
-    statistics2: ClassStatistics | None = None,
-    chunk: int | None = None,
 ) -> Tensor:
     """|x - x'|^2 + w (|m_y - m_y'|^2 + |s_y - s_y'|^2), with s the deviations of :func:`class_statistics`.
 
@@ -260,9 +256,6 @@ def label_augmented_cost(
         y2: ``[m2]`` its classes.
         covariance: how a class's spread enters: ``"diag"``, ``"full"`` or ``"none"``.
         label_weight: w, at least 0.
-        statistics: of the first side, where they are known already; else they are computed from ``x`` and ``y``.
-        statistics2: of the other side.
-        chunk: rows of ``x`` at a time; None: as many as keep temporaries below about 0.5 GiB.
 
     Returns:
         ``[m, m2]`` costs in squared feature units, in the dtype of ``x``; exactly 0 between equal samples.
@@ -281,17 +274,15 @@ def label_augmented_cost(
         tensor([[ 0.,  4., 16.]])
     """
     check_pair(x, x2)
-    if chunk is not None and chunk < 1:
-        raise ConfigurationError(f"chunk={chunk}: take at least one row at a time, or None.")
     labels = None
     if y is not None and y2 is not None and label_weight > 0:
         check_labels(y, x)
         check_labels(y2, x2, "y2")
-        first = class_statistics(x, y, covariance=covariance) if statistics is None else statistics
-        other = class_statistics(x2, y2, covariance=covariance) if statistics2 is None else statistics2
+        first = class_statistics(x, y, covariance=covariance)
+        other = class_statistics(x2, y2, covariance=covariance)
         between = label_weight * label_distance(first, other).to(x.dtype)
         labels = first.index(y), between[:, other.index(y2)]
-    chunk = chunk or max(1, CHUNK_BYTES // (16 * len(x2)))
+    chunk = max(1, CHUNK_BYTES // (16 * len(x2)))
     result = x.new_empty(len(x), len(x2))
     for start in range(0, len(x), chunk):
         rows = slice(start, start + chunk)
@@ -308,7 +299,6 @@ def label_embedding(
     *,
     covariance: Covariance = "diag",
     label_weight: NonNegative = 1.0,
-    num_classes: int | None = None,
     statistics: ClassStatistics | None = None,
 ) -> Tensor:
     """[x; sqrt(w) m_y; sqrt(w) s_y]: points whose squared distances are :func:`label_augmented_cost`'s.
@@ -321,7 +311,6 @@ def label_embedding(
         y: ``[m]`` integer classes; None: ``x`` as it is.
         covariance: ``"diag"`` (d' = 3 d), ``"none"`` (2 d) or ``"full"`` (2 d + d^2).
         label_weight: w, at least 0; the same on both sides.
-        num_classes: raise for a class outside 0..num_classes-1.
         statistics: of ``x`` and ``y``, where they are known already.
 
     Returns:
@@ -341,8 +330,6 @@ def label_embedding(
     if y is None:
         return x
     check_labels(y, x)
-    if num_classes is not None and (int(y.min()) < 0 or int(y.max()) >= num_classes):
-        raise ConfigurationError(f"y: classes {int(y.min())}..{int(y.max())} are not all in 0..{num_classes - 1}.")
     size = x.shape[1] ** 2
     if covariance == "full" and size > MAX_EMBEDDED_COVARIANCE:
         raise ConfigurationError(

@@ -25,50 +25,54 @@ S >= m/2 with points in which one sample weighs half and more (``docs/results/fe
 therefore answers fewer than m/2 points, unless it is told otherwise; the distance is then biased upwards. That is no
 proof: many iterations give many means. Labels cross as part of the points, if both sides pass
 :func:`label_embedding`'s: as averages of class means and deviations, which of a class of one sample are the sample.
+
+The Wasserstein barycenter of the clients' samples is the target where there is no validation set: Algorithm 1 without
+one, with the step of Cuturi and Doucet, "Fast Computation of Wasserstein Barycenters", ICML 2014, for its support
+points:
+
+    X_Q <- sum_i lambda_i S pi(X_Q, gamma_i) gamma_i.
+
+Theorem 1's monotone objective does not hold for this step. Support points that start equal (the paper's zeros) stay
+equal for ever; ours start as samples of the clients' first interpolants.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from flsv.declared import Count, checked
 from flsv.errors import ConfigurationError
-from flsv.functional.transport.cost import check_pair, check_points, check_step, check_support, squared_distances
+from flsv.functional.transport.cost import (
+    Exponent,
+    Place,
+    check_pair,
+    check_points,
+    check_support,
+    squared_distances,
+)
 from flsv.functional.transport.solvers import transport_plan
 
-FREE_SUPPORT_STEPS = 10
 
-
-def interpolating_measure(
-    x: Tensor,
-    x2: Tensor,
-    *,
-    support: int | None = None,
-    t: float = 0.5,
-    p: float = 2,
-    generator: torch.Generator | None = None,
-    initial: Tensor | None = None,
-) -> Tensor:
-    """S equally heavy points at the place t on the way from ``x`` to ``x2``.
+@checked
+def interpolating_measure(x: Tensor, x2: Tensor, *, t: Place = 0.5, p: Exponent = 2) -> Tensor:
+    """The points of ``x``, moved to the place t on the way to ``x2`` (eq. 6): on the geodesic if m2 = m.
 
     Args:
         x: ``[m, d]`` samples, equally heavy.
         x2: ``[m2, d]``.
-        support: S; None: m. S = m: the points of ``x`` move (eq. 6), exactly on the geodesic if m2 = m, too; S = m2:
-            the points of ``x2`` do. Any other S: points drawn from the optimal plan, followed by 10 steps of the free-
-            support barycenter of the two sides (Cuturi and Doucet, ICML 2014).
         t: 0 is ``x``, 1 is ``x2``.
         p: the exponent of the plan's cost.
-        generator: draws the first points for such an S; None: torch's default.
-        initial: ``[S, d]`` first points for such an S, instead of a draw.
 
     Returns:
-        ``[S, d]`` in the dtype of ``x``.
+        ``[m, d]`` in the dtype of ``x``.
 
     Raises:
-        ConfigurationError: wrong samples, S, t or p.
+        ConfigurationError: wrong samples, t or p.
 
     Example:
         >>> interpolating_measure(torch.tensor([[0.0], [1.0]]), torch.tensor([[5.0], [2.0]]), t=0.25)
@@ -76,24 +80,12 @@ def interpolating_measure(
                 [2.0000]])
     """
     check_pair(x, x2)
-    check_step(t, p)
-    support = len(x) if support is None else support
-    if support < 1:
-        raise ConfigurationError(f"support={support}: a measure needs at least one point.")
-    if support in (len(x), len(x2)):
-        return interpolate_along(x, x2, matching(x, x2, p)[0], support, t)
-    points = _draw(x, x2, support, t, p, generator) if initial is None else initial.to(x)
-    if points.shape != (support, x.shape[1]):
-        raise ConfigurationError(f"initial: expected [{support}, {x.shape[1]}], got {list(points.shape)}.")
-    for _ in range(FREE_SUPPORT_STEPS):
-        towards = support * (matching(points, x, p)[0] @ x), support * (matching(points, x2, p)[0] @ x2)
-        points = torch.lerp(*towards, t)
-    return points
+    return interpolate_along(x, x2, matching(x, x2, p)[0], len(x), t)
 
 
 def matching(x: Tensor, x2: Tensor, p: float) -> tuple[Tensor, Tensor]:
     """The optimal plan ``[m, m2]`` between two sets of points, and W_p."""
-    plan, distance = transport_plan(squared_distances(x, x2), p=p)
+    plan, distance = transport_plan(squared_distances(x, x2), p)
     return plan.to(x), distance.to(x)
 
 
@@ -104,20 +96,13 @@ def interpolate_along(x: Tensor, x2: Tensor, plan: Tensor, support: int, t: floa
     return torch.lerp(len(x2) * (plan.T @ x), x2, t)
 
 
-def _draw(x: Tensor, x2: Tensor, support: int, t: float, p: float, generator: torch.Generator | None) -> Tensor:
-    """Atoms of the exact interpolant, by their mass, as many as asked for."""
-    rows, columns = (plan := matching(x, x2, p)[0]).nonzero(as_tuple=True)
-    masses = plan[rows, columns].cpu()
-    drawn = torch.multinomial(masses, support, replacement=support > len(masses), generator=generator).to(x.device)
-    return torch.lerp(x[rows[drawn]], x2[columns[drawn]], t)
-
-
 # Two optimal plans in a row need not compose to an optimal one: from a wide first gamma the protocol ends in some
 # pairing of P and Q that no iteration improves. From a point, eta_P and eta_Q are small
 # copies of P and Q, their matching is that of P and Q, and it stays. The spread only breaks ties.
 SPREAD = 1e-4
 
 
+@checked
 class TransportClient:
     """The client's role: it holds its samples and answers the server's points.
 
@@ -134,9 +119,8 @@ class TransportClient:
                 [4.]]), tensor(4.))
     """
 
-    def __init__(self, x: Tensor, *, t: float = 0.5, p: float = 2, allow_reconstruction: bool = False) -> None:
+    def __init__(self, x: Tensor, *, t: Place = 0.5, p: Exponent = 2, allow_reconstruction: bool = False) -> None:
         check_points(x)
-        check_step(t, p)
         self._x, self.t, self.p, self._allow = x.detach(), t, p, allow_reconstruction
 
     @property
@@ -158,6 +142,7 @@ class TransportClient:
         return interpolate_along(self._x, gamma, plan, len(gamma), self.t), distance
 
 
+@checked
 class TransportServer:
     """The server's role towards one client: it holds the validation samples, gamma and the estimate.
 
@@ -182,9 +167,8 @@ class TransportServer:
         tensor(4.)
     """
 
-    def __init__(self, x2: Tensor, *, t: float = 0.5, p: float = 2) -> None:
+    def __init__(self, x2: Tensor, *, t: Place = 0.5, p: Exponent = 2) -> None:
         check_points(x2, "x2")
-        check_step(t, p)
         self._x, self.t, self.p = x2.detach(), t, p
         self.gamma: Tensor | None = None
         self.eta: Tensor | None = None
@@ -246,14 +230,15 @@ class FederatedDistance:
     eta: Tensor
 
 
+@checked
 def federated_wasserstein(
     x: Tensor,
     x2: Tensor,
     *,
     support: int,
-    iterations: int,
-    t: float = 0.5,
-    p: float = 2,
+    iterations: Count,
+    t: Place = 0.5,
+    p: Exponent = 2,
     generator: torch.Generator | None = None,
     allow_reconstruction: bool = False,
 ) -> FederatedDistance:
@@ -286,8 +271,6 @@ def federated_wasserstein(
         >>> result.distance, result.gamma.sort(0).values.T
         (tensor(3.), tensor([[1.5000, 2.5000, 3.5000]]))
     """
-    if iterations < 1:
-        raise ConfigurationError(f"iterations={iterations}: the protocol needs at least one.")
     client = TransportClient(x, t=t, p=p, allow_reconstruction=allow_reconstruction)
     server = TransportServer(x2, t=t, p=p)
     gamma = server.start(support, client.dim, generator)
@@ -297,3 +280,102 @@ def federated_wasserstein(
         history.append(server.distance)
     assert server.eta is not None
     return FederatedDistance(server.distance, gamma, torch.stack(history), server.eta)
+
+
+class AnsweringClient(Protocol):
+    """The part of a client that the barycenter needs; :class:`TransportClient` has it."""
+
+    @property
+    def dim(self) -> int: ...
+
+    def answer(self, gamma: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass(frozen=True)
+class FederatedBarycenter:
+    """The result of the protocol.
+
+    Attributes:
+        support_points: ``[S, d]``, equally heavy.
+        distances: ``[n]``, W(P_i, gamma_i) + W(gamma_i, X_Q) of the last iteration, in feature units.
+    """
+
+    support_points: Tensor
+    distances: Tensor
+
+
+@checked
+def wasserstein_barycenter(
+    clients: Sequence[AnsweringClient],
+    *,
+    support: Count,
+    iterations: Count,
+    weights: Tensor | None = None,
+    initial: Tensor | None = None,
+    generator: torch.Generator | None = None,
+    p: Exponent = 2,
+) -> FederatedBarycenter:
+    """Free-support barycenter of the clients' samples, from interpolants and distances only.
+
+    Args:
+        clients: n of them, each with ``answer(gamma)`` as :class:`TransportClient` has it.
+        support: S.
+        iterations: K, at least 1.
+        weights: ``[n]`` lambda, at least 0 (sample counts, say); None: equal. They are made to sum to 1.
+        initial: ``[S, d]``, the first points sent to all clients; None: normal, next to 0 (see
+            :class:`TransportServer`). No two may be equal.
+        generator: draws; None: torch's default.
+        p: exponent of the distance; the support's step is the one for 2.
+
+    Returns:
+        See :class:`FederatedBarycenter`.
+
+    Raises:
+        ConfigurationError: no clients, clients of different dimensions, or wrong settings.
+
+    Example:
+        >>> x = torch.tensor([[0.0], [1.0], [2.0]])
+        >>> clients = [TransportClient(points, allow_reconstruction=True) for points in (x, x + 6)]
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> found = wasserstein_barycenter(clients, support=3, iterations=25, generator=generator)
+        >>> found.support_points.sort(0).values.T.round(decimals=2), found.distances.round(decimals=2)
+        (tensor([[3., 4., 5.]]), tensor([3., 3.]))
+    """
+    shares = _shares(clients, weights)
+    start = SPREAD * torch.randn(support, clients[0].dim, generator=generator) if initial is None else initial
+    if start.shape != (support, clients[0].dim):
+        raise ConfigurationError(f"initial: expected [{support}, {clients[0].dim}], got {list(start.shape)}.")
+    if support > 1 and len(start.unique(dim=0)) < support:
+        raise ConfigurationError("initial: equal support points never separate. Start from distinct ones.")
+    gammas = [client.answer(start)[0] for client in clients]
+    # Each point from a client drawn by weight: the mixture of the gammas.
+    owner = torch.multinomial(shares, support, replacement=True, generator=generator).tolist()
+    place = torch.randperm(support, generator=generator).tolist()
+    center = torch.stack([gammas[i][j] for i, j in zip(owner, place)])
+    distances = center.new_full((len(clients),), torch.nan)
+    for _ in range(iterations):
+        moved = torch.zeros_like(center)
+        for i, client in enumerate(clients):
+            answer, distance = client.answer(gammas[i])
+            plan, own = matching(gammas[i], center, p)
+            distances[i] = distance + own
+            ours = interpolate_along(gammas[i], center, plan, support, 0.5)
+            gammas[i] = interpolating_measure(answer.to(ours), ours, p=p)
+            moved += shares[i].to(center) * support * (matching(center, gammas[i], p)[0] @ gammas[i])
+        center = moved
+    return FederatedBarycenter(center, distances)
+
+
+def _shares(clients: Sequence[AnsweringClient], weights: Tensor | None) -> Tensor:
+    if not clients:
+        raise ConfigurationError("clients is empty: a barycenter needs at least one client.")
+    dims = [client.dim for client in clients]
+    for i, dim in enumerate(dims):
+        if dim != dims[0]:
+            raise ConfigurationError(
+                f"client 0 has {dims[0]} features and client {i} has {dim}: all clients must use the same features."
+            )
+    shares = torch.ones(len(clients)) if weights is None else weights.detach().cpu().double()
+    if shares.shape != (len(clients),) or not bool(((shares >= 0) & shares.isfinite()).all()) or not shares.sum() > 0:
+        raise ConfigurationError(f"weights: expected {len(clients)} finite numbers of at least 0, not all 0.")
+    return shares / shares.sum()

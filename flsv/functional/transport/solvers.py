@@ -27,21 +27,20 @@ from torch import Tensor
 
 from flsv.declared import NonNegative, checked
 from flsv.errors import ConfigurationError
-from flsv.functional.transport.cost import Covariance, check_step, label_augmented_cost
+from flsv.functional.transport.cost import Covariance, Exponent, Scaling, label_augmented_cost
 
 # POT's default of 100 000 pivots stops short from about 2000 samples a side.
 MAX_PIVOTS = 100_000_000
 
 
+@checked
 def wasserstein_distance(
     x: Tensor,
     x2: Tensor,
     *,
     y: Tensor | None = None,
     y2: Tensor | None = None,
-    p: float = 2,
-    weights: Tensor | None = None,
-    weights2: Tensor | None = None,
+    p: Exponent = 2,
     covariance: Covariance = "diag",
     label_weight: NonNegative = 1.0,
 ) -> Tensor:
@@ -53,8 +52,6 @@ def wasserstein_distance(
         y: ``[m]`` integer classes; None on either side leaves the label term out.
         y2: ``[m2]``.
         p: at least 1.
-        weights: ``[m]`` masses, at least 0; None: equal. They are made to sum to 1.
-        weights2: ``[m2]``.
         covariance: see :func:`label_augmented_cost`.
         label_weight: see :func:`label_augmented_cost`.
 
@@ -62,7 +59,7 @@ def wasserstein_distance(
         A scalar in feature units, in the dtype of ``x``; exactly 0 between equal sets.
 
     Raises:
-        ConfigurationError: wrong samples, labels, weights or p.
+        ConfigurationError: wrong samples, labels or p.
 
     Example:
         >>> wasserstein_distance(torch.tensor([[0.0], [1.0]]), torch.tensor([[4.0], [3.0]]))
@@ -70,18 +67,15 @@ def wasserstein_distance(
         >>> wasserstein_distance(torch.tensor([[0.0]]), torch.tensor([[4.0], [2.0]]), p=1)
         tensor(3.)
     """
-    check_step(0.5, p)
     cost = label_augmented_cost(x, y, x2, y2, covariance=covariance, label_weight=label_weight)
-    return transport_plan(cost, p=p, weights=weights, weights2=weights2)[1]
+    return transport_plan(cost, p)[1]
 
 
-def transport_plan(
-    squared: Tensor, *, p: float = 2, weights: Tensor | None = None, weights2: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def transport_plan(squared: Tensor, p: float) -> tuple[Tensor, Tensor]:
     """An optimal plan ``[m, m2]`` (a vertex of the polytope) for squared distances, and W_p."""
     cost = squared.detach().cpu().double().numpy()
     cost = cost if p == 2 else cost ** (p / 2)
-    masses = [_masses(weights, cost.shape[0], "weights"), _masses(weights2, cost.shape[1], "weights2")]
+    masses = [np.full(count, 1 / count) for count in cost.shape]
     plan = ot.emd(*masses, cost, numItermax=MAX_PIVOTS)
     value = max(float((plan * cost).sum()), 0.0) ** (1 / p)
     return torch.from_numpy(plan).to(squared), squared.new_tensor(value)
@@ -114,15 +108,6 @@ def contribution_shares(distances: Tensor) -> Tensor:
     share = torch.where(distances == nearest, torch.ones_like(distances), nearest / distances)
     share = share.where(seen, torch.full_like(distances, torch.nan))
     return share / share[seen].sum()
-
-
-def _masses(weights: Tensor | None, count: int, name: str) -> np.ndarray:
-    if weights is None:
-        return np.full(count, 1 / count)
-    masses = weights.detach().cpu().double().numpy()
-    if masses.shape != (count,) or not np.isfinite(masses).all() or (masses < 0).any() or masses.sum() <= 0:
-        raise ConfigurationError(f"{name}: expected {count} finite masses of at least 0, not all 0.")
-    return masses / masses.sum()
 
 
 BLOCK_BYTES = 64 * 2**20
@@ -175,7 +160,7 @@ def debiased_potential(
     x2: Tensor,
     *,
     blur: NonNegative = 0.1,
-    scaling: float = 0.7,
+    scaling: Scaling = 0.7,
     y: Tensor | None = None,
     y2: Tensor | None = None,
     covariance: Covariance = "diag",
@@ -239,8 +224,6 @@ def entropic_potentials(cost: Tensor, eps: float, scaling: float) -> tuple[Tenso
 
 
 def _potentials(cost: Tensor, eps: float, scaling: float, finish: Finish) -> tuple[Tensor, Tensor]:
-    if not eps >= 0 or not 0 < scaling < 1:
-        raise ConfigurationError(f"eps={eps}, scaling={scaling}: expected blur of at least 0 and scaling in (0, 1).")
     if cost.numel() * cost.element_size() > MAX_BYTES:
         raise ConfigurationError(
             f"{cost.shape[0]} samples against {cost.shape[1]}: the cost matrix takes more than {MAX_BYTES >> 20} MiB. "

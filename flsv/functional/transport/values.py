@@ -62,7 +62,8 @@ from flsv.errors import ConfigurationError
 from flsv.functional.transport.cost import (
     ClassStatistics,
     Covariance,
-    check_labels,
+    Scaling,
+    check_labeled,
     check_pair,
     class_statistics,
     label_augmented_cost,
@@ -90,7 +91,7 @@ def direct_values(
     *,
     part: Part = "both",
     blur: Positive = 0.1,
-    scaling: float = 0.7,
+    scaling: Scaling = 0.7,
     covariance: Covariance = "diag",
     label_weight: NonNegative = 1.0,
 ) -> Tensor:
@@ -136,7 +137,7 @@ def client_values(
     *,
     part: Part = "both",
     blur: Positive = 0.1,
-    scaling: float = 0.7,
+    scaling: Scaling = 0.7,
     covariance: Covariance = "diag",
     label_weight: NonNegative = 1.0,
     statistics: ClassStatistics | None = None,
@@ -220,7 +221,7 @@ def lava(
     inner: Inner = "exact",
     label_weight: NonNegative = 1.0,
     eps: Positive = 0.1,
-    scaling: float = 0.7,
+    scaling: Scaling = 0.7,
     debiased: bool = True,
 ) -> Tensor:
     """Calibrated gradients of the debiased dual on |x - x'|^2 / 2 + c W_2^2(class of y, class of y') / 2.
@@ -248,9 +249,7 @@ def lava(
         >>> lava(x, torch.tensor([0, 0, 1, 1, 1]), x[:4], torch.tensor([0, 0, 1, 1])).argmax()  # mislabeled
         tensor(4)
     """
-    check_pair(x, x2)
-    check_labels(y, x)
-    check_labels(y2, x2, "y2")
+    check_labeled(x, y, x2, y2)
     settings = inner, label_weight
     potential, _ = entropic_potentials(_cost(x, y, x2, y2, *settings), eps, scaling)
     if debiased:
@@ -284,9 +283,7 @@ def class_distances(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor, *, inner: Inne
         tensor([[ 0., 25.],
                 [25.,  0.]], dtype=torch.float64)
     """
-    check_pair(x, x2)
-    check_labels(y, x)
-    check_labels(y2, x2, "y2")
+    check_labeled(x, y, x2, y2)
     if inner == "gaussian":
         return _bures(x, y, x2, y2)
     same = x is x2 and y is y2
@@ -349,9 +346,7 @@ def knn_shapley(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor, *, k: Count = 10) 
         >>> knn_shapley(x, y, torch.tensor([[0.2]]), torch.tensor([0]), k=1)
         tensor([1., 0., 0.])
     """
-    check_pair(x, x2)
-    check_labels(y, x)
-    check_labels(y2, x2, "y2")
+    check_labeled(x, y, x2, y2)
     m = len(x)
     rank = torch.arange(1, m, device=x.device, dtype=torch.float64)
     step = rank.clamp(max=k) / (rank * k)

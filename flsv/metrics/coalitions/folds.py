@@ -10,15 +10,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
+from annotated_types import Gt, Le
 from torch import Tensor
 
-from flsv.arguments import check_number
+from flsv.declared import Momentum, NonNegative, Rules, Share, checked
 from flsv.errors import ConfigurationError
+from flsv.functional import ShapleyEstimate, normalize_shapley
 from flsv.functional.over_rounds import (
-    check_decay,
+    Confidence,
     lower_bound,
     momentum_add,
     momentum_merge,
@@ -26,7 +28,6 @@ from flsv.functional.over_rounds import (
     round_factor,
     round_shares,
 )
-from flsv.functional.shapley import ShapleyEstimate, normalize_shapley
 from flsv.functional.shapley.normalize import Normalization
 from flsv.metrics.base import latest
 from flsv.metrics.intervals import OverRounds
@@ -103,6 +104,7 @@ class Fold(ABC):
         return self.init
 
 
+@checked
 @dataclass(frozen=True)
 class MovingAverage(Fold):
     """A moving average over a client's rounds.
@@ -115,15 +117,8 @@ class MovingAverage(Fold):
 
     over_rounds: ClassVar[OverRounds] = "momentum"
 
-    momentum: float = 0.9
+    momentum: Momentum = 0.9
     init: float | Literal["uniform"] | None = None
-
-    def check(self, owner: str, per_class: bool) -> None:
-        check_number(owner, "momentum", self.momentum, least=0, below=1)
-        if isinstance(self.init, str) and self.init != "uniform":
-            raise ConfigurationError(f'{owner}(init={self.init!r}): expected a number, "uniform" or None.')
-        if self.init is not None and self.init != "uniform":
-            check_number(owner, "init", self.init)
 
     def init_states(self, metric: Any, num_clients: int, width: int) -> None:
         merge = partial(momentum_merge, momentum=self.momentum)
@@ -153,6 +148,7 @@ class MovingAverage(Fold):
         return metric.stderr, metric.freedom
 
 
+@checked
 @dataclass(frozen=True)
 class SurrogateAverage(MovingAverage):
     """A moving average of each round's values, normalized over its cohort (ShapleyFL, definition 4.2 and equation 3).
@@ -167,16 +163,9 @@ class SurrogateAverage(MovingAverage):
     unit = "surrogate value"
     sign = "from 0 to 1, compared with the others of the cohort: 0 is the least of them, which may still help."
 
-    momentum: float = 0.7
-    init: float | Literal["uniform"] | None = 0.5
+    momentum: Momentum = 0.7
+    init: Share | Literal["uniform"] | None = 0.5
     normalize: Normalization = "min-max"
-
-    def check(self, owner: str, per_class: bool) -> None:
-        super().check(owner, per_class)
-        if self.init is not None and self.init != "uniform":
-            check_number(owner, "init", self.init, least=0, most=1)
-        if self.normalize not in ("min-max", "positive"):
-            raise ConfigurationError(f'{owner}(normalize={self.normalize!r}): expected "min-max" or "positive".')
 
     def _read(self, estimate: ShapleyEstimate) -> tuple[Tensor, Tensor]:
         # The spread of the values' own range is left out: the error of a normalized value has no simple form.
@@ -186,6 +175,7 @@ class SurrogateAverage(MovingAverage):
         return normalize_shapley(values, self.normalize), stderr
 
 
+@checked
 @dataclass(frozen=True)
 class Sum(Fold):
     """The sum over the rounds in which a client took part. The rounds' standard errors, which are independent, add in
@@ -219,6 +209,7 @@ class Sum(Fold):
         return stderr, torch.where(known, metric.variance**2 / metric.variance_squares, torch.inf)
 
 
+@checked
 @dataclass(frozen=True)
 class Decay(Sum):
     """The sum of each client's shares of the rounds' gains, early rounds counting most; see
@@ -230,12 +221,14 @@ class Decay(Sum):
         normalize: divide each round's values by their sum; else the value is in the unit of the performance.
     """
 
-    decay: float = 0.8
-    threshold: float = 0.0
+    rules: ClassVar[Rules] = (
+        (lambda given: given.threshold <= given.decay, "above decay={decay} no round would be evaluated."),
+    )
+    decay: Annotated[float, Gt(0), Le(1)] = 0.8
+    threshold: NonNegative = 0.0
     normalize: bool = True
 
     def check(self, owner: str, per_class: bool) -> None:
-        check_decay(owner, self.decay, self.threshold)
         if per_class and self.normalize:
             raise ConfigurationError(
                 f"{owner}: shares of a round's gain are those of one game, and values per class are of several. Say "
@@ -276,6 +269,7 @@ class Decay(Sum):
         return "decayed sum of shares of the rounds' gains" if self.normalize else "{}, decayed sum over rounds"
 
 
+@checked
 @dataclass(frozen=True)
 class LowerBound(Sum):
     """A one-sided lower confidence bound of a client's mean over its rounds; see :func:`flsv.functional.lower_bound`.
@@ -288,10 +282,7 @@ class LowerBound(Sum):
     unit: ClassVar[str] = "{} a round, lower bound"
     sign = "what a round gains by the client at least; below 0: it is not established that it gains anything."
 
-    confidence: float = 0.9
-
-    def check(self, owner: str, per_class: bool) -> None:
-        check_number(owner, "confidence", self.confidence, least=0.5, below=1)
+    confidence: Confidence = 0.9
 
     def init_states(self, metric: Any, num_clients: int, width: int) -> None:
         super().init_states(metric, num_clients, width)

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from flsv.declared import Count
-from flsv.functional.shapley import ShapleyEstimate, Utility
+from flsv.functional import ShapleyEstimate
+from flsv.functional.shapley.game import Utility
 from flsv.games import CoalitionUtility, Renormalized, Weighting
 from flsv.metrics.coalitions.folds import Fold
 from flsv.metrics.coalitions.presets import CoalitionWeights, weighting_of

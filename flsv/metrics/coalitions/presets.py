@@ -15,8 +15,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from flsv.declared import Momentum
-from flsv.functional.shapley import Utility
+from flsv.declared import Momentum, Share
+from flsv.functional.over_rounds import Confidence
+from flsv.functional.shapley.game import Utility
 from flsv.functional.shapley.normalize import Normalization
 from flsv.metrics.coalitions.folds import Decay, LowerBound, MovingAverage, Sum, SurrogateAverage
 from flsv.metrics.coalitions.value import CoalitionValue, Weighting
@@ -45,7 +46,7 @@ class PartialFederatedShapley(CoalitionValue, chosen=("value", "fold")):
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
         num_classes: M. Where it is given, values are per class: the game of each class's accuracy.
-        estimator: a name in ``flsv.functional.shapley.ESTIMATORS``, a function of the same signature, or ``"auto"``:
+        estimator: a name in ``flsv.functional.ESTIMATORS``, a function of the same signature, or ``"auto"``:
             exact for up to 10 players, else ``"surrogate"`` with 20 evaluations per player, or with a budget of yours.
         estimator_args: keywords for the estimator, such as ``{"budget": 200}``.
         performance: what a coalition's model is measured by, where values are not per class: ``"accuracy"``,
@@ -191,7 +192,7 @@ class SurrogateFederatedShapley(CoalitionValue, chosen=("num_classes", "value", 
         self,
         num_clients: int | None = None,
         beta: Momentum = 0.7,
-        init: float | None = 0.5,
+        init: Share | None = 0.5,
         *,
         normalize: Normalization = "min-max",
         **kwargs: Any,
@@ -278,7 +279,7 @@ class LowerBoundShapley(CoalitionValue, chosen=("value", "fold")):
         num_clients: int | None = None,
         num_classes: int | None = None,
         *,
-        confidence: float = 0.9,
+        confidence: Confidence = 0.9,
         **kwargs: Any,
     ) -> None:
         super().__init__(num_clients, num_classes, value="shapley", fold=LowerBound(confidence), **kwargs)

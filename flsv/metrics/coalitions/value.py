@@ -12,7 +12,8 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from flsv.errors import ConfigurationError
-from flsv.functional.shapley import Semivalue, ShapleyEstimate, check_estimator, estimator_of
+from flsv.functional import ShapleyEstimate
+from flsv.functional.shapley.semivalues import Semivalue, check_estimator, estimator_of
 from flsv.games import CoalitionUtility, Renormalized
 from flsv.games.performance import Mode
 from flsv.metrics.coalitions.folds import FOLDS, Fold
@@ -59,7 +60,7 @@ class CoalitionValue(MeasuredMetric):
             ``"balanced_accuracy"``, ``"negative_loss"``, ``"auroc"``, ``"average_precision"``, ``"f1"``, any name that
             the module logs when it validates, or any torchmetrics metric; see :mod:`flsv.games.performance`.
         value: ``"shapley"``, ``"banzhaf"``, ``"beta"`` or ``"leave_one_out"``.
-        estimator: for the Shapley value a name in ``flsv.functional.shapley.ESTIMATORS``, of which ``"banzhaf"``,
+        estimator: for the Shapley value a name in ``flsv.functional.ESTIMATORS``, of which ``"banzhaf"``,
             ``"beta"`` and ``"leave_one_out"`` give the values that they name; for the others ``"exact"`` or
             ``"permutation"``; a function of the same signature; or ``"auto"``: exact for up to 10 players, else with 20
             evaluations per player by ``"surrogate"``, or by what is named after the value; with the budget of
