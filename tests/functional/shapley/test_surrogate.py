@@ -1,4 +1,4 @@
-"""Surrogate plus residual: exact where the surrogate is right, corrected where it is wrong."""
+"""Surrogate plus residual, and the closed-form Shapley values of its features."""
 
 from __future__ import annotations
 
@@ -9,11 +9,21 @@ import pytest
 import torch
 from functional.shapley.games import accuracy_table, random_table, rng, table_game
 
-from flsv.errors import ConfigurationError
-from flsv.functional.shapley import exact_shapley, regression_shapley, surrogate_shapley
+from flsv.functional import exact_shapley, regression_shapley, surrogate_shapley
 from flsv.functional.shapley.game import MemoizedGame, all_coalitions, shapley_of_table
 from flsv.functional.shapley.layers import LayeredSample
-from flsv.functional.shapley.surrogate import _CONSTANT, SURROGATES, AdjustedEstimator, fit_surrogate, gram
+from flsv.functional.shapley.surrogate import (
+    CONSTANT,
+    SURROGATES,
+    AdjustedEstimator,
+    averaged_membership,
+    fit_surrogate,
+    gaussian,
+    gram,
+    kernel_shapley,
+    membership,
+    pairs,
+)
 
 
 @pytest.mark.parametrize("name", SURROGATES)
@@ -36,7 +46,7 @@ def test_leave_one_out_residuals_by_refitting() -> None:
     surrogate, left_out = fit_surrogate([SURROGATES["averaging"][1]], masks, utilities)
     scale = utilities.std()
     y = (utilities - utilities.mean()) / scale
-    matrix = sum(weight * gram(kernel, masks, masks) for kernel, weight in surrogate.parts) + _CONSTANT
+    matrix = sum(weight * gram(kernel, masks, masks) for kernel, weight in surrogate.parts) + CONSTANT
     # The ridge penalty, read off the fit: (matrix + penalty) dual = y.
     dual = surrogate.coefficients / scale
     penalty = float(((y - matrix @ dual) / dual).median())
@@ -96,6 +106,39 @@ def test_columns_of_one_game_and_constant_columns() -> None:
     torch.testing.assert_close(estimate.values[:, 2], -2 * estimate.values[:, 0])
 
 
-def test_unknown_surrogate() -> None:
-    with pytest.raises(ConfigurationError, match="surrogate='cubic' is unknown; choose from"):
-        surrogate_shapley(table_game(random_table(4)), 4, surrogate="cubic")
+KERNELS = {
+    "membership": membership,
+    "pairs": pairs,
+    "averaged": averaged_membership,
+    "narrow": gaussian(0.05),
+    "wide": gaussian(3.0),
+}
+
+
+@pytest.mark.parametrize("n", range(1, 8))
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernel_games(name: str, n: int) -> None:
+    everything = all_coalitions(n)
+    table = gram(KERNELS[name], everything, everything)  # column T: the game S -> k(S, T)
+    torch.testing.assert_close(kernel_shapley(KERNELS[name], everything), shapley_of_table(table).T)
+
+
+def test_kernels_are_inner_products_of_features() -> None:
+    masks = all_coalitions(5).double()
+    sizes = masks.sum(dim=1, keepdim=True).clamp_min(1)
+    upper = torch.triu_indices(5, 5, 1)
+    products = masks[:, upper[0]] * masks[:, upper[1]]
+    for kernel, features in ((membership, masks), (pairs, products), (averaged_membership, masks / sizes)):
+        torch.testing.assert_close(gram(kernel, masks, masks), features @ features.T)
+    distances = torch.cdist(masks / sizes, masks / sizes).square()
+    torch.testing.assert_close(gram(gaussian(0.7), masks, masks), torch.exp(-distances / 1.4))
+
+
+def test_many_players() -> None:
+    coalitions = torch.rand(4, 300, generator=torch.Generator().manual_seed(0)) < 0.5
+    values = kernel_shapley(gaussian(1.0), coalitions)
+    sizes = coalitions.sum(dim=1)
+    everybody, nobody = torch.ones(1, 300), torch.zeros(1, 300)
+    gain = gram(gaussian(1.0), everybody, coalitions) - gram(gaussian(1.0), nobody, coalitions)
+    torch.testing.assert_close(values.sum(dim=1), gain[0], atol=1e-9, rtol=0)
+    assert sizes.min() > 0

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flsv.errors import ConfigurationError
-from flsv.functional.transport import TransportClient, TransportServer, check_support, safe_support
+from flsv.functional import TransportClient, TransportServer, check_support, safe_support
 
 
 @pytest.mark.parametrize("samples", range(12))

@@ -1,20 +1,74 @@
-"""The running sums are the block bootstrap's, and stretches come together."""
+"""What values become over rounds: moving averages, bounds, decayed sums, and their spread."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
+from flsv.functional import lower_bound
 from flsv.functional.over_rounds import (
     WIDTH,
     half_width,
+    momentum_merge,
+    momentum_row,
     momentum_squares,
+    momentum_value,
     spread_add,
     spread_merge,
     spread_variance,
     step_variance,
 )
+
+
+def recursion(rounds: list[dict[int, torch.Tensor]], n: int, width: int, mu: float) -> torch.Tensor:
+    value = torch.full((n, width), float("nan"), dtype=torch.float64)
+    for seen in rounds:
+        for i, now in seen.items():
+            value[i] = now if value[i].isnan().all() else mu * value[i] + (1 - mu) * now
+    return value
+
+
+def rows_of(seen: dict[int, torch.Tensor], n: int, width: int, mu: float) -> torch.Tensor:
+    rows = torch.zeros(n, 2 * width + 1, dtype=torch.float64)
+    for i, now in seen.items():
+        rows[i] = momentum_row(now[None], mu)[0]
+    return rows
+
+
+def test_any_grouping_of_the_rounds_gives_the_recursion() -> None:
+    torch.manual_seed(0)
+    n, width, mu = 5, 3, 0.8
+    rounds = [
+        {i: torch.randn(width, dtype=torch.float64) for i in torch.randperm(n)[:3].tolist() if i != 4} for _ in range(7)
+    ]
+    parts = torch.stack([rows_of(seen, n, width, mu) for seen in rounds])
+    expected = recursion(rounds, n, width, mu)
+    assert expected[4].isnan().all()
+    for cut in range(1, 7):
+        early, late = momentum_merge(parts[:cut], mu), momentum_merge(parts[cut:], mu)
+        merged = momentum_value(momentum_merge(torch.stack([early, late]), mu), mu)
+        torch.testing.assert_close(merged, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.8, 0.95])
+@pytest.mark.parametrize("c", [2, 3, 20])
+def test_the_bound_of_a_t_interval(c: int, confidence: float) -> None:
+    values = torch.randn(c, 4, generator=torch.Generator().manual_seed(c), dtype=torch.float64)
+    mean, squares = values.mean(0), (values - values.mean(0)).square().sum(0)
+    found = lower_bound(torch.full((4,), c), mean, squares, confidence=confidence)
+    for column, bound in zip(values.T.numpy(), found.tolist()):
+        expected = stats.t.interval(2 * confidence - 1, c - 1, column.mean(), stats.sem(column))[0]
+        assert bound == pytest.approx(expected if confidence > 0.5 else column.mean())
+
+
+def test_it_covers() -> None:
+    draw = torch.Generator().manual_seed(0)
+    values = 1 + torch.randn(6, 4000, generator=draw, dtype=torch.float64)
+    squares = (values - values.mean(0)).square().sum(0)
+    bound = lower_bound(torch.full((4000,), 6), values.mean(0), squares, confidence=0.9)
+    assert (bound <= 1).double().mean().item() == pytest.approx(0.9, abs=0.02)
 
 
 def folded(values: torch.Tensor, start: torch.Tensor | None = None) -> torch.Tensor:
@@ -49,20 +103,6 @@ def test_it_is_the_mean_square_of_the_blocks_deviations(rounds: int) -> None:
     expected = sums.square().sum(0) / rounds * len(blocks) / (len(blocks) - 1)
     torch.testing.assert_close(variance, expected)
     assert count.tolist() == [len(blocks)] * 3
-
-
-def test_it_is_what_a_bootstrap_of_blocks_draws() -> None:
-    values, draws = made(60, 1).squeeze(-1).numpy(), 4000
-    values = np.convolve(values, [0.5, 0.5], "valid")  # neighbors are alike
-    blocks = [values[list(block)] for block in blocks_of(len(values))]
-    rng = np.random.default_rng(0)
-    means = []
-    for _ in range(draws):
-        drawn = [blocks[j] for j in rng.integers(len(blocks), size=len(blocks))]
-        means.append(sum(map(np.sum, drawn)) / sum(map(len, drawn)))
-    variance, count = spread_variance(folded(torch.tensor(values)[:, None]))
-    ours = float(variance) / len(values) * (float(count) - 1) / float(count)
-    assert np.var(means) == pytest.approx(ours, rel=0.08)
 
 
 def test_one_block_says_nothing_and_equal_values_are_exact() -> None:

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import grad, hessian
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flsv.errors import ConfigurationError
-from flsv.functional.gradients import gradient_shapley
-from flsv.games import CoalitionGames, CoalitionUtility, ModelEvaluator
+from flsv.functional import client_in_run_values, gradient_shapley, in_run_shapley, step_weights
+from flsv.games import ModelEvaluator
 from flsv.parameters import ParameterSpace
 from flsv.round import ClientMatrix, Round
 
@@ -87,9 +88,6 @@ def test_wrong_arguments() -> None:
         gradient_shapley(first, weighting=torch.ones(2))
 
 
-# ---- the products
-
-
 class Smooth(nn.Module):
     """BatchNorm, attention, and a weight that is used twice."""
 
@@ -156,43 +154,59 @@ def test_products_against_the_full_hessian() -> None:
     assert torch.equal(again.hessian, result.hessian)
 
 
-@pytest.mark.parametrize("weighting", ["uniform", "fixed"])
-def test_the_expansion_approaches_the_game_of_evaluated_coalitions(weighting: str) -> None:
-    weights = "uniform" if weighting == "uniform" else torch.tensor([0.5, 0.2, 0.6])
-    errors: dict[int, list[float]] = {1: [], 2: []}
-    for scale in (0.2, 0.02):
-        net, round, data = setting(scale=scale)
-        evaluator = ModelEvaluator(net.double(), ParameterSpace(net), in_double(data), num_classes=CLASSES)
-        round = in_double_round(round, evaluator.space)
-        games = CoalitionGames(evaluator, server_lr=0.8)
-        games.begin(round)
-        utility = games.utility("negative_loss", weights)
-
-        def value(members: tuple[int, ...], utility: CoalitionUtility = utility) -> float:
-            mask = torch.zeros(1, 3, dtype=torch.bool)
-            mask[0, list(members)] = True
-            return utility(mask).item()
-
-        exact = enumerated_shapley(value, 3)
-        assert games.evaluations == 8
-        for order in (1, 2):
-            found = gradient_shapley(*games.gradient_products(order), weighting=weights, server_lr=0.8)
-            errors[order].append(float(np.abs(found.numpy() - exact).max()))
-    # The first term left out is of the second or third degree: a tenth of the step, a hundredth or a thousandth.
-    assert errors[1][1] < errors[1][0] / 50
-    assert errors[2][1] < errors[2][0] / 500
+LR = 0.3
 
 
-def in_double(data: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
-    return [(x.double(), y) for x, y in data]
+def linear(seed: int = 0, samples: int = 4):
+    """Softmax regression: the sample losses' gradients in a step, and the validation loss."""
+    draw = torch.Generator().manual_seed(seed)
+    x, w = (torch.randn(s, generator=draw, dtype=torch.float64) for s in ((samples + 5, 3), (3, 2)))
+    y = torch.arange(samples + 5) % 2
+
+    def loss(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        return torch.nn.functional.cross_entropy(x @ w.view(3, 2), y)
+
+    w = w.flatten()
+    steps = torch.stack([grad(loss)(w, x[i : i + 1], y[i : i + 1]) / samples for i in range(samples)])
+    return w, steps, lambda w: loss(w, x[samples:], y[samples:])
 
 
-def in_double_round(round: Round, space: ParameterSpace) -> Round:
-    return Round(
-        0,
-        round.client_ids,
-        round.num_samples,
-        round.global_vector.double(),
-        round.client_vectors.double(),
-        space,
-    )
+@pytest.mark.parametrize("order", [1, 2])
+def test_the_values_of_the_taylor_utility_over_all_subsets(order: int) -> None:
+    w, steps, validation = linear()
+    g, h = grad(validation)(w), hessian(validation)(w)
+
+    def utility(part: list[int]) -> float:
+        move = -LR * steps[part].sum(0)
+        return -float(g @ move + (order == 2) * move @ h @ move / 2)
+
+    found = in_run_shapley(steps @ g, LR, steps @ h @ steps.T if order == 2 else None)
+    np.testing.assert_allclose(found, enumerated_shapley(lambda part: utility(list(part)), len(steps)))
+    torch.testing.assert_close(found.sum(), torch.tensor(utility([0, 1, 2, 3])).double())
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_what_a_gradient_moves_under_torchs_sgd(momentum: float) -> None:
+    lrs = [0.1, 0.3, 0.2, 0.05]
+    for t in range(4):
+        parameter = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+        optimizer = torch.optim.SGD([parameter], lr=1.0, momentum=momentum)
+        for step, lr in enumerate(lrs):
+            optimizer.param_groups[0]["lr"] = lr
+            parameter.grad = torch.full_like(parameter, float(step == t))
+            optimizer.step()
+        torch.testing.assert_close(-parameter.detach()[0], step_weights(lrs, momentum)[t])
+    assert step_weights([]).shape == (0,)
+
+
+def test_rows_sum_to_the_clients_own_values() -> None:
+    draw = torch.Generator().manual_seed(3)
+    classes, slopes = torch.randn(3, 2, generator=draw), torch.randn(3, generator=draw)
+    bends, weights = torch.randn(3, 3, generator=draw).double(), torch.tensor([0.2, 0.5, 0.3])
+    for hessian_products in (None, bends):
+        rows = client_in_run_values(classes, slopes, weights, hessian_products, server_lr=0.7)
+        values = gradient_shapley(slopes.double(), hessian_products, weighting=weights, server_lr=0.7)
+        torch.testing.assert_close(rows.sum(1), values)
+        torch.testing.assert_close(rows[:, :2], (0.7 * weights[:, None] * classes).double())
+    with pytest.raises(ValueError, match=r"class_values \[k, M\] of k=3"):
+        client_in_run_values(classes[:2], slopes, weights)

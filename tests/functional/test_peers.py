@@ -1,0 +1,275 @@
+"""FedCE's and pFedSV's formulas, in NumPy."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+
+from flsv.functional import (
+    contribution_estimates,
+    discovery_bound,
+    label_overlap,
+    leave_one_out_cosines,
+    personalized_weights,
+    relevance_auroc,
+    top_k_download,
+)
+
+
+def reference_cosines(updates: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
+    consensus = (coefficients[:, None] * updates).sum(0)
+    cosines = []
+    for update, coefficient in zip(updates, coefficients):
+        minus = consensus - coefficient * update
+        cosines.append(update @ minus / (np.linalg.norm(update) * np.linalg.norm(minus)))
+    return np.array(cosines)
+
+
+def reference_coefficients(cosines: np.ndarray, minus_scores: np.ndarray, combine: str) -> np.ndarray:
+    """Rounds by clients; the score of the first round is the 0 that every client starts with."""
+    directions = 1.0 - cosines.mean(0)
+    errors = 1.0 - minus_scores.mean(0)
+    directions = np.clip(directions / directions.sum(), 1e-3, None)
+    errors = np.clip(errors / errors.sum(), 1e-3, None)
+    new = directions * errors if combine == "times" else directions + errors
+    return np.clip(new / new.sum(), 1e-3, None)
+
+
+@pytest.mark.parametrize("k", [2, 3, 7])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_cosines(k: int, dtype: torch.dtype) -> None:
+    draw = np.random.default_rng(k)
+    updates, weights = draw.normal(size=(k, 20)) + 0.5, draw.dirichlet(np.ones(k))
+    tensor = torch.from_numpy(updates).to(dtype)
+    found = leave_one_out_cosines(tensor @ tensor.T, torch.from_numpy(weights))
+    torch.testing.assert_close(
+        found,
+        torch.from_numpy(reference_cosines(updates, weights)),
+        atol=1e-6 if dtype == torch.float32 else 1e-12,
+        rtol=0,
+    )
+
+
+def test_cosines_of_nothing_are_0() -> None:
+    updates = torch.tensor([[1.0, 2.0], [0.0, 0.0], [-1.0, -2.0]])
+    gram = updates @ updates.T
+    assert leave_one_out_cosines(gram, torch.tensor([0.5, 0.0, 0.5]))[1] == 0
+    assert leave_one_out_cosines(gram, torch.tensor([1.0, 0.0, 0.0])).tolist() == pytest.approx([0, 0, -1])
+    assert leave_one_out_cosines(gram[:1, :1], torch.ones(1)).tolist() == [0]  # nobody else
+    # The others' sum is exactly zero: no rounding noise is taken for a direction.
+    updates = torch.tensor([[0.1, 0.3], [0.7, 0.1], [-2.1, -0.3]], dtype=torch.float64)
+    assert leave_one_out_cosines(updates @ updates.T, torch.tensor([0.2, 0.6, 0.2], dtype=torch.float64))[0] == 0
+    with pytest.raises(ValueError, match=r"expected gram \[k, k\]"):
+        leave_one_out_cosines(gram, torch.ones(2))
+
+
+@pytest.mark.parametrize("combine", ["times", "plus"])
+def test_coefficients(combine: str) -> None:
+    draw = np.random.default_rng(1)
+    for k in (2, 5):
+        cosines, scores = draw.uniform(-1, 1, (4, k)), draw.uniform(0, 1, (4, k))
+        scores[0] = 0
+        found = contribution_estimates(torch.from_numpy(cosines.mean(0)), torch.from_numpy(scores.mean(0)), combine)
+        np.testing.assert_allclose(found.numpy(), reference_coefficients(cosines, scores, combine), atol=1e-12)
+
+
+def test_the_floor_and_a_sum_of_0() -> None:
+    # A client that points just where the others do, and whose data the others' model knows.
+    found = contribution_estimates(torch.tensor([1.0, 0.0, 0.0]), torch.tensor([1.0, 0.5, 0.5]))
+    assert found[0] == pytest.approx(1e-3)
+    assert contribution_estimates(torch.ones(4), torch.ones(4)).tolist() == [0.25] * 4
+    with pytest.raises(ValueError, match=r"a score in \[0, 1\]"):
+        contribution_estimates(torch.zeros(2), torch.tensor([-0.7, 0.2]))
+
+
+def test_no_error_counts_beyond_the_cap() -> None:
+    cosines, scores = torch.tensor([0.1, 0.3, -0.2, 0.0]), torch.tensor([0.9, 0.8, 0.6, 0.7])
+    plain = contribution_estimates(cosines, scores)
+    assert torch.equal(contribution_estimates(cosines, scores, cap=10.0), plain)
+    lied = torch.tensor([0.0, 0.8, 0.6, 0.7])
+    told, capped = (contribution_estimates(cosines, lied, cap=cap) for cap in (None, 1.25))
+    errors = np.array([min(each, 1.25 * 0.35) for each in (1.0, 0.2, 0.4, 0.3)])
+    expected = (1 - cosines.double().numpy()) * errors
+    np.testing.assert_allclose(capped.numpy(), expected / expected.sum(), atol=1e-6)
+    assert told[0] > 1.5 * capped[0]
+    assert capped[0] > plain[0]
+
+
+POLICIES = ("mean", "exclude", "min", 0.7)
+
+
+def weights_reference(values, distances, own, self_weight):
+    values, distances = values.numpy(), distances.numpy().copy()
+    others = [d for j, d in enumerate(distances) if j != own]
+    positive = np.maximum(values, 0)
+    if self_weight == "exclude":
+        positive[own] = 0
+        distances[own] = 1
+    else:
+        distances[own] = {"mean": np.mean(others), "min": np.min(others)}.get(self_weight, self_weight)
+    w = positive / distances
+    return w / w.sum()
+
+
+@pytest.mark.parametrize("self_weight", POLICIES)
+@pytest.mark.parametrize("own", [0, 2, 5])
+def test_weights_against_numpy(self_weight, own):
+    generator = torch.Generator().manual_seed(own)
+    for _ in range(20):
+        values = torch.randn(6, generator=generator, dtype=torch.float64)
+        distances = torch.rand(6, generator=generator, dtype=torch.float64) + 0.1
+        others = [v for j, v in enumerate(values.tolist()) if j != own]
+        if max(others) <= 0:
+            continue
+        weights = personalized_weights(values, distances, own, self_weight)
+        np.testing.assert_allclose(weights, weights_reference(values, distances, own, self_weight), rtol=1e-12)
+        assert weights.sum().item() == pytest.approx(1)
+        assert (weights[values <= 0] == 0).all()
+
+
+@pytest.mark.parametrize("self_weight", POLICIES)
+@pytest.mark.parametrize("values", [[-0.1, -0.2, -0.3], [0.0, 0.0, 0.0], [0.0, 0.5, -0.1]])
+def test_nobody_else_is_worth_anything_the_own_model_stays(values, self_weight):
+    weights = personalized_weights(torch.tensor(values), torch.tensor([1.0, 0.0, 2.0]), own=1, self_weight=self_weight)
+    assert weights.tolist() == [0, 1, 0]
+
+
+def test_identical_models_take_all_in_proportion_to_their_values():
+    values, distances = torch.tensor([0.2, 0.1, 0.3, 0.9, -0.5]), torch.tensor([0.0, 0.0, 0.0, 2.0, 0.0])
+    torch.testing.assert_close(personalized_weights(values, distances, 0), torch.tensor([0, 0.25, 0.75, 0, 0]))
+    # The least distance is 0: the own model is one of them.
+    weights = personalized_weights(values, distances, 0, self_weight="min")
+    torch.testing.assert_close(weights, torch.tensor([2, 1, 3, 0, 0]) / 6)
+
+
+@pytest.mark.parametrize(
+    ("values", "distances", "own"),
+    [
+        ([0.1, 0.2], [0.0], 0),
+        ([0.1, 0.2], [0.0, 1.0], 2),
+        ([0.1, 0.2], [0.0, 1.0], -1),
+        ([0.1, 0.2], [0.0, -1.0], 0),
+        ([0.1, float("nan")], [0.0, 1.0], 0),
+        ([0.1, 0.2], [0.0, float("nan")], 0),
+        ([0.1, 0.2], [0.0, float("inf")], 0),
+    ],
+)
+def test_wrong_values_and_distances(values, distances, own):
+    with pytest.raises(ValueError, match="expected"):
+        personalized_weights(torch.tensor(values), torch.tensor(distances), own)
+
+
+def test_overlap_is_above_0_exactly_where_labels_are_shared():
+    counts = torch.randint(0, 3, (12, 6), generator=torch.Generator().manual_seed(0)) * 7
+    overlap = label_overlap(counts)
+    labels = [set(row.nonzero().flatten().tolist()) for row in counts]
+    assert [[bool(a & b) for b in labels] for a in labels] == (overlap > 0).tolist()
+    assert torch.equal(overlap, overlap.T)
+    shares = counts / counts.sum(1, keepdim=True).clamp_min(1)
+    for i, j in ((0, 1), (3, 7), (11, 2)):
+        assert overlap[i, j].item() == pytest.approx(np.minimum(shares[i].numpy(), shares[j].numpy()).sum())
+
+
+@pytest.mark.parametrize("digits", [0, 1, 6])
+def test_auroc_against_scikit_learn(digits):
+    """With many ties, some, and none."""
+    generator = torch.Generator().manual_seed(digits)
+    n = 15
+    truth = torch.rand(n, n, generator=generator) > 0.7
+    relevance = ((torch.randn(n, n, generator=generator) + truth) * 10**digits).round() / 10**digits
+    relevance[torch.rand(n, n, generator=generator) > 0.8] = float("nan")
+    relevance.fill_diagonal_(1e6)  # must not count
+    pairs = [(i, j) for i in range(n) for j in range(n) if i != j and not math.isnan(relevance[i, j])]
+    expected = roc_auc_score([bool(truth[p]) for p in pairs], [float(relevance[p]) for p in pairs])
+    assert relevance_auroc(relevance, truth).item() == pytest.approx(expected, abs=1e-12)
+
+
+def test_auroc_without_pairs_of_both_kinds():
+    scores = torch.rand(3, 3)
+    for truth in (torch.ones(3, 3), torch.eye(3)):
+        assert relevance_auroc(scores, truth).isnan()
+    assert relevance_auroc(torch.full((3, 3), float("nan")), torch.rand(3, 3) > 0.5).isnan()
+
+
+def test_the_papers_bound():
+    assert discovery_bound(20, 2, 5) == 5  # its example: "at most 5 rounds"
+    for n in (5, 10, 33):
+        for m in range(n):
+            for k in range(1, n + 3):
+                tail = 1 if m <= k else math.ceil(m / k)
+                assert discovery_bound(n, m, k) == math.ceil((n - m - 1) / k) + tail
+
+
+nan = float("nan")
+
+
+def draw(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def choose(relevance, own=0, k=2, available=None, explore="score", seed=0):
+    relevance = torch.tensor(relevance)
+    there = torch.ones(len(relevance), dtype=torch.bool) if available is None else torch.tensor(available)
+    return top_k_download(relevance, there, own, k, explore, draw(seed)).tolist()
+
+
+def test_the_first_round_is_random_and_uniform():
+    counts = torch.zeros(6)
+    for seed in range(600):
+        chosen = choose([nan] * 6, own=2, k=2, seed=seed)
+        assert len(set(chosen)) == 2
+        counts[chosen] += 1
+    assert counts[2] == 0
+    # Each of five others 240 times of 600 on average, standard deviation 12.
+    assert (counts[[0, 1, 3, 4, 5]] - 240).abs().max() < 60
+
+
+def test_by_score_while_somebody_is_unvisited():
+    assert choose([9.0, 0.1, 0.3, nan, -0.2], k=2) == [2, 1]
+    assert choose([9.0, 0.1, 0.3, nan, -0.2], k=3) == [2, 1, 3]
+
+
+def test_unvisited_first():
+    assert choose([9.0, 0.1, 0.3, nan, -0.2], k=2, explore="unvisited") == [3, 2]
+
+
+def test_all_visited_as_many_as_are_positive():
+    assert choose([9.0, 0.1, 0.3, 0.2, -0.2], k=1) == [2, 3, 1]
+    assert choose([9.0, -0.1, 0.3, -0.2, -0.2], k=4) == [2]
+
+
+def test_who_is_not_available_is_not_downloaded():
+    # The only unvisited one cannot be had, so k is that of the positive scores.
+    assert choose([9.0, 0.1, nan, 0.5, -1.0], k=1, available=[True, True, False, True, True]) == [3, 1]
+    assert choose([nan] * 3, available=[True, False, False]) == []
+
+
+def discover(n, relevant, k, explore, seed):
+    """Rounds until client 0 has looked at all relevant ones, if a look tells the truth."""
+    scores, generator, rounds = torch.full((n,), nan), draw(seed), 0
+    while scores[relevant].isnan().any():
+        ids = top_k_download(scores, torch.ones(n, dtype=torch.bool), 0, k, explore, generator)
+        scores[ids] = -0.1
+        scores[[i for i in ids.tolist() if i in relevant]] = 0.3
+        rounds += 1
+        if rounds > 3 * n:
+            return float("inf")
+    return rounds
+
+
+@pytest.mark.parametrize(("n", "m", "k"), [(10, 2, 5), (20, 2, 5), (20, 4, 5), (20, 12, 3), (10, 9, 20)])
+def test_unvisited_first_keeps_the_papers_bound(n, m, k):
+    relevant = torch.arange(1, m + 1).tolist()
+    rounds = [discover(n, relevant, k, "unvisited", seed) for seed in range(60)]
+    assert max(rounds) <= discovery_bound(n, m, k)
+
+
+def test_wrong_arguments():
+    with pytest.raises(ValueError, match=r"\[n\]"):
+        choose([nan, nan], available=[True])
+    with pytest.raises(ValueError, match="own"):
+        choose([nan, nan], own=2)
