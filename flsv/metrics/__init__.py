@@ -9,29 +9,26 @@
 - Whose data are like those that the model is for (data): WassersteinContribution, CalibratedOTGradient.
 - Who is of use to the others (peers): ContributionEstimation, DomainRelevance.
 - What taking part has cost (cost): CommunicationCost, PrivacyLoss.
-- Who is served how well (fairness): CollaborativeFairness.
 """
 
 from flsv.metrics.agreement import ClassSpecificShapley, CosineGradientShapley
 from flsv.metrics.base import ContributionMetric
-from flsv.metrics.coalitions import (
-    BlendedContribution,
-    CoalitionValue,
+from flsv.metrics.coalitions.blended import BlendedContribution
+from flsv.metrics.coalitions.one_round import OneRoundShapley
+from flsv.metrics.coalitions.presets import (
     CumulativeShapley,
     DecayedShapley,
     LeaveOneOut,
     LowerBoundShapley,
-    OneRoundShapley,
     PartialFederatedShapley,
     SurrogateFederatedShapley,
 )
+from flsv.metrics.coalitions.value import CoalitionValue
 from flsv.metrics.cost import CommunicationCost, PrivacyLoss
 from flsv.metrics.data import CalibratedOTGradient, WassersteinContribution
-from flsv.metrics.domain_relevance import DomainRelevance
-from flsv.metrics.fairness import CollaborativeFairness
 from flsv.metrics.gradient_agreement import GradientAgreement
 from flsv.metrics.gradients import GradientShapley, InRunShapley
-from flsv.metrics.peers import ContributionEstimation
+from flsv.metrics.peers import ContributionEstimation, DomainRelevance
 from flsv.metrics.shadow import ShadowShapley
 
 __all__ = [
@@ -39,7 +36,6 @@ __all__ = [
     "CalibratedOTGradient",
     "ClassSpecificShapley",
     "CoalitionValue",
-    "CollaborativeFairness",
     "CommunicationCost",
     "ContributionEstimation",
     "ContributionMetric",

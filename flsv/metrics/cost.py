@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from flsv.data.groups import client_called
-from flsv.declared import Positive
 from flsv.metrics.base import ContributionMetric
 from flsv.privacy.gaussian import GaussianPrivacy
 from flsv.round import Round
@@ -40,9 +39,10 @@ class CommunicationCost(ContributionMetric):
 
     As input to ``update``: ``client_ids [k]``, ``uploaded [k]`` and ``downloaded [k]``, numbers of parameters (entries
     of a model's vector, BatchNorm's statistics included, and of whatever else crosses), and, where they are known,
-    ``uploaded_bytes [k]`` and ``downloaded_bytes [k]``. A ``FederatedLoop`` counts both, with what compression saves
-    and of the part of the model that it shares; the rest is taken to be at the clients before the first round.
-    ``compute`` gives float64 ``[num_clients, 2]``, numbers sent and received, whole ones; NaN for clients never seen.
+    ``uploaded_bytes [k]`` and ``downloaded_bytes [k]`` (else 4 bytes a number, for float32). A ``FederatedLoop``
+    counts both, with what compression saves and of the part of the model that it shares; the rest is taken to be at the
+    clients before the first round. ``compute`` gives float64 ``[num_clients, 2]``, numbers sent and received, whole
+    ones; NaN for clients never seen.
     ``diagnostics`` gives all clients' totals in parameters and bytes, and those of the last round.
 
     When not to use it:
@@ -50,12 +50,9 @@ class CommunicationCost(ContributionMetric):
 
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
-        bytes_per_parameter: count so many for every number, whatever was measured. None: what was measured, and 4 (for
-            float32) where nothing was.
         kwargs: see ``torchmetrics.Metric``.
 
     Raises:
-        ConfigurationError: ``bytes_per_parameter`` not above 0.
         ValueError: shapes that do not fit, unknown or repeated client ids.
 
     Example:
@@ -88,12 +85,6 @@ class CommunicationCost(ContributionMetric):
     last: Tensor
     last_bytes: Tensor
 
-    def __init__(
-        self, num_clients: int | None = None, bytes_per_parameter: Positive | None = None, **kwargs: Any
-    ) -> None:
-        self.bytes_per_parameter = bytes_per_parameter
-        super().__init__(num_clients, **kwargs)
-
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         # Whole bytes: their sums go beyond float32's whole numbers, and not every device has float64.
         for name in ("exchanged", "exchanged_bytes"):
@@ -113,8 +104,8 @@ class CommunicationCost(ContributionMetric):
     ) -> None:
         """Add one round; all ``[k]``."""
         numbers = self._pair("uploaded", uploaded, downloaded, client_ids)
-        if self.bytes_per_parameter is not None or uploaded_bytes is None or downloaded_bytes is None:
-            bytes = numbers.cpu().double() * (self.bytes_per_parameter or 4)
+        if uploaded_bytes is None or downloaded_bytes is None:
+            bytes = numbers.cpu().double() * 4
         else:
             bytes = self._pair("uploaded_bytes", uploaded_bytes, downloaded_bytes, client_ids)
         for name, now in (("exchanged", numbers), ("exchanged_bytes", bytes.ceil())):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from flsv.functional import few_coalitions, few_coalitions_shapley
 from flsv.functional.shapley.few_coalitions import Which
 from flsv.games.performance import Mode
 from flsv.metrics.base import latest
-from flsv.metrics.measured import MeasuredMetric
+from flsv.metrics.coalitions.value import MeasuredMetric
 from flsv.round import Round
 
 Coalitions = Which | Sequence[Sequence[int]]
@@ -139,12 +139,6 @@ class ShadowShapley(MeasuredMetric):
         every: Count = 1,
         **kwargs: Any,
     ) -> None:
-        known = get_args(Which)
-        if isinstance(coalitions, str) and coalitions not in known:
-            raise ConfigurationError(
-                f"ShadowShapley(coalitions={coalitions!r}): expected one of {', '.join(map(repr, known))}, or a list "
-                "of lists of members."
-            )
         self.coalitions = coalitions if isinstance(coalitions, str) else [list(members) for members in coalitions]
         self.every = every
         self._last: int | None = None

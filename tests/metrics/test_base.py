@@ -1,4 +1,4 @@
-"""What every contribution metric is told of a federation."""
+"""What every contribution metric is told of a federation, says of itself, and refuses."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 from metric_table import CASES
 from toys import fit, toy_data
 
-from flsv import metrics
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
-from flsv.metrics import ContributionMetric
+from flsv.metrics import ClassSpecificShapley, ContributionMetric, PartialFederatedShapley
+from flsv.metrics.needs import what_it_is
 
 
 class Curious(ContributionMetric):
@@ -50,14 +50,7 @@ def test_a_name_that_is_a_path_is_refused(name: str) -> None:
         FederatedLoop(metrics={name: Curious()})
 
 
-def test_one_clients_row_is_not_taken_for_everybodys() -> None:
-    """Here of second order; ``bad_clients_are_refused`` of flsv.testing asks every metric."""
-    metric = metrics.GradientShapley(num_clients=3, order=2)
-    with pytest.raises(ValueError, match=r"expected hessian_products \[k=2\], got \[1"):
-        metric.update(torch.tensor([0, 2]), gradient_products=torch.ones(2), hessian_products=torch.ones(1, 2))
-
-
-@pytest.mark.parametrize("name", sorted({*CASES} - {"CollaborativeFairness"}))
+@pytest.mark.parametrize("name", CASES)
 def test_what_a_metric_was_made_with_cannot_be_set(name: str) -> None:
     metric = CASES[name].new()
     kept = vars(metric).keys() - metric._defaults
@@ -85,3 +78,47 @@ def test_the_updates_of_a_stranger_are_checked_and_counted() -> None:
         Curious().update(torch.tensor([0]))
     with pytest.raises(TypeError, match="missing a required argument: 'client_ids'"):
         metric.update()
+
+
+needs_merge = pytest.mark.skipif(
+    not hasattr(ClassSpecificShapley, "merge_state"), reason="torchmetrics before 1.5 cannot merge"
+)
+
+
+@needs_merge
+@pytest.mark.parametrize("name", ["CosineGradientShapley", "OneRoundShapley"])
+def test_what_depends_on_all_rounds_in_their_order_has_no_parts(name: str) -> None:
+    one, other = CASES[name].fed([0]), CASES[name].fed([0])
+    with pytest.raises(ConfigurationError, match=f"{name} needs all rounds in one place"):
+        other.merge_state(one)
+
+
+@needs_merge
+@pytest.mark.parametrize(
+    ("one", "other", "match"),
+    [
+        (
+            ClassSpecificShapley(3, 2),
+            ClassSpecificShapley(3, 2, momentum=0.5),
+            r"momentum=0.9 and 0.5 cannot be merged",
+        ),
+        (ClassSpecificShapley(3, 2), ClassSpecificShapley(4, 2), r"num_clients=3 and 4 cannot be merged"),
+        (PartialFederatedShapley(3), PartialFederatedShapley(3, estimator="exact"), r"estimator='auto' and 'exact'"),
+        (PartialFederatedShapley(), PartialFederatedShapley(3), "nothing to merge into: pass num_clients"),
+    ],
+)
+def test_metrics_that_do_not_mean_the_same_are_not_merged(
+    one: ContributionMetric, other: ContributionMetric, match: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=match):
+        one.merge_state(other)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_metric_has_a_guide_of_its_own(name: str) -> None:
+    metric = CASES[name].new()
+    guide = metric.guide()
+    assert all(guide.lines().values())
+    assert guide.unit != ContributionMetric.unit
+    assert guide.cost != ContributionMetric.cost
+    assert len(what_it_is(metric)) > 20

@@ -1,4 +1,4 @@
-"""CoalitionValue: every value and fold against a plain loop over coalitions and rounds, and from a configuration."""
+"""CoalitionValue: every value and fold against a plain loop over coalitions and rounds; estimators; free riders."""
 
 from __future__ import annotations
 
@@ -6,18 +6,35 @@ import itertools
 import math
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from scipy import stats
 from torch import Tensor
+from toys import Plain, fit, network, toy_data
 
-from flsv import ConfigurationError
-from flsv.metrics import CoalitionValue
+from flsv import ConfigurationError, Reporting
+from flsv.aggregation import ShapleyWeighted
+from flsv.attacks import FreeRider
+from flsv.functional import ESTIMATORS, ShapleyEstimate, exact_shapley, normalize_shapley
+from flsv.loop import FederatedLoop
+from flsv.metrics import (
+    CoalitionValue,
+    CumulativeShapley,
+    DecayedShapley,
+    LowerBoundShapley,
+    OneRoundShapley,
+    PartialFederatedShapley,
+    SurrogateFederatedShapley,
+)
 from flsv.metrics.coalitions import Decay, LowerBound, MovingAverage, Sum, SurrogateAverage
 
 N, ROUNDS = 5, 4
+
 COHORTS = [[0, 1, 2, 3], [1, 3, 0], [3, 0, 1], [0, 2, 1, 3]]
+
 WEIGHTS: dict[str, Callable[[int, int], float]] = {  # of a coalition of s that the player joins, of n players
     "shapley": lambda n, s: 1 / (n * math.comb(n - 1, s)),
     "banzhaf": lambda n, s: 1 / 2 ** (n - 1),
@@ -25,6 +42,7 @@ WEIGHTS: dict[str, Callable[[int, int], float]] = {  # of a coalition of s that 
     "beta": lambda n, s: 2 * math.gamma(s + 1) * math.gamma(n + 1 - s) / math.gamma(n + 2),
     "leave_one_out": lambda n, s: float(s == n - 1),
 }
+
 Player = Callable[[frozenset[int]], float]
 
 
@@ -133,16 +151,10 @@ def test_values_per_class_are_those_of_each_class_by_itself(value: Any, fold: An
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"value": "owen"}, r"value='owen'.*banzhaf"),
         ({"value": "banzhaf", "estimator": "gtg"}, r"estimator='gtg'.*exact.*which give the value 'banzhaf'"),
         ({"value": "beta", "estimator_args": {"alpha": -1.0}}, "alpha"),
         ({"value": "banzhaf", "estimator_args": {"alpha": 1.0}}, r"does not take \['alpha'\]"),
-        ({"fold": "median"}, r"fold='median'.*lower_bound"),
-        ({"fold": Decay(2.0)}, "decay=2.0"),
-        ({"fold": MovingAverage(1.0)}, "momentum=1.0"),
         ({"fold": Decay(), "per_class": True}, r"normalize=False"),
-        ({"weighting": "size"}, r"weighting='size'.*\"?aggregation"),
-        ({"fold": 3}, r"fold=3.*lower_bound"),
         ({"performance": "negative_loss", "per_class": True}, r"performance='negative_loss'.*per class"),
         ({"performance": "balanced_accuracy", "num_classes": 2}, r"performance='balanced_accuracy'.*per class"),
     ],
@@ -150,3 +162,108 @@ def test_values_per_class_are_those_of_each_class_by_itself(value: Any, fold: An
 def test_what_does_not_go_together_is_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=f"CoalitionValue.*{message}"):
         CoalitionValue(**arguments)
+
+
+METRICS: list[tuple[Any, dict[str, Any]]] = [
+    (PartialFederatedShapley, {}),
+    (SurrogateFederatedShapley, {}),
+    (CumulativeShapley, {}),
+    (DecayedShapley, {}),
+    (OneRoundShapley, {"rounds": 2}),
+]
+
+
+@pytest.mark.parametrize(("metric", "needed"), METRICS)
+@pytest.mark.parametrize("estimator", ["auto", *ESTIMATORS])
+def test_arguments_that_no_estimator_has(metric: Any, needed: dict[str, Any], estimator: str) -> None:
+    match = rf"{metric.__name__}\(estimator_args=.*does not take \['bugdet'\]. It takes \[.*'budget'"
+    with pytest.raises(ConfigurationError, match=match):
+        metric(**needed, estimator=estimator, estimator_args={"bugdet": 100})
+    with pytest.raises(ConfigurationError, match=r"does not take \['generator', 'utility'\]"):
+        metric(**needed, estimator=estimator, estimator_args={"utility": None, "generator": None})
+    metric(**needed, estimator=estimator, estimator_args={"budget": 100})
+
+
+def test_functions_of_ones_own() -> None:
+    def mine(utility: Any, num_players: int, *, depth: int, generator: Any) -> ShapleyEstimate:
+        return exact_shapley(utility, num_players)
+
+    def open_to_all(utility: Any, num_players: int, **options: Any) -> ShapleyEstimate:
+        assert options["depth"] == 3
+        return exact_shapley(utility, num_players)
+
+    def play(masks: Tensor) -> Tensor:
+        return masks.float().sum(1)
+
+    with pytest.raises(ConfigurationError, match=r"mine does not take \['width'\]. It takes \['depth'\]"):
+        PartialFederatedShapley(estimator=mine, estimator_args={"width": 3})
+    for estimator in (mine, open_to_all):
+        metric = PartialFederatedShapley(num_clients=3, estimator=estimator, estimator_args={"depth": 3})
+        metric.update(torch.arange(3), play)
+        assert metric.compute().tolist() == pytest.approx([1, 1, 1])
+
+
+RIDER = 3
+
+STRICT: dict[str, Any] = {"normalize": "positive", "weighting": "fixed", "init": None}
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_under_afedsv_a_free_rider_has_exactly_nothing_and_the_others_have_all(tmp_path: Path, seed: int) -> None:
+    metrics = {
+        "strict": SurrogateFederatedShapley(**STRICT),
+        "paper": SurrogateFederatedShapley(),
+        "null": PartialFederatedShapley(weighting="fixed"),
+    }
+    attacks: list[Any] = [FreeRider(clients=[RIDER])]
+    loop = FederatedLoop(
+        ShapleyWeighted("strict"), metrics, uploads=attacks, seed=seed, reporting=Reporting(table=False)
+    )
+    data = toy_data((1, 1, 1, 1), server_val=0.3)
+    fit(loop, tmp_path, Plain(network(batch_norm=False)), data, rounds=6)
+    honest = torch.arange(RIDER)
+    assert loop.contributions["null"][RIDER] == 0
+    assert loop.contributions["strict"][RIDER] == 0
+    assert (loop.contributions["strict"][honest] > 0.01).all()
+    assert loop.weights is not None
+    assert loop.weights[RIDER] == 0
+    assert loop.weights[honest].sum() == pytest.approx(1)
+    assert loop.contributions["paper"][RIDER] > 0.1  # which is why there is another
+
+
+def test_positive_normalization() -> None:
+    values = torch.tensor([-1.0, 0.0, 2.0, 4.0, torch.nan])
+    expected = torch.tensor([0.0, 0.0, 0.5, 1.0, torch.nan])
+    torch.testing.assert_close(normalize_shapley(values, "positive"), expected, equal_nan=True)
+    assert normalize_shapley(values)[1] == pytest.approx(0.2)  # min-max pays the client with value 0
+    assert normalize_shapley(torch.tensor([-2.0, -1.0]), "positive").tolist() == [0, 0]
+    rounding = torch.tensor([1e-9, 1.0])  # what is left of a null player's 0 in float32
+    assert normalize_shapley(rounding, "positive").tolist() == [0, 1]
+
+
+def test_lower_bounds_of_the_rounds_by_hand() -> None:
+    draw, metric = torch.Generator().manual_seed(0), LowerBoundShapley(5, confidence=0.8)
+    seen: dict[int, list[float]] = {}
+    for ids in ([0, 1, 2], [1, 2], [0, 2], [2, 3], [0, 3], [0, 2, 3]):
+        worth = torch.randn(len(ids), generator=draw)
+        metric.update(torch.tensor(ids), lambda masks, worth=worth: masks.float() @ worth)
+        for i, value in zip(ids, worth.tolist()):
+            seen.setdefault(i, []).append(value)
+    value = metric.compute()
+    assert value[4].isnan()
+    for i, values in seen.items():
+        mean = sum(values) / len(values)
+        bound = mean - stats.t.ppf(0.8, len(values) - 1) * stats.sem(values)
+        assert value[i].item() == pytest.approx(bound, abs=1e-5)
+        assert metric.diagnostics()["mean"][i].item() == pytest.approx(mean, abs=1e-6)
+
+
+def test_a_first_round_takes_the_estimators_error() -> None:
+    def noisy(masks: torch.Tensor) -> torch.Tensor:
+        return masks.double().sum(1) + (masks.double() @ torch.arange(1.0, 13.0).double()).sin()
+
+    metric = LowerBoundShapley(12, estimator="permutation", estimator_args={"budget": 200}, confidence=0.9)
+    metric.update(torch.arange(12), noisy, torch.Generator().manual_seed(0))
+    below = metric.diagnostics()["mean"] - metric.compute()
+    assert (below > 0).all()
+    torch.testing.assert_close(below, metric.variance.sqrt().squeeze(-1) * float(stats.norm.ppf(0.9)))

@@ -1,29 +1,87 @@
-"""DecayedShapley: against the function, over merges and restarts, and on the models of a federation's own rounds."""
+"""DecayedShapley, BlendedContribution, OneRoundShapley: by formulas, and on the models of a federation's rounds."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from toys import Plain, fit, network, toy_data, validation_loss
 
 from flsv.aggregation import DivergenceWeighted
 from flsv.functional import exact_shapley
+from flsv.functional.over_rounds import round_factor
 from flsv.loop import FederatedLoop
-from flsv.metrics import DecayedShapley
+from flsv.metrics import BlendedContribution, DecayedShapley, OneRoundShapley
+from flsv.report import write_report
+from flsv.sampling import UniformSampler
 
 NAN = float("nan")
-ROUNDS = [([0, 1, 2], 1), ([1, 3], 2), ([0, 2, 3], 3), ([0, 1], 4)]
+
+
+def decayed(rows: Tensor, *arguments: Any, **options: Any) -> tuple[Tensor, int, int]:
+    """The metric's values of rounds whose Shapley values are these, NaN outside the cohort; rounds skipped, flagged."""
+    metric = DecayedShapley(rows.shape[1], *arguments, **options)
+    metric.set_dtype(torch.float64)
+    for index, row in enumerate(rows.double()):
+        ids = (~row.isnan()).nonzero().flatten()
+        if len(ids):
+            metric.update(ids, lambda masks, worth=row[ids]: masks.double() @ worth, round_index=index)
+    return metric.compute(), int(metric.skipped), int(metric.flagged)
+
+
+@pytest.mark.parametrize("decay", [0.3, 0.8, 1.0])
+def test_against_the_formula(decay: float) -> None:
+    rows = torch.rand(6, 4, generator=torch.Generator().manual_seed(0)) + 0.1
+    expected = [sum(decay ** (t + 1) * float(row[i] / row.sum()) for t, row in enumerate(rows)) for i in range(4)]
+    values, skipped, flagged = decayed(rows, decay)
+    assert values.tolist() == pytest.approx(expected)
+    assert (skipped, flagged) == (0, 0)
+    assert values.sum().item() == pytest.approx(sum(decay**t for t in range(1, 7)))
+
+
+def test_without_normalization_a_round_counts_by_what_it_gains() -> None:
+    rows = torch.tensor([[0.4, 0.3], [-0.1, 0.0], [NAN, 0.2], [0.0, 0.0]])
+    values, skipped, flagged = decayed(rows, decay=0.5, normalize=False)
+    assert values.tolist() == pytest.approx([0.2 - 0.025, 0.15 + 0.025])
+    assert (skipped, flagged) == (1, 1)
+
+
+def test_a_round_without_anything_is_skipped_and_keeps_its_place() -> None:
+    rows = torch.tensor([[0.0, 0.0], [0.2, 0.2]])
+    values, skipped, flagged = decayed(rows, decay=0.5)
+    assert values.tolist() == [0.125, 0.125]  # decay^2
+    assert (skipped, flagged) == (1, 0)
+    assert decayed(torch.full((3, 2), 1e-12))[0].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("row", [[0.1, -0.3], [0.2, -0.2], [-0.1, -0.1], [1 / 3, 1 / 3, -2 / 3]])
+def test_a_round_that_gains_nothing_keeps_its_signs_and_is_flagged(row: list[float]) -> None:
+    values, skipped, flagged = decayed(torch.tensor([row]), decay=1.0)
+    assert values.abs().sum().item() == pytest.approx(1)
+    assert values.sign().tolist() == torch.tensor(row).sign().tolist()
+    assert (skipped, flagged) == (0, 1)
+
+
+def test_clients_outside_the_cohort() -> None:
+    rows = torch.tensor([[0.3, NAN, 0.1, NAN], [NAN, NAN, 0.5, -0.1], [NAN] * 4])
+    values = decayed(rows, decay=0.5)[0]
+    expected = torch.tensor([0.375, NAN, 0.125 + 0.3125, -0.0625], dtype=torch.float64)
+    torch.testing.assert_close(values, expected, equal_nan=True)
+
+
+def test_threshold() -> None:
+    rows = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    assert decayed(rows, 0.5, threshold=0.25)[0].tolist() == [0.75, 0]
+    assert decayed(rows, 0.5, threshold=0.26)[0].tolist() == [0.5, 0]
+    assert [round_factor(t, 0.5, 0.2) for t in range(3)] == [0.5, 0.25, 0.0]
 
 
 def of_table(table: torch.Tensor) -> Any:
     return lambda masks: table[(masks.long() << torch.arange(masks.shape[1])).sum(1)]
-
-
-def game(players: int, seed: int) -> Any:
-    return of_table(torch.rand(2**players, generator=torch.Generator().manual_seed(seed), dtype=torch.float64))
 
 
 def additive(*worth: float) -> Any:
@@ -43,51 +101,21 @@ def decayed_shapley(
     return values
 
 
-def expected(decay: float, threshold: float = 0.0, normalize: bool = True) -> torch.Tensor:
-    rows = torch.full((len(ROUNDS), 5), NAN, dtype=torch.float64)
-    for row, (ids, seed) in zip(rows, ROUNDS):
-        row[ids] = exact_shapley(game(len(ids), seed), len(ids)).values
-    return decayed_shapley(rows, decay, threshold, normalize).float()
-
-
-@pytest.mark.parametrize("threshold", [0.0, 0.3])
-@pytest.mark.parametrize("normalize", [True, False])
-def test_as_the_function(threshold: float, normalize: bool) -> None:
-    metric = DecayedShapley(num_clients=5, decay=0.6, threshold=threshold, normalize=normalize)
-    for index, (ids, seed) in enumerate(ROUNDS):
-        metric.update(torch.tensor(ids), index, game(len(ids), seed))
-    torch.testing.assert_close(metric.compute(), expected(0.6, threshold, normalize), equal_nan=True)
-    assert metric.compute()[4].isnan()
-    assert metric.diagnostics()["evaluations"] == (8 + 4 if threshold else 8 + 4 + 8 + 4)
-
-
 def test_rounds_are_evaluated_only_above_the_threshold() -> None:
     def never(masks: torch.Tensor) -> torch.Tensor:
         raise AssertionError("evaluated")
 
     metric = DecayedShapley(num_clients=3, decay=0.5, threshold=0.2)
     for index in range(4):
-        metric.update(torch.tensor([0, 1]), index, additive(1.0, 1.0) if index < 2 else never)
-    metric.update(torch.tensor([2]), 4, never)
+        metric.update(torch.tensor([0, 1]), additive(1.0, 1.0) if index < 2 else never, round_index=index)
+    metric.update(torch.tensor([2]), never, round_index=4)
     assert metric.compute().nan_to_num(-1).tolist() == [0.375, 0.375, -1]
     assert metric.diagnostics()["truncated"] == 3
     assert metric.rounds == 5
 
 
-def test_rounds_without_gain_are_counted() -> None:
-    metric = DecayedShapley(num_clients=2, decay=1.0)
-    for index, worth in enumerate([(0.0, 0.0), (0.1, -0.3), (0.3, 0.1)]):
-        metric.update(torch.arange(2), index, additive(*worth))
-    torch.testing.assert_close(metric.compute(), torch.tensor([0.25 + 0.75, -0.75 + 0.25]))
-    assert {name: int(value) for name, value in metric.diagnostics().items()} == {
-        "evaluations": 12,
-        "skipped": 1,
-        "flagged": 1,
-        "truncated": 0,
-    }
-
-
-# ---- inside a federation
+#: All coalitions of three, in the order of their numbers.
+MASKS = [[bool(number >> i & 1) for i in range(3)] for number in range(8)]
 
 
 class Watch:
@@ -136,12 +164,84 @@ def test_sub_models_have_the_weights_of_the_rounds_aggregation(tmp_path: Path, k
     torch.testing.assert_close(loop.contributions["guo"], decayed_shapley(torch.stack(rows), 0.5).float())
 
 
-def test_a_client_whose_weight_is_clipped_is_a_null_player(tmp_path: Path) -> None:
+def shares(values: np.ndarray) -> np.ndarray:
+    positive = np.maximum(values, 0)
+    return positive / positive.sum()
+
+
+def test_both_halves_by_hand_with_somebody_absent() -> None:
+    """Client 2 misses the first round: it gains nothing there, and its cosine is that of its own round."""
+    rounds = [([0, 1], [3.0, 1.0], [[2.0, 0.0], [1.0, 1.0]], [0.75, 0.25])]
+    rounds += [([0, 1, 2], [1.0, -4.0, 2.0], [[1.0, 0.0], [0.0, -1.0], [3.0, 4.0]], [0.5, 0.25, 0.25])]
+    metric = BlendedContribution(num_clients=4, decay=0.5)
+    gain, cosine, seen = np.zeros(4), np.zeros(4), np.zeros(4)
+    for index, (ids, gains, updates, weights) in enumerate(rounds):
+        game = additive(*gains)
+        metric.update(
+            torch.tensor(ids),
+            game,
+            torch.tensor(updates),
+            round_index=index,
+            aggregation_weights=torch.tensor(weights),
+        )
+        unit = np.array(updates) / np.linalg.norm(updates, axis=1, keepdims=True)
+        everybody = np.array(weights) @ unit
+        gain[ids] += 0.5 ** (index + 1) * exact_shapley(game, len(ids)).values.numpy()
+        cosine[ids] += unit @ everybody / np.linalg.norm(everybody)
+        seen[ids] += 1
+    expected = shares(gain[:3]) / 2 + shares(cosine[:3] / seen[:3]) / 2
+    np.testing.assert_allclose(metric.compute()[:3].numpy(), expected, rtol=1e-5)
+    assert metric.compute()[3].isnan()
+    np.testing.assert_allclose(metric.diagnostics()["gain"][:3].numpy(), gain[:3], rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["fixed", "renormalized"])
+@pytest.mark.parametrize("server_lr", [1.0, 0.7])
+def test_models_are_the_initial_one_plus_the_members_updates(tmp_path: Path, kind: Any, server_lr: float) -> None:
+    """Algorithm 1 of Song et al. 2019, with all updates of all rounds kept."""
+    watch, remember, data = Watch(), Remember(server_lr=server_lr), toy_data((3, 2, 2), server_val=0.3)
+    metric = OneRoundShapley(3, estimator=watch, performance="negative_loss", coalition_weights=kind)
+    loop = FederatedLoop(remember, {"or": metric}, seed=4)
+    module = fit(loop, tmp_path, Plain(network(batch_norm=False)), data, rounds=3)
+    (table,) = watch.tables
+    final = loop.space.read(module)
+    assert table[-1].item() == pytest.approx(-validation_loss(module, loop.space, final, data), abs=1e-5)
+    for mask, utility in zip(MASKS, table.tolist()):
+        model = remember.rounds[0][0].global_vector.clone()
+        for round, weights in remember.rounds:
+            own = weights * torch.tensor(mask)
+            if kind == "renormalized" and own.sum() > 0:
+                own = own / own.sum()
+            model += server_lr * own.float() @ (round.client_vectors - round.global_vector)
+        assert -validation_loss(module, loop.space, model, data) == pytest.approx(utility, abs=1e-5)
+
+
+def test_fixed_weights_are_exact_when_the_cohort_changes(tmp_path: Path) -> None:
+    watch, remember, data = Watch(), Remember(), toy_data((3, 2, 2), server_val=0.3)
+    metric = OneRoundShapley(4, estimator=watch, performance="negative_loss", coalition_weights="fixed")
+    loop = FederatedLoop(remember, {"or": metric}, sampler=UniformSampler(2), seed=4)
+    module = fit(loop, tmp_path, Plain(network(batch_norm=False)), data, rounds=4)
+    for mask, utility in zip(MASKS, watch.tables[0].tolist()):
+        model = remember.rounds[0][0].global_vector.clone()
+        for round, weights in remember.rounds:
+            own = weights * torch.tensor(mask)[round.client_ids]
+            model += own.float() @ (round.client_vectors - round.global_vector)
+        assert -validation_loss(module, loop.space, model, data) == pytest.approx(utility, abs=1e-5)
+
+
+def test_nothing_is_evaluated_before_the_last_round(tmp_path: Path) -> None:
     watch = Watch()
-    metric = DecayedShapley(estimator=watch, coalition_weights="fixed")
-    remember = Remember(a=3.0, b=0.0)
-    loop = FederatedLoop(remember, {"guo": metric}, seed=4)
-    fit(loop, tmp_path, data=toy_data((3, 2, 2), server_val=0.3), rounds=1)
-    weights = remember.rounds[0][1]
-    assert 0 < (weights == 0).sum() < 3
-    assert (loop.contributions["guo"][weights == 0] == 0).all()
+    loop = FederatedLoop(metrics={"or": OneRoundShapley(3, estimator=watch)}, seed=0)
+    with pytest.warns(UserWarning, match=r"rounds=3\) plays its game after 3 rounds, and the run has max_epochs=2"):
+        fit(loop, tmp_path, data=toy_data(server_val=0.3), rounds=2)
+    (folder,) = (path.parent for path in tmp_path.rglob("run.json"))
+    assert "Nobody has a value by or: its rounds have not come yet" in write_report(folder).read_text()
+    assert not watch.tables
+    assert loop.contributions["or"].isnan().all()
+    assert loop.metrics["or"].diagnostics()["evaluations"] == 0
+
+
+def test_a_run_that_begins_later_is_refused() -> None:
+    metric = OneRoundShapley(3, num_clients=2)
+    with pytest.raises(ValueError, match="has not seen round 0"):
+        metric.update(torch.arange(2), 1, torch.zeros(4), torch.zeros(2, 4), torch.ones(2), lambda *_: None)

@@ -13,7 +13,7 @@ from torch import Tensor
 from toys import Plain, fit, toy_data
 
 from flsv import ConfigurationError
-from flsv.aggregation import FedAvg
+from flsv.aggregation import FedAvg, ShapleyWeighted
 from flsv.functional import gradient_shapley
 from flsv.loop import FederatedLoop
 from flsv.metrics import (
@@ -25,7 +25,7 @@ from flsv.metrics import (
     PartialFederatedShapley,
     SurrogateFederatedShapley,
 )
-from flsv.sampling import SoftmaxSampler, UniformSampler
+from flsv.sampling import FixedCohort, ShapleyImportanceSampler, SoftmaxSampler, UniformSampler
 
 
 def by_permutations(table: dict[frozenset[int], Any], n: int) -> Any:
@@ -61,21 +61,6 @@ def test_values_of_the_cohort_and_everybody_else_keeps_theirs() -> None:
     torch.testing.assert_close(metric.compute().double(), expected, equal_nan=True, rtol=1e-5, atol=1e-6)
     assert metric.diagnostics()["evaluations"] == 8 + 4
     assert metric.diagnostics()["stderr"][[0, 2, 3, 4]].tolist() == [0, 0, 0, 0]
-
-
-def test_per_class_values() -> None:
-    table, utility = table_game(3, width=4)
-    metric = PartialFederatedShapley(num_clients=3, num_classes=4, estimator="exact")
-    metric.update(torch.arange(3), utility)
-    assert metric.compute().shape == (3, 4)
-    torch.testing.assert_close(metric.compute().double(), by_permutations(table, 3), rtol=1e-5, atol=1e-6)
-
-
-def test_momentum() -> None:
-    metric = PartialFederatedShapley(num_clients=2, estimator="exact", momentum=0.75)
-    for worth in ([1.0, 2.0], [5.0, 0.0]):
-        metric.update(torch.arange(2), lambda masks, w=worth: masks.float() @ torch.tensor(w))
-    torch.testing.assert_close(metric.compute(), torch.tensor([0.75 * 1 + 0.25 * 5, 0.75 * 2]))
 
 
 def test_cumulative_sums_the_rounds_and_their_variances() -> None:
@@ -115,9 +100,6 @@ def test_auto_keeps_to_a_budget_for_few_players_too(value: Any) -> None:
     exact = CoalitionValue(8, value=value, estimator_args={"budget": 2**8})
     exact.update(torch.arange(8), lambda masks: masks.sum(1).double() ** 2)
     assert exact.diagnostics()["stderr"].tolist() == [0.0] * 8
-
-
-# ---- inside a federation
 
 
 class Remember(FedAvg):
@@ -242,3 +224,37 @@ def test_s_fedavg_is_the_reference() -> None:
     ours.update(torch.tensor([0, 2]), lambda masks: masks.float() @ torch.tensor([0.3, -0.1]))
     torch.testing.assert_close(ours.compute()[[0, 2]], torch.tensor([0.3, -0.1]))
     assert ours.prior is None
+
+
+N, COHORT = 4, torch.tensor([0, 2])
+
+DASH = "\N{EN DASH}"
+
+
+class Sees(ShapleyWeighted):
+    def weights(self, round: Any, contributions: Any) -> Any:
+        self.seen = contributions["ssv"]
+        return super().weights(round, contributions)
+
+
+class Draws(FixedCohort):
+    def sample(self, num_clients: int, contributions: Any, generator: Any, round_index: int = 0) -> Any:
+        self.coins = ShapleyImportanceSampler(2, "ssv").coins(num_clients, contributions)
+        return super().sample(num_clients, contributions, generator, round_index)
+
+
+def test_a_run_has_no_value_for_whoever_was_never_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    aggregator, sampler = Sees("ssv"), Draws([0, 2])
+    loop = FederatedLoop(aggregator, {"ssv": SurrogateFederatedShapley()}, sampler=sampler, seed=1)
+    fit(loop, tmp_path, data=toy_data(), rounds=2)
+    assert loop.contributions["ssv"][1].isnan()
+    assert aggregator.seen[1] == 0.5
+    assert sampler.coins.isfinite().all()
+    rows = [line.split(",") for line in (tmp_path / "contributions.csv").read_text().splitlines()[1:]]
+    assert {row[2] for row in rows} == {"0", "2"}
+    assert loop.participations.tolist() == [2, 0, 2]
+    table = [line.split() for line in capsys.readouterr().out.splitlines()]
+    header = next(line for line in table if line[:1] == ["client"])
+    assert header[:4] == ["client", "samples", "rounds", "ssv"]
+    assert next(line for line in table if line[:1] == ["1"])[2:] == ["0", DASH, DASH]
+    assert next(line for line in table if line[:1] == ["2"])[2] == "2"

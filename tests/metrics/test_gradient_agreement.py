@@ -128,8 +128,6 @@ def test_intervals_are_those_of_both_parts() -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="blend"):
-        GradientAgreement(blend=1.5)
     with pytest.raises(ConfigurationError, match="no classes to balance"):
         GradientAgreement(loss="val_loss", balanced=True)
     metric = GradientAgreement(num_clients=3)

@@ -18,13 +18,11 @@ from toys import CLASSES, FEATURES, Plain, adam, fit, network, toy_sets, vector
 
 from flsv import Reporting
 from flsv.aggregation import FedAvg
-from flsv.attacks import SignFlip
 from flsv.clients.algorithms import InRunValues
 from flsv.data import FederatedDataModule, Loader, SizePartitioner, Splits
 from flsv.errors import ConfigurationError
-from flsv.functional import gradient_shapley
 from flsv.loop import FederatedLoop
-from flsv.metrics import ClassSpecificShapley, ContributionMetric, GradientShapley, InRunShapley
+from flsv.metrics import ClassSpecificShapley, InRunShapley
 from flsv.parameters import ParameterSpace
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import UniformSampler
@@ -120,43 +118,6 @@ def test_a_client_cannot_raise_its_value_by_its_report(tmp_path: Path) -> None:
     torch.testing.assert_close(lying.sum(1), honest.sum(1), atol=1e-4, rtol=0)
 
 
-def test_what_no_sample_has_moved_is_the_rest(tmp_path: Path) -> None:
-    attacked, _, _ = run(federation(uploads=[SignFlip(clients=[1])]), tmp_path, rounds=1)
-    plain, _, _ = run(federation(), tmp_path, rounds=1)
-    torch.testing.assert_close(attacked[:, :CLASSES], plain[:, :CLASSES])
-    torch.testing.assert_close(attacked.sum(1), plain.sum(1) * torch.tensor([1, -1, 1]), atol=1e-5, rtol=1e-4)
-    assert plain[:, CLASSES].abs().max() < 1e-6
-    for module, options in (
-        (Plain(small(), with_options(weight_decay=0.1)), {}),
-        (Plain(small()), {"gradient_clip_val": 0.1}),
-    ):
-        other, _, _ = run(federation(), tmp_path, module, rounds=1, **options)
-        assert other[:, CLASSES].abs().min() > 1e-5
-
-
-def test_a_step_that_is_looked_at_counts_for_those_that_are_not(tmp_path: Path) -> None:
-    """Of two steps the first is looked at, in round 0, and its samples have twice their values."""
-    kept = [
-        run(federation(every), tmp_path, Plain(small(), with_options()), rounds=1, limit_train_batches=2)[1]
-        for every in (1, 2)
-    ]
-    counts = data_counts()
-    for client, samples in enumerate(counts):
-        all_steps, first = kept[0][client], kept[1][client]
-        looked = first != 0
-        assert int(looked.sum()) == min(8, samples)
-        factor = 2 if samples > 8 else 1
-        torch.testing.assert_close(first[looked], factor * all_steps[looked])
-    assert max(counts) > 16
-
-
-def data_counts() -> list[int]:
-    """Training samples of each client, in batches of 8."""
-    dealt = data()
-    dealt.setup("fit")
-    return dealt.num_samples.tolist()
-
-
 def test_the_clients_files(tmp_path: Path) -> None:
     loop = federation(reporting=Reporting(figures=1))
     _, kept, _ = run(loop, tmp_path, logger=True)
@@ -175,17 +136,6 @@ def test_it_resumes(tmp_path: Path, every: int) -> None:
 
     whole = assert_resumes(make, tmp_path, lambda: Plain(small()), data)
     assert whole.contributions["in_run"].isfinite().any()
-
-
-def test_absent_clients_have_no_value(tmp_path: Path) -> None:
-    values, kept, rounds = run(federation(sampler=UniformSampler(1)), tmp_path, rounds=1)
-    (client,) = rounds[0].client_ids.tolist()
-    assert values.isnan().all(1).tolist() == [i != client for i in range(3)]
-    assert set(kept) == {client}
-
-
-def without(**arguments: Any) -> FederatedLoop:
-    return federation().replace(**arguments)
 
 
 class Penalty(Plain):
@@ -272,30 +222,6 @@ def test_batches_in_another_order_are_noticed(tmp_path: Path, epochs: int, round
     with pytest.raises(ConfigurationError, match=r"training sample \d+ of client \d has class .* earlier pass"):
         fit(loop, tmp_path, Plain(small()), dealt, rounds=rounds)
     assert loop.round_index == rounds - 1
-
-
-def test_it_is_gradient_shapley_with_fixed_weights(tmp_path: Path) -> None:
-    class Fixed(ContributionMetric):
-        per_class = False
-
-        def init_states(self, num_clients: int, num_classes: int | None) -> None:
-            self.add_state("total", torch.zeros(num_clients), dist_reduce_fx="sum")
-
-        @property
-        def round_fields(self) -> dict[str, Any]:
-            return {"gradient_products": lambda round: round.gradient_products(1).gradient}
-
-        def update(self, client_ids: Tensor, gradient_products: Tensor, aggregation_weights: Tensor) -> None:
-            self.total = self.total.clone()
-            values = gradient_shapley(gradient_products, weighting=aggregation_weights)
-            self.total[client_ids] += values.float()
-
-        def compute(self) -> Tensor:
-            return self.total
-
-    loop = federation(metrics={"fixed": Fixed(), "gradient": GradientShapley()})
-    values, _, _ = run(loop, tmp_path)
-    torch.testing.assert_close(values.sum(1).float(), loop.contributions["fixed"])
 
 
 def test_intervals_are_of_a_client_s_whole_value() -> None:

@@ -1,4 +1,4 @@
-"""Intervals of the metrics: what they are of, where there are none, in a run, resumed and in its files."""
+"""Intervals of the metrics: what they are of, where there are none, in a run and in its files."""
 
 from __future__ import annotations
 
@@ -133,15 +133,6 @@ def test_the_estimators_error_is_there_from_the_first_round() -> None:
     assert exact.intervals()[0].isnan().all()  # an exact round says nothing of the next
 
 
-def test_bounds_and_levels_are_kept() -> None:
-    metric = CASES["CosineGradientShapley"].fed()
-    assert (metric.intervals()[0].nan_to_num(0) >= 0).all()
-    narrow, wide = metric.intervals(0.5), metric.intervals(0.99)
-    assert (wide[0].nan_to_num(0) <= narrow[0].nan_to_num(0)).all()
-    with pytest.raises(ValueError, match="level=90"):
-        metric.intervals(90)
-
-
 @pytest.mark.parametrize("name", WITH)
 def test_every_metric_has_noted_every_round(name: str) -> None:
     metric = CASES[name].fed()
@@ -191,13 +182,3 @@ def test_in_a_run_its_files_and_its_report(tmp_path: Path, capsys: pytest.Captur
     frame = federation.to_frame()
     of_sv = frame[(frame["metric"] == "sv") & frame["class"].isna()]
     assert of_sv["low"].tolist() == low.double().tolist()
-
-
-def test_resumed_to_the_bit(tmp_path: Path) -> None:
-    fit(loop(), tmp_path / "whole", data=toy_data(), rounds=4)
-    fit(loop(), tmp_path / "parts", data=toy_data(), rounds=2, enable_checkpointing=True)
-    checkpoint = next((tmp_path / "parts").rglob("*.ckpt"))
-    fit(loop(), tmp_path / "parts", data=toy_data(), rounds=4, ckpt_path=checkpoint)
-    whole, parts = rows_of(tmp_path / "whole"), rows_of(tmp_path / "parts")
-    assert any(row["low"] for row in whole)
-    assert parts == whole

@@ -32,7 +32,7 @@ from flsv.aggregation import (
 from flsv.attacks import Alignment, FreeRider, Scaling
 from flsv.clients.algorithms import FedProx
 from flsv.filters import NormCap, OutlierFilter, SampleCap
-from flsv.functional import exact_shapley, few_coalitions, few_coalitions_shapley
+from flsv.functional import exact_shapley
 from flsv.games.retraining import RetrainedUtility
 from flsv.loop.shadow import ShadowTraining
 from flsv.metrics import ClassSpecificShapley, CosineGradientShapley, ShadowShapley, WassersteinContribution
@@ -42,6 +42,7 @@ from flsv.testing.fits import Turns
 from flsv.uploads import TopK
 
 EVERYBODY = [[0, 1, 2]] * ROUNDS
+
 KINDS: dict[str, Any] = {
     "momentum": lambda: Plain(network(batch_norm=False)),
     "Adam": lambda: Plain(network(batch_norm=False), adam),
@@ -127,7 +128,6 @@ FEDERATIONS: dict[str, Any] = {
     "caps": lambda: {"filters": [OutlierFilter(), NormCap(1.0), SampleCap(1.0)]},
 }
 
-
 #: One of each way in which coalitions could come to something else.
 FAST = ("FedAdam", "CGSV", "FedProx and FedAdam", "excluded")
 
@@ -150,12 +150,6 @@ def test_values_are_those_of_retraining_each_coalition(tmp_path: Path, name: str
     seen = ~values.isnan()  # whom a filter leaves out of every round has none
     assert seen.tolist() == [True, name != "excluded", True]
     torch.testing.assert_close(values[seen], expected[seen], rtol=1e-4, atol=1e-5)
-
-
-def test_who_never_came_has_no_value(tmp_path: Path) -> None:
-    federation = loop(sampler=Turns([[0, 2]]))
-    fit(federation, tmp_path, Plain(network(batch_norm=False)), data(), rounds=1)
-    assert federation.contributions["shadow"].isnan().tolist() == [False, True, False]
 
 
 def test_values_are_the_games(tmp_path: Path) -> None:
@@ -186,19 +180,6 @@ def test_values_are_the_games(tmp_path: Path) -> None:
     classes = found["classes"].by_class.double()
     torch.testing.assert_close(classes, exact_shapley(per_class, 3).values, rtol=1e-5, atol=1e-6)
     assert federation.metrics["few"].intervals() is None  # nothing is left open
-
-
-def test_few_coalitions_share_out_the_same_gain_and_have_no_interval(tmp_path: Path) -> None:
-    """An interval of one run would say nothing of other seeds."""
-    federation = loop(ShadowShapley(coalitions="pairs", performance="negative_loss"))
-    whole = loop(ShadowShapley(performance="negative_loss"))
-    for each in (federation, whole):
-        fit(each, tmp_path, Plain(network(batch_norm=False)), data((2, 2, 1, 3)), rounds=2)
-    metric = federation.metrics["shadow"]
-    assert metric.intervals() is None
-    assert int(metric.diagnostics()["evaluations"]) == 2 * 12
-    assert int(whole.metrics["shadow"].diagnostics()["evaluations"]) == 2 * 16  # "auto" of four is all
-    torch.testing.assert_close(metric.compute().sum(), whole.contributions["shadow"].sum(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -263,21 +244,6 @@ def test_a_model_that_diverges_keeps_its_client_out_of_the_coalition(tmp_path: P
     torch.testing.assert_close(models[False, True, False].double(), vector(start), rtol=0, atol=0)
     expected = by_a_plain_loop(start, [0], EVERYBODY[:2])
     torch.testing.assert_close(models[True, True, False].double(), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_estimates_are_those_of_few_coalitions() -> None:
-    masks = few_coalitions(5, "pairs")
-    assert len(masks) == 17
-    assert masks.sum(1).tolist() == [0, 5] + [1] * 5 + [2] * 10
-
-    def game(masks: Tensor) -> Tensor:
-        return masks.double().sum(1).sqrt() + masks[:, 0]
-
-    metric = ShadowShapley(num_clients=5)
-    metric.update(torch.arange(5), masks, game)
-    torch.testing.assert_close(
-        metric.compute().double(), few_coalitions_shapley(masks, game(masks)).values, rtol=1e-6, atol=1e-6
-    )
 
 
 def test_values_every_so_many_rounds_and_at_the_end(tmp_path: Path) -> None:

@@ -88,18 +88,6 @@ def test_a_row_that_is_not_the_clients_own_model_is_noticed(tmp_path: Path, monk
     refused(tmp_path, "model of a coalition differs by")
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"coalitions": "some"},
-        {"per_class": True, "performance": "f1"},
-    ],
-)
-def test_wrong_arguments(arguments: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError):
-        ShadowShapley(**arguments)
-
-
 def test_a_loop_of_other_metrics_has_no_shadows() -> None:
     federation = loop()
     assert isinstance(federation.client_algorithm, ShadowTraining)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from own_metrics import AXIOMS, OwnMetricCase
 
 from flsv.clients.algorithms import InRunValues
@@ -13,7 +12,6 @@ from flsv.metrics import (
     CalibratedOTGradient,
     ClassSpecificShapley,
     CoalitionValue,
-    CollaborativeFairness,
     CommunicationCost,
     ContributionEstimation,
     CosineGradientShapley,
@@ -37,10 +35,6 @@ from flsv.privacy import GaussianPrivacy
 from flsv.testing.checks import PartCheck, checks_of
 
 LINEAR = ("symmetry", "null player", "linearity")
-OF_TWO_RUNS = {
-    "standalone": lambda round: torch.linspace(0, 1, len(round)),
-    "final": lambda round: round.losses.cos(),
-}
 
 
 def of(metric: Any, **options: Any) -> list[PartCheck]:
@@ -53,7 +47,6 @@ METRICS = [
     of(ClassSpecificShapley(momentum=0.6)),
     of(ClassSpecificShapley(weighting="samples")),
     of(CoalitionValue(value="banzhaf", fold="sum"), axioms=LINEAR),
-    of(CollaborativeFairness(), given=OF_TWO_RUNS),
     of(CommunicationCost()),
     of(ContributionEstimation(combine="plus")),
     of(CosineGradientShapley(alpha=0.7)),

@@ -4,7 +4,7 @@ For a base player k, eq. 11 writes the difference as a mean over the n - 1 sizes
 
     SV_k - SV_i = 1/(n-1) sum_{j=0..n-2} D_kij,    D_kij = E[U(S + k) - U(S + i)],  S uniform in N \\ {k, i}, |S| = j.
 
-Corrections to the paper, each tested:
+Corrections to the paper:
 
 - eq. 13 divides the sum over S by binom(n-1, j); there are binom(n-2, j) such S, and the mean needs that.
 - Algorithm 3 overwrites D_kij and SV_k - SV_i in its loops (``=``); both must accumulate (``+=``).

@@ -60,7 +60,7 @@ class BlendedContribution(
         >>> metric = BlendedContribution(num_clients=4)
         >>> updates = torch.tensor([[2.0, 0.0], [1.0, 0.0], [-1.0, 0.0]])
         >>> game = lambda masks: masks.float() @ torch.tensor([3.0, 1.0, 0.0])
-        >>> metric.update(torch.tensor([0, 1, 3]), 0, game, updates)
+        >>> metric.update(torch.tensor([0, 1, 3]), game, updates)
         >>> metric.compute()
         tensor([0.6250, 0.3750,    nan, 0.0000])
     """
@@ -91,15 +91,15 @@ class BlendedContribution(
     def update(  # type: ignore[override]
         self,
         client_ids: Tensor,
-        round_index: int,
         utility: Utility,
         client_updates: Tensor | ClientMatrix,
         generator: torch.Generator | None = None,
+        round_index: int = 0,
         aggregation_weights: Tensor | None = None,
     ) -> None:
         """Add one round; without ``aggregation_weights`` the updates count equally. A ``FederatedLoop`` gives the
         cohort's matrix in place of the updates."""
-        super().update(client_ids, round_index, utility, generator, aggregation_weights)
+        super().update(client_ids, utility, generator, round_index, aggregation_weights)
         matrix = self._matrix(client_ids, client_updates)
         norms = matrix.norms()
         weights = torch.ones_like(norms) if aggregation_weights is None else aggregation_weights.to(norms)

@@ -318,8 +318,9 @@ def freedom_of(estimate: ShapleyEstimate) -> Tensor:
     return torch.as_tensor(estimate.freedom, dtype=torch.float64).expand(estimate.stderr.shape)
 
 
-#: By name, with the arguments that they have of themselves.
-FOLDS: dict[str, Fold] = {
+FoldName = Literal["last", "average", "surrogate", "sum", "decay", "lower_bound"]
+#: With the arguments that they have of themselves.
+FOLDS: dict[FoldName, Fold] = {
     "last": MovingAverage(0.0),
     "average": MovingAverage(),
     "surrogate": SurrogateAverage(),

@@ -12,12 +12,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import torch
-from torch import Tensor
-
 from flsv.declared import Momentum, Share
 from flsv.functional.over_rounds import Confidence
-from flsv.functional.shapley.game import Utility
 from flsv.functional.shapley.normalize import Normalization
 from flsv.metrics.coalitions.folds import Decay, LowerBound, MovingAverage, Sum, SurrogateAverage
 from flsv.metrics.coalitions.value import CoalitionValue, Weighting
@@ -218,6 +214,7 @@ class CumulativeShapley(CoalitionValue, chosen=("value", "fold")):
         validation set at the server.
 
     Example:
+        >>> import torch
         >>> metric = CumulativeShapley(num_clients=3)
         >>> worth = lambda masks: masks.float() @ torch.tensor([1.0, 3.0])
         >>> metric.update(torch.tensor([0, 2]), worth)
@@ -267,6 +264,7 @@ class LowerBoundShapley(CoalitionValue, chosen=("value", "fold")):
         ConfigurationError: confidence outside [0.5, 1); what :class:`PartialFederatedShapley` raises.
 
     Example:
+        >>> import torch
         >>> metric = LowerBoundShapley(num_clients=3)
         >>> for worth in ([1.0, 3.0], [1.0, 5.0]):
         ...     metric.update(torch.tensor([0, 2]), lambda masks: masks.float() @ torch.tensor(worth))
@@ -301,9 +299,9 @@ class DecayedShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "we
     and the truncated one (TMR): ``DecayedShapley(**MULTI_ROUND_INDICES["MR"])``, see
     :mod:`flsv.functional.over_rounds`.
 
-    As input to ``update``: ``client_ids [k]``, ``round_index`` from 0, a ``utility(masks: bool [K, k]) -> [K]`` and a
-    ``generator``. ``compute`` gives ``[num_clients]``; a client outside the cohort gets nothing in that round, one
-    never seen in an evaluated round is NaN.
+    As input to ``update``: ``client_ids [k]``, a ``utility(masks: bool [K, k]) -> [K]``, a ``generator`` and the
+    ``round_index`` from 0. ``compute`` gives ``[num_clients]``; a client outside the cohort gets
+    nothing in that round, one never seen in an evaluated round is NaN.
 
     When not to use it:
         Where late rounds matter: early ones count most, and clients who join late get little. Where a round's gains may
@@ -326,9 +324,10 @@ class DecayedShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "we
         ConfigurationError: an unknown estimator or kind of weights; decay or threshold out of range.
 
     Example:
+        >>> import torch
         >>> metric = DecayedShapley(num_clients=3, decay=0.5)
-        >>> metric.update(torch.tensor([0, 2]), 0, lambda masks: masks.float() @ torch.tensor([1.0, 3.0]))
-        >>> metric.update(torch.tensor([0, 2]), 1, lambda masks: masks.float() @ torch.tensor([1.0, 1.0]))
+        >>> metric.update(torch.tensor([0, 2]), lambda masks: masks.float() @ torch.tensor([1.0, 3.0]), round_index=0)
+        >>> metric.update(torch.tensor([0, 2]), lambda masks: masks.float() @ torch.tensor([1.0, 1.0]), round_index=1)
         >>> metric.compute()
         tensor([0.2500,    nan, 0.5000])
     """
@@ -345,17 +344,6 @@ class DecayedShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "we
     ) -> None:
         fold, weighting = Decay(decay, threshold, normalize), weighting_of(coalition_weights)
         super().__init__(num_clients, None, value="shapley", fold=fold, weighting=weighting, per_class=False, **kwargs)
-
-    def update(  # type: ignore[override]
-        self,
-        client_ids: Tensor,
-        round_index: int,
-        utility: Utility,
-        generator: torch.Generator | None = None,
-        aggregation_weights: Tensor | None = None,
-    ) -> None:
-        """Play one round's game; ``client_ids [k]`` are its players."""
-        super().update(client_ids, utility, generator, round_index, aggregation_weights)
 
 
 def weighting_of(coalition_weights: CoalitionWeights) -> Weighting:

@@ -15,14 +15,50 @@ from flsv.errors import ConfigurationError
 from flsv.functional import ShapleyEstimate
 from flsv.functional.shapley.semivalues import Semivalue, check_estimator, estimator_of
 from flsv.games import CoalitionUtility, Renormalized
-from flsv.games.performance import Mode
-from flsv.metrics.coalitions.folds import FOLDS, Fold
+from flsv.games.performance import Mode, ModelScore, performance_of
+from flsv.metrics.base import ContributionMetric
+from flsv.metrics.coalitions.folds import FOLDS, Fold, FoldName
 from flsv.metrics.intervals import OverRounds
-from flsv.metrics.measured import MeasuredMetric
 from flsv.round import Round
 
 Weighting = Literal["uniform", "samples", "fixed", "aggregation", "aggregation-fixed"]
 _OF_THE_AGGREGATION = ("aggregation", "aggregation-fixed")
+
+
+class MeasuredMetric(ContributionMetric):
+    """Base class of metrics whose models are evaluated by a performance of the user's choice, or by classes."""
+
+    performance: str | ModelScore
+
+    def _measure(self, performance: str | Metric, mode: Mode | None, per_class: bool) -> None:
+        """Take the arguments.
+
+        Raises:
+            ConfigurationError: a performance that there is not; values per class of another one than accuracy.
+        """
+        self.per_class = per_class
+        self.performance = performance_of(self, performance, mode)
+        if per_class and self.performance != "accuracy":
+            of = performance if isinstance(performance, str) else self.performance
+            raise ConfigurationError(
+                f"{type(self).__name__}(performance={of!r}): values per class are those of the classes' accuracies. "
+                "Leave performance out, or num_classes and per_class."
+            )
+
+    @property
+    def measured_by(self) -> Any:
+        """What models are measured by, see :meth:`flsv.Round.play`."""
+        return "per_class_accuracy" if self.per_class else self.performance
+
+    @property
+    def unit(self) -> str:  # type: ignore[override]
+        """Of a game's value."""
+        if self.per_class:
+            return "gain in a class's accuracy"
+        if self.performance == "negative_loss":
+            return "fall of the validation loss (nats)"
+        title = self.performance if isinstance(self.performance, str) else self.performance.title
+        return f"gain in {title.replace('_', ' ')}"
 
 
 class CoalitionValue(MeasuredMetric):
@@ -108,7 +144,7 @@ class CoalitionValue(MeasuredMetric):
         value: Semivalue = "shapley",
         estimator: str | Callable[..., ShapleyEstimate] = "auto",
         estimator_args: dict[str, Any] | None = None,
-        fold: str | Fold = "last",
+        fold: FoldName | Fold = "last",
         weighting: Weighting = "uniform",
         per_class: bool = False,
         mode: Mode | None = None,
@@ -118,10 +154,6 @@ class CoalitionValue(MeasuredMetric):
         check_estimator(name, estimator, estimator_args or {}, value)
         self.value, self.estimator, self.estimator_args = value, estimator, dict(estimator_args or {})
         self._measure(performance, mode, per_class or num_classes is not None)
-        if not isinstance(fold, Fold) and fold not in FOLDS:
-            raise ConfigurationError(
-                f"{name}(fold={fold!r}): expected one of {list(FOLDS)}, a Decay(...) and the like."
-            )
         self.fold = FOLDS[fold] if isinstance(fold, str) else fold
         self.fold.check(name, self.per_class)
         self.momentum, self.init = self.fold.momentum, self.fold.init
@@ -140,8 +172,13 @@ class CoalitionValue(MeasuredMetric):
 
     @property
     def over_rounds(self) -> OverRounds:  # type: ignore[override]
-        """How a client's value is made of its rounds' own: as the fold says."""
+        """The fold's."""
         return self.fold.over_rounds
+
+    @property
+    def sign(self) -> str:  # type: ignore[override]
+        """The fold's."""
+        return self.fold.sign
 
     @property
     def prior(self) -> float | None:  # type: ignore[override]
@@ -172,11 +209,6 @@ class CoalitionValue(MeasuredMetric):
     def unit(self) -> str:  # type: ignore[override]
         """Of a value."""
         return self.fold.unit.format(super().unit)
-
-    @property
-    def sign(self) -> str:  # type: ignore[override]
-        """What more, less and 0 mean."""
-        return self.fold.sign
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         width = num_classes if self.per_class and num_classes is not None else 1

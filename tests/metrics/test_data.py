@@ -1,4 +1,4 @@
-"""Contribution shares over rounds, alone and in a loop; suspicious samples."""
+"""Contribution shares by the clients' data over rounds, alone and in a loop; suspicious samples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from toys import Plain, fit, toy_data
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.metrics import CalibratedOTGradient, WassersteinContribution
-from flsv.valuation import FedBary, clients_of, server_of
+from flsv.valuation import FedBary, clients_of, sample_values, server_of
 
 CHEAP: dict[str, Any] = {"support": 6, "iterations": 4}
 
@@ -76,9 +76,6 @@ def test_the_support_suits_the_smallest_client_of_the_federation_also_while_it_i
     assert torch.equal(default.diagnostics()["distance"][:2], named.diagnostics()["distance"][:2])
 
 
-# In a loop
-
-
 def test_a_support_that_gives_samples_away_is_refused_before_training(tmp_path: Path) -> None:
     data = toy_data()
     for metric in (WassersteinContribution(support=30), CalibratedOTGradient(support=30)):
@@ -124,3 +121,46 @@ def test_in_a_loop_it_sees_the_features_of_the_global_model(tmp_path: Path) -> N
         clients_of(sets), server_of(*features(data.val_dataloader())), generator, judge=False
     )
     torch.testing.assert_close(found, wanted.shares, rtol=1e-4, atol=1e-5)
+
+
+def draw_images(samples: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randn(samples, 1, 3, 3, generator=torch.Generator().manual_seed(seed))
+    return x, torch.arange(samples) % 2
+
+
+def made(**kwargs: object) -> tuple[CalibratedOTGradient, list]:
+    bad = draw_images(100, 1)
+    bad[0][::10] += 15
+    clients = clients_of([bad, draw_images(80, 2), draw_images(40, 3)])
+    metric = CalibratedOTGradient(3, features="pixels", support=30, iterations=5, **kwargs)  # type: ignore[arg-type]
+    generator = torch.Generator().manual_seed(0)
+    metric.update(torch.tensor([0, 1]), clients[:2], server_of(*draw_images(80, 0)), generator=generator)
+    return metric, clients
+
+
+def test_it_is_one_minus_the_share_of_flagged_samples() -> None:
+    metric, clients = made()
+    shares = [client.ask(sample_values).flagged.float().mean() for client in clients[:2]]
+    torch.testing.assert_close(metric.compute()[:2], 1 - torch.stack(shares))
+    torch.testing.assert_close(metric.diagnostics()["flagged"][:2], torch.stack(shares))
+    assert clients[0].ask(sample_values).flagged[::10].all()
+    assert shares[0] >= 0.1 > shares[1]
+    assert metric.compute()[2].isnan()
+    assert metric.diagnostics()["distance"][0] > metric.diagnostics()["distance"][1]
+
+
+def test_only_counts_are_in_its_state() -> None:
+    metric, clients = made()
+    assert {name: list(state.shape) for name, state in metric.state_dict().items()} == {
+        "distances": [3], "flagged": [3], "rounds": [],
+    }  # fmt: skip
+    assert "most_harmful" in clients[0].ask(lambda local: local.memory["artifacts"])
+    assert clients[2].ask(lambda local: "artifacts" not in local.memory)
+    _, clients = made(pictures=0)
+    assert clients[0].ask(lambda local: "artifacts" not in local.memory)
+
+
+def test_the_papers_rule() -> None:
+    metric, clients = made(rule="positive", options={"calibration": "client"})
+    values = clients[1].ask(sample_values)
+    assert torch.equal(values.flagged, values.gradients > 0)

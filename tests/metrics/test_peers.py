@@ -1,4 +1,4 @@
-"""FedCE in federations: its estimates and weights against the formulas, worked out by hand from the clients' models."""
+"""FedCE and the relevance of peers: estimates against the formulas, worked out by hand from the clients' models."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 import torchmetrics
-from functional.test_contribution_estimation import reference_coefficients, reference_cosines
+from functional.test_peers import reference_coefficients, reference_cosines
 from judging import judges
+from sklearn.metrics import roc_auc_score
 from toys import Plain, fit, network, toy_data
 
 from flsv import Reporting
@@ -19,7 +20,7 @@ from flsv.aggregation import FedAvg, FedCE
 from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
-from flsv.metrics import ContributionEstimation
+from flsv.metrics import ContributionEstimation, DomainRelevance
 from flsv.parameters import ParameterSpace
 from flsv.round import Round
 from flsv.uploads import Upload
@@ -145,27 +146,64 @@ def test_what_cannot_be_is_refused_before_training(tmp_path: Path) -> None:
     for wrong in ("negative_loss", torchmetrics.MeanSquaredError()):
         with pytest.raises(ConfigurationError, match=r"the error is 1 - score"):
             ContributionEstimation(performance=wrong)
-    with pytest.raises(ConfigurationError, match=r'combine=\'minus\'\): expected "times" or "plus"'):
-        ContributionEstimation(combine="minus")  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="consensus='equal'"):
-        ContributionEstimation(consensus="equal")  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="floor=1"):
-        ContributionEstimation(floor=1)
 
 
-def test_a_score_outside_0_and_1_is_refused() -> None:
-    class Wild:
-        def __init__(self, models: torch.Tensor) -> None:
-            self.models = models
+nan = float("nan")
 
-        def value(self, metric: Any) -> torch.Tensor:
-            return self.models.double().sum(1) + 7
+N = 5
 
-    metric, models = ContributionEstimation(2), torch.ones(2, 3)
-    clients = judges(torch.arange(2), models)
-    for client in clients:
-        client.ask(lambda local: local._evaluators.update({("val", None): Wild}))
-    with pytest.raises(ValueError, match=r"of a score in \[0, 1\]; performance='accuracy' gave"):
-        metric.update(torch.arange(2), models, torch.ones(2), models.mean(0), clients)
-    with pytest.raises(ValueError, match="are not those of client_ids"):
-        metric.update(torch.arange(2), models, torch.ones(2), models.mean(0), clients[::-1])
+
+def rounds(count=6, seed=0):
+    """Cohorts of random sizes, each client looking at some others."""
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(count):
+        ids = torch.randperm(N, generator=generator)[: 1 + int(torch.randint(N, (), generator=generator))]
+        values = torch.randn(len(ids), N, generator=generator)
+        values[torch.rand(len(ids), N, generator=generator) > 0.5] = nan
+        yield ids, values
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 0.9])
+def test_equation_5(alpha):
+    metric = DomainRelevance(N, alpha=alpha)
+    phi, looked = torch.zeros(N, N), torch.zeros(N, N, dtype=torch.bool)
+    assert metric.compute().isnan().all()
+    for ids, values in rounds():
+        metric.update(ids, values)
+        for i, row in zip(ids.tolist(), values):
+            for j in range(N):
+                if row[j] == row[j]:
+                    phi[i, j] = alpha * phi[i, j] + (1 - alpha) * row[j]
+                    looked[i, j] = True
+        torch.testing.assert_close(metric.compute(), phi.masked_fill(~looked, nan), equal_nan=True)
+
+
+def test_auroc_and_found_against_a_given_truth():
+    truth = torch.rand(N, N, generator=torch.Generator().manual_seed(1)) > 0.5
+    metric = DomainRelevance(N, truth=truth)
+    for each in rounds(3):
+        metric.update(*each)
+    scores = metric.compute()
+    known = [(i, j) for i in range(N) for j in range(N) if i != j and scores[i, j] == scores[i, j]]
+    said = metric.diagnostics()
+    assert said["auroc"].item() == pytest.approx(
+        roc_auc_score([bool(truth[p]) for p in known], [float(scores[p]) for p in known])
+    )
+    relevant = [(i, j) for i in range(N) for j in range(N) if i != j and truth[i, j]]
+    assert said["found"].item() == pytest.approx(sum(p in known for p in relevant) / len(relevant))
+
+
+def test_the_truth_is_the_label_overlap_of_the_federation():
+    metric = DomainRelevance()
+    assert metric.diagnostics() == {}
+    metric.bind(3, 2, class_counts=torch.tensor([[4, 0], [2, 2], [0, 9]]))
+    metric.update(torch.arange(3), torch.tensor([[nan, 0.2, 0.1], [0.3, nan, 0.3], [-0.1, 0.2, nan]]))
+    assert metric.diagnostics()["auroc"].item() == 1
+    given = DomainRelevance(truth=torch.zeros(3, 3))
+    given.bind(3, 2, class_counts=torch.ones(3, 2))
+    assert not given.truth.any()
+
+
+def test_without_anybody_who_judges_it_is_an_error_before_training(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"metrics \['relevance'\] ask what the clients find each other"):
+        fit(FederatedLoop(metrics={"relevance": DomainRelevance()}), tmp_path)

@@ -1,14 +1,21 @@
-"""CommunicationCost: sums, and that they stay whole numbers."""
+"""What taking part has cost: traffic in whole numbers, and epsilon by client."""
+
+from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 import torch
-from toys import fit, toy_data
+from toys import Plain, fit, network, toy_data
 
 from flsv import Reporting
 from flsv.attacks import Attack
 from flsv.filters import OutlierFilter
 from flsv.loop import FederatedLoop
 from flsv.metrics import CommunicationCost
+from flsv.metrics.cost import PrivacyLoss
+from flsv.privacy import GaussianPrivacy, gaussian_epsilon
+from flsv.uploads import Upload, UploadContext
 
 ROUNDS = [
     (torch.tensor([0, 2]), torch.tensor([10, 10]), torch.tensor([50, 20])),
@@ -24,19 +31,19 @@ def metric_after(*rounds, **kwargs):
 
 
 def test_totals_and_the_last_round():
-    metric = metric_after(*ROUNDS, bytes_per_parameter=2)
+    metric = metric_after(*ROUNDS)
     assert metric.compute()[:3].tolist() == [[10, 50], [10, 0], [20, 50]]
     assert metric.per_client(metric.compute())[:3].tolist() == [60, 10, 70]
     said = {name: value.item() for name, value in metric.diagnostics().items()}
     assert said == {
         "parameters_up": 40,
         "parameters_down": 100,
-        "bytes_up": 80,
-        "bytes_down": 200,
+        "bytes_up": 160,
+        "bytes_down": 400,
         "round_parameters_up": 20,
         "round_parameters_down": 30,
-        "round_bytes_up": 40,
-        "round_bytes_down": 60,
+        "round_bytes_up": 80,
+        "round_bytes_down": 120,
     }
 
 
@@ -48,7 +55,7 @@ def test_whoever_took_part_without_sending_anything_has_zero():
     )
 
 
-def test_measured_bytes_count_unless_a_size_is_given():
+def test_measured_bytes_count():
     ids, up, down = ROUNDS[0]
     sizes = (torch.tensor([11.0, 12.5]), torch.tensor([200.0, 80.0], dtype=torch.float64))
     metric = CommunicationCost(4)
@@ -56,9 +63,6 @@ def test_measured_bytes_count_unless_a_size_is_given():
     said = metric.diagnostics()
     assert (said["bytes_up"], said["bytes_down"], said["round_bytes_up"]) == (24, 280, 24)  # whole bytes
     assert said["parameters_up"] == 20
-    half = CommunicationCost(4, bytes_per_parameter=2)
-    half.update(ids, up, down, *sizes)
-    assert half.diagnostics()["bytes_up"] == 40
     with pytest.raises(ValueError, match="uploaded_bytes"):
         metric.update(ids, up, down, sizes[0][:1], sizes[1])
 
@@ -94,3 +98,58 @@ def test_what_is_left_out_has_crossed(tmp_path):
         [size, size],
     ]
     assert loop.metrics["cost"].diagnostics()["bytes_down"] == 5 * 4 * size
+
+
+COHORTS = ([0, 2], [2], [2, 3], [0, 2])
+
+
+def run(metric: PrivacyLoss) -> PrivacyLoss:
+    for cohort in COHORTS:
+        metric.update(torch.tensor(cohort))
+    return metric
+
+
+def test_epsilon_counts_the_rounds_of_each_client() -> None:
+    metric = run(PrivacyLoss(GaussianPrivacy(clip=1.0, noise_multiplier=1.5, delta=1e-4), num_clients=4))
+    expected = torch.tensor(
+        [gaussian_epsilon(1.5, rounds, 1e-4) if rounds else float("nan") for rounds in (2, 0, 4, 1)]
+    )
+    torch.testing.assert_close(metric.compute(), expected, equal_nan=True)
+    assert metric.diagnostics().keys() == {"rounds"}
+    assert metric.diagnostics()["rounds"].tolist() == [2, 0, 4, 1]
+    assert metric.spent() is None
+
+
+def test_the_budget_is_spent_by_whoever_took_part_most() -> None:
+    privacy = GaussianPrivacy(clip=1.0, noise_multiplier=2.0, max_epsilon=4.5)
+    assert privacy.affordable_rounds() == 4
+    metric = PrivacyLoss(privacy, num_clients=4)
+    for cohort in COHORTS:
+        assert metric.spent() is None
+        metric.update(torch.tensor(cohort))
+    assert metric.diagnostics()["affordable"].tolist() == [2, 4, 0, 3]
+    assert metric.spent() == (
+        "client 2 has spent epsilon = 4.377 in 4 rounds, and one more would make it 4.983, above max_epsilon=4.5 "
+        "(delta=1e-05)"
+    )
+
+
+class Swollen(Upload):
+    """Makes client 1's update far larger than it may be, after the noise."""
+
+    def apply(self, update: torch.Tensor, departure: UploadContext) -> torch.Tensor:
+        return update * (1e6 if departure.client == 1 else 1)
+
+
+def test_an_update_that_is_left_out_was_shared_all_the_same(tmp_path: Path) -> None:
+    loop = FederatedLoop(
+        uploads=[GaussianPrivacy(1.0, 2.0), Swollen()],
+        filters=[OutlierFilter(exclude=True)],
+        seed=1,
+        reporting=Reporting(table=False),
+    )
+    with pytest.warns(UserWarning, match="client 1 .* left out of the round"):
+        fit(loop, tmp_path, Plain(network(batch_norm=False)), toy_data((4, 3, 4, 3)), rounds=2)
+    assert loop.participations.tolist() == [2, 0, 2, 2]
+    assert loop.metrics["epsilon"].diagnostics()["rounds"].tolist() == [2, 2, 2, 2]
+    assert loop.contributions["epsilon"].isfinite().all()
