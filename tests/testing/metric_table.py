@@ -6,30 +6,8 @@ from typing import Any
 
 from own_metrics import AXIOMS, OwnMetricCase
 
+from flsv import metrics
 from flsv.clients.algorithms import InRunValues
-from flsv.metrics import (
-    BlendedContribution,
-    CalibratedOTGradient,
-    ClassSpecificShapley,
-    CoalitionValue,
-    CommunicationCost,
-    ContributionEstimation,
-    CosineGradientShapley,
-    CumulativeShapley,
-    DecayedShapley,
-    DomainRelevance,
-    GradientAgreement,
-    GradientShapley,
-    InRunShapley,
-    LeaveOneOut,
-    LowerBoundShapley,
-    OneRoundShapley,
-    PartialFederatedShapley,
-    PrivacyLoss,
-    ShadowShapley,
-    SurrogateFederatedShapley,
-    WassersteinContribution,
-)
 from flsv.personalization import PFedSV
 from flsv.privacy import GaussianPrivacy
 from flsv.testing.checks import PartCheck, checks_of
@@ -42,34 +20,34 @@ def of(metric: Any, **options: Any) -> list[PartCheck]:
 
 
 METRICS = [
-    of(BlendedContribution(decay=0.7)),
-    of(CalibratedOTGradient(features="pixels", support=1, iterations=1, pictures=0)),
-    of(ClassSpecificShapley(momentum=0.6)),
-    of(ClassSpecificShapley(weighting="samples")),
-    of(CoalitionValue(value="banzhaf", fold="sum"), axioms=LINEAR),
-    of(CommunicationCost()),
-    of(ContributionEstimation(combine="plus")),
-    of(CosineGradientShapley(alpha=0.7)),
-    of(CumulativeShapley(), axioms=AXIOMS),
-    of(DecayedShapley(decay=0.7), axioms=("symmetry", "null player")),
-    of(DomainRelevance(alpha=0.4), personalizer=PFedSV("mine")),
-    of(GradientAgreement()),
-    of(GradientAgreement(balanced=True)),
-    of(GradientShapley(momentum=0.5)),
+    of(metrics.BlendedContribution(decay=0.7)),
+    of(metrics.CalibratedOTGradient(features="pixels", support=1, iterations=1, pictures=0)),
+    of(metrics.ClassSpecificShapley(momentum=0.6)),
+    of(metrics.ClassSpecificShapley(weighting="samples")),
+    of(metrics.CoalitionValue(value="banzhaf", fold="sum"), axioms=LINEAR),
+    of(metrics.CommunicationCost()),
+    of(metrics.ContributionEstimation(combine="plus")),
+    of(metrics.CosineGradientShapley(alpha=0.7)),
+    of(metrics.CumulativeShapley(), axioms=AXIOMS),
+    of(metrics.DecayedShapley(decay=0.7), axioms=("symmetry", "null player")),
+    of(metrics.DomainRelevance(alpha=0.4), personalizer=PFedSV("mine")),
+    of(metrics.GradientAgreement()),
+    of(metrics.GradientAgreement(balanced=True)),
+    of(metrics.GradientShapley(momentum=0.5)),
     of(
-        InRunShapley(),
+        metrics.InRunShapley(),
         given={"in_run_values": lambda round: round.client_updates[:, :3].double()},
         client_algorithm=InRunValues(),
     ),
-    of(LeaveOneOut(momentum=0.3), axioms=LINEAR),
-    of(LowerBoundShapley(), axioms=AXIOMS),
-    of(OneRoundShapley(2, coalition_weights="fixed")),
-    of(PartialFederatedShapley(momentum=0.5), axioms=AXIOMS),
-    of(PrivacyLoss(GaussianPrivacy(clip=1.0, noise_multiplier=2.0))),
-    of(ShadowShapley(), axioms=("efficiency", "symmetry")),
-    of(ShadowShapley(performance="negative_loss")),
-    of(SurrogateFederatedShapley(), axioms=("symmetry",)),
-    of(WassersteinContribution(features="pixels", support=1, iterations=1)),
+    of(metrics.LeaveOneOut(momentum=0.3), axioms=LINEAR),
+    of(metrics.LowerBoundShapley(), axioms=AXIOMS),
+    of(metrics.OneRoundShapley(2, coalition_weights="fixed")),
+    of(metrics.PartialFederatedShapley(momentum=0.5), axioms=AXIOMS),
+    of(metrics.PrivacyLoss(GaussianPrivacy(clip=1.0, noise_multiplier=2.0))),
+    of(metrics.ShadowShapley(), axioms=("efficiency", "symmetry")),
+    of(metrics.ShadowShapley(performance="negative_loss")),
+    of(metrics.SurrogateFederatedShapley(), axioms=("symmetry",)),
+    of(metrics.WassersteinContribution(features="pixels", support=1, iterations=1)),
 ]
 
 #: By its class' name; of two of a class the first.

@@ -6,13 +6,14 @@ from __future__ import annotations
 import inspect
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import lightning as L
+import pytest
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
@@ -27,11 +28,26 @@ from flsv.sampling.base import chances_of, cohort_of
 from flsv.server.identity import described
 from flsv.strategy import Federation
 from flsv.testing import fits
-from flsv.testing.checks import Case, expect, is_one, pickles, same, untouched_rngs
+from flsv.testing.checks import Case, PartCheck, expect, is_one, pickles, same, untouched_rngs
 from flsv.testing.rounds import NUM_CLASSES, NUM_CLIENTS, SAMPLES, Rounds
 from flsv.testing.strategies import IN_A_FIT
 
 # Of all parts.
+
+
+def dealt(tables: Iterable[Sequence[list[PartCheck]]], shared: Sequence[str]) -> Any:
+    """As :func:`flsv.testing.parametrize_with_checks`. A check of ``shared`` is slow for two of three parts, the next
+    check for other ones: fast tests have every check for parts of each table, and some of them for every part."""
+    checks, marks = [], []
+    for table in tables:
+        for place, of_part in enumerate(table):
+            for check in of_part:
+                name = check.check.__name__
+                slow = name in shared and (place + shared.index(name)) % 3 != 0
+                checks.append(check)
+                marks.append([pytest.mark.slow] if slow else [])
+    made = [pytest.param(check, marks=mark) for check, mark in zip(checks, marks)]
+    return pytest.mark.parametrize("check", made, ids=str)
 
 
 def repr_is_code(case: Case) -> None:

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import math
-import pickle
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from own_cases import remote_is_equal, settings_are_described
 from torch import Tensor
 
 from flsv.functional.shapley.few_coalitions import few_coalitions
-from flsv.games import CoalitionGames
 from flsv.metrics import ContributionMetric
-from flsv.participants import ALONE, Client, Owners, Ranks
 from flsv.round import Round, TrainedCoalitions
 from flsv.testing import fits
 from flsv.testing.checks import expect, refused, same
@@ -25,7 +21,7 @@ from flsv.testing.metric import EVERY, HALF, MetricCase, all_of
 from flsv.testing.rounds import NEVER, NUM_CLIENTS, Rounds
 
 Game = Callable[[Tensor], Tensor]
-T = TypeVar("T")
+
 AXIOMS = ("efficiency", "symmetry", "null player", "linearity")
 
 
@@ -33,20 +29,13 @@ class MoreRounds(Rounds):
     """Rounds in which clients judge each other and coalitions are trained, too.
 
     Args:
-        ranks: among which the clients are dealt out.
         cohorts: who takes part in each round.
         options: see :class:`flsv.testing.rounds.Rounds`.
     """
 
-    def __init__(
-        self, *args: Any, ranks: Ranks = ALONE, cohorts: Sequence[Sequence[int]] = Rounds.cohorts, **options: Any
-    ) -> None:
+    def __init__(self, *args: Any, cohorts: Sequence[Sequence[int]] = Rounds.cohorts, **options: Any) -> None:
         super().__init__(*args, **options)
         self.cohorts = cohorts
-        if ranks.size > 1:
-            owners = Owners(ranks, [1.0] * NUM_CLIENTS)
-            self.clients = [Client(number, local, self.channel, owners) for number, local in enumerate(self.locals)]
-            self.games = CoalitionGames(self._evaluator(self._batches(NUM_CLIENTS, "val")), ranks=ranks)
 
     def __getitem__(self, index: int) -> Round:
         round = super().__getitem__(index)
@@ -97,40 +86,6 @@ def inference_mode_is_no_matter(case: MetricCase) -> None:
         with torch.inference_mode():
             metric.update(**arguments)
     fits.expect_same(all_of(case.fed(EVERY[HALF:], metric)), case.whole)
-
-
-def rounds_are_counted(case: MetricCase) -> None:
-    """Every update is a round, counted once."""
-    expect(int(case.fed().rounds) == len(EVERY), int(case.fed().rounds))
-
-
-def many_parts_merge(case: MetricCase) -> None:
-    """Three parts by their states, and a part merged into a new metric, are the whole, or are refused."""
-
-    def three_by_their_states() -> Any:
-        parts = [case.fed(EVERY[:1]), case.fed(EVERY[1:HALF]), case.fed(EVERY[HALF:])]
-        parts[1].merge_state(parts[0].metric_state)
-        parts[2].merge_state(parts[1].metric_state)
-        return parts[2]
-
-    def into_a_new_one() -> Any:
-        new = case.new()
-        new.merge_state(case.half())
-        return case.fed(EVERY[HALF:], new)
-
-    for merge in (three_by_their_states, into_a_new_one) if hasattr(case.part, "merge_state") else ():
-        try:
-            merged = merge()
-        except ValueError:
-            continue
-        # Blocks of rounds, of which intervals are made, end where the parts meet.
-        fits.expect_same({**all_of(merged), "intervals": case.whole.get("intervals")}, case.whole, 1e-4)
-
-
-def ranks_agree(case: MetricCase) -> None:
-    """On ranks, of which each has its own clients, all have the values of one process, to the bit."""
-    for found in on_ranks(lambda ranks: all_of(case.fed(ranks=ranks))):
-        fits.expect_same(found, case.whole)
 
 
 def bad_clients_are_refused(case: MetricCase) -> None:
@@ -221,64 +176,6 @@ def axioms_hold(case: OwnMetricCase) -> None:
         expect(same(mixed, apart, rtol=1e-4), f"{mixed.tolist()}, not {apart.tolist()}")
 
 
-OF_ALL = (inference_mode_is_no_matter, many_parts_merge, ranks_agree, bad_clients_are_refused, settings_are_described)
-OF_CONTRIBUTIONS = (rounds_are_counted, intervals_are_of_the_rounds, axioms_hold, remote_is_equal)
+OF_ALL = (inference_mode_is_no_matter, bad_clients_are_refused, settings_are_described)
 
-
-class Meeting:
-    """Where threads exchange values."""
-
-    def __init__(self, size: int) -> None:
-        self.size, self.barrier = size, threading.Barrier(size, timeout=60)
-        self._slots: list[bytes] = [b""] * size
-
-    def exchange(self, rank: int, value: bytes) -> list[bytes]:
-        self._slots[rank] = value
-        self.barrier.wait()
-        found = list(self._slots)
-        self.barrier.wait()
-        return found
-
-
-class ThreadRanks(Ranks):
-    """A rank that is a thread: what it tells the others is pickled, as between processes."""
-
-    def __init__(self, rank: int, meeting: Meeting) -> None:
-        self.rank, self.size, self._meeting = rank, meeting.size, meeting
-
-    def everybody(self, value: Any, about: str) -> list[Any]:
-        parts = [pickle.loads(part) for part in self._meeting.exchange(self.rank, pickle.dumps((about, value)))]
-        other = next((theirs for theirs, _ in parts if theirs != about), None)
-        if other is not None:
-            raise RuntimeError(f"ranks are out of step: one is at {other!r}, another at {about!r}.")
-        return [value if rank == self.rank else theirs for rank, (_, theirs) in enumerate(parts)]
-
-    def from_rank(self, source: int, value: Any, about: str) -> Any:
-        return self.everybody(value, about)[source]
-
-
-def on_ranks(function: Callable[[Ranks], T], size: int = 2) -> list[T]:
-    """What every rank gets from ``function``, each in a thread of its own.
-
-    Raises:
-        Exception: what one of them raised.
-    """
-    meeting, found, failed = Meeting(size), {}, list[Exception]()
-
-    def work(rank: int) -> None:
-        try:
-            found[rank] = function(ThreadRanks(rank, meeting))
-        except threading.BrokenBarrierError:
-            failed.append(RuntimeError("a rank waits for an exchange that another one does not take part in."))
-        except Exception as error:
-            failed.insert(0, error)
-            meeting.barrier.abort()
-
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failed:
-        raise failed[0]
-    return [found[rank] for rank in range(size)]
+OF_CONTRIBUTIONS = (intervals_are_of_the_rounds, axioms_hold, remote_is_equal)

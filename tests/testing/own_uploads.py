@@ -11,15 +11,12 @@ from torch import Tensor
 
 from flsv.filters import Cohort, UpdateFilter
 from flsv.loop import FederatedLoop
-from flsv.participants import Traffic
 from flsv.round import ClientUpdate
 from flsv.seeding import generator_for
 from flsv.testing import fits
 from flsv.testing.checks import expect, same, untouched_rngs
 from flsv.testing.rounds import COHORTS, NUM_CLIENTS, Rounds
 from flsv.uploads import Upload, UploadContext
-
-# Uploads.
 
 #: Of the updates that are sent: parameters, and buffers behind them.
 PARAMETERS, BUFFERS = 12, 3
@@ -76,20 +73,10 @@ def clients_are_apart(case: UploadCase) -> None:
             expect(same(together, alone), f"{together} and {alone}")
 
 
-def traffic_is_a_size(case: UploadCase) -> None:
-    """How large it is on its way is a number of entries and of bytes, from 0 up."""
-    sent = case.sent(0)
-    size = case.new().traffic(Traffic(len(sent), 4.0 * len(sent)), sent, context(0))
-    expect(isinstance(size, Traffic) and size.numbers >= 0 and size.bytes >= 0, size)
-
-
 UploadCase.checks = (
-    *OF_ALL, gives_an_update, seed_decides, clients_are_apart, traffic_is_a_size, fits.resumes_in_a_fit,
+    *OF_ALL, gives_an_update, seed_decides, clients_are_apart, fits.resumes_in_a_fit,
     fits.vmap_is_equal, remote_is_equal,
 )  # fmt: skip
-
-
-# Filters.
 
 
 class FilterCase(fits.FitCase):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from dealt_checks import dealt
 from metric_table import CASES, METRICS, of
+from own_cases import dealt
 from torchmetrics import Metric
 
 from flsv import metrics

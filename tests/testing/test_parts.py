@@ -8,84 +8,18 @@ from typing import Any
 
 import pytest
 import torch
-from dealt_checks import dealt
 from jsonargparse._typehints import get_all_subclass_paths
-from own_cases import MORE, PersonalizerCase, SamplerCase
+from own_cases import MORE, PersonalizerCase, SamplerCase, dealt
 from own_uploads import FilterCase, UploadCase
 
 from flsv import aggregation, attacks, filters, personalization, sampling, uploads
-from flsv.aggregation import (
-    CGSV,
-    Bucketing,
-    DivergenceWeighted,
-    FedAdam,
-    FedAvg,
-    FedAvgM,
-    FedBuff,
-    FedCE,
-    FedNova,
-    FedYogi,
-    GeometricMedian,
-    ServerOptimizer,
-    ShapFedWA,
-    ShapleySoftmax,
-    ShapleyWeighted,
-    StaleStarts,
-    TrimmedMean,
-)
-from flsv.attacks import (
-    Alignment,
-    ALittleIsEnough,
-    FalseReports,
-    FreeRider,
-    GradientPoisoning,
-    HeadAlignment,
-    InnerProductManipulation,
-    MinMax,
-    Scaling,
-    SignFlip,
-)
 from flsv.clients import algorithms
-from flsv.clients.algorithms import (
-    SCAFFOLD,
-    Ditto,
-    FedDyn,
-    FedDynServer,
-    FedProx,
-    FedRep,
-    InRunValues,
-    PerFedAvg,
-)
-from flsv.filters import CopyFilter, MultiKrum, NormCap, OutlierFilter, SampleCap
 from flsv.loop.shadow import ShadowTraining
 from flsv.metrics import ContributionEstimation, CosineGradientShapley, DomainRelevance, InRunShapley, ShadowShapley
 from flsv.models.mixture import MixtureClient
-from flsv.personalization import (
-    IFCA,
-    FedAMP,
-    FedEM,
-    FedFomo,
-    HeurFedAMP,
-    PFedHN,
-    PFedSV,
-    ShapFedPersonalizer,
-    SparsifiedReward,
-    Standalone,
-)
 from flsv.privacy import GaussianPrivacy
-from flsv.sampling import (
-    BernoulliSampler,
-    FixedCohort,
-    FullParticipation,
-    PowerOfChoice,
-    ShapleyImportanceSampler,
-    SoftmaxSampler,
-    SystematicShapleySampler,
-    UniformSampler,
-)
 from flsv.testing.checks import PartCheck, checks_of
 from flsv.testing.strategies import AggregatorCase, ClientAlgorithmCase
-from flsv.uploads import Quantized, TopK
 
 Checks = list[PartCheck]
 
@@ -117,79 +51,81 @@ def update_filter(part: Any, **options: Any) -> Checks:
 #: Multi-Krum compares three clients at least.
 SHUFFLES = {"clients_permuted_in_a_fit": "buckets are of the clients as they are shuffled"}
 AGGREGATORS: Sequence[Checks] = [
-    aggregator(Bucketing(GeometricMedian()), expected_failures=SHUFFLES),
-    aggregator(CGSV("cgsv"), metrics={"cgsv": CosineGradientShapley()}),
-    aggregator(DivergenceWeighted()),
-    aggregator(FedAdam()),
-    aggregator(FedAvg()),
-    aggregator(FedAvg("uniform", server_lr=0.5)),
-    aggregator(FedAvgM()),
-    aggregator(FedBuff(), personalizer=StaleStarts()),
-    aggregator(FedCE(), metrics={"fedce": ContributionEstimation()}),
-    aggregator(FedDynServer(), client_algorithm=FedDyn()),
-    aggregator(FedNova()),
-    aggregator(FedYogi()),
-    aggregator(GeometricMedian()),
-    aggregator(ServerOptimizer(partial(torch.optim.Adam, lr=0.01, amsgrad=True))),
-    aggregator(ShapFedWA("cssv")),
-    aggregator(ShapleySoftmax()),
-    aggregator(ShapleyWeighted()),
-    aggregator(TrimmedMean(trim=0.34)),
+    aggregator(aggregation.Bucketing(aggregation.GeometricMedian()), expected_failures=SHUFFLES),
+    aggregator(aggregation.CGSV("cgsv"), metrics={"cgsv": CosineGradientShapley()}),
+    aggregator(aggregation.DivergenceWeighted()),
+    aggregator(aggregation.FedAdam()),
+    aggregator(aggregation.FedAvg()),
+    aggregator(aggregation.FedAvg("uniform", server_lr=0.5)),
+    aggregator(aggregation.FedAvgM()),
+    aggregator(aggregation.FedBuff(), personalizer=aggregation.StaleStarts()),
+    aggregator(aggregation.FedCE(), metrics={"fedce": ContributionEstimation()}),
+    aggregator(algorithms.FedDynServer(), client_algorithm=algorithms.FedDyn()),
+    aggregator(aggregation.FedNova()),
+    aggregator(aggregation.FedYogi()),
+    aggregator(aggregation.GeometricMedian()),
+    aggregator(aggregation.ServerOptimizer(partial(torch.optim.Adam, lr=0.01, amsgrad=True))),
+    aggregator(aggregation.ShapFedWA("cssv")),
+    aggregator(aggregation.ShapleySoftmax()),
+    aggregator(aggregation.ShapleyWeighted()),
+    aggregator(aggregation.TrimmedMean(trim=0.34)),
 ]
 PERSONALIZERS: Sequence[Checks] = [
-    personalizer(FedAMP()),
-    personalizer(FedEM(), module=partial(MixtureClient, 2, network="softmax", num_classes=3, input_shape=(4,))),
-    personalizer(FedFomo()),
-    personalizer(HeurFedAMP()),
-    personalizer(IFCA(2)),
-    personalizer(PFedHN(hidden=4)),
-    personalizer(PFedSV(), metrics={"relevance": DomainRelevance()}),
-    personalizer(ShapFedPersonalizer()),
-    personalizer(SparsifiedReward(), metrics={"cgsv": CosineGradientShapley()}),
-    personalizer(StaleStarts(), aggregator=FedBuff()),
-    personalizer(Standalone()),
+    personalizer(personalization.FedAMP()),
+    personalizer(
+        personalization.FedEM(), module=partial(MixtureClient, 2, network="softmax", num_classes=3, input_shape=(4,))
+    ),
+    personalizer(personalization.FedFomo()),
+    personalizer(personalization.HeurFedAMP()),
+    personalizer(personalization.IFCA(2)),
+    personalizer(personalization.PFedHN(hidden=4)),
+    personalizer(personalization.PFedSV(), metrics={"relevance": DomainRelevance()}),
+    personalizer(personalization.ShapFedPersonalizer()),
+    personalizer(personalization.SparsifiedReward(), metrics={"cgsv": CosineGradientShapley()}),
+    personalizer(aggregation.StaleStarts(), aggregator=aggregation.FedBuff()),
+    personalizer(personalization.Standalone()),
 ]
 SAMPLERS: Sequence[Checks] = [
-    sampler(BernoulliSampler(2.0)),
-    sampler(FixedCohort([0, 2])),
-    sampler(FullParticipation()),
-    sampler(PowerOfChoice(2, candidates=3)),
-    sampler(ShapleyImportanceSampler(2.0)),
-    sampler(SoftmaxSampler(2)),
-    sampler(SystematicShapleySampler(2)),
-    sampler(UniformSampler(2)),
+    sampler(sampling.BernoulliSampler(2.0)),
+    sampler(sampling.FixedCohort([0, 2])),
+    sampler(sampling.FullParticipation()),
+    sampler(sampling.PowerOfChoice(2, candidates=3)),
+    sampler(sampling.ShapleyImportanceSampler(2.0)),
+    sampler(sampling.SoftmaxSampler(2)),
+    sampler(sampling.SystematicShapleySampler(2)),
+    sampler(sampling.UniformSampler(2)),
 ]
 ALGORITHMS: Sequence[Checks] = [
-    algorithm(Ditto()),
-    algorithm(FedDyn(), aggregator=FedDynServer()),
-    algorithm(FedProx()),
-    algorithm(FedRep(), share=["!head"], local_epochs=2),
-    algorithm(InRunValues(), metrics={"in_run": InRunShapley()}),
-    algorithm(PerFedAvg(hessian="free")),
-    algorithm(SCAFFOLD()),
+    algorithm(algorithms.Ditto()),
+    algorithm(algorithms.FedDyn(), aggregator=algorithms.FedDynServer()),
+    algorithm(algorithms.FedProx()),
+    algorithm(algorithms.FedRep(), share=["!head"], local_epochs=2),
+    algorithm(algorithms.InRunValues(), metrics={"in_run": InRunShapley()}),
+    algorithm(algorithms.PerFedAvg(hessian="free")),
+    algorithm(algorithms.SCAFFOLD()),
     algorithm(ShadowTraining(), metrics={"shadow": ShadowShapley()}),
 ]
 UPLOADS: Sequence[Checks] = [
-    upload(ALittleIsEnough(clients=[0, 2])),
-    upload(Alignment(clients=[1])),
-    upload(FalseReports(loss=1.0, clients=[1])),
-    upload(FreeRider(clients=[1])),
+    upload(attacks.ALittleIsEnough(clients=[0, 2])),
+    upload(attacks.Alignment(clients=[1])),
+    upload(attacks.FalseReports(loss=1.0, clients=[1])),
+    upload(attacks.FreeRider(clients=[1])),
     upload(GaussianPrivacy(1.0, 0.5)),
-    upload(GradientPoisoning(clients=[1])),
-    upload(HeadAlignment(clients=[1])),
-    upload(InnerProductManipulation(clients=[0, 2])),
-    upload(MinMax(clients=[0, 2])),
-    upload(Quantized(4)),
-    upload(Scaling(2.0, clients=[1])),
-    upload(SignFlip(clients=[1])),
-    upload(TopK(0.3)),
+    upload(attacks.GradientPoisoning(clients=[1])),
+    upload(attacks.HeadAlignment(clients=[1])),
+    upload(attacks.InnerProductManipulation(clients=[0, 2])),
+    upload(attacks.MinMax(clients=[0, 2])),
+    upload(uploads.Quantized(4)),
+    upload(attacks.Scaling(2.0, clients=[1])),
+    upload(attacks.SignFlip(clients=[1])),
+    upload(uploads.TopK(0.3)),
 ]
 FILTERS: Sequence[Checks] = [
-    update_filter(CopyFilter(0.7, gap=0.45)),
-    update_filter(MultiKrum(byzantine=0, keep=2), sampler=FullParticipation()),
-    update_filter(NormCap(1.25)),
-    update_filter(OutlierFilter(exclude=True)),
-    update_filter(SampleCap(1.25)),
+    update_filter(filters.CopyFilter(0.7, gap=0.45)),
+    update_filter(filters.MultiKrum(byzantine=0, keep=2), sampler=sampling.FullParticipation()),
+    update_filter(filters.NormCap(1.25)),
+    update_filter(filters.OutlierFilter(exclude=True)),
+    update_filter(filters.SampleCap(1.25)),
 ]
 #: What is exported beside the parts.
 BASES = {
@@ -225,7 +161,9 @@ def test_all_parts_are_here(room: object) -> None:
 
 def test_a_part_that_was_checked_keeps_its_short_name_on_command_lines() -> None:
     """Whose server's side is a class of its own while it is checked."""
-    (check,) = (each for each in checks_of(ClientAlgorithmCase(FedProx(0.1))) if "sides_are_apart" in str(each))
+    (check,) = (
+        each for each in checks_of(ClientAlgorithmCase(algorithms.FedProx(0.1))) if "sides_are_apart" in str(each)
+    )
     check()
     paths = get_all_subclass_paths(algorithms.ClientAlgorithm)
     assert [path for path in paths if path.endswith(".FedProx")] == ["flsv.clients.algorithms.FedProx"]
