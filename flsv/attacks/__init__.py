@@ -1,17 +1,9 @@
 """Attacks: what malicious clients do to their updates. One file each."""
 
-from flsv.attacks.a_little_is_enough import ALittleIsEnough
-from flsv.attacks.alignment import Alignment
+from flsv.attacks.alignment import Alignment, HeadAlignment
 from flsv.attacks.base import Attack
-from flsv.attacks.collusion import Collusion
-from flsv.attacks.false_reports import FalseReports
-from flsv.attacks.free_rider import FreeRider
-from flsv.attacks.gradient_poisoning import GradientPoisoning
-from flsv.attacks.head_alignment import HeadAlignment
-from flsv.attacks.inner_product import InnerProductManipulation
-from flsv.attacks.min_max import MinMax
-from flsv.attacks.scaling import Scaling
-from flsv.attacks.sign_flip import SignFlip
+from flsv.attacks.collusion import ALittleIsEnough, Collusion, InnerProductManipulation, MinMax
+from flsv.attacks.single import FalseReports, FreeRider, GradientPoisoning, Scaling, SignFlip
 
 __all__ = [
     "ALittleIsEnough",

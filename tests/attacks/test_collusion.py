@@ -13,7 +13,7 @@ from toys import Plain, fit, network, toy_data, vector
 
 from flsv import ClientEvaluation
 from flsv.attacks import ALittleIsEnough, Collusion, MinMax
-from flsv.attacks.a_little_is_enough import largest_z
+from flsv.attacks.collusion import largest_z
 from flsv.benchmark.registry import SampleCount
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop

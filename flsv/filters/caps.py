@@ -1,4 +1,9 @@
-"""NormCap: shortens updates that are longer than a multiple of the cohort's median."""
+"""Caps on what a client can claim, in medians of the cohort.
+
+NormCap: shortens updates that are longer than a multiple of the cohort's median.
+
+SampleCap: counts no client's samples beyond a multiple of the cohort's median.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,7 @@ from annotated_types import Gt
 from flsv.errors import ConfigurationError
 from flsv.filters.base import Cohort, UpdateFilter
 from flsv.functional.divergences import distances
-from flsv.functional.updates import length_factors, shortened
+from flsv.functional.updates import counted, length_factors, shortened
 from flsv.personalization import Personalizer
 
 
@@ -58,3 +63,28 @@ class NormCap(UpdateFilter):
         origin = torch.stack(starts) if cohort.common_start is None else cohort.common_start
         factors = length_factors(distances(cohort.matrix[:, :cut], origin[..., :cut]), self.cap)
         return replace(cohort, matrix=shortened(cohort.matrix, origin, factors, cut))
+
+
+class SampleCap(UpdateFilter):
+    """Counts a client's claimed number of samples up to a bound, for metrics and aggregator.
+
+    See :mod:`flsv.functional.updates`.
+
+    Args:
+        cap: the bound, in medians of the cohort's numbers, rounded up to a whole number.
+
+    Raises:
+        ConfigurationError: a cap that is not positive.
+
+    Example:
+        >>> SampleCap(1.25)
+        SampleCap(cap=1.25)
+    """
+
+    excludes = False
+
+    def __init__(self, cap: Annotated[float, Gt(0), "It is a number of medians, such as 1.5."]) -> None:
+        self.cap = cap
+
+    def apply(self, cohort: Cohort) -> Cohort:
+        return replace(cohort, num_samples=counted(cohort.num_samples, self.cap))
