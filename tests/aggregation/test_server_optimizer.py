@@ -22,6 +22,7 @@ from flsv.round import Round
 from flsv.sampling import UniformSampler
 
 SEED, ROUNDS = 5, 5
+
 BETA1, BETA2, TAU = 0.9, 0.99, 1e-3
 
 
@@ -74,9 +75,6 @@ def test_same_global_model_as_by_hand(
     module = fit(loop, tmp_path, Plain(copy.deepcopy(net)), rounds=ROUNDS)
     for name, value in module.net.state_dict().items():
         torch.testing.assert_close(value, expected[name], rtol=1e-6, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
-
-
-# ---- without a loop
 
 
 def a_round(seed: int, x: Tensor, index: int = 0) -> Round:
@@ -142,25 +140,13 @@ def test_a_new_fit_starts_anew() -> None:
     assert not torch.equal(steps(aggregator), first)
 
 
-def test_its_settings_are_told() -> None:
-    told = repr(ServerOptimizer(partial(torch.optim.SGD, lr=0.5)))
-    assert told.startswith("ServerOptimizer(SGD(lr=0.5, ")
-    assert told.endswith("weighting='samples')")
-
-
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: FedAvgM(lr=0),
-        lambda: FedAvgM(momentum=1),
-        lambda: FedAdam(tau=0),
-        lambda: FedAdam(beta2=1),
-        lambda: FedYogi(lr=-1),
-        lambda: FedYogi(weighting="median"),
         lambda: ServerOptimizer(partial(torch.optim.SGD, lr=-1.0)),
         lambda: ServerOptimizer(partial(torch.optim.SGD, learning_rate=1.0)),
     ],
 )
 def test_wrong_arguments(make: Any) -> None:
-    with pytest.raises(ConfigurationError, match="expected|cannot be made"):
+    with pytest.raises(ConfigurationError, match="cannot be made"):
         make()

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from resuming import assert_resumes
-from toys import Plain, fit, network, toy_data, trainer_for, vector
+from toys import fit
 
 from flsv import Reporting
 from flsv.aggregation import FedAvg
@@ -78,37 +77,6 @@ def test_samples_count_up_to_the_bound_for_the_aggregator_too(tmp_path: Path) ->
     assert round.aggregation_weights is not None
     share = round.num_samples.double() / round.num_samples.sum()
     torch.testing.assert_close(round.aggregation_weights.double(), share, rtol=1e-6, atol=1e-6)
-
-
-def test_a_resumed_run_goes_on_bit_for_bit_and_another_bound_is_refused(tmp_path: Path) -> None:
-    def loop(cap: float | None = 1.0) -> FederatedLoop:
-        return FederatedLoop(
-            uploads=[Scaling(3.0, clients=[1])],
-            filters=[NormCap(cap), SampleCap(1.0)] if cap else [SampleCap(1.0)],
-            seed=1,
-        )
-
-    assert_resumes(loop, tmp_path)
-    trainer = trainer_for(loop(), tmp_path / "part", 1)
-    trainer.fit(Plain(), toy_data())
-    trainer.save_checkpoint(tmp_path / "one.ckpt")
-    for cap in (2.0, None):
-        with pytest.raises(ConfigurationError, match="filters is"):
-            fit(loop(cap), tmp_path / "other", rounds=2, ckpt_path=tmp_path / "one.ckpt")
-
-
-def test_many_at_once_are_bounded_alike(tmp_path: Path) -> None:
-    def end(engine: str) -> torch.Tensor:
-        loop = FederatedLoop(
-            uploads=[Scaling(3.0, clients=[1])],
-            filters=[OutlierFilter(), NormCap(1.0), SampleCap(1.0)],
-            seed=1,
-            engine=engine,
-            reporting=Reporting(table=False),
-        )
-        return vector(fit(loop, tmp_path / engine, Plain(network(batch_norm=False)), rounds=2))
-
-    torch.testing.assert_close(end("vmap"), end("sequential"), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
 from torch import Tensor
@@ -73,37 +72,6 @@ def test_copies_are_named_together_and_stay_in_the_model(tmp_path: Path) -> None
     assert of_copies(tmp_path / "silent", silent) == []
     assert silent.copies == []
     assert torch.equal(loop.state.model(), silent.state.model())
-
-
-@pytest.mark.parametrize("rounds", [1, 2])
-def test_one_coincidence_proves_nothing_and_neither_do_two(tmp_path: Path, rounds: int) -> None:
-    loop = FederatedLoop(
-        uploads=[Sybil([3, 1], range(rounds))], filters=[OutlierFilter(), CopyFilter(0.7, gap=None)], seed=1
-    )
-    assert of_copies(tmp_path, loop) == []
-    assert loop.copies == []
-
-
-def test_the_folder_of_a_killed_run_says_who_copies(tmp_path: Path) -> None:
-    class Killed(L.Callback):
-        def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-            if trainer.current_epoch == 3:
-                raise OSError("the power is gone")
-
-    loop = FederatedLoop(
-        uploads=[Sybil([3, 1], range(99))], filters=[OutlierFilter(), CopyFilter(0.7, gap=None)], seed=1
-    )
-    with pytest.raises(OSError, match="the power"):
-        of_copies(tmp_path, loop, callbacks=[Killed()])
-    (folder,) = (path.parent for path in tmp_path.rglob("contributions.csv"))
-    run = open_run(folder)
-    assert (run.ended, run.copies) == (False, [[1, 3]])
-
-
-def test_honest_clients_are_no_copies(tmp_path: Path) -> None:
-    loop = FederatedLoop(filters=[OutlierFilter(), CopyFilter(0.7, gap=None)], seed=1)
-    assert of_copies(tmp_path, loop) == []
-    assert loop.copies == []
 
 
 def test_who_was_found_stays_found_in_a_resumed_run(tmp_path: Path) -> None:
@@ -208,18 +176,3 @@ def test_who_sends_the_servers_last_step_back_is_named_alone(tmp_path: Path) -> 
 def test_half_an_echo_or_two_rounds_of_one_prove_nothing(tmp_path: Path, mix: float, rounds: int) -> None:
     loop, said = of_an_echo(tmp_path, mix, rounds=rounds)
     assert (said, loop.copies, loop.events) == ([], [], [])
-
-
-def test_an_echo_is_found_in_a_resumed_run(tmp_path: Path) -> None:
-    whole, _ = of_an_echo(tmp_path / "whole")
-    metrics = {"cgsv": CosineGradientShapley()}
-    part = FederatedLoop(uploads=[Alignment(1.0, clients=[2])], metrics=metrics, filters=ECHOING, seed=1)
-    trainer = trainer_for(part, tmp_path / "part", 2)
-    trainer.fit(Plain(), toy_data((4, 3, 4, 3, 4, 3, 4)))
-    assert part.copies == []
-    trainer.save_checkpoint(tmp_path / "two.ckpt")
-    later, _ = of_an_echo(tmp_path / "rest", ckpt_path=tmp_path / "two.ckpt")
-    assert later.copies == [[2]]
-    ours, theirs = (each.state_dict()["filters"]["CopyFilter"] for each in (whole, later))
-    assert torch.equal(ours["echoes"], theirs["echoes"])
-    assert torch.equal(ours["start"], theirs["start"])

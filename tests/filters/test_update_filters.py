@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
-from toys import Plain, fit, network, toy_data, trainer_for, vector
+from toys import Plain, fit, network, toy_data, vector
 
 from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg, GeometricMedian, ShapleyWeighted
@@ -45,7 +45,7 @@ class Huge(Attack):
         return update
 
 
-@pytest.mark.parametrize("size", [1e10, 1e18, 1e30, 3e38])
+@pytest.mark.parametrize("size", [1e10, 3e38])
 def test_a_huge_update_is_named_in_its_round_and_left_out_where_nothing_else_would_be_left(
     tmp_path: Path, size: float
 ) -> None:
@@ -110,20 +110,6 @@ def test_a_round_in_which_a_client_is_named_counts_nothing_for_it(tmp_path: Path
     assert rounds["weight"] == [0, 1, 2, 3]
 
 
-def test_what_was_found_goes_on_in_a_resumed_run(tmp_path: Path) -> None:
-    def loop() -> FederatedLoop:
-        return FederatedLoop(uploads=[Huge(1e4, 0)], seed=1)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer = trainer_for(loop(), tmp_path / "part", 1)
-        trainer.fit(Plain(), toy_data((4, 3, 4, 3)))
-        trainer.save_checkpoint(tmp_path / "one.ckpt")
-        later = loop()
-        fit(later, tmp_path / "rest", data=toy_data((4, 3, 4, 3)), rounds=3, ckpt_path=tmp_path / "one.ckpt")
-    assert later.named == {1: (1, 3)}
-
-
 def test_an_aggregate_that_is_not_finite_leaves_the_model_of_the_round_before(tmp_path: Path) -> None:
     class Overflows(FedAvg):
         rounds = (1,)
@@ -154,7 +140,7 @@ def test_an_aggregate_that_is_not_finite_leaves_the_model_of_the_round_before(tm
         fit(FederatedLoop(aggregator=Overflows(), seed=1), tmp_path / "twice", data=toy_data((4, 3, 4, 3)), rounds=4)
 
 
-@pytest.mark.parametrize("size", [1e4, 1e30, 3e38])
+@pytest.mark.parametrize("size", [1e4, 3e38])
 def test_excluded_the_round_goes_on_without_it(tmp_path: Path, size: float) -> None:
     metrics = {"cssv": ClassSpecificShapley(), "cgsv": CosineGradientShapley()}
     attacks: Any = [Huge(size, 0)]

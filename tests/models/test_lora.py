@@ -11,10 +11,9 @@ import lightning as L
 import pytest
 import torch
 from by_hand import LOCAL_EPOCHS, SEED, assert_same, sharing_by_hand
-from resuming import assert_resumes
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
-from toys import fit, toy_data
+from toys import fit
 
 from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg
@@ -26,6 +25,7 @@ from flsv.models.lora import LoRAClient, freeze_a
 from flsv.sampling import UniformSampler
 
 peft = pytest.importorskip("peft", reason="peft is not installed: pip install 'flsv[lora]'")
+
 TOKENS, LENGTH = 12, 6
 
 
@@ -150,10 +150,6 @@ def small(exact: bool = True, **kwargs: Any) -> LoRAClient:
     optimizer = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
     options: dict[str, Any] = {"network": "mlp", "network_args": {"hidden": [8, 8]}, "optimizer": optimizer, **kwargs}
     return LoRAClient(rank=2, exact=exact, **options)
-
-
-def test_resumes(tmp_path: Path) -> None:
-    assert_resumes(federated, tmp_path, module=small, data=toy_data)
 
 
 def test_what_cannot_work_is_said() -> None:

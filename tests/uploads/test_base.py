@@ -14,10 +14,10 @@ from flsv.loop import FederatedLoop
 from flsv.metrics import ContributionMetric
 from flsv.participants import Traffic
 from flsv.personalization import FedAMP
-from flsv.privacy import GaussianPrivacy
-from flsv.uploads import TopK, Upload, UploadContext, upload
+from flsv.uploads import Upload, UploadContext, upload
 
 VECTOR, START, GLOBAL = torch.tensor([5.0, 7.0]), torch.tensor([1.0, 2.0]), torch.tensor([0.0, 3.0])
+
 WHO = UploadContext(client=1, num_clients=3, num_parameters=2, round_index=4, seed=9)
 
 
@@ -54,11 +54,6 @@ def test_whom_nothing_concerns_is_sent_to_the_bit_and_whole() -> None:
     assert sent is vector
     assert traffic == Traffic(1000, 4000.0)
     assert upload([], vector.double(), vector, vector, WHO)[1] == Traffic(1000, 8000.0)
-
-
-def test_the_loops_order_is_attacks_privacy_and_the_rest() -> None:
-    attack, privacy, topk = Scaling(2.0), GaussianPrivacy(clip=1.0, noise_multiplier=0.0), TopK()
-    assert FederatedLoop(uploads=[attack, privacy, topk]).uploads == (attack, privacy, topk)
 
 
 def test_the_loop_says_who_sends_what_and_counts_it(tmp_path: Path) -> None:

@@ -1,5 +1,8 @@
-"""RegressorClient alone, against scikit-learn and sums by hand."""
+"""RegressorClient and CharacterModel alone, against scikit-learn and sums by hand."""
 
+from __future__ import annotations
+
+import math
 from functools import partial
 
 import lightning as L
@@ -9,7 +12,7 @@ from sklearn.linear_model import LinearRegression
 from torch.utils.data import DataLoader, TensorDataset
 
 from flsv.errors import ConfigurationError
-from flsv.models import RegressorClient
+from flsv.models import CharacterModel, RegressorClient
 
 OPTIONS = {
     "logger": False,
@@ -80,9 +83,53 @@ def test_refused(fitted):
         fitted(data=Lines(shape=None))
     with pytest.raises(ConfigurationError, match="has no network yet"):
         RegressorClient()(torch.rand(3, 4))
-    with pytest.raises(ConfigurationError, match="at least 1"):
-        RegressorClient([0])
     model = RegressorClient(input_shape=(4,))
     for y in (torch.rand(3, 1), torch.rand(1)):  # would be broadcast
         with pytest.raises(ConfigurationError, match=r"one number per sample was expected, \[3\]"):
             model.training_step((torch.rand(3, 4), y), 0)
+
+
+def loader(text=b"abcdefgh" * 8, length=7, batch_size=3):
+    pieces = torch.tensor([list(text[at : at + length + 1]) for at in range(0, len(text) - length, length)])
+    return DataLoader(TensorDataset(pieces), batch_size=batch_size)
+
+
+def test_the_first_predict_the_following(tmp_path):
+    model = CharacterModel(width=4, hidden=8)
+    batches = loader()
+    trainer = L.Trainer(default_root_dir=tmp_path, **OPTIONS)
+    trainer.validate(model, batches, verbose=False)
+    losses, hits = [], []
+    with torch.no_grad():
+        for (pieces,) in batches:
+            for piece in pieces:
+                for end in range(1, 8):  # one character at a time
+                    logits = model(piece[None, :end])[0, -1].double()
+                    losses.append(-logits.log_softmax(0)[piece[end]].item())
+                    hits.append(int(logits.argmax()) == int(piece[end]))
+    logged = {name: value.item() for name, value in trainer.callback_metrics.items()}
+    assert logged["val_loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+    assert logged["val_bits_per_character"] == pytest.approx(logged["val_loss"] / math.log(2), rel=1e-5)
+    assert logged["val_accuracy"] == pytest.approx(sum(hits) / len(hits))
+
+
+def test_no_character_looks_ahead():
+    model = CharacterModel(hidden=8)
+    text = torch.tensor([list(b"once upon")])
+    changed = text.clone()
+    changed[0, 5:] = 33
+    assert torch.equal(model(text)[:, :5], model(changed)[:, :5])
+
+
+def test_it_learns_the_alphabet(tmp_path):
+    L.seed_everything(0)
+    model = CharacterModel(width=8, hidden=16, optimizer=partial(torch.optim.Adam, lr=0.05))
+    trainer = L.Trainer(max_epochs=8, default_root_dir=tmp_path, **OPTIONS)
+    trainer.fit(model, loader(), loader())
+    validated = {name: value.item() for name, value in trainer.callback_metrics.items()}
+    assert validated["val_accuracy"] > 0.95
+    (tested,) = trainer.test(model, loader(), verbose=False)
+    assert tested["test_loss"] == pytest.approx(validated["val_loss"])
+    (first, *_) = trainer.predict(model, loader())
+    assert first.shape == (3, 8, 256)
+    assert chr(first[0, 2].argmax()) == "d"
