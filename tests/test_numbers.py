@@ -11,18 +11,13 @@ import torch
 from test_declared import CASES, PACKAGES, public_classes
 from torch import nn
 
-from flsv import ClassifierClient, ConfigurationError
+from flsv import ClassifierClient, ConfigurationError, functional
 from flsv.arguments import check_number
 from flsv.clients.algorithms import MoreauSGD
 from flsv.data import SizePartitioner
-from flsv.functional import shapley, transport
 
 #: Whose constructors check by hand, and what they are made of.
-BY_HAND: dict[type, Any] = {
-    MoreauSGD: [nn.Parameter(torch.zeros(1))],
-    transport.TransportClient: torch.zeros(2, 1),
-    transport.TransportServer: torch.zeros(2, 1),
-}
+BY_HAND: dict[type, Any] = {MoreauSGD: [nn.Parameter(torch.zeros(1))]}
 #: Made by the package itself, with numbers that it has worked out.
 RECORDS = {"ClientUpdate", "Cohort", "CSVData", "Round"}  # CSVData is a base class
 
@@ -64,7 +59,7 @@ def game(masks: torch.Tensor) -> torch.Tensor:
 
 
 def estimators() -> list[tuple[Callable[..., Any], str]]:
-    sampled = [f for f in shapley.ESTIMATORS.values() if f is not shapley.exact_shapley]  # which has no error
+    sampled = [f for f in functional.ESTIMATORS.values() if f is not functional.exact_shapley]  # which has no error
     return [(f, argument) for f in sampled for argument in float_arguments(f)]
 
 
@@ -77,14 +72,23 @@ def test_no_estimator_takes_a_threshold_that_is_not_a_number(estimator: Callable
 @pytest.mark.parametrize(
     ("function", "arguments", "said"),
     [
-        (transport.wasserstein_distance, {"p": 0.5}, "p="),
-        (transport.interpolating_measure, {"t": float("nan"), "support": 2}, "t=nan"),
-        (transport.debiased_potential, {"scaling": float("nan")}, "scaling=nan"),
+        (functional.wasserstein_distance, {"p": 0.5}, "p="),
+        (functional.wasserstein_distance, {"p": float("inf")}, "p="),
+        (functional.interpolating_measure, {"t": float("nan")}, "t=nan"),
+        (functional.interpolating_measure, {"p": float("inf")}, "p=inf"),
+        (functional.debiased_potential, {"blur": float("nan")}, "blur|eps"),
+        (functional.debiased_potential, {"scaling": float("nan")}, "scaling=nan"),
     ],
 )
 def test_functions_of_transport(function: Callable[..., Any], arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         function(torch.eye(3), torch.eye(3), **arguments)
+
+
+@pytest.mark.parametrize("side", [functional.TransportClient, functional.TransportServer])
+def test_sides_of_transport(side: type) -> None:
+    with pytest.raises(ConfigurationError, match="p=nan"):
+        side(torch.zeros(2, 1), p=float("nan"))
 
 
 @pytest.mark.parametrize(
