@@ -7,7 +7,6 @@ from flsv.functional.gradients import (
     client_in_run_values,
     gradient_agreement,
     gradient_shapley,
-    in_run_shapley,
     step_weights,
 )
 from flsv.functional.over_rounds import MULTI_ROUND_INDICES, lower_bound
@@ -24,7 +23,7 @@ from flsv.functional.peers import (
 from flsv.functional.shapley.difference import DifferenceEstimate, difference_shapley
 from flsv.functional.shapley.few_coalitions import few_coalitions, few_coalitions_shapley, interval_over_seeds
 from flsv.functional.shapley.game import ShapleyEstimate, exact_shapley
-from flsv.functional.shapley.normalize import importance_probabilities, normalize_differences, normalize_shapley
+from flsv.functional.shapley.normalize import importance_probabilities, normalize_shapley
 from flsv.functional.shapley.other_values import banzhaf, beta_shapley, leave_one_out
 from flsv.functional.shapley.permutation import gtg_shapley, permutation_shapley
 from flsv.functional.shapley.regression import kernel_shap, regression_shapley
@@ -90,7 +89,6 @@ __all__ = [
     "gradient_shapley",
     "gtg_shapley",
     "importance_probabilities",
-    "in_run_shapley",
     "interpolating_measure",
     "interval_over_seeds",
     "kernel_shap",
@@ -104,7 +102,6 @@ __all__ = [
     "leave_one_out",
     "leave_one_out_cosines",
     "lower_bound",
-    "normalize_differences",
     "normalize_shapley",
     "participant_weights",
     "permutation_shapley",

@@ -140,33 +140,6 @@ def _own_and_others(terms: Tensor, own: float, total: float) -> Tensor:
 
 
 @checked
-def in_run_shapley(gradient_products: Tensor, lr: float, hessian_products: Tensor | None = None) -> Tensor:
-    """First- or second-order in-run data Shapley values of the samples of one SGD step.
-
-    Args:
-        gradient_products: ``[B]``, g . grad l_z.
-        lr: of the step.
-        hessian_products: ``[B, B]``, grad l_i^T H grad l_j; None: first order.
-
-    Returns:
-        ``[B]`` in the unit of the validation loss, positive for a sample that lowers it. They sum to the expansion's
-        own loss decrease of the whole step.
-
-    Raises:
-        ConfigurationError: a rate that is not finite.
-        ValueError: the shapes do not fit.
-
-    Example:
-        >>> in_run_shapley(torch.tensor([2.0, -1.0]), lr=0.5)
-        tensor([ 1.0000, -0.5000])
-        >>> in_run_shapley(torch.tensor([2.0, -1.0]), 0.5, torch.tensor([[2.0, 0.0], [0.0, 4.0]]))
-        tensor([ 0.7500, -1.0000])
-    """
-    # A sample moves the model by -lr grad l_z: the game of clients whose updates are -grad l_z, with fixed weights lr.
-    weights = torch.full(gradient_products.shape, lr, dtype=torch.float64)
-    return gradient_shapley(-gradient_products, hessian_products, weighting=weights)
-
-
 def step_weights(lrs: Sequence[float], momentum: float = 0.0) -> Tensor:
     """The factor by which the gradient of each step has moved the model by the end, in SGD with momentum.
 

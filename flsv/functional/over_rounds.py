@@ -158,10 +158,8 @@ def lower_bound(
     freedom = (count - 1).clamp_min(1)
     quantile = torch.from_numpy(stdtrit(freedom.numpy(), confidence)).reshape(count.shape)
     spread = quantile * (squares.clamp_min(0) / freedom / count.clamp_min(1)).sqrt()
-    single = (
-        torch.zeros_like(mean) if stderr is None else float(ndtri(confidence)) * stderr.cpu().double().nan_to_num(0)
-    )
-    bound = mean - torch.where(count > 1, spread, single)
+    error = torch.zeros_like(mean) if stderr is None else stderr.cpu().double().nan_to_num(0)
+    bound = mean - torch.where(count > 1, spread, float(ndtri(confidence)) * error)
     return bound.masked_fill(count == 0, torch.nan)
 
 

@@ -149,12 +149,10 @@ class ClassSpecificShapley(ContributionMetric):
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         assert num_classes is not None
-        self.add_state(
-            "history",
-            # Beside the classes the samples, where they count: they have the same momentum.
-            torch.zeros(num_clients, 2 * (num_classes + self._weighs) + 1),
-            dist_reduce_fx=partial(momentum_merge, momentum=self.momentum),
-        )
+        reduction = partial(momentum_merge, momentum=self.momentum)
+        # Beside the classes the samples, where they count: they have the same momentum.
+        start = torch.zeros(num_clients, 2 * (num_classes + self._weighs) + 1)
+        self.add_state("history", start, dist_reduce_fx=reduction)
 
     def update(
         self, client_ids: Tensor, client_heads: Tensor, server_head: Tensor, num_samples: Tensor | None = None

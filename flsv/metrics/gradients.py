@@ -25,6 +25,13 @@ from flsv.metrics.base import ContributionMetric
 _RULES = ((lambda given: given.order == 1 or given.loss is None, "of a loss that is logged there is the first order."),)
 
 
+def _products(metric: Any) -> dict[str, Any]:
+    return {
+        "gradient_products": lambda round: round.gradient_products(metric.order, metric.measured_by).gradient,
+        "hessian_products": lambda round: round.gradient_products(metric.order, metric.measured_by).hessian,
+    }
+
+
 class GradientShapley(ContributionMetric):
     r"""Exact Shapley values of the first- or second-order expansion of U(S) = -L(x + mean of the updates of S).
 
@@ -85,10 +92,7 @@ class GradientShapley(ContributionMetric):
     @property
     def round_fields(self) -> dict[str, Any]:
         """Where a ``FederatedLoop`` finds the arguments of ``update``."""
-        return {
-            "gradient_products": lambda round: round.gradient_products(self.order, self.measured_by).gradient,
-            "hessian_products": lambda round: round.gradient_products(self.order, self.measured_by).hessian,
-        }
+        return _products(self)
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         reduction = partial(momentum_merge, momentum=self.momentum)
@@ -195,11 +199,7 @@ class InRunShapley(ContributionMetric):
     @property
     def round_fields(self) -> dict[str, Any]:
         """Where a ``FederatedLoop`` finds the arguments of ``update``."""
-        return {
-            "gradient_products": lambda round: round.gradient_products(self.order, self.measured_by).gradient,
-            "hessian_products": lambda round: round.gradient_products(self.order, self.measured_by).hessian,
-            "server_lr": lambda round: 1.0 if round.games is None else round.games.server_lr,
-        }
+        return _products(self) | {"server_lr": lambda round: 1.0 if round.games is None else round.games.server_lr}
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         assert num_classes is not None

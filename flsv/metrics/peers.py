@@ -329,11 +329,8 @@ class DomainRelevance(ContributionMetric):
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         # A row per pair, of flsv.functional.over_rounds.
-        self.add_state(
-            "history",
-            torch.zeros(num_clients**2, 3),
-            dist_reduce_fx=partial(momentum_merge, momentum=self.alpha),
-        )
+        reduction = partial(momentum_merge, momentum=self.alpha)
+        self.add_state("history", torch.zeros(num_clients**2, 3), dist_reduce_fx=reduction)
 
     def update(self, client_ids: Tensor, peer_values: Tensor) -> None:
         """Add one round; shapes ``[k]`` and ``[k, n]``."""

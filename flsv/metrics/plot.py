@@ -58,22 +58,29 @@ def plot_contributions(
         >>> [label.get_text() for label in axis.get_xticklabels()]
         ['Boston', 'Lyon']
     """
-    if not isinstance(val, Tensor):
-        rows = [row.detach().float().cpu() for row in val]
-        if not rows or any(row.ndim not in (1, 2) for row in rows):
-            raise ValueError("expected [n, M], [n] or a sequence of these.")
-        return _over_rounds(torch.stack(rows), ax, name, class_names, columns, client_names, unit, limits)
-    if val.ndim not in (1, 2):
+    rows = [val] if isinstance(val, Tensor) else list(val)
+    if not rows or any(row.ndim not in (1, 2) for row in rows):
         raise ValueError("expected [n, M], [n] or a sequence of these.")
-    values = val.detach().double().cpu().numpy()
-    if val.ndim == 2:
+    values = torch.stack([row.detach().double().cpu() for row in rows]).numpy()
+    if not isinstance(val, Tensor):
+        if values.ndim == 3:
+            if ax is not None:
+                raise ValueError("a sequence of [n, M] needs a figure of its own: leave ax out.")
+            titles = _titles(values.shape[2], class_names, columns)
+            figure = draw_small_multiples(values, titles, client_names, unit=unit, limits=limits)
+            figure.suptitle(label_text(name))
+            return figure, figure.axes[0]
+        ax = ax or new_figure(val).subplots()
+        draw_lines(ax, values, client_names, unit=unit, limits=limits)
+        draw_legend(ax, values.shape[1])
+    elif val.ndim == 2:
         ax = ax or new_figure(val, _longest(class_names), _longest(client_names)).subplots()
-        titles = _titles(values.shape[1], class_names, "")
-        draw_heatmap(ax, values, titles, client_names, columns=columns, unit=unit, limits=limits, sort=sort)
+        titles = _titles(val.shape[1], class_names, "")
+        draw_heatmap(ax, values[0], titles, client_names, columns=columns, unit=unit, limits=limits, sort=sort)
     else:
         ax = ax or new_figure(val, _longest(client_names)).subplots()
         errors = None if stderr is None else stderr.detach().double().cpu().expand(2, -1).numpy()
-        draw_bars(ax, values, client_names, unit=unit, limits=limits, errors=errors, sort=sort)
+        draw_bars(ax, values[0], client_names, unit=unit, limits=limits, errors=errors, sort=sort)
     ax.set_title(label_text(name))
     return ax.figure, ax
 
@@ -95,32 +102,6 @@ def new_figure(val: Tensor | Sequence[Tensor], below: int = 0, beside: int = 0) 
 
 def _longest(names: Sequence[str] | None) -> int:
     return max((len(label_text(name)) for name in names or ()), default=0)
-
-
-def _over_rounds(
-    rows: Tensor,
-    ax: Any,
-    name: str,
-    class_names: Sequence[str] | None,
-    columns: str,
-    client_names: Sequence[str] | None,
-    unit: str,
-    limits: tuple[float, float] | None,
-) -> tuple[Any, Any]:
-    """``[r, n]``, or ``[r, n, M]`` with a picture per column."""
-    values = rows.double().numpy()
-    if rows.ndim == 3:
-        if ax is not None:
-            raise ValueError("a sequence of [n, M] needs a figure of its own: leave ax out.")
-        titles = _titles(rows.shape[2], class_names, columns)
-        figure = draw_small_multiples(values, titles, client_names, unit=unit, limits=limits)
-        figure.suptitle(label_text(name))
-        return figure, figure.axes[0]
-    ax = ax or new_figure([*rows]).subplots()
-    draw_lines(ax, values, client_names, unit=unit, limits=limits)
-    draw_legend(ax, rows.shape[1])
-    ax.set_title(label_text(name))
-    return ax.figure, ax
 
 
 def _titles(count: int, names: Sequence[str] | None, kind: str) -> list[str]:

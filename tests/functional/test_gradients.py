@@ -14,7 +14,7 @@ from torch.func import grad, hessian
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flsv.errors import ConfigurationError
-from flsv.functional import client_in_run_values, gradient_shapley, in_run_shapley, step_weights
+from flsv.functional import client_in_run_values, gradient_shapley, step_weights
 from flsv.games import ModelEvaluator
 from flsv.parameters import ParameterSpace
 from flsv.round import ClientMatrix, Round
@@ -180,7 +180,8 @@ def test_the_values_of_the_taylor_utility_over_all_subsets(order: int) -> None:
         move = -LR * steps[part].sum(0)
         return -float(g @ move + (order == 2) * move @ h @ move / 2)
 
-    found = in_run_shapley(steps @ g, LR, steps @ h @ steps.T if order == 2 else None)
+    bends = steps @ h @ steps.T if order == 2 else None
+    found = gradient_shapley(-steps @ g, bends, weighting=torch.full((len(steps),), LR))
     np.testing.assert_allclose(found, enumerated_shapley(lambda part: utility(list(part)), len(steps)))
     torch.testing.assert_close(found.sum(), torch.tensor(utility([0, 1, 2, 3])).double())
 

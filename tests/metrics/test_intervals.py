@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -40,45 +42,6 @@ def worths(rounds: int, seed: int = 0) -> torch.Tensor:
     return 2 + torch.randn(rounds, 3, generator=torch.Generator().manual_seed(seed))
 
 
-def by_steps(given: torch.Tensor, level: float = 0.9) -> torch.Tensor:
-    """Half the interval of one of three rounds, from their two differences, which have 2 * 2^2 / (3 * 2 - 1) degrees of
-    freedom."""
-    return stats.t.ppf((1 + level) / 2, 1.6) * (given.double().diff(dim=0).square().mean(0) / 2).sqrt()
-
-
-def test_a_sum_of_three_rounds_is_students() -> None:
-    given = worths(3)
-    low, high = played(CumulativeShapley(3), given).intervals(0.8)
-    half = by_steps(given, 0.8) * 3**0.5
-    torch.testing.assert_close(low.double(), given.double().sum(0) - half, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(high.double(), given.double().sum(0) + half, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("metric", "factors"),
-    [
-        (PartialFederatedShapley(3, momentum=0.5), [0.25, 0.25, 0.5]),
-        (PartialFederatedShapley(3, momentum=0.5, init=0.0), [0.125, 0.25, 0.5]),
-        (LeaveOneOut(3), [0, 0, 1]),
-    ],
-    ids=["momentum", "start value", "last round"],
-)
-def test_a_weighted_sum_has_the_error_of_its_factors(metric: ContributionMetric, factors: list[float]) -> None:
-    given = worths(3)
-    played(metric, given)
-    low, high = metric.intervals()
-    half = stats.t.ppf(0.95, 2) * given.double().std(0) * sum(f * f for f in factors) ** 0.5
-    torch.testing.assert_close((high - low).double() / 2, half, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close((high + low) / 2, metric.compute())
-
-
-def test_a_decayed_sum_has_the_error_of_its_factors() -> None:
-    given = worths(3)
-    low, high = played(DecayedShapley(3, decay=0.5, normalize=False), given).intervals()
-    half = by_steps(given) * (0.5**2 + 0.25**2 + 0.125**2) ** 0.5
-    torch.testing.assert_close((high - low).double() / 2, half, rtol=1e-4, atol=1e-4)
-
-
 class Mean(CumulativeShapley):
     """Of a client's rounds."""
 
@@ -88,13 +51,39 @@ class Mean(CumulativeShapley):
         return super().compute() / self.seen
 
 
-def test_a_mean_of_three_rounds_is_students() -> None:
-    given = worths(3)
-    metric = played(Mean(3), given)
-    low, high = metric.intervals(0.8)
-    half = stats.t.ppf(0.9, 2) * given.double().std(0) / 3**0.5
+def by_steps(given: torch.Tensor, level: float) -> torch.Tensor:
+    """Half the interval of one of three rounds, from their two differences, which have 2 * 2^2 / (3 * 2 - 1) degrees of
+    freedom."""
+    return stats.t.ppf((1 + level) / 2, 1.6) * (given.double().diff(dim=0).square().mean(0) / 2).sqrt()
+
+
+def by_all(given: torch.Tensor, level: float) -> torch.Tensor:
+    """As Student's, of rounds that have one mean."""
+    return stats.t.ppf((1 + level) / 2, 2) * given.double().std(0)
+
+
+@pytest.mark.parametrize("level", [0.8, 0.9])
+@pytest.mark.parametrize(
+    ("metric", "of_one", "factors"),
+    [
+        (CumulativeShapley(3), by_steps, [1, 1, 1]),
+        (DecayedShapley(3, decay=0.5, normalize=False), by_steps, [0.5, 0.25, 0.125]),
+        (PartialFederatedShapley(3, momentum=0.5), by_all, [0.25, 0.25, 0.5]),
+        (PartialFederatedShapley(3, momentum=0.5, init=0.0), by_all, [0.125, 0.25, 0.5]),
+        (LeaveOneOut(3), by_all, [0, 0, 1]),
+        (Mean(3), by_all, [1 / 3, 1 / 3, 1 / 3]),
+    ],
+    ids=["sum", "decay", "momentum", "start value", "last round", "mean"],
+)
+def test_a_weighted_sum_has_the_error_of_its_factors(
+    metric: ContributionMetric, of_one: Any, factors: list[float], level: float
+) -> None:
+    metric, given = copy.deepcopy(metric), worths(3)
+    low, high = played(metric, given).intervals(level)
+    half = of_one(given, level) * sum(f * f for f in factors) ** 0.5
     torch.testing.assert_close((high - low).double() / 2, half, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close((high + low) / 2, metric.compute())
+    value = (torch.tensor(factors).double()[:, None] * given).sum(0)
+    torch.testing.assert_close((high + low).double() / 2, value, rtol=1e-4, atol=1e-4)
 
 
 def test_a_cosine_reputation_is_the_sum_of_its_rounds_shares() -> None:

@@ -51,6 +51,13 @@ KINDS: dict[str, Any] = {
 }
 
 
+def assert_plain(federation: FederatedLoop, start: nn.Module, cohorts: Any, *options: Any) -> None:
+    for mask, found in federation.metrics["shadow"].models.items():
+        members = [client for client in range(3) if mask[client]]
+        expected = by_a_plain_loop(start, members, cohorts, *options)
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_coalitions_are_what_a_plain_loop_makes_of_them(tmp_path: Path, kind: str) -> None:
     module, federation = KINDS[kind](), loop()
@@ -59,10 +66,7 @@ def test_coalitions_are_what_a_plain_loop_makes_of_them(tmp_path: Path, kind: st
     trained = fit(federation, tmp_path, module, data(), rounds=ROUNDS, **options)
     models = federation.metrics["shadow"].models
     assert len(models) == 8
-    for mask, found in models.items():
-        members = [client for client in range(3) if mask[client]]
-        expected = by_a_plain_loop(start, members, EVERYBODY)
-        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    assert_plain(federation, start, EVERYBODY)
     torch.testing.assert_close(models[True, True, True].double(), vector(trained), rtol=0, atol=0)
     assert torch.stack(list(models.values())).unique(dim=0).shape[0] == 8
 
@@ -73,10 +77,7 @@ def test_servers_weights_and_rate(tmp_path: Path, weighting: Any, rate: float) -
     start = copy.deepcopy(module)
     federation = loop(aggregator=FedAvg(weighting, server_lr=rate))
     fit(federation, tmp_path, module, data(), rounds=ROUNDS, precision="64-true")
-    for mask, found in federation.metrics["shadow"].models.items():
-        members = [client for client in range(3) if mask[client]]
-        expected = by_a_plain_loop(start, members, EVERYBODY, weighting, rate)
-        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    assert_plain(federation, start, EVERYBODY, weighting, rate)
 
 
 def test_who_is_absent_trains_in_no_coalition(tmp_path: Path) -> None:
@@ -84,27 +85,7 @@ def test_who_is_absent_trains_in_no_coalition(tmp_path: Path) -> None:
     module = Plain(network(batch_norm=False))
     start, federation = copy.deepcopy(module), loop(sampler=Turns(cohorts))
     fit(federation, tmp_path, module, data(), rounds=ROUNDS)
-    for mask, found in federation.metrics["shadow"].models.items():
-        members = [client for client in range(3) if mask[client]]
-        expected = by_a_plain_loop(start, members, cohorts)
-        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_clients_who_attack_do_so_in_every_coalition(tmp_path: Path) -> None:
-    """As in runs of a coalition; also an attack that keeps something between rounds, which is another per model."""
-    attacks = [Scaling(2.0, clients=[0]), FreeRider("noise", clients=[1]), Alignment(0.7, clients=[2])]
-    module = Plain(network(batch_norm=False))
-    start, federation = copy.deepcopy(module), loop(uploads=attacks)
-    fit(federation, tmp_path, module, data(), rounds=ROUNDS)
-    models = federation.metrics["shadow"].models
-    for mask, found in models.items():
-        members = [client for client in range(3) if mask[client]]
-        if members:
-            alone = FederatedLoop(
-                sampler=FixedCohort(members), uploads=attacks, seed=SEED, reporting=Reporting(table=False)
-            )
-            expected = vector(fit(alone, tmp_path, copy.deepcopy(start), data(), rounds=ROUNDS))
-            torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    assert_plain(federation, start, cohorts)
 
 
 #: Where each coalition's server does more than to average by samples, or clients more than to train.
@@ -125,11 +106,14 @@ FEDERATIONS: dict[str, Any] = {
     "FedProx and FedAdam": lambda: {"client_algorithm": FedProx(0.5), "aggregator": FedAdam(lr=0.02)},
     "error feedback": lambda: {"uploads": [TopK(0.3)]},
     "excluded": lambda: {"uploads": [Scaling(1e4, clients=[1])], "filters": [OutlierFilter(exclude=True)]},
+    "attacks": lambda: {  # of which one keeps something between rounds, another in each coalition
+        "uploads": [Scaling(2.0, clients=[0]), FreeRider("noise", clients=[1]), Alignment(0.7, clients=[2])]
+    },
     "caps": lambda: {"filters": [OutlierFilter(), NormCap(1.0), SampleCap(1.0)]},
 }
 
 #: One of each way in which coalitions could come to something else.
-FAST = ("FedAdam", "CGSV", "FedProx and FedAdam", "excluded")
+FAST = ("FedAdam", "CGSV", "FedProx and FedAdam", "excluded", "attacks")
 
 
 @pytest.mark.parametrize("name", slow_except(FAST, FEDERATIONS))

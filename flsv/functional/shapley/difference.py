@@ -23,7 +23,7 @@ Departures:
 - *Small budgets.* A budget too small for one sample of every size spends what it has on sizes drawn at random, which
   leaves the mean over sizes unbiased.
 - *Values* follow from the differences with sum_i SV_i = U(N) - U(empty), at two more evaluations. NSV by eq. 12
-  (``normalize_differences``) needs the differences only and does not depend on k.
+  (``normalize_shapley(-differences)``) needs them only and does not depend on k.
 """
 
 from __future__ import annotations

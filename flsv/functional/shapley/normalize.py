@@ -85,19 +85,6 @@ def normalize_shapley(values: Tensor, how: Normalization = "min-max") -> Tensor:
     return torch.where(equal & known, 0.5, normalized)
 
 
-def normalize_differences(differences: Tensor) -> Tensor:
-    """NSV from differences to a base player (eq. 12): (max D - D_i) / (max D - min D) with D_i = SV_k - SV_i.
-
-    It does not depend on the base player k: another k adds the same number to every D_i.
-
-    Example:
-        >>> values = torch.tensor([1.0, 3.0, 2.0])
-        >>> normalize_differences(values[1] - values)
-        tensor([0.0000, 1.0000, 0.5000])
-    """
-    return normalize_shapley(-differences)
-
-
 @checked
 def importance_probabilities(weights: Tensor, expected_cohort: Positive) -> Tensor:
     """Probabilities that minimize the variance of the Horvitz-Thompson aggregate.

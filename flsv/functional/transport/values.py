@@ -52,6 +52,7 @@ and a value is the mean over the validation samples. (The paper's first line, [.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import torch
@@ -120,13 +121,8 @@ def direct_values(
         >>> direct_values(x, torch.tensor([0, 0, 1, 1, 1]), x[:4], torch.tensor([0, 0, 1, 1])).argmax()  # mislabeled
         tensor(4)
     """
-    labeled = None
-    if y is not None and y2 is not None:
-
-        def labeled() -> Tensor:
-            return label_augmented_cost(x, y, x2, y2, covariance=covariance, label_weight=label_weight)
-
-    return _values(x, y, x2, labeled, part, blur, scaling)
+    labeled = partial(label_augmented_cost, x, y, x2, y2, covariance=covariance, label_weight=label_weight)
+    return _values(x, y, x2, None if y is None or y2 is None else labeled, part, blur, scaling)
 
 
 @checked
@@ -173,13 +169,8 @@ def client_values(
     features = gamma[:, : x.shape[1]]
     if y is not None or gamma.shape[1] < x.shape[1]:
         check_pair(points, gamma, "the samples (embedded)", "gamma")
-    labeled = None
-    if y is not None:
-
-        def labeled() -> Tensor:
-            return label_augmented_cost(points, None, gamma, None)
-
-    return _values(x, y, features, labeled, part, blur, scaling)
+    labeled = partial(label_augmented_cost, points, None, gamma, None)
+    return _values(x, y, features, None if y is None else labeled, part, blur, scaling)
 
 
 def _values(

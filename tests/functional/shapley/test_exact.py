@@ -26,7 +26,6 @@ from flsv.functional import (
     exact_shapley,
     importance_probabilities,
     leave_one_out,
-    normalize_differences,
     normalize_shapley,
 )
 from flsv.functional.shapley.other_values import beta_weights
@@ -199,9 +198,8 @@ def test_eq_12() -> None:
     for k in range(7):
         differences = values[k] - values
         literal = (differences.max() - differences) / (differences.max() - differences.min())
-        torch.testing.assert_close(normalize_differences(differences), literal)
-        torch.testing.assert_close(normalize_differences(differences), normalize_shapley(values))
-    assert normalize_differences(torch.zeros(3)).tolist() == [0.5] * 3
+        torch.testing.assert_close(normalize_shapley(-differences), literal)
+        torch.testing.assert_close(normalize_shapley(values), literal)
 
 
 def by_bisection(weights: np.ndarray, m: float) -> np.ndarray:

@@ -16,7 +16,6 @@ from flsv.functional import (
     difference_shapley,
     exact_shapley,
     gtg_shapley,
-    normalize_differences,
     normalize_shapley,
     permutation_shapley,
     regression_shapley,
@@ -130,7 +129,7 @@ def test_nsv_from_differences_does_not_depend_on_the_base(n: int) -> None:
         assert isinstance(estimate, DifferenceEstimate)
         assert estimate.base == base
         assert estimate.differences[base] == 0
-        torch.testing.assert_close(normalize_differences(estimate.differences), expected)
+        torch.testing.assert_close(normalize_shapley(-estimate.differences), expected)
 
 
 @pytest.mark.parametrize("base", [0, 3, 6])
@@ -138,7 +137,7 @@ def test_sampled_values_and_differences_agree(base: int) -> None:
     table = random_table(7, columns=2)
     estimate = difference_shapley(table_game(table), 7, base=base, budget=60, generator=rng())
     torch.testing.assert_close(estimate.values[base] - estimate.values, estimate.differences)
-    torch.testing.assert_close(normalize_differences(estimate.differences), normalize_shapley(estimate.values))
+    torch.testing.assert_close(normalize_shapley(-estimate.differences), normalize_shapley(estimate.values))
 
 
 def test_shared_coalitions_are_uniform_for_each_player() -> None:
