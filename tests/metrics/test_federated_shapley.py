@@ -25,6 +25,7 @@ from flsv.metrics import (
     PartialFederatedShapley,
     SurrogateFederatedShapley,
 )
+from flsv.metrics.coalitions import SurrogateAverage
 from flsv.sampling import FixedCohort, ShapleyImportanceSampler, SoftmaxSampler, UniformSampler
 
 
@@ -90,6 +91,18 @@ def test_surrogate_is_equation_3() -> None:
         seen = value.where(metric.history[:, -1] > 0, torch.nan)
         torch.testing.assert_close(metric.compute().double(), seen, rtol=1e-5, atol=1e-6, equal_nan=True)
     assert not seen.isnan().any()
+
+
+@pytest.mark.parametrize("normalize", ["min-max", "positive"])
+def test_a_surrogates_error_is_that_of_the_value_in_units_of_the_range(normalize: Any) -> None:
+    options = {"estimator": "permutation", "estimator_args": {"budget": 12}}
+    plain = PartialFederatedShapley(4, **options)
+    surrogate = CoalitionValue(4, fold=SurrogateAverage(normalize=normalize), **options)
+    for each in (plain, surrogate):
+        each.update(torch.arange(4), table_game(4)[1], torch.Generator().manual_seed(0))
+    values, stderr = plain.compute(), plain.diagnostics()["stderr"]
+    least = values.min() if normalize == "min-max" else 0
+    torch.testing.assert_close(surrogate.diagnostics()["stderr"], stderr / (values.max() - least))
 
 
 @pytest.mark.parametrize("value", ["shapley", "banzhaf", "beta"])
