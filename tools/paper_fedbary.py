@@ -29,9 +29,9 @@ from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
 from flsv.data import ClosedSetLabelNoise, Files, GaussianNoise, IIDPartitioner, Splits, load_image_data
 from flsv.features import PCA
 from flsv.features.base import head_inputs
-from flsv.functional.shapley import exact_shapley, permutation_shapley
-from flsv.functional.transport import (
+from flsv.functional import (
     TransportClient,
+    exact_shapley,
     federated_wasserstein,
     label_embedding,
     permutation_shapley,

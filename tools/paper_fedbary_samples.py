@@ -20,7 +20,7 @@ from torch import Tensor
 
 from flsv import FederatedDataModule
 from flsv.data import ClosedSetLabelNoise, Files, GaussianNoise, IIDPartitioner, Splits
-from flsv.functional.transport import (
+from flsv.functional import (
     client_values,
     direct_values,
     federated_wasserstein,
