@@ -64,6 +64,7 @@ def as_shares(values: Tensor, interval: Interval) -> Interval | None:
     The sum's own error is not in it.
 
     Example:
+        >>> import torch
         >>> as_shares(torch.tensor([3.0, 1.0, -1.0]), (torch.tensor([2.0, 0.0, -3.0]), torch.tensor([4.0, 2.0, 1.0])))
         (tensor([ 0.5000,  0.0000, -0.7500]), tensor([1.0000, 0.5000, 0.2500]))
     """

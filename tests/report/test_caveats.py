@@ -31,7 +31,7 @@ def test_which_rounds_count_more() -> None:
     counted = []
     for index in range(2):
         metric.reset()
-        metric.update(torch.arange(2), index, lambda masks: masks.double().sum(1))
+        metric.update(torch.arange(2), lambda masks: masks.double().sum(1), round_index=index)
         counted.append(float(metric.compute()[0]))
     assert counted[0] > counted[1]
     assert "Earlier rounds count more than later ones" in " ".join(WORDS["caveats"]["DecayedShapley"])

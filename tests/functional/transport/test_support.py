@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from flsv.errors import ConfigurationError
-from flsv.functional import TransportClient, TransportServer, check_support, safe_support
+from flsv.functional import TransportClient, TransportServer
+from flsv.functional.transport.cost import check_support, safe_support
 
 
 @pytest.mark.parametrize("samples", range(12))
