@@ -128,7 +128,7 @@ def test_an_exception_discards_the_round_and_leaves_the_global_model(tmp_path: P
         def on_exception(self, trainer: L.Trainer, module: L.LightningModule, exception: BaseException) -> None:
             trainer.save_checkpoint(tmp_path / "exception.ckpt")
 
-    with pytest.warns(UserWarning, match="round 3 is discarded"), pytest.raises(ArithmeticError):
+    with pytest.warns(UserWarning, match="round 4 is discarded"), pytest.raises(ArithmeticError):
         run(tmp_path, callbacks=[Stop(3, 4, ArithmeticError), SaveOnException()])
     assert_same_run(tmp_path, *run(tmp_path, ckpt_path=tmp_path / "exception.ckpt"), whole)
 
@@ -139,7 +139,7 @@ def test_max_time_in_the_middle_of_a_round(tmp_path: Path, whole: Any) -> None:
             if trainer.current_epoch == 2 and trainer.fit_loop.epoch_loop.batch_idx == 3:
                 trainer.should_stop = True
 
-    with pytest.warns(UserWarning, match="round 2 is discarded: the epoch ended"):
+    with pytest.warns(UserWarning, match="round 3 is discarded: the epoch ended"):
         loop, module = run(tmp_path, callbacks=[TimeIsUp()])
     assert loop.round_index == 2
     assert vector(module).isfinite().all()

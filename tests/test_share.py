@@ -240,7 +240,7 @@ class Scaled(Plain):
 
 def test_a_client_whose_own_part_is_not_finite_leaves_no_trace(tmp_path: Path) -> None:
     federated = FederatedLoop(share=["!scale"], seed=1)
-    with pytest.warns(UserWarning, match="client 2 returned a model with NaN or infinite entries in round 1"):
+    with pytest.warns(UserWarning, match="client 2 returned a model with NaN or infinite entries in round 2"):
         module = fit(federated, tmp_path, Scaled(), rounds=2)
     assert federated.participations.tolist() == [2, 2, 1]
     assert torch.equal(module.scale, torch.ones(2))

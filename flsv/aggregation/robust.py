@@ -81,7 +81,7 @@ class TrimmedMean(Aggregator):
         clients, cut = len(round), self._cut(len(round))
         if self.trim > 0 and not cut:
             warnings.warn(
-                f"in round {round.round_index} {self!r} is the plain mean: of {clients} clients it leaves out nobody. "
+                f"in round {round.round_index + 1} {self!r} is the plain mean: of {clients} clients none is left out. "
                 f"Draw at least {math.ceil(1 / self.trim)} clients a round.",
                 stacklevel=2,
             )

@@ -115,7 +115,7 @@ class CohortLoader(Iterable[Any]):
         if given < batches:
             raise RuntimeError(
                 f"{client_called(client, self._data.client_names)} gave {given} of {batches} batches in round "
-                f"{self.round_index}: its data set raised StopIteration, or is shorter than its length."
+                f"{self.round_index + 1}: its data set raised StopIteration, or is shorter than its length."
             )
 
 
@@ -263,7 +263,7 @@ class CohortTraining:
 
 
 def where(client: int | None, round_index: int, names: Sequence[str] = ()) -> str:
-    """A place in a federation, in words; both counted from 0.
+    """A place in a federation, in words; the round counted from 1, as everywhere that people read.
 
     Args:
         client: its number; None: none.
@@ -272,9 +272,9 @@ def where(client: int | None, round_index: int, names: Sequence[str] = ()) -> st
 
     Example:
         >>> where(2, 5)
-        'while client 2 trained in round 5'
+        'while client 2 trained in round 6'
         >>> where(1, 5, ("Boston", "Lyon"))
-        "while client 1 ('Lyon') trained in round 5"
+        "while client 1 ('Lyon') trained in round 6"
     """
     who = "at the server" if client is None else f"while {client_called(client, names)} trained"
-    return f"{who} in round {round_index}"
+    return f"{who} in round {round_index + 1}"

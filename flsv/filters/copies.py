@@ -119,7 +119,7 @@ class CopyFilter(UpdateFilter):
             if len(members) > (fault == COPY) and self.notices.due(fault, members):
                 most = stepping[members] if fault == ECHOING else similar[members][:, members].fill_diagonal_(-1)
                 said.append(
-                    f"{self.notices.said(fault, members)}, up to round {cohort.round_index} (similarity "
+                    f"{self.notices.said(fault, members)}, up to round {cohort.round_index + 1} (similarity "
                     f"{most.max().item():.2f}): aggregated and measured all the same. Look at it before anything "
                     "is paid; the report names them beside what they would get."
                 )

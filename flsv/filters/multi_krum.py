@@ -73,7 +73,7 @@ class MultiKrum(UpdateFilter):
         clients = len(cohort.updates)
         if clients < 2 * self.byzantine + 3:
             return cohort.say(
-                f"in round {cohort.round_index} {self!r} keeps everybody: {clients} clients cannot outvote "
+                f"in round {cohort.round_index + 1} {self!r} keeps everybody: {clients} clients cannot outvote "
                 f"{self.byzantine} bad ones, for which it takes {2 * self.byzantine + 3}."
             )
         keep = clients - self.byzantine if self.keep is None else min(self.keep, clients - self.byzantine)

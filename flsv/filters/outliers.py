@@ -90,14 +90,15 @@ class OutlierFilter(UpdateFilter):
     def _judge_broken(self, cohort: Cohort) -> list[str]:
         broken, index = cohort.broken, cohort.round_index
         total = len(broken) + len(cohort.updates)
+        count = index + 1
         if 2 * len(broken) > total:
             return [
-                f"in round {index} {len(broken)} of {total} clients {self.faults[NOT_FINITE]}: left out of the round. "
+                f"in round {count} {len(broken)} of {total} clients {self.faults[NOT_FINITE]}: left out of the round. "
                 f"So many are not at fault, but what they were sent. {self.hint()}"
             ]
         if not self.notices.due(NOT_FINITE, broken):
             return []
-        return [f"{self.notices.said(NOT_FINITE, broken)} in round {index}: left out of the round. {self.hint()}"]
+        return [f"{self.notices.said(NOT_FINITE, broken)} in round {count}: left out of the round. {self.hint()}"]
 
     def _judge_large(self, cohort: Cohort, outliers: list[int], what_of_it: str) -> list[str]:
         if not outliers:
@@ -106,7 +107,8 @@ class OutlierFilter(UpdateFilter):
         norms = dict(zip(cohort.ids, cohort.norms.tolist()))
         sizes = ", ".join(f"{norms[client]:.3g}" for client in outliers)
         median = cohort.norms[cohort.norms > 0].quantile(0.5).item()
-        what = f"{self.notices.said(LARGE, outliers)} in round {cohort.round_index} (norm {sizes}; median {median:.3g})"
+        who = self.notices.said(LARGE, outliers)
+        what = f"{who} in round {cohort.round_index + 1} (norm {sizes}; median {median:.3g})"
         if what_of_it is NOT_MEASURED:
             self._aggregated = what
         return [f"{what}: {what_of_it}"] if due else []

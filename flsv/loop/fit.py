@@ -252,7 +252,7 @@ class LightningFit:
     def discard(self, why: str) -> None:
         """Forget an unfinished round."""
         if self.federation is not None and self.federation.engine.discard():
-            warnings.warn(f"round {self.state.round_index} is discarded: {why}.", stacklevel=2)
+            warnings.warn(f"round {self.state.round_index + 1} is discarded: {why}.", stacklevel=2)
 
     def saved(self) -> dict[str, Any]:
         """What the next round needs of clients, optimizers and files."""
@@ -286,7 +286,7 @@ class LightningFit:
         if self.federation is not None:
             self.federation.engine.failed(exception, self.place())
         if self.within_round:
-            exception.add_note(f"flsv: {self.place()} (both counted from 0)")
+            exception.add_note(f"flsv: {self.place()} (clients are counted from 0, rounds from 1)")
             self.discard(f"{type(exception).__name__} {self.place()}")
         self.average.give_back(module)
         self.close(failed=True)

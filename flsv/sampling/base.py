@@ -183,9 +183,9 @@ def cohort_of(
     else:
         given = sampler.choose(clients, model, contributions, generator, round_index)
     drawn = torch.as_tensor(given)
-    what = f"{sampler!r} drew for round {round_index}"
+    what = f"{sampler!r} drew for round {round_index + 1}"
     if not drawn.numel():
-        raise RuntimeError(f"{sampler!r} drew no client for round {round_index}.")
+        raise RuntimeError(f"{sampler!r} drew no client for round {round_index + 1}.")
     if drawn.ndim != 1:
         raise RuntimeError(f"{what} a tensor of shape {list(drawn.shape)}; expected the ids [k] of its clients.")
     if drawn.dtype == torch.bool or drawn.is_floating_point():
@@ -222,7 +222,7 @@ def chances_of(
     wrong = (~((own > 0) & (own <= 1 + _ROUNDING))).nonzero().flatten().tolist()
     if wrong:
         raise RuntimeError(
-            f"{what}: client {cohort[wrong[0]]} is in the cohort of round {round_index}, and its probability is "
+            f"{what}: client {cohort[wrong[0]]} is in the cohort of round {round_index + 1}, and its probability is "
             f"{own[wrong[0]].item()}; expected more than 0 and at most 1."
         )
     return chances

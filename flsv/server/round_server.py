@@ -181,8 +181,8 @@ class RoundServer:
             excluded = ", or one that is far too large" if sent else ""
             hints = " ".join(filter(None, (each.hint() for each in self.filters)))
             raise NoModel(
-                f"round {cohort.round_index}: every client of the cohort returned a model with NaN or infinite entries"
-                f"{excluded}. {hints}"
+                f"round {cohort.round_index + 1}: every client of the cohort returned a model with NaN or infinite "
+                f"entries{excluded}. {hints}"
             )
         return cohort
 
@@ -247,7 +247,7 @@ class RoundServer:
         return torch.cat([moved, vector[cut:]]), weights
 
     def _warn_of_aggregate(self, round: Round, state: FederationState) -> None:
-        what = f"round {round.round_index}: {self.aggregator!r} gave a global model that is not finite"
+        what = f"round {round.round_index + 1}: {self.aggregator!r} gave a global model that is not finite"
         if state.weights is not None and not state.weights.nan_to_num().any():
             raise NoModel(f"{what}, for the second time running.")
         warnings.warn(f"{what}. The model stays that of the round before.", stacklevel=3)

@@ -67,7 +67,7 @@ def test_a_trim_that_leaves_out_nobody_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_cohort_of_which_nobody_is_left_out_is_said(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="is the plain mean: of 3 clients it leaves out nobody. Draw at least 5"):
+    with pytest.warns(UserWarning, match="is the plain mean: of 3 clients none is left out. Draw at least 5"):
         aggregator = seen(tmp_path, TrimmedMean(0.2), sampler=UniformSampler(3))
     torch.testing.assert_close(aggregator.results[0][0], aggregator.rounds[0].client_vectors.mean(0))
 

@@ -16,7 +16,7 @@ from flsv.data import FederatedDataModule, SizePartitioner, Splits
 from flsv.loop import FederatedLoop
 
 ROUND, CLIENT, BATCH = 1, 2, 1
-PLACE = f"while client {CLIENT} trained in round {ROUND}"
+PLACE = f"while client {CLIENT} trained in round {ROUND + 1}"
 
 
 class Failing(Plain):
@@ -93,7 +93,7 @@ def test_the_error_names_client_and_round_and_the_global_model_is_there(
     loop, module = federation(), Failing(failure, where)
     last = ModelCheckpoint(tmp_path, filename="last", enable_version_counter=False)
     with (
-        pytest.warns(UserWarning, match=f"round {ROUND} is discarded: .* {PLACE}"),
+        pytest.warns(UserWarning, match=f"round {ROUND + 1} is discarded: .* {PLACE}"),
         pytest.raises(type(failure), match=str(failure)) as error,
     ):
         fit(
@@ -117,7 +117,7 @@ def test_the_error_names_client_and_round_and_the_global_model_is_there(
     [
         ("training_step", False, f"last batch {PLACE}: a hook raised"),
         ("on_train_batch_start", False, f"last batch {PLACE}: a hook raised"),
-        ("skip", False, f"last batch while client 0 trained in round {ROUND}: .* on_train_batch_start returned -1"),
+        ("skip", False, f"last batch while client 0 trained in round {ROUND + 1}: .* on_train_batch_start returned -1"),
     ],
 )
 def test_stop_iteration_does_not_end_the_training(tmp_path: Path, where: str, manual: bool, match: str) -> None:
@@ -141,8 +141,8 @@ def test_a_sample_that_cannot_be_read(tmp_path: Path, failure: type[BaseExceptio
     with pytest.warns(UserWarning, match="is discarded"), pytest.raises(expected) as error:
         fit(loop, tmp_path, module, data)
     assert f"client {CLIENT}" in said(error)
-    assert f"round {ROUND}" in said(error)
+    assert f"round {ROUND + 1}" in said(error)
     if failure is StopIteration:
-        assert "batches in round 1: its data set raised StopIteration" in str(error.value)
+        assert "batches in round 2: its data set raised StopIteration" in str(error.value)
     assert loop.round_index == ROUND
     assert vector(module).isfinite().all()

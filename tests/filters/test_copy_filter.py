@@ -60,7 +60,7 @@ def test_copies_are_named_together_and_stay_in_the_model(tmp_path: Path) -> None
     assert said[0].startswith(
         "clients 1, 3 sent updates that are one another's but for little, in several rounds, up to"
     )
-    assert "round 2 (similarity 0.9" in said[0]
+    assert "round 3 (similarity 0.9" in said[0]
     assert "Look at it before anything is paid" in said[0]
     assert len(said) == 2  # when it was found, and at the end
     assert loop.participations.tolist() == [5] * 7
@@ -161,7 +161,7 @@ def of_an_echo(folder: Path, mix: float = 1.0, **options: Any) -> tuple[Federate
 def test_who_sends_the_servers_last_step_back_is_named_alone(tmp_path: Path) -> None:
     loop, said = of_an_echo(tmp_path)
     # Of six rounds the first has no step before it, and the attacker none to send; three have to speak.
-    assert said[0].startswith("client 2 sent the server's own last step back, in several rounds, up to round 3 (")
+    assert said[0].startswith("client 2 sent the server's own last step back, in several rounds, up to round 4 (")
     assert "(similarity 1.00): aggregated and measured all the same. Look at it" in said[0]
     assert loop.copies == [[2]]
     assert [(each.what, each.client, each.times) for each in loop.events] == [("echo", 2, 3)]

@@ -33,7 +33,7 @@ class Diverges(Plain):
 
 def test_a_client_with_nan_is_left_out_named_and_the_run_goes_on(tmp_path: Path) -> None:
     loop = shapfed(personalizer=Standalone(), optimizer_state="persist")
-    with pytest.warns(UserWarning, match="client 1 returned a model with NaN or infinite entries in round 1"):
+    with pytest.warns(UserWarning, match="client 1 returned a model with NaN or infinite entries in round 2"):
         module = fit(loop, tmp_path, Diverges({1}, since=1))
     assert vector(module).isfinite().all()
     assert loop.weights[[0, 2]].isfinite().all()
@@ -45,7 +45,7 @@ def test_a_client_with_nan_is_left_out_named_and_the_run_goes_on(tmp_path: Path)
 def test_if_all_clients_fail_the_run_stops_with_the_reason(tmp_path: Path) -> None:
     with (
         pytest.warns(UserWarning, match="3 of 3 clients returned"),
-        pytest.raises(RuntimeError, match=r"round 1: every client of the cohort returned a model with NaN"),
+        pytest.raises(RuntimeError, match=r"round 2: every client of the cohort returned a model with NaN"),
     ):
         fit(FederatedLoop(seed=1), tmp_path, Diverges({0, 1, 2}, since=1))
 

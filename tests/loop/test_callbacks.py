@@ -102,7 +102,7 @@ def test_where_training_stops_within_a_round_nobody_validates_a_client(tmp_path:
         None, tmp_path, callbacks=[*in_order(first, TimeIsUp(), loop), Watch(), best], enable_checkpointing=True
     )
     module = Plain()
-    with pytest.warns(UserWarning, match="round 1 is discarded") as caught:
+    with pytest.warns(UserWarning, match="round 2 is discarded") as caught:
         trainer.fit(module, toy_data())
     assert len([w for w in caught if "discarded" in str(w.message)]) == 1
     assert loop.round_index == 1
@@ -123,7 +123,7 @@ def test_on_exception_checkpoint(tmp_path: Path) -> None:
             raise ArithmeticError
 
     callbacks = [LambdaCallback(on_train_batch_end=fails), Keeps(tmp_path, "failed")]
-    with pytest.warns(UserWarning, match="round 1 is discarded"), pytest.raises(ArithmeticError):
+    with pytest.warns(UserWarning, match="round 2 is discarded"), pytest.raises(ArithmeticError):
         fit(FederatedLoop(seed=1), tmp_path, callbacks=callbacks, enable_checkpointing=True)
     resumed = fit(FederatedLoop(seed=1), tmp_path, ckpt_path=tmp_path / "failed.ckpt")
     assert torch.equal(vector(resumed), vector(fit(FederatedLoop(seed=1), tmp_path)))

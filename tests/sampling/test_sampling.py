@@ -207,7 +207,7 @@ class Own(ClientSampler):
         ([-1, 0], "clients 0 to 2"),
         ([0, 3], "clients 0 to 2"),
         ([[0, 1]], r"shape \[1, 2\]"),
-        ([], "drew no client for round 0"),
+        ([], "drew no client for round 1"),
     ],
 )
 def test_what_is_no_cohort_is_refused(tmp_path: Path, drawn: Any, words: str) -> None:

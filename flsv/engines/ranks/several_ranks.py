@@ -201,7 +201,7 @@ class SeveralRanks(OneProcess):
 
     def discard(self) -> bool:
         # The others would wait for this rank at the end of the round.
-        self.ranks.give_up(f"its round {self._state.round_index} ended before the last batch")
+        self.ranks.give_up(f"its round {self._state.round_index + 1} ended before the last batch")
         return super().discard()
 
     def received(self, server: RoundServer) -> dict[int, Tensor]:
@@ -255,7 +255,7 @@ class SeveralRanks(OneProcess):
             if differ := [name for name in {**sums, **theirs} if sums.get(name) != theirs.get(name)]:
                 first, second = sorted((self.ranks.rank, rank))
                 raise RuntimeError(
-                    f"round {round.round_index}: ranks {first} and {second} do not agree on the {differ[0]}. "
+                    f"round {round.round_index + 1}: ranks {first} and {second} do not agree on the {differ[0]}. "
                     "Every rank is the whole server and must come to the same numbers: a strategy or metric must draw "
                     "from round.generator(name) only, and all ranks need processors of one kind."
                 )

@@ -117,7 +117,7 @@ def test_a_killed_server_goes_on_and_sites_begin_where_they_stood(tmp_path: Path
         _die() if packet.plain.get("round") == 2 and address == max(broken.sites) else reply
     )
     saving = ModelCheckpoint(tmp_path / "b", save_last=True)
-    with pytest.raises(Killed), pytest.warns(UserWarning, match="round 2 is discarded"):
+    with pytest.raises(Killed), pytest.warns(UserWarning, match="round 3 is discarded"):
         broken.fit(4, enable_checkpointing=True, callbacks=[saving])
     broken.transport.spoil = lambda address, packet, reply: reply
     resumed = broken.fit(4, ckpt_path=tmp_path / "b" / "last.ckpt")
