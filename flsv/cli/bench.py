@@ -28,9 +28,9 @@ from flsv.benchmark.federation import SETS, federations
 from flsv.benchmark.registry import BASELINES, METRICS, Entry, entry
 from flsv.benchmark.run import bench
 from flsv.benchmark.scores import Results
-from flsv.benchmark.summary import Known, by_federation, by_set, costs, scores_of, summarize, two
+from flsv.benchmark.summary import Cost, Known, by_federation, by_set, costs, scores_of, summarize, two
 from flsv.benchmark.truth import SEEDS
-from flsv.cli.command import command_parser, positive, printer
+from flsv.cli.command import command_parser, positive, printer, shown
 from flsv.report.folder import FolderLock
 from flsv.report.terminal import print_table
 
@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--list", action="store_true", help="say which metrics and federations there are")
     parser.add_argument("--seeds", type=positive, default=None, help="runs of every federation. Default: 3")
     parser.add_argument(
-        "--quick", action="store_true", help=f"one run of each of {', '.join(QUICK)}, unless you say so"
+        "--quick", action="store_true", help=f"one run of each of {', '.join(QUICK)}, unless you say so; no costs"
     )
     parser.add_argument("--truth-seeds", type=positive, default=len(SEEDS), help="trainings of every coalition")
     return parser
@@ -85,10 +85,12 @@ def main(args: Sequence[str], quiet: bool = False) -> int:
         for suffix, circles in (("", False), (MANY, True)):
             some = {name: each for name, each in known.items() if bool(each[0].circles) is circles}
             if some:
-                summary = _report(options.out, suffix, results, some, entries, say)
+                cost = {} if options.quick else _costs(some, entries, options.out / f"costs{suffix}.csv", suffix, say)
+                summary = _report(options.out, suffix, results, some, entries, cost)
                 if not quiet:
                     _show(summary, some)
-        say(f"Written to {options.out}: benchmark.csv, federations.csv, costs.csv and values.csv.")
+        files = ["benchmark.csv", "federations.csv", *([] if options.quick else ["costs.csv"]), "values.csv"]
+        print(f"Written: {shown(options.out)} ({', '.join(files)})")
         return _say_failures(results, entries)
 
 
@@ -125,12 +127,9 @@ def _say_failures(results: Results, entries: Mapping[str, Entry]) -> int:
 
 
 def _report(
-    out: Path, suffix: str, results: Results, known: Known, entries: Mapping[str, Entry], say: Callable[[str], None]
+    out: Path, suffix: str, results: Results, known: Known, entries: Mapping[str, Entry], cost: Mapping[str, Cost]
 ) -> DataFrame:
     """Write the tables of the federations of few clients, or of those of many."""
-    usual, own = COSTS_IN[suffix], [each for name, (each, _) in known.items() if name not in names()]
-    cost_in = known[usual][0] if usual in known else (*own, federation(usual))[0]
-    cost = costs(cost_in, entries, out / f"costs{suffix}.csv", say=say)
     summary = summarize(results, known, entries)
     table = by_set(results, known, entries, cost)
     table.to_csv(out / f"benchmark{suffix}.csv", index=False, float_format="%.3f")
@@ -139,6 +138,14 @@ def _report(
     )
     ranks.to_csv(out / f"federations{suffix}.csv", float_format="%.3f")
     return summary
+
+
+def _costs(
+    known: Known, entries: Mapping[str, Entry], path: Path, suffix: str, say: Callable[[str], None]
+) -> Mapping[str, Cost]:
+    """What the metrics cost in the usual federation of so many clients, or in one's own."""
+    usual, own = COSTS_IN[suffix], [each for name, (each, _) in known.items() if name not in names()]
+    return costs(known[usual][0] if usual in known else (*own, federation(usual))[0], entries, path, say=say)
 
 
 def _list() -> None:

@@ -214,5 +214,6 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         save_table(options.out / "compare.csv", tables.reset_index("algorithm"))
     if not quiet:
         _show(outcomes)
-        print(f"Table:  {shown(options.out / 'compare.csv')}")
+    print(f"Table:  {shown(options.out / 'compare.csv')}")
+    if not quiet:
         print(f"Charts: tensorboard --logdir {shown(options.out)}")

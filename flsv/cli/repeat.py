@@ -116,9 +116,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     options, rest = _parser().parse_known_args(list(args))
     with FolderLock(options.out):
         rows, path = repeat(options.runs, rest, options.out, first_seed=options.first_seed, say=printer(quiet))
-    if quiet:
-        return
-    for metric, mine in rows.groupby("metric", sort=False):
+    for metric, mine in rows.groupby("metric", sort=False) if not quiet else ():
         columns = {
             "mean": mine["mean"].map("{:.4g}".format),
             "90 % interval": mine["low"].map("{:.4g}".format) + " to " + mine["high"].map("{:.4g}".format),

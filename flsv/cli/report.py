@@ -55,5 +55,4 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     budget = None if options.budget is None else Budget(options.budget, **given)
     page = write_report(options.run, options.client, options.out, budget)
     files = [page] if budget is None or options.client else [page, page.parent / SHARES]
-    if not quiet:
-        print(f"Report: {', '.join(map(shown, files))}")
+    print(f"Report: {', '.join(map(shown, files))}")

@@ -176,7 +176,8 @@ def _shared_out(names: Sequence[str], which: Which, utilities: Tensor, facts: Ma
     total = float(values.clamp_min(0).nansum()) or NAN
     columns = {"value": values, "low": values - half, "high": values + half}
     columns["kernel_shap"] = kernel_shap(masks, utilities.mean(0))
-    columns["share"] = values.nan_to_num(0).clamp_min(0) / total
+    # To rank by: what is left out of these coalitions moves amounts by a third.
+    columns["share"] = values * NAN if which == "singles" else values.nan_to_num(0).clamp_min(0) / total
     frame = DataFrame({name: column.tolist() for name, column in columns.items()})
     return frame.assign(client=range(len(names)), client_name=names, **facts)[[*HEADER]]
 
@@ -228,7 +229,7 @@ def _parser() -> ArgumentParser:
     return parser
 
 
-def _show(rows: DataFrame, planned: int | None, path: Path) -> None:
+def _show(rows: DataFrame, planned: int | None) -> None:
     cells = rows[["value", "low", "high", "kernel_shap"]].map(lambda value: f"{value:.4f}" if value == value else NONE)
     columns = {
         "value": cells["value"],
@@ -242,7 +243,6 @@ def _show(rows: DataFrame, planned: int | None, path: Path) -> None:
         print("All coalitions were trained once, and nothing tells the error of their values: use --seeds 3.")
     for text in retrained_caveats(rows.to_dict("records"), names):
         print(text)
-    print(f"Retrained: {shown(path)}")
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
@@ -261,6 +261,8 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
             overrides=rest,
             say=say,
         )
-    if quiet or ranks_of_environment().rank:
+    if ranks_of_environment().rank:
         return
-    _show(rows, read_record(options.run / RECORD).get("rounds"), path)
+    if not quiet:
+        _show(rows, read_record(options.run / RECORD).get("rounds"))
+    print(f"Retrained: {shown(path)}")

@@ -100,6 +100,6 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     objects = instantiated(parser, args)
     check_writable(objects.out)
     value(objects.data, objects.value, table=not quiet, **{name: objects[name] for name in options})
+    print(f"Results: {shown(objects.out)} (valuation.csv, contributions.png, gradients.png)")
     if not quiet:
-        print(f"Results: {shown(objects.out)} (valuation.csv, contributions.png, gradients.png)")
         print(f"Of each client's samples: {shown(objects.out / 'clients')}/<name>/ (flagged.csv, pictures)")

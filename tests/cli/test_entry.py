@@ -74,7 +74,7 @@ def test_a_closing_line_and_quiet(
         assert "GPU available" not in said.err
         assert "Epoch" not in said.err
     assert main(["report", "-q", "quiet/lightning_logs/version_0", "--client", "1"]) == 0
-    assert capfd.readouterr().out == ""
+    assert capfd.readouterr().out == "Report: quiet/lightning_logs/version_0/clients/1/report.html\n"
     assert (tmp_path / "quiet/lightning_logs/version_0/clients/1/report.html").is_file()
 
 

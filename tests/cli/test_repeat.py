@@ -70,7 +70,7 @@ def test_means_of_runs_of_other_seeds(
 
     monkeypatch.setattr(repeat, "_fit", lambda *args: pytest.fail("a run that is done was started again"))
     assert main([*command, "-q"]) == 0
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr().out == f"Summary: {out}/repeat.csv\n"
     assert rows(out / "repeat.csv") == found
     assert main([*command, "--trainer.max_epochs=2"]) == 2
     assert "holds results of others: trainer.max_epochs is 2 and was 1. Go" in capsys.readouterr().err
