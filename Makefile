@@ -36,7 +36,7 @@ layers: ## who may import whom
 	$(PYTHON) -c "from importlinter.cli import lint_imports_command; lint_imports_command()"
 
 size: ## lines of code and words of pages, and what is over a limit
-	$(PYTHON) tools/count_code.py --rooms --check
+	$(PYTHON) tools/count_code.py --check
 
 # Two at a time, and a file's tests one after the other: they share what is made once.
 test: ## the tests and doctests but the slow ones

@@ -75,11 +75,7 @@ def main(args: Sequence[str], quiet: bool = False) -> int:
         return 0
     say, entries = printer(quiet), _entries(options.metric or METRICS)
     with FolderLock(options.out):
-        asked = federations(options.federations or (QUICK if options.quick else SETS), options.root, say)
-        for each in asked:
-            if each.name not in names():
-                each.check()
-        known = {each.name: (each, _truth(each, options.out, options.truth_seeds)) for each in asked}
+        known = _known(options, say)
         seeds = options.seeds or (1 if options.quick else 3)
         results = bench(known, entries, seeds=seeds, folder=options.out, say=say)
         for suffix, circles in (("", False), (MANY, True)):
@@ -99,6 +95,15 @@ def _entries(names: Iterable[str]) -> dict[str, Entry]:
     entries = dict(map(entry, names))
     own = any(each.own for each in entries.values())
     return entries | {name: METRICS[name] for name in BASELINES} if own else entries
+
+
+def _known(options: argparse.Namespace, say: Callable[[str], None]) -> Known:
+    """The federations that are asked for, and their truths; one's own are checked before any is trained."""
+    asked = federations(options.federations or (QUICK if options.quick else SETS), options.root, say)
+    for each in asked:
+        if each.name not in names():
+            each.check()
+    return {each.name: (each, _truth(each, options.out, options.truth_seeds)) for each in asked}
 
 
 def _truth(each: Federation, out: Path, seeds: int) -> Truth:

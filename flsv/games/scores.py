@@ -211,11 +211,16 @@ def kept_batches(
             kept.append(apply_to_collection(move_data_to_device((x, y), device), Tensor, _plain))
     if not kept:
         raise ConfigurationError("there are no validation samples: models cannot be evaluated on nothing.")
-    kinds = {(x.shape[1:], x.dtype) if isinstance(x, Tensor) else None for x, _ in kept}
-    if support is not None and size is not None and len(kinds) == 1 and None not in kinds:
-        inputs, labels = (torch.cat(parts).split(size) for parts in zip(*kept))
-        kept = list(zip(inputs, labels))
-    return kept, support
+    return (kept if support is None or size is None else _recut(kept, size)), support
+
+
+def _recut(batches: list[Pair], size: int) -> list[Pair]:
+    """Batches of another size, where their inputs are tensors of one shape."""
+    kinds = {(x.shape[1:], x.dtype) if isinstance(x, Tensor) else None for x, _ in batches}
+    if len(kinds) > 1 or None in kinds:
+        return batches
+    inputs, labels = (torch.cat(parts).split(size) for parts in zip(*batches))
+    return list(zip(inputs, labels))
 
 
 def _plain(tensor: Tensor) -> Tensor:
@@ -226,7 +231,10 @@ def _plain(tensor: Tensor) -> Tensor:
 def checked_pair(batch: Any, num_classes: int) -> tuple[Any, Tensor]:
     """A batch, if it is an input and integer labels ``[B]`` in 0 .. M-1."""
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        raise ConfigurationError(f"a validation batch is a {type(batch).__name__}, expected a pair (x, y).")
+        raise ConfigurationError(
+            f"a validation batch is a {type(batch).__name__}, expected a pair (x, y). With a LightningModule, take "
+            "what its validation_step logs: performance='val_acc', mode='max'."
+        )
     x, y = batch
     if not isinstance(y, Tensor) or y.ndim != 1 or y.is_floating_point() or y.dtype == torch.bool:
         raise ConfigurationError(f"the labels of a validation batch are {kind_of(y)}, expected integer classes [B].")

@@ -40,4 +40,4 @@ def test_what_surrounds_a_package(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
     found = surroundings(tmp_path)
     assert list(found.values()) == [8, 5, 6, 3, 1]
-    assert found.keys() == BUDGETS.keys()
+    assert found.keys() < BUDGETS.keys()
