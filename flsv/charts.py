@@ -324,7 +324,7 @@ def _alone(line: np.ndarray) -> list[int]:
 
 
 def _last(rows: np.ndarray) -> np.ndarray:
-    """Of ``[r, n]``, every client's last number."""
+    """Every client's last number of ``[r, n]``."""
     last = rows[0]
     for row in rows[1:]:
         last = np.where(np.isnan(row), last, row)

@@ -86,7 +86,7 @@ def covered(results: Results, federations: Known, metric: str) -> float:
 
 
 def _held(interval: Interval, value: Tensor) -> list[bool]:
-    """Of the clients that have an interval, whether it holds their value."""
+    """Whether the interval of each client that has one holds its value."""
     low, high = interval
     known = (low == low) & (high == high)
     # An end may be the value itself, where nothing has varied: rounding does not put it outside.

@@ -134,7 +134,7 @@ class RowTraining:
         del self._stacked
 
     def gradients(self, batch: Any) -> State:
-        """Of all rows on a batch that they share, as the module gets it, ``[m, ...]`` by name; buffers move."""
+        """Gradients ``[m, ...]`` of all rows on a batch that they share, by name; buffers move."""
         return self._step(self.states, batch)[0]
 
     def played(self, batch: Any) -> State | None:

@@ -81,7 +81,7 @@ class LocalTraining:
 
     @property
     def turn(self) -> ClientContext:
-        """Of the client that trains now."""
+        """Context of the client in training."""
         assert self._turn is not None
         return self._turn
 

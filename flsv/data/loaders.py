@@ -77,7 +77,7 @@ class TensorBatches:
         return full + (rest > 0 and not self.drop_last)
 
     def rows(self) -> Sequence[Tensor]:
-        """Of a pass: which rows of the tensors every batch has. Draws its order, as the iteration does by this."""
+        """Rows of each batch of a pass; draws the order that iteration follows."""
         order = self.indices
         if self.generator is not None:
             order = order[torch.randperm(len(order), generator=self.generator)]

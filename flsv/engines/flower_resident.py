@@ -120,7 +120,7 @@ _COMMAND = [sys.executable, "-c", "from flsv.engines.flower_resident import _liv
 
 
 def _live() -> None:
-    """In the process itself."""
+    """Runs the app in the resident process."""
     app, own_run, idle, supernode, place, key, sys.path[:] = json.loads(sys.argv.pop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with the SuperNode
     import_module(app.partition(":")[0])

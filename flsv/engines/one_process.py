@@ -178,7 +178,7 @@ class OneProcess:
         return CoalitionGames(evaluator, server_lr=server_lr, validated=validated, ranks=self.ranks)
 
     def begin_training(self, optimizer_state: dict[str, Any] | None, buffers: dict[str, Any] | None) -> None:
-        """The optimizers are as they will be used.
+        """Start the client side, once the optimizers are set up.
 
         Args:
             optimizer_state: the clients', of a checkpoint.

@@ -45,7 +45,7 @@ COLUMNS: Mapping[str, Cell] = {"seed": whole, "coalition": read_members, "utilit
 
 
 def members_of(masks: Tensor) -> list[Members]:
-    """Of each coalition of bool ``[K, n]`` its members, ascending."""
+    """Members of each coalition of bool ``[K, n]``, ascending."""
     return [tuple(mask.nonzero().flatten().tolist()) for mask in masks]
 
 

@@ -154,7 +154,7 @@ class ValidatedModels(VectorEvaluator):
 
     @contextmanager
     def _validation(self, vector: Tensor) -> Iterator[ValidationRun]:
-        """Of a model, with the random numbers that every model is given."""
+        """Validation of a model, with the same random numbers for every model."""
         with (
             isolated_rngs(self._seed, "utility"),
             torch.inference_mode(False),

@@ -86,7 +86,7 @@ class FederationRun:
             self.draw_cohort()
 
     def begin_training(self, optimizer_state: dict[str, Any] | None, buffers: dict[str, Any] | None) -> None:
-        """The optimizers are as they will be used, see :meth:`OneProcess.begin_training`."""
+        """Begin training: the optimizers are set up, see :meth:`OneProcess.begin_training`."""
         if (games := self.engine.games(self.board)) is not None:
             self.server.bind_games(games)
         self.engine.begin_training(optimizer_state, buffers)

@@ -77,7 +77,7 @@ def table(board: ContributionMetrics, state: FederationState, client_names: Sequ
 
 
 def _names(board: ContributionMetrics, state: FederationState) -> list[str]:
-    """Of the clients, as the metrics were told."""
+    """Client names that the metrics were given."""
     bound = [getattr(metric, "client_names", None) for metric in board.metrics.values()]
     return list(next(filter(None, bound), map(str, range(len(state.participations)))))
 

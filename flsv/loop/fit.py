@@ -145,7 +145,7 @@ class LightningFit:
         self.reports = RunReports(trainer, self.federation, saver, self.files)
 
     def begin_training(self, module: L.LightningModule) -> None:
-        """The optimizers are as they will be used."""
+        """Begin training: the optimizers are set up."""
         trainer, federation, saver = self.trainer, self.running, self.saver
         engine = federation.engine
         assert self.reports is not None
@@ -260,7 +260,7 @@ class LightningFit:
         return {**self.saver.state_dict(engine), "finetuned": self.finetuning.state(self.within_round)}
 
     def rewind(self, checkpoint: dict[str, Any]) -> None:
-        """A checkpoint always stands between two rounds."""
+        """Turn a checkpoint of an unfinished round into that of the round's start."""
         if self.boundary is None or self.reports is None:
             return
         self.reports.flush()

@@ -144,7 +144,7 @@ class ClassSpecificShapley(ContributionMetric):
 
     @property
     def unit(self) -> str:  # type: ignore[override]
-        """Of a value."""
+        """Unit of a value."""
         return "cosine with the aggregate" + ("; over all classes, times samples" if self._weighs else "")
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:

@@ -28,7 +28,7 @@ from flsv.showing import html_table
 
 
 def latest(stretches: Tensor) -> Tensor:
-    """Of successive stretches of rounds ``[W, ...]``, earliest first, the last value that is not NaN."""
+    """The last value that is not NaN of successive stretches of rounds ``[W, ...]``, earliest first."""
     latest = stretches[0]
     for later in stretches[1:]:
         latest = torch.where(later.isnan(), latest, later)

@@ -147,7 +147,7 @@ def _learned(run: Run) -> list[Markup | str]:
 
 
 def _waterfall(run: Run, name: str, game: Mapping[str, Any]) -> Markup:
-    """Of many clients those at both ends, and the others in one step."""
+    """The clients at both ends, and all others in one step."""
     values = run.final(name)
     known = [client for client in by_value(values) if values[client] == values[client]]
     order = ends_of(known, MOST_STEPS, MOST_STEPS // 2)

@@ -55,7 +55,7 @@ class Run:
 
     @cached_property
     def folders(self) -> tuple[str, ...]:
-        """Of each client, below ``clients``."""
+        """Each client's folder below ``clients``."""
         return tuple(client_folders(self.client_names))
 
     @property

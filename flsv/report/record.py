@@ -58,7 +58,7 @@ class Record(Sink):
         write_record(self._folder, self._content | end | dict(result.learned))
 
     def close(self, failed: bool = False) -> None:
-        """Of a round that has failed, too, what has happened in it."""
+        """Write the events, those of a failed round included."""
         if failed:
             with suppress(OSError):  # what went wrong first matters more
                 self._note(self._events())

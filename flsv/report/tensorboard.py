@@ -226,7 +226,7 @@ class TensorBoard(Sink):
         return charts
 
     def _charts_of_classes(self, name: str, end: str) -> dict[str, dict[str, Chart]]:
-        """Of a metric's values per class, if it has any and they are curves."""
+        """Charts of a metric's values per class, if it has any and they are curves."""
         classes = list(self._class_names or ())
         few = 1 < len(classes) <= MOST_PER_CLASS / len(self._labels)
         if not few or not getattr(self._metrics[name], "per_class", False):

@@ -157,7 +157,7 @@ def _with_dots(frame: DataFrame) -> DataFrame:
 
 
 def width() -> int | None:
-    """Of the terminal; into a pipe or a file as wide as it takes (None), unless the variable COLUMNS says."""
+    """Width of the terminal; into a pipe or a file as wide as it takes (None), unless the variable COLUMNS says."""
     if not sys.stdout.isatty() and not os.environ.get("COLUMNS"):
         return None
     return shutil.get_terminal_size().columns
@@ -187,16 +187,17 @@ def lines_of(record: Mapping[str, Any]) -> list[str]:
     Example:
         >>> verdict = {"by": "accuracy", "start": 0.1, "end": 0.3, "sum": 0.2, "told_apart": False}
         >>> print(*lines_of({"paid_in": {"sv": verdict}}))
-        accuracy on the validation set rose from 10.0 % to 30.0 %, the values of sv sum to 0.2: not told apart from a \
+        Accuracy on the validation set rose from 10.0 % to 30.0 %, the values of sv sum to 0.2: not told apart from a \
 constant prediction
     """
     lines = []
     for metric, game in record.get("paid_in", {}).items():
         whole = NONE if game["sum"] is None else f"{game['sum']:.4g}"
         line = change(game["by"], game["start"], game["end"])
+        line = line[0].upper() + line[1:] if "_" not in line.split()[0] else line
         line += f", the values of {metric} sum to {whole}" if metric else ""
         lines.append(line + (": not told apart from a constant prediction" if game["told_apart"] is False else ""))
     lines += undecided(record)
     if "not_known" in record:
-        lines.append(f"whether the model has learned anything is not known: {record['not_known']}")
+        lines.append(f"Whether the model has learned anything is not known: {record['not_known']}")
     return lines

@@ -139,7 +139,7 @@ def change(by: str, start: float | None, end: float | None) -> str:
 
 
 def mean(values: Iterable[float]) -> float:
-    """Of the known ones; NaN without any.
+    """Mean of the values that are not NaN; NaN if there are none.
 
     Example:
         >>> mean([0.5, 1.0, float("nan")])

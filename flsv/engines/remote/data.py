@@ -68,7 +68,7 @@ class RemoteData(FederatedDataModule):
         return torch.zeros(self._sizes[client][split], dtype=torch.long)
 
     def content_hashes(self) -> dict[str, str]:
-        """Of the server's validation set alone: samples stay at the sites."""
+        """Hashes of the server's validation set only: samples stay at the sites."""
         return {"server": loader_hash(self.val_dataloader())}
 
     @property

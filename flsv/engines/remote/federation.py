@@ -168,7 +168,7 @@ class RemoteFederation(IdleProcess):
         return {i: model for i, model in models.items() if model is not None and model is not state.model()}
 
     def _make_manager(self) -> ClientManager:
-        """Of the server's own data; its clients are the sites."""
+        """Manager of the server's own data; its clients are the sites."""
         manager = super()._make_manager()
         manager.clients = [
             RemoteClient(i, local, manager.channel, self._remote, lambda: self._state.round_index)
