@@ -167,3 +167,10 @@ class Strategy(Component):
         """At the server, after :meth:`end_round`: the models of coalitions of clients, where this strategy has them
         trained beside the global one."""
         return None
+
+
+def own_parts(strategies: Mapping[str, Any]) -> dict[str, Any]:
+    """Strategies by role, without the roles that nothing has. Where a metric trains beside the clients' algorithm
+    (``ShadowShapley``), this is the algorithm itself."""
+    parts = {role: getattr(strategy, "algorithm", strategy) for role, strategy in strategies.items()}
+    return {role: strategy for role, strategy in parts.items() if strategy is not None}

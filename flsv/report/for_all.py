@@ -101,7 +101,7 @@ def _contributions(run: Run, order: Sequence[int], names: Sequence[str]) -> Mark
     title = "What each contributed"
     if not run.metrics:
         return section(title, SAY["no_metric"])
-    columns = {metric: facts.shown(run, metric, order) for metric in run.metrics}
+    columns = facts.values_and_shares(run, order)
     for head, key in (("last weight", "weight"), *((own_title(name), name) for name in OWN_SCORES)):
         if key in run.measured:
             final = run.final(key)

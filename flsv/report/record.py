@@ -28,6 +28,7 @@ from flsv.metrics import ContributionMetric
 from flsv.metrics.needs import what_it_is
 from flsv.report.folder import RECORD
 from flsv.round.result import Event, RoundResult, RunResult, Sink
+from flsv.strategy import own_parts
 
 #: Of the layout of ``run.json``.
 VERSION = 3
@@ -106,7 +107,7 @@ def record_of(
             "python": platform.python_version(),
         },
         "module": type(trainer.lightning_module).__name__,
-        "algorithm": {role: type(made).__name__ for role, made in algorithm.items() if made is not None},
+        "algorithm": {role: type(made).__name__ for role, made in own_parts(algorithm).items()},
         "rounds": trainer.max_epochs,
         "clients": list(data.client_names),
         "classes": None if data.no_classes is not None else _class_names(data),

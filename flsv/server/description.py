@@ -14,7 +14,7 @@ from flsv.data import FederatedDataModule
 from flsv.parameters import ParameterSpace
 from flsv.server.config import FederationConfig
 from flsv.server.identity import described
-from flsv.strategy import Federation, Strategy
+from flsv.strategy import Federation, Strategy, own_parts
 
 
 def federation(
@@ -75,9 +75,7 @@ def algorithm_name(strategies: Mapping[str, Strategy]) -> str:
         >>> algorithm_name({"client_algorithm": ShadowTraining()})
         'FedAvg'
     """
-    # A metric may train beside an algorithm, which it then holds.
-    own = {role: getattr(strategy, "algorithm", strategy) for role, strategy in strategies.items()}
-    names = {role: type(strategy).__name__ for role, strategy in own.items() if strategy is not None}
+    names = {role: type(strategy).__name__ for role, strategy in own_parts(strategies).items()}
     parts = [names[role] for role in ("personalizer", "client_algorithm") if role in names]
     if names.get("aggregator", "FedAvg") != "FedAvg" or not parts:
         parts.append(names.get("aggregator", "FedAvg"))
