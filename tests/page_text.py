@@ -14,4 +14,4 @@ def text_of(page: Path) -> str:
     body = re.sub(r"\s*<t[dh]\b[^>]*>", "| ", body).replace("</tr>", "|")
     body = re.sub(r"</t[dh]>", " ", re.sub(r"</(p|li|h\d|tr|figcaption)>", "\n", body))
     lines = (html.unescape(re.sub(r"<[^>]*>", "", line)).strip() for line in body.splitlines())
-    return "\n".join(filter(None, lines))
+    return "\n".join(filter(None, lines)).replace("\u00a0", " ")

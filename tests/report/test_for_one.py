@@ -110,7 +110,7 @@ def test_from_five_on_a_mean_in_two_digits_is_told_once_and_at_the_end_of_the_ru
         assert "mean of all" in text
         assert "0.42" in text  # (0.3123 + 1.7654321) / 5 = 0.41554...
         assert "0.416" not in text
-        assert "14 %" in text  # of the samples
+        assert "14\u00a0%" in text  # of the samples
         assert "2.18" in text  # what the model has logged
         assert "only if all but that one join in" in text
     record = json.loads((folder / "run.json").read_text())
