@@ -125,6 +125,8 @@ def _pooled(data: FederatedDataModule) -> tuple[Tensor, Tensor, Tensor, Tensor, 
     parts, owners = [], []
     for client in range(data.num_clients):
         batches = list(data.client_loader(client, shuffle=False))
+        if not all(isinstance(batch, (tuple, list)) and len(batch) == 2 for batch in batches):
+            raise ConfigurationError("samples are compared by their distances and classes: expected batches (x, y).")
         parts += batches
         owners += [torch.full((len(y),), client) for _, y in batches]
     x, y = (torch.cat(each) for each in zip(*parts))

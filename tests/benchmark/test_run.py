@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
+import lightning as L
 import pytest
 import torch
 from small_federation import small
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from flsv.benchmark import make_truth, truth_table
 from flsv.benchmark.registry import METRICS, NEEDS, Entry, entry
@@ -102,6 +105,62 @@ def test_of_a_regression_what_needs_no_classes(tmp_path: Path) -> None:
     found = run(mine, entries, seed=0)
     assert found.values.keys() == {"fedsv", "gradient_agreement", "one_round", "decayed"}
     assert all("no classes" in why for why in found.refused.values())
+
+
+class Named(Dataset):
+    """Its samples are dictionaries."""
+
+    def __init__(self) -> None:
+        self.x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+        self.targets = (self.x[:, 0] > 0).long()
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"x": self.x[index], "y": self.targets[index]}
+
+
+class NamedData(L.LightningDataModule):
+    def train_dataloader(self) -> Any:
+        return DataLoader(Named(), batch_size=8, shuffle=True)
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(Named(), batch_size=30)
+
+
+class Project(L.LightningModule):
+    """A module as people have them: no forward, it logs how good it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = torch.nn.Linear(4, 2)
+
+    def training_step(self, batch: dict[str, Tensor], _: int) -> Tensor:
+        return torch.nn.functional.cross_entropy(self.net(batch["x"]), batch["y"])
+
+    def validation_step(self, batch: dict[str, Tensor], _: int) -> None:
+        right = (self.net(batch["x"]).argmax(1) == batch["y"]).float()
+        self.log("val_acc", right.mean(), batch_size=len(right))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_batches_are_dictionaries() -> None:
+    """What the module logs is measured; whatever asks for pairs or logits says so."""
+    sizes = {"class_path": "flsv.data.SizePartitioner", "init_args": {"proportions": [1, 2, 3], "seed": 0}}
+    data = {"source": {"class_path": "benchmark.test_run.NamedData"}, "partitioner": sizes, "batch_size": 8}
+    model = {"class_path": "benchmark.test_run.Project"}
+    mine = small(data=data, model=model, performance="val_acc", mode="max", attacks=[], bad={})
+    names = ("fedsv", "one_round", "cgsv", "gradient_agreement", "knn_shapley", "lava")
+    found = run(mine, {name: METRICS[name] for name in names}, seed=0)
+    assert found.values.keys() == {"fedsv", "one_round", "cgsv"}
+    assert all(values.isfinite().all() for values in found.values.values())
+    told = found.refused | found.failed
+    assert "performance='val_loss', mode='min'" in told["gradient_agreement"]
+    assert "expected batches (x, y)" in told["knn_shapley"]
+    assert "expected batches (x, y)" in told["lava"]
 
 
 def test_a_metric_that_fails_fails_alone() -> None:
