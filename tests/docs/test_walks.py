@@ -1,5 +1,6 @@
-"""What two people do who have never seen flsv, from the first command to what they came for, as the pages say it, with
-nothing shortened: a data scientist with CSV files, a researcher with a metric of her own."""
+"""What four people do who have never seen flsv, from the first command to what they came for, as the pages say it,
+with nothing shortened: a data scientist with CSV files, an engineer with X-rays, a researcher with a metric of her own,
+a teacher with TensorBoard."""
 
 from __future__ import annotations
 
@@ -12,10 +13,12 @@ from pathlib import Path
 
 import pytest
 import snippets
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from flsv.cli import main
 
 ROOT = Path(__file__).parents[2]
+DATA = os.environ.get("FLSV_DATA_ROOT")
 NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 pytestmark = pytest.mark.slow
 
@@ -67,6 +70,69 @@ def test_a_data_scientist_goes_from_four_csv_files_to_a_signed_report() -> None:
     assert shown == pytest.approx(repeated, abs=0.02)
 
 
+XRAYS = """
+import lightning as L
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Lungs(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(784, 32), nn.ReLU(), nn.Linear(32, 2))
+
+    def forward(self, x):
+        return self.net(x)
+
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", nn.functional.cross_entropy(self(batch[0]), batch[1]))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class XRays(L.LightningDataModule):
+    def setup(self, stage):
+        found = np.load({path!r})
+        for part in ("train", "val"):
+            x = torch.tensor(found[f"{{part}}_images"][:1000]).float()[:, None] / 128 - 1
+            setattr(self, part, TensorDataset(x, torch.tensor(found[f"{{part}}_labels"][:1000]).flatten().long()))
+
+    def train_dataloader(self):
+        return DataLoader(self.train, batch_size=32, shuffle=True)
+
+    def val_dataloader(self):
+        return DataLoader(self.val, batch_size=256)
+"""
+
+
+@pytest.mark.skipif(
+    DATA is None or not Path(DATA, "pneumoniamnist.npz").is_file(), reason="FLSV_DATA_ROOT has no pneumoniamnist.npz"
+)
+def test_an_engineer_with_x_rays_changes_no_line_of_her_project() -> None:
+    """The tutorial's configuration with her two classes in it, then its commands."""
+    page = ROOT / "docs" / "tutorials" / "lightning.md"
+    Path("xrays.py").write_text(XRAYS.format(path=str(Path(str(DATA), "pneumoniamnist.npz"))))
+    (federation,) = (b for b in snippets.blocks(page.read_text()) if b.title == "federation.yaml")
+    text = federation.text.replace("project.Classifier", "xrays.Lungs").replace("project.Digits", "xrays.XRays")
+    assert text.count("xrays.") == 2
+    Path("federation.yaml").write_text(text)
+    fits = [words for words in commands_of(page) if words[:2] == ["flsv", "fit"]]
+    assert len(fits) == 2
+    for number, words in enumerate(fits):
+        snippets.run_command(words)
+        run = f"lightning_logs/version_{number}"
+        assert main(["report", run]) == 0
+        report = Path(run, "report.html").read_text()
+        assert "5 partners, 10 rounds" in report
+        assert "It cannot be said to have learned" not in report
+
+
 WARDS = """
 title: three wards of the digits
 set: tuning
@@ -103,3 +169,23 @@ def test_a_researcher_scores_a_metric_of_her_own(monkeypatch: pytest.MonkeyPatch
     assert main([*given, "--truth-seeds", "2"]) == 0
     rows = list(csv.DictReader(Path("runs/benchmark/values.csv").read_text().splitlines()))
     assert {row["metric"] for row in rows} == {"UpdateLength", "size", "training_loss", "cgsv", "fedsv_samples"}
+
+
+def test_a_teacher_shows_contributions_in_tensorboard() -> None:
+    """The README's first commands; the curves that a class sees are the values in the table."""
+    commands = [words for words in commands_of(ROOT / "README.md") if words[0] in ("flsv", "tensorboard")]
+    fit = next(words for words in commands if words[:2] == ["flsv", "fit"])
+    board = next(words for words in commands if words[0] == "tensorboard")
+    snippets.run_command(fit)
+    run = Path("lightning_logs/version_0")
+    assert run.is_relative_to(board[board.index("--logdir") + 1])
+    rows = [row for row in csv.DictReader((run / "contributions.csv").read_text().splitlines()) if row["class"] == ""]
+    clients = [path for path in run.iterdir() if path.is_dir() and any(path.glob("events.out.tfevents.*"))]
+    assert len(clients) == 5
+    for path in clients:
+        events = EventAccumulator(str(path)).Reload()
+        tag = next(tag for tag in events.Tags()["scalars"] if tag.endswith("cssv"))
+        seen = [event.value for event in events.Scalars(tag)]
+        told = [float(r["value"]) for r in rows if r["metric"] == "cssv" and f"client {r['client_name']}" == path.name]
+        assert len(told) == 20
+        assert seen == pytest.approx(told, abs=1e-5)
