@@ -114,7 +114,7 @@ def test_other_ranks_are_refused(tmp_path: Path, how: str, message: str) -> None
 
 def test_ranks_that_do_not_come_to_the_same_stop(tmp_path: Path) -> None:
     text = said(Group("disagree", [str(tmp_path / "run")], 2, tmp_path).wait(), 0, 1)
-    assert "round 0: ranks 0 and 1 do not agree on the global model" in text
+    assert "round 1: ranks 0 and 1 do not agree on the global model" in text
 
 
 def test_without_a_seed_all_have_rank_zeros(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_without_a_federation(tmp_path: Path) -> None:
 
 def test_a_rank_that_stops_in_a_round_ends_all(tmp_path: Path) -> None:
     ended = Group("idle_stops", [str(tmp_path / "run")], 2, tmp_path).wait()
-    assert "rank 1 of 2 gives up: its round 1 ended before the last batch" in ended[1].output
+    assert "rank 1 of 2 gives up: its round 2 ended before the last batch" in ended[1].output
     assert "another rank is gone" in said(ended, 0)
 
 
