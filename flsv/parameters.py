@@ -101,7 +101,8 @@ class ParameterSpace:
         self.private_names = tuple(n for n, _ in named_state(module) if n in matching or n in kept)
         self.constant_names = tuple(n for n in everything if n in constant and n not in matching)
         self._private, self._constant = frozenset(self.private_names), frozenset(self.constant_names)
-        rest = {n: t for n, t in everything.items() if n not in self._private | self._constant}
+        apart = self._private | self._constant
+        rest = {n: t for n, t in everything.items() if n not in apart}
         self.left_names = tuple(n for n, t in rest.items() if not t.requires_grad and not t.isfinite().all())
         self._apart = self._private.union(self._constant, self.left_names)
         tensors = {name: tensor for name, tensor in rest.items() if name not in self.left_names}

@@ -34,7 +34,7 @@ BUDGETS = {
 }
 #: Of lines of code in the rooms of flsv, likewise.
 ROOMS = {
-    "benchmark": (970, 1_000), "cli": (1_690, 1_500), "clients": (2_530, 2_000), "data": (3_080, 2_600),
+    "benchmark": (970, 1_000), "cli": (1_690, 1_500), "clients": (2_530, 2_000), "data": (3_085, 2_600),
     "engines": (2_160, 2_100), "functional": (2_810, 2_800), "games": (1_480, 1_500), "loop": (1_520, 1_100),
     "metrics": (1_900, 1_900), "report": (2_000, 1_900), "server": (1_310, 700), "testing": (650, 700),
 }  # fmt: skip

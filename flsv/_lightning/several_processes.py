@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import lightning as L
 import torch
 from torchmetrics import Metric
-from torchmetrics.utilities import dim_zero_sum
 
 from flsv._lightning.patches import PatchedAttributes
 
@@ -108,14 +107,18 @@ def _merge_states(metric: Metric, states: list[dict[str, Any]]) -> None:
         metric.reset()
         return
     for name, default in metric._defaults.items():
-        values = [state[name] for state in states]
-        reduce: Any = metric._reductions[name]
+        values, reduce = [state[name] for state in states], metric._reductions[name]
         if isinstance(default, list):
             merged: Any = [part for value in values for part in value]
+        elif reduce is None or not callable(reduce):
+            raise RuntimeError(
+                f"{type(metric).__name__} was logged as an object, and its state {name!r} has no reduction: it cannot "
+                "be put together from several processes. Log its values."
+            )
         else:
-            merged = torch.stack([value.to(metric.device) for value in values])
-            merged = merged if reduce is None else reduce(merged)
-            if reduce is dim_zero_sum:
+            stacked = torch.stack([value.to(metric.device) for value in values])
+            merged = reduce(stacked) if reduce.__name__ != "dim_zero_cat" else torch.cat(list(stacked))
+            if reduce.__name__ == "dim_zero_sum":
                 merged = merged - (len(values) - 1) * default.to(merged)
         setattr(metric, name, merged)
     metric._update_count = sum(state["_update_count"] for state in states)

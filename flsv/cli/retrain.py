@@ -47,7 +47,7 @@ from flsv.loop.side_by_side import NotSideBySide, SideBySideUtility
 from flsv.report.facts import retrained_caveats
 from flsv.report.folder import RECORD, RETRAINED, FolderLock
 from flsv.report.record import read_record
-from flsv.report.shares import retrained_from
+from flsv.report.shares import RANKING_ONLY, retrained_from
 from flsv.report.terminal import print_table
 from flsv.report.text import NONE, percent
 from flsv.sampling import FixedCohort
@@ -98,8 +98,7 @@ def retrain(
         ConfigurationError: the folder holds no configuration, the data are not those of the run, the federation has
             parts that stay at the clients, or the folder holds trainings of other settings or data.
     """
-    if metric == "per_class_accuracy":
-        raise ConfigurationError(f"metric={metric!r} is a number per class: say balanced_accuracy, their mean.")
+    _check_performance(metric, mode)
     ranks = ranks_of_environment()
     own_rounds = [] if rounds is None else [f"--trainer.max_epochs={rounds}"]
     utilities: list[Tensor] = []
@@ -148,6 +147,13 @@ def retrain(
     return rows, run / RETRAINED
 
 
+def _check_performance(metric: str | None, mode: str | None) -> None:
+    if mode is not None and metric is None:
+        raise ConfigurationError(f"mode={mode!r}: say by metric, too, which logged value it is of.")
+    if metric == "per_class_accuracy":
+        raise ConfigurationError(f"metric={metric!r} is a number per class: say balanced_accuracy, their mean.")
+
+
 def _play(
     utility: RetrainedUtility,
     keep: partial[KeptUtility],
@@ -177,7 +183,7 @@ def _shared_out(names: Sequence[str], which: Which, utilities: Tensor, facts: Ma
     columns = {"value": values, "low": values - half, "high": values + half}
     columns["kernel_shap"] = kernel_shap(masks, utilities.mean(0))
     # To rank by: what is left out of these coalitions moves amounts by a third.
-    columns["share"] = values * NAN if which == "singles" else values.nan_to_num(0).clamp_min(0) / total
+    columns["share"] = values * NAN if which in RANKING_ONLY else values.nan_to_num(0).clamp_min(0) / total
     frame = DataFrame({name: column.tolist() for name, column in columns.items()})
     return frame.assign(client=range(len(names)), client_name=names, **facts)[[*HEADER]]
 

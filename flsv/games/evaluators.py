@@ -100,10 +100,7 @@ def _pairs(trainer: L.Trainer, loaders: list[KeptBatches], asking: str) -> Itera
         for index, loader in enumerate(loaders):
             yield from on_device(trainer, loader, index)
     except ConfigurationError as error:
-        raise ConfigurationError(
-            f"{asking}: a torchmetrics metric is given forward(x) and y. {error} Log the value in validation_step, and "
-            "name it: performance='val_...', mode='max' or 'min'."
-        ) from error
+        raise ConfigurationError(f"{asking}: a torchmetrics metric is given forward(x) and y. {error}") from error
 
 
 class PlainModule(L.LightningModule):
@@ -169,12 +166,7 @@ def games_outside_fit(
     trainer = _trainer(own)
     evaluator = None
     if classifiers:
-        try:
-            evaluator = ModelEvaluator(own, inner, all_on_device(trainer, loader), num_classes=num_classes or 1)
-        except ConfigurationError as error:
-            raise ConfigurationError(
-                f"{error} With a LightningModule measure what it logs: performance='val_acc', mode='max'."
-            ) from error
+        evaluator = ModelEvaluator(own, inner, all_on_device(trainer, loader), num_classes=num_classes or 1)
     return CoalitionGames(evaluator, validated=evaluators_of(trainer, inner, loader, measures))
 
 

@@ -231,10 +231,7 @@ def _plain(tensor: Tensor) -> Tensor:
 def checked_pair(batch: Any, num_classes: int) -> tuple[Any, Tensor]:
     """A batch, if it is an input and integer labels ``[B]`` in 0 .. M-1."""
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        raise ConfigurationError(
-            f"a validation batch is a {type(batch).__name__}, expected a pair (x, y). With a LightningModule, take "
-            "what its validation_step logs: performance='val_acc', mode='max'."
-        )
+        raise ConfigurationError(f"a validation batch is a {type(batch).__name__}, expected a pair (x, y).")
     x, y = batch
     if not isinstance(y, Tensor) or y.ndim != 1 or y.is_floating_point() or y.dtype == torch.bool:
         raise ConfigurationError(f"the labels of a validation batch are {kind_of(y)}, expected integer classes [B].")

@@ -130,8 +130,6 @@ class NamedData(L.LightningDataModule):
 
 
 class Project(L.LightningModule):
-    """A module as people have them: no forward, it logs how good it is."""
-
     def __init__(self) -> None:
         super().__init__()
         self.net = torch.nn.Linear(4, 2)

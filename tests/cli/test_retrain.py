@@ -225,6 +225,8 @@ def test_what_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         retrain(tmp_path, seeds=0)
     with pytest.raises(ConfigurationError, match="say balanced_accuracy, their mean"):
         retrain(tmp_path, metric="per_class_accuracy")
+    with pytest.raises(ConfigurationError, match="mode='min': say by metric, too"):
+        retrain(tmp_path, mode="min")
 
 
 @pytest.mark.parametrize(

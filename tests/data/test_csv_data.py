@@ -200,6 +200,7 @@ def test_running_text(make):
         (TableData, {"columns": {"standardize_target": True}}, "classes have no mean"),
         (TableData, {"columns": {"categorical": ["dose"], "max_categories": 20}}, "'dose' has .* more than max_cat"),
         (TableData, {"val_fraction": 0.6, "test_fraction": 0.4}, "40 of 40 samples are to be held out"),
+        (TableData, {"val_fraction": 0.01}, "val_fraction or test_fraction of 40 samples is none"),
         (TableData, {"test": ["A,30,f,plain,0.1,1"], "test_fraction": 0.1}, "from test_path or by test_fraction"),
         (TableData, {"root": "nowhere"}, r"rows\.csv was not found"),
         (TableData, {"rows": [*wards(), " ,30,f,plain,0.1,1"]}, r"1 of 41 rows have no 'ward' \(group\): line 42"),

@@ -15,6 +15,7 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     IterableDataset,
+    RandomSampler,
     SequentialSampler,
     Subset,
     SubsetRandomSampler,
@@ -253,8 +254,9 @@ def test_a_loaders_way_of_reading_is_kept():
 def test_what_a_sampler_holds_out_stays_held_out_and_another_order_is_warned_of():
     loader = DataLoader(DATA, batch_size=2, sampler=SubsetRandomSampler([1, 4, 9]))
     assert module_source(module(loader)).indices.tolist() == [1, 4, 9]
-    with pytest.warns(UserWarning, match="WeightedRandomSampler.*shuffled plainly instead"):
-        module_source(module(DataLoader(DATA, batch_size=2, sampler=WeightedRandomSampler(torch.ones(20), 20))))
+    for sampler in (WeightedRandomSampler(torch.ones(20), 20), RandomSampler(DATA, replacement=True)):
+        with pytest.warns(UserWarning, match=f" {type(sampler).__name__}.*shuffled plainly instead"):
+            module_source(module(DataLoader(DATA, batch_size=2, sampler=sampler)))
 
 
 class Episodes(BatchSampler):

@@ -59,7 +59,7 @@ class Measures(Plainest):
 
 class Indexes(Plainest):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return super().training_step(batch, batch_idx) * (2 if batch_idx == 0 else 1)
+        return super().training_step(batch, batch_idx) * (2 if batch_idx <= 0 else 1)
 
 
 class Asks(Plainest):

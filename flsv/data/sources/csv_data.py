@@ -2,8 +2,7 @@
 
 Texts are hashed words. Joulin, Grave, Bojanowski, Mikolov, "Bag of Tricks for Efficient Text Classification", EACL
 2017: a text is the mean of its words' vectors; Weinberger et al., "Feature Hashing for Large Scale Multitask Learning",
-ICML 2009: a word's vector is found by its hash, so that nobody has to collect a vocabulary, which would say what words
-which client has.
+ICML 2009: a word's vector is found by its hash. So nobody collects a vocabulary, which would tell clients' words.
 """
 
 from __future__ import annotations
@@ -144,6 +143,8 @@ class CSVData(L.LightningDataModule):
                 f"{type(self).__name__}: {test + val} of {samples} samples are to be held out, but one of each of the "
                 f"{len(stays)} groups has to stay for training. Lower val_fraction or test_fraction."
             )
+        if any(fraction and not count for fraction, count in ((self.val_fraction, val), (self.test_fraction, test))):
+            raise ConfigurationError(f"val_fraction or test_fraction of {samples} samples is none: raise it, or say 0.")
         parts = (np.concatenate([stays, free[test + val :]]), free[test : test + val], free[:test])
         return {name: np.sort(part) for name, part in zip(SPLITS, parts)}
 
@@ -179,9 +180,8 @@ class CSVData(L.LightningDataModule):
 class TableData(CSVData):
     """The rows of a CSV file: features, one target, and perhaps a column with the natural clients.
 
-    Samples are ``(features float32 [D], target)``; the target is a class (int64) or a number (float32). Training rows,
-    which tell means, deviations and categories, are all that are not held out here, those that a federation's clients
-    hold out themselves included.
+    Samples are ``(features float32 [D], target)``; the target is a class (int64) or a number (float32). Statistics and
+    categories are those of all rows that are not held out here.
 
     Args:
         path: the file, looked up below ``root``, then as it is.

@@ -49,7 +49,9 @@ def module_source(module: L.LightningDataModule) -> SourceData:
     if isinstance(sampler, SubsetRandomSampler):
         # The usual way to hold out validation samples of the same data set: they must stay held out.
         indices = torch.as_tensor(sampler.indices, dtype=torch.long)
-    elif not isinstance(sampler, SequentialSampler) and type(sampler) is not RandomSampler:
+    elif not isinstance(sampler, SequentialSampler) and not (
+        isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
+    ):
         kind = type(sampler).__name__
         rank_zero_warn(f"{name}'s training loader draws samples by {kind}. Each client's are shuffled plainly instead.")
     val, eval_options = None, _options(loader)

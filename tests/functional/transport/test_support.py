@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
-from flsv.errors import ConfigurationError
 from flsv.functional import TransportClient, TransportServer
-from flsv.functional.transport.cost import check_support, safe_support
-
-
-@pytest.mark.parametrize("samples", range(12))
-def test_the_safe_support_is_the_largest_that_is_not_refused(samples: int) -> None:
-    safe = safe_support(samples)
-    assert 2 * safe < max(samples, 1)
-    check_support(safe, samples)
-    with pytest.raises(ConfigurationError, match=f"support={safe + 1}: client 3 has {samples} samples"):
-        check_support(safe + 1, samples, "client 3")
+from flsv.functional.transport.cost import safe_support
 
 
 def found_samples(support: int) -> float:
