@@ -110,7 +110,10 @@ readme: ## README's command for the tests, as it stands, in an environment with 
 	rm -rf .venv-readme
 	python3 -m venv .venv-readme
 	PATH="$(CURDIR)/.venv-readme/bin:$$PATH" bash -ec "$$(grep '^pip install .* && pytest' README.md)"
+	rm -rf .venv-readme
 
-# Flower's tests mostly wait for each other, so the rest is run beside them.
+# Flower's tests mostly wait for each other, so the rest is run beside them. Each environment holds 6 GB of torch: what is
+# done with is removed.
 ci: check docs readme ## all of it
 	$(MAKE) --jobs=2 --output-sync=target flower slow lowest
+	rm -rf .venv-flower .venv-lowest
