@@ -114,6 +114,6 @@ readme: ## README's command for the tests, as it stands, in an environment with 
 
 # Flower's tests mostly wait for each other, so the rest is run beside them. Each environment holds 6 GB of torch: what is
 # done with is removed.
-ci: check docs readme ## all of it
-	$(MAKE) --jobs=2 --output-sync=target flower slow lowest
+ci: check ## all of it
+	$(MAKE) --jobs=2 --output-sync=target flower docs readme slow lowest
 	rm -rf .venv-flower .venv-lowest
