@@ -24,7 +24,6 @@ from flsv.errors import ConfigurationError, listed
 from flsv.participants import LocalData
 from flsv.seeding import generator_for
 from flsv.valuation import FedBary, participants_of, sample_values
-from flsv.valuation.sets import Dealt
 
 
 @dataclass(frozen=True)
@@ -274,7 +273,7 @@ def _known(dataset: Dataset | None, corruptions: Sequence[Corruption]) -> Datase
     return Subset(dataset, (~torch.isin(dataset_labels(dataset), unknown)).nonzero().flatten().tolist())
 
 
-def without_flagged(module: Dealt, dealt: FederatedData, detector: FedBary) -> FederatedData:
+def without_flagged(module: Any, dealt: FederatedData, detector: FedBary) -> FederatedData:
     """The data without the training samples that the clients flag; validation and test samples all stay.
 
     Args:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,11 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from toys import fit
 
-from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg
 from flsv.data import FederatedDataModule, SizePartitioner, Splits
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
-from flsv.metrics import ClassSpecificShapley, CommunicationCost, PartialFederatedShapley
+from flsv.metrics import ClassSpecificShapley, CommunicationCost
 from flsv.models.lora import LoRAClient, freeze_a
 from flsv.sampling import UniformSampler
 
@@ -71,10 +69,6 @@ class Transformer(L.LightningModule):
         x, y = batch
         return nn.functional.cross_entropy(self(x), y)
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        x, y = batch
-        self.log("val_acc", (self(x).argmax(-1) == y).float().mean())
-
     def configure_optimizers(self) -> Any:
         return torch.optim.Adam(self.parameters(), lr=0.02)
 
@@ -87,8 +81,8 @@ class Watches(FedAvg):
 
 
 def federated(**kwargs: Any) -> FederatedLoop:
-    options: dict[str, Any] = {"sampler": UniformSampler(3), "local_epochs": LOCAL_EPOCHS, "seed": SEED, **kwargs}
-    return FederatedLoop(share="trainable", **options)
+    sampler = UniformSampler(3)
+    return FederatedLoop(share="trainable", sampler=sampler, local_epochs=LOCAL_EPOCHS, seed=SEED, **kwargs)
 
 
 def train(client: nn.Module, epochs: list[list[Any]]) -> None:
@@ -106,20 +100,18 @@ def test_a_transformers_adapters_travel_and_nothing_else(tmp_path: Path, exact: 
     module, data = Transformer(exact), sentences()
     expected, _ = sharing_by_hand(module.net, [], train, sentences(), rounds=2)
     before = copy.deepcopy(module.net)
-    games = {"sv": PartialFederatedShapley(), "cssv": ClassSpecificShapley(), "cost": CommunicationCost()}
-    loop = federated(metrics=games, evaluation=ClientEvaluation(every=2))
+    games = {"cssv": ClassSpecificShapley(), "cost": CommunicationCost()}
+    loop = federated(metrics=games)
     fit(loop, tmp_path, module, data, rounds=2)
     assert_same(module.net, expected)
     trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
     assert set(loop.space.names) == set(trained)
-    assert loop.space.size == sum(p.numel() for p in trained.values()) < sum(p.numel() for p in module.parameters()) / 8
+    assert loop.space.size == sum(p.numel() for p in trained.values())
     frozen = {name: p for name, p in module.net.named_parameters() if not p.requires_grad}
     assert all(torch.equal(p, dict(before.named_parameters())[name]) for name, p in frozen.items())
     cost = loop.contributions["cost"].by_class
     assert torch.equal(cost[:, 0].nan_to_num(), loop.participations * float(loop.space.size))
-    assert loop.contributions["sv"].isfinite().any()
     assert loop.contributions["cssv"].by_class.shape == (5, 3)
-    assert loop.state_dict()["clients"] == {}
 
 
 def products(space: Any, module: nn.Module, models: Tensor) -> Tensor:
@@ -143,13 +135,6 @@ def test_with_a_frozen_the_average_of_adapters_is_the_average_of_what_they_do(tm
         missed[exact] = float((found - right).abs().max())
     assert missed[True] < 1e-6
     assert missed[False] > 1e-3
-
-
-def small(exact: bool = True, **kwargs: Any) -> LoRAClient:
-    torch.manual_seed(0)
-    optimizer = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
-    options: dict[str, Any] = {"network": "mlp", "network_args": {"hidden": [8, 8]}, "optimizer": optimizer, **kwargs}
-    return LoRAClient(rank=2, exact=exact, **options)
 
 
 def test_what_cannot_work_is_said() -> None:

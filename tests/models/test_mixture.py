@@ -66,6 +66,8 @@ def test_components_start_different_by_name_and_by_object() -> None:
         firsts = [next(component.parameters()) for component in mixture.components]
         assert len(firsts) == 3
         assert not any(torch.equal(firsts[i], firsts[j]) for i, j in ((0, 1), (0, 2), (1, 2)))
+    with pytest.raises(ConfigurationError, match=r"Flatten has no layer with reset_parameters"):
+        MixtureClient(2, network=nn.Flatten(), num_classes=CLASSES)
 
 
 def test_it_trains_alone_and_comes_back_from_a_checkpoint(tmp_path: Path) -> None:
@@ -79,12 +81,3 @@ def test_it_trains_alone_and_comes_back_from_a_checkpoint(tmp_path: Path) -> Non
     x, _ = batch()
     assert torch.equal(again.eval()(x), module.eval()(x))
     assert again.network.weights.tolist() == module.network.weights.tolist() != [0.5, 0.5]
-
-
-def test_wrong_arguments() -> None:
-    class Fixed(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x[:, :CLASSES]
-
-    with pytest.raises(ConfigurationError, match=r"Fixed has no layer with reset_parameters"):
-        MixtureClient(2, network=Fixed(), num_classes=CLASSES)
