@@ -51,7 +51,7 @@ class FederatedDataModule(FederationView):
             - a ``LightningDataModule``, used as it is: its training loader tells the data set and how to read it (batch
               size, ``collate_fn``, workers), its validation loader is the server's, its test loader is passed on;
             - a map-style data set, or ``(train, test)``;
-            - arrays ``(X, y)``, or ``((X, y), (X_test, y_test))``, see :func:`~flsv.data.sources.arrays.array_set`;
+            - arrays ``(X, y)``, or ``((X, y), (X_test, y_test))``, see :func:`~flsv.data.sources.base.array_set`;
             - with ``labels``, a DataFrame (pandas, polars, Arrow) or a Hugging Face data set.
 
         partitioner: who gets what; by default ``GroupPartitioner()`` where the data are given by client or ``groups``

@@ -21,7 +21,6 @@ from flsv.data.partition import Partitioner, partition_counts
 from flsv.data.sources.base import ColumnCard, SourceData
 from flsv.data.splits import FederatedSplits, Splits, split_federation
 from flsv.errors import ConfigurationError, listed
-from flsv.participants import LocalData
 from flsv.seeding import generator_for
 from flsv.valuation import FedBary, participants_of, sample_values
 
@@ -288,16 +287,11 @@ def without_flagged(module: Any, dealt: FederatedData, detector: FedBary) -> Fed
     detector.value(clients, server, generator_for(module.seed, "flagged samples"))
     splits = []
     for client, parts in zip(clients, dealt.splits.clients):
-        kept = parts["train"][client.ask(_kept)] if len(parts["train"]) else parts["train"]
-        if not len(kept) and len(parts["train"]):
+        kept = parts["train"][client.ask(lambda local: ~sample_values(local).flagged)]
+        if not len(kept):
             called = client_called(client.id, dealt.splits.names)
             raise ConfigurationError(f"drop_flagged: all training samples of {called} are flagged. Leave it out.")
         splits.append({**parts, "train": kept})
     left = replace(dealt.splits, clients=tuple(splits))
     check_full_batches(left, dealt.train_options)
     return replace(dealt, splits=left)
-
-
-def _kept(local: LocalData) -> Tensor:
-    """Which of its samples a client keeps, bool ``[m]``."""
-    return ~sample_values(local).flagged

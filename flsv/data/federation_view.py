@@ -17,7 +17,7 @@ from flsv.data.corruption import Corruption
 from flsv.data.federated_data import FederatedData
 from flsv.data.loaders import Loader, TensorBatches, make_loader
 from flsv.data.partition import Partitioner
-from flsv.data.sources.base import ColumnCard, Files, Reading
+from flsv.data.sources.base import ColumnCard, Reading
 from flsv.data.sources.source import source_name
 from flsv.data.splits import Splits
 from flsv.errors import ConfigurationError, listed
@@ -31,10 +31,8 @@ _LISTED = 20
 class FederationView(ReadOnlyArguments, L.LightningDataModule):
     """The read-only part of :class:`~flsv.data.FederatedDataModule`; see there."""
 
-    source: Any
     partitioner: Partitioner
     splits: Splits
-    files: Files
     loader: Loader
     corruptions: tuple[Corruption, ...]
     train_transform: Callable[[Tensor], Any] | None

@@ -93,19 +93,14 @@ def spelled_alike(names: Iterable[str]) -> list[list[str]]:
     return [alike for alike in spellings.values() if len(alike) > 1]
 
 
-def warn_of_spelling(names: Iterable[str], where: str) -> None:
-    """Warn where several categories or clients may be one to a person."""
+def check_spelling(names: Iterable[str], where: str, refuse: bool = True) -> None:
+    """Refuse several classes that are one to a person, which a model would tell apart; of categories and clients that
+    may be one, only warn."""
     for alike in spelled_alike(names):
-        rank_zero_warn(f"{where} has {', '.join(map(repr, alike))}, each for itself. If they are one, spell it alike.")
-
-
-def check_spelling(names: Iterable[str], where: str) -> None:
-    """Raise ConfigurationError where several classes are one to a person, which a model would tell apart."""
-    for alike in spelled_alike(names):
-        alike_names = ", ".join(map(repr, alike))
-        raise ConfigurationError(
-            f"{where} has {alike_names}, which are one class to a person: spell it alike everywhere."
-        )
+        message = f"{where} has {', '.join(map(repr, alike))}, which are one to a person: spell it alike everywhere."
+        if refuse:
+            raise ConfigurationError(message)
+        rank_zero_warn(message)
 
 
 def _meaning(name: str) -> Any:

@@ -26,10 +26,8 @@ from torch.utils.data import (
 from flsv.cli import main
 from flsv.data import Columns, FederatedDataModule, GroupPartitioner, IIDPartitioner, OneClient, Splits, TableData
 from flsv.data.sources import source
-from flsv.data.sources.arrays import array_set, is_pair_of_arrays
-from flsv.data.sources.base import SourceData
-from flsv.data.sources.module import module_source
-from flsv.data.sources.source import SOURCES
+from flsv.data.sources.base import SourceData, array_set, is_pair_of_arrays
+from flsv.data.sources.source import SOURCES, module_source
 from flsv.errors import ConfigurationError
 from flsv.testing import check_source
 
