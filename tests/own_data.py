@@ -2,22 +2,13 @@
 
 import numpy as np
 import torch
-from data_options import grouped
 from frames import Frame
 from torch.utils.data import Dataset, TensorDataset
-
-from flsv.data import FederatedDataModule
 
 X = np.random.default_rng(0).normal(size=(60, 4))
 Y = np.arange(60) % 3
 WORDS = np.array(["cat", "dog", "eel"])
 HERE = TensorDataset(torch.tensor(X).float(), torch.tensor(Y))
-
-
-def ready(*args, **kwargs):
-    data = FederatedDataModule(*args, **grouped(kwargs))
-    data.setup("fit")
-    return data
 
 
 class Rows(Dataset):

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from data_options import ready
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import ToTensor
 
-from flsv.data import FederatedDataModule, IIDPartitioner, SizePartitioner
+from flsv.data import IIDPartitioner, SizePartitioner
 from flsv.data.contents import content_hashes, loader_rows, not_finite
 from flsv.errors import ConfigurationError
 
@@ -32,23 +33,15 @@ def tensors() -> TensorDataset:
 
 
 class Table(Dataset):
-    """What it holds lies in attributes, and in objects that say nothing of what is in them."""
+    """What it holds lies in attributes; or its samples are made when they are read."""
+
+    factor, drawn, opened = 1.0, False, False
 
     def __init__(self, **attributes: Any) -> None:
-        self.targets = np.arange(6) % 2
         self.__dict__.update(attributes)
 
     def __len__(self) -> int:
         return 6
-
-    def __getitem__(self, index: int) -> Any:
-        return torch.tensor([float(index)]), self.targets[index]
-
-
-class Hidden(Table):
-    """Its samples are made when they are read."""
-
-    factor, drawn, opened = 1.0, False, False
 
     def __getitem__(self, index: int) -> Any:
         self.opened = True
@@ -72,49 +65,39 @@ def test_arrays_of_a_data_set_of_ones_own(column: Any) -> None:
 
 
 def test_what_says_nothing_of_its_samples_is_read() -> None:
-    before, scaled = content_hashes(Hidden(), HOLDERS), Hidden()
-    scaled.factor = 2.0
-    assert other(before, content_hashes(scaled, HOLDERS)) == ["a", "b"]
+    assert other(content_hashes(Table(), HOLDERS), content_hashes(Table(factor=2.0), HOLDERS)) == ["a", "b"]
     # Random numbers are no other samples, and nothing is left behind.
-    drawn, state = Hidden(drawn=True), torch.get_rng_state()
+    drawn = Table(drawn=True)
     found = content_hashes(drawn, HOLDERS)
-    torch.manual_seed(5)
+    torch.rand(1)
     assert content_hashes(drawn, HOLDERS) == found
-    torch.set_rng_state(state)
     assert not drawn.opened
 
 
-def images(folder: Path) -> ImageFolder:
-    for name in ("cat", "dog"):
-        (folder / name).mkdir(parents=True)
-        for i in range(3):
-            Image.fromarray(np.full((4, 4), 10 * i, np.uint8)).save(folder / name / f"{i}.png")
-    return ImageFolder(str(folder), transform=ToTensor())
-
-
 def test_files_are_read_wherever_they_lie(tmp_path: Path) -> None:
-    first, second = images(tmp_path / "one"), images(tmp_path / "two")
+    for file in (f"{place}/{name}/{i}.png" for place in ("one", "two") for name in ("cat", "dog") for i in range(3)):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((4, 4), 10 * int(file[-5]), np.uint8)).save(tmp_path / file)
+    first, second = (ImageFolder(str(tmp_path / place), transform=ToTensor()) for place in ("one", "two"))
     before = content_hashes(first, HOLDERS)
     assert content_hashes(second, HOLDERS) == before
     Image.fromarray(np.full((4, 4), 21, np.uint8)).save(tmp_path / "two/dog/2.png")
     assert other(before, content_hashes(second, HOLDERS)) == ["b"]
 
 
-def test_rows_of_loaders() -> None:
-    class Endless(torch.utils.data.IterableDataset[int]):
-        def __iter__(self) -> Any:
-            return iter(range(3))
+class Endless(IterableDataset):
+    def __iter__(self) -> Any:
+        return iter(range(3))
 
-    rows = len(tensors())
-    assert loader_rows(DataLoader(tensors())) == rows
-    assert loader_rows([DataLoader(tensors(), batch_size=4), DataLoader(tensors())]) == 2 * rows
+
+def test_rows_of_loaders() -> None:
+    assert loader_rows([DataLoader(tensors(), batch_size=4), DataLoader(tensors())]) == 2 * len(tensors())
     assert loader_rows([DataLoader(tensors()), DataLoader(Endless())]) is None
 
 
 def test_whose_samples_they_are() -> None:
     x = torch.arange(60.0)[:, None]
-    data = FederatedDataModule(TensorDataset(x, torch.arange(60) % 2), SizePartitioner([1, 2], seed=0))
-    data.setup("fit")
+    data = ready(TensorDataset(x, torch.arange(60) % 2), SizePartitioner([1, 2], seed=0))
     before = data.content_hashes()
     assert list(before) == ["server", "0", "1"]
     for name, row in (("1", data.client_indices(1)[0]), ("server", data.server_val_indices[0])):
@@ -123,18 +106,18 @@ def test_whose_samples_they_are() -> None:
         x[row] -= 1
 
 
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("value", [torch.nan, -torch.inf])
 def test_what_is_not_finite_is_found_wherever_it_is(value: float) -> None:
     x, y = torch.randn(3000, 2, 4, generator=torch.Generator().manual_seed(0)), torch.arange(3000) % 3
-    assert not len(not_finite(TensorDataset(x, y)))
-    assert not len(not_finite(TensorDataset(x.long(), y)))
-    assert not len(not_finite(TensorDataset(x[:0], y[:0])))
+    for clean in (TensorDataset(x, y), TensorDataset(x.long(), y), TensorDataset(x[:0], y[:0]), Table()):
+        assert not len(not_finite(clean))
     x[[0, 1023, 1024, 2999], 1, 2] = value
-    data = TensorDataset(x, y)
+    data, few = TensorDataset(x, y), TensorDataset(x[1:9], y[1:9])
     assert not_finite(data).tolist() == [0, 1023, 1024, 2999]
     assert not_finite(Subset(data, [7, 1024, 8])).tolist() == [1]
-    assert not len(not_finite(Table()))
     with pytest.raises(ConfigurationError, match="4 samples of the test data have NaN"):
-        FederatedDataModule((TensorDataset(x[1:9], y[1:9]), data), IIDPartitioner(2)).setup("fit")
+        ready((few, data), IIDPartitioner(2))
+    with pytest.raises(ConfigurationError, match="2 samples of client 0's val set have NaN"):
+        ready(TensorDataset(x[[0, 1023] * 4], y[:8]), IIDPartitioner(2), server_val=0.0, client_val=0.4)
     with pytest.warns(UserWarning, match="4 samples of the training data have NaN or infinite inputs"):
-        FederatedDataModule(data, IIDPartitioner(2), val=TensorDataset(x[1:9], y[1:9])).setup("fit")
+        ready(data, IIDPartitioner(2), val=few)

@@ -40,30 +40,14 @@ def labels_of(batches):
     return [y.tolist() for _, y in batches]
 
 
-def test_batches_are_the_rows_of_the_indices():
-    indices = torch.tensor([4, 8, 15, 16, 23, 42, 7])
-    for (x, y), rows in zip(TensorBatches([X, Y], indices, 3), indices.split(3), strict=True):
-        assert torch.equal(x, X[rows])
-        assert torch.equal(y, rows)
-
-
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("size", [7, 10, 64])
-def test_length_is_the_number_of_batches(size, drop_last):
-    batches = TensorBatches([X, Y], None, size, drop_last=drop_last)
-    reference = DataLoader(TENSORS, batch_size=size, drop_last=drop_last)
-    assert len(batches) == len(list(batches)) == len(reference)
-
-
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("ordered", [False, True])
-@pytest.mark.parametrize("workers", [0, 1])
-def test_both_paths_give_the_same_batches_on_every_pass(ordered, drop_last, workers):
+def test_both_paths_give_the_same_batches_on_every_pass(ordered, drop_last):
     indices = torch.arange(3, 40, 2)
     kwargs = {"batch_size": 4, "drop_last": drop_last, "transform": Twice()}
     fast, slow = (
-        make_loader(data, indices, generator=None if ordered else generator(5), **kwargs, **options)
-        for data, options in ((TENSORS, {}), (PerSample(), {"num_workers": workers}))
+        make_loader(data, indices, generator=None if ordered else generator(5), **kwargs)
+        for data in (TENSORS, PerSample())
     )
     assert isinstance(fast, TensorBatches)
     assert isinstance(slow, DataLoader)
@@ -73,8 +57,11 @@ def test_both_paths_give_the_same_batches_on_every_pass(ordered, drop_last, work
             assert torch.equal(x1, x2)
             assert torch.equal(y1, y2)
             assert torch.equal(x1, 2 * X[y1])
+        assert len(one) == len(fast) == len(slow)
     orders = [list(chain(*labels_of(one))) for one, _ in passes]
     assert (orders[0] == orders[1]) is ordered
+    if ordered:
+        assert orders[0] == indices[: 16 if drop_last else 19].tolist()
 
 
 class Twice:
@@ -86,7 +73,6 @@ class Twice:
 def test_global_generator_is_neither_read_nor_moved(dataset):
     state = torch.get_rng_state()
     order = labels_of(make_loader(dataset, batch_size=8, generator=generator(1)))
-    assert list(chain(*labels_of(make_loader(dataset, batch_size=8)))) == list(range(50))
     assert torch.equal(torch.get_rng_state(), state)
     torch.manual_seed(123)
     assert labels_of(make_loader(dataset, batch_size=8, generator=generator(1))) == order

@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from data_options import ready
 from lightning.pytorch.callbacks import ModelCheckpoint
-from own_data import HERE, WORDS, Rows, X, Y, patients, ready
+from own_data import HERE, WORDS, Rows, X, Y, patients
 from torch.utils.data import Dataset, Subset
-from toys import fit, toy_sets
+from toys import Plain, fit, network, toy_sets
 
 from flsv import FederatedLoop
 from flsv.aggregation import FedAvg
@@ -18,6 +19,8 @@ from flsv.data import FederatedDataModule, GroupPartitioner, IIDPartitioner
 from flsv.data.groups import named_groups, names_of_parts, plain_names
 from flsv.errors import ConfigurationError
 from flsv.metrics import ClassSpecificShapley
+
+PAIRS = [(torch.zeros(2), label) for label in (3, 1, 2)]
 
 
 class Samples(Dataset):
@@ -34,10 +37,7 @@ class Samples(Dataset):
         return self.samples[index]
 
 
-PAIRS = [(torch.zeros(2), label) for label in (3, 1, 2)]
-
-
-def test_groups_by_attribute_name_and_list():
+def test_groups_by_attribute_name_list_and_field():
     dataset = Samples(PAIRS, groups=[7, 5, 7], hospital=np.array(["b", "a", "c"]))
     assert named_groups(dataset)[0].tolist() == [1, 0, 1]
     assert named_groups(dataset, "hospital")[0].tolist() == [1, 0, 2]
@@ -47,23 +47,16 @@ def test_groups_by_attribute_name_and_list():
     for gaps in (["a", None, "b"], [1.0, float("nan"), 2.0]):
         with pytest.raises(ConfigurationError, match="none of them None or NaN"):
             named_groups(Samples(PAIRS), gaps)
-
-
-def test_groups_by_a_field_within_a_field():
-    rows = [{"x": torch.zeros(2), "meta": {"clinic": name}, "a.b": name} for name in "bab"]
-    numbered = [{"meta": {"clinic": number}} for number in (7, 3)]
-    assert named_groups(Samples(numbered), "meta.clinic")[1] == ("clinic 3", "clinic 7")
-    assert named_groups(Samples(rows), "meta.clinic")[0].tolist() == [1, 0, 1]
-    assert named_groups(Samples(rows), "a.b")[1] == ("a", "b")
-    for wrong in ("meta.ward", "x.clinic"):
-        with pytest.raises(ConfigurationError, match=f"groups='{wrong}': Samples and its samples have no such field"):
-            named_groups(Samples(rows), wrong)
+    rows = Samples([{"x": torch.zeros(2), "meta": {"clinic": number}, "a.b": str(number)} for number in (7, 3)])
+    assert named_groups(rows, "meta.clinic")[1] == ("clinic 3", "clinic 7")
+    assert named_groups(rows, "a.b")[0].tolist() == [1, 0]
+    with pytest.raises(ConfigurationError, match="groups='meta.ward': Samples and its samples have no such field"):
+        named_groups(rows, "meta.ward")
 
 
 def test_a_number_is_no_name():
-    assert plain_names([3, "0042", "-1.5", "two\nlines\t"], "school") == (
-        *("school 3", "school 0042", "school -1.5", "two lines"),
-    )
+    names = ("school 3", "school 0042", "school -1.5", "two lines")
+    assert plain_names([3, "0042", "-1.5", "two\nlines\t"], "school") == names
     assert plain_names(["1", "2"], "site") == ("site 1", "site 2")
     assert plain_names([0, 1, 2], "group") == ("0", "1", "2")  # these are the clients' numbers
     assert plain_names([0, 1, 2], "school") == ("school 0", "school 1", "school 2")
@@ -75,9 +68,8 @@ def test_clients_of_several_groups():
     names = ("a", "b", "c", "d", "e", "f", "g", "h")
     assert names_of_parts(parts, groups, names) == ("a", "b + c", "d + e + f", "b + c + g + 1 more")
     # A group that is called as another two are together.
-    assert names_of_parts([torch.tensor([0]), torch.tensor([1, 2])], groups, ("b + c", "b", "c")) == (
-        *("b + c", "b + c (1)"),
-    )
+    both = ("b + c", "b + c (1)")
+    assert names_of_parts([torch.tensor([0]), torch.tensor([1, 2])], groups, ("b + c", "b", "c")) == both
 
 
 def test_names_from_groups():
@@ -102,22 +94,20 @@ def test_describe_names_clients_and_classes():
 
 def toy_clients(*names):
     train, _ = toy_sets()
-    bounds = np.linspace(0, len(train), len(names) + 1).astype(int)
-    parts = {name: Subset(train, range(*bounds[i : i + 2])) for i, name in enumerate(names)}
-    return FederatedDataModule(clients=parts, batch_size=8)
+    size = len(train) // len(names)
+    parts = {name: Subset(train, range(i * size, (i + 1) * size)) for i, name in enumerate(names)}
+    return FederatedDataModule(clients=parts, batch_size=12)
 
 
 def test_metrics_and_files_have_the_names_and_a_renamed_client_is_refused(tmp_path):
-    def loop():
-        return FederatedLoop(aggregator=FedAvg(), metrics={"m": ClassSpecificShapley()}, seed=3)
-
     saving = {"enable_checkpointing": True, "callbacks": [ModelCheckpoint(tmp_path, filename="saved")]}
-    first, path = loop(), tmp_path / "saved.ckpt"
-    fit(first, tmp_path / "one", data=toy_clients("Boston", "Ly/on", "Köln"), rounds=2, **saving)
+    first = FederatedLoop(FedAvg(), {"m": ClassSpecificShapley()}, seed=3)
+    plain = Plain(network(batch_norm=False))
+    fit(first, tmp_path / "one", plain, toy_clients("Boston", "Ly/on", "Köln"), rounds=1, **saving)
     assert first.metrics["m"].client_names == ("Boston", "Ly/on", "Köln")
-    for other in (("Boston", "Paris", "Köln"), ("Ly/on", "Boston", "Köln")):
-        with pytest.raises(ConfigurationError, match=r"client_names is \[.*\] and was \['Boston', 'Ly/on', 'Köln'\]"):
-            fit(loop(), tmp_path / "four", data=toy_clients(*other), rounds=3, ckpt_path=path)
+    other = FederatedLoop(FedAvg(), {"m": ClassSpecificShapley()}, seed=3)
+    with pytest.raises(ConfigurationError, match=r"client_names is \[.*\] and was \['Boston', 'Ly/on', 'Köln'\]"):
+        fit(other, tmp_path, plain, toy_clients("Boston", "Paris", "Köln"), ckpt_path=tmp_path / "saved.ckpt")
 
 
 @pytest.mark.parametrize("form", ["folder", "clients", "column"])

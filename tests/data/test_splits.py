@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 import torch
-from data_options import grouped
+from data_options import ready
 from torch.utils.data import TensorDataset
 
-from flsv.data import DirichletPartitioner, FederatedDataModule, GaussianNoise, IIDPartitioner, SizePartitioner
+from flsv.data import DirichletPartitioner, GaussianNoise, IIDPartitioner, SizePartitioner
 from flsv.data.splits import Splits, split_federation
 from flsv.errors import ConfigurationError
 
@@ -23,10 +23,9 @@ def sets_of(splits):
     return [splits.server_val, *(held for client in splits.clients for held in client.values())]
 
 
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("partitioner", [IIDPartitioner(6), DirichletPartitioner(6, 0.3, min_samples=5)])
-def test_no_sample_is_in_two_places_and_none_is_lost(partitioner, seed):
-    splits = split(partitioner, client_val=0.2, client_test=0.3, seed=seed)
+def test_no_sample_is_in_two_places_and_none_is_lost(partitioner):
+    splits = split(partitioner, client_val=0.2, client_test=0.3)
     sets = [set(held.tolist()) for held in sets_of(splits)]
     assert len(sets) == 1 + 6 * 3
     assert all(not a & b for a, b in itertools.combinations(sets, 2))
@@ -47,9 +46,8 @@ def test_everything_follows_from_the_seeds():
     first, again, other = (sets_of(split(seed=seed, **options)) for seed in (1, 1, 2))
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert not torch.equal(first[0], other[0])
-    one, two = (
-        split(IIDPartitioner(4, seed=0), server_val=0.0, client_val=0.3, seed=seed).clients[0] for seed in (1, 2)
-    )
+    whole = {"server_val": 0.0, "client_val": 0.3}
+    one, two = (split(IIDPartitioner(4, seed=0), seed=seed, **whole).clients[0] for seed in (1, 2))
     assert not torch.equal(one["val"], two["val"])
 
 
@@ -59,26 +57,16 @@ def test_a_fraction_of_the_pool_that_is_no_sample():
 
 
 def test_a_client_without_a_full_batch_is_named_where_the_rest_is_dropped():
-    data = TensorDataset(torch.zeros(100, 2), torch.arange(100) % 4)
-    for size in (18, 32):
-        module = FederatedDataModule(data, SizePartitioner([4, 1]), batch_size=size, **grouped({"drop_last": True}))
-        if size == 18:
-            module.setup("fit")
-            continue
-        with pytest.raises(ConfigurationError, match="Client 1 has 18 samples, not one full batch of 32"):
-            module.setup("fit")
+    data, sizes = TensorDataset(torch.zeros(100, 2), torch.arange(100) % 4), SizePartitioner([4, 1])
+    ready(data, sizes, batch_size=18, drop_last=True)
+    with pytest.raises(ConfigurationError, match="Client 1 has 18 samples, not one full batch of 32"):
+        ready(data, sizes, batch_size=32, drop_last=True)
 
 
 def test_only_flagged_training_samples_are_dropped_and_counts_follow():
-    def digits(**kwargs):
-        noise = [GaussianNoise(std=1.0, sample_rate=0.2, clients=[1])]
-        data = FederatedDataModule(
-            "digits", IIDPartitioner(3), corruptions=noise, **grouped({"client_val": 0.1, **kwargs})
-        )
-        data.setup("fit")
-        return data
-
-    whole, kept = digits(), digits(drop_flagged=True)
+    noise = [GaussianNoise(std=1.0, sample_rate=0.2, clients=[1])]
+    options = {"corruptions": noise, "client_val": 0.1, "max_samples": 600}
+    whole, kept = (ready("digits", IIDPartitioner(3), drop_flagged=drop, **options) for drop in (False, True))
     noisy = set(whole.client_indices(1)[whole.corrupted_samples(1)].tolist())
     for client in range(3):
         before, after = set(whole.client_indices(client).tolist()), set(kept.client_indices(client).tolist())
@@ -92,6 +80,6 @@ def test_only_flagged_training_samples_are_dropped_and_counts_follow():
         assert torch.equal(torch.bincount(labels, minlength=10), kept.class_counts[client])
     assert torch.equal(whole.server_val_indices, kept.server_val_indices)
     assert kept.describe()["dropped_samples"] == int(whole.num_samples.sum() - kept.num_samples.sum())
-    data = TensorDataset(torch.full((40, 2), torch.nan), torch.arange(40) % 2)
+    broken = TensorDataset(torch.full((40, 2), torch.nan), torch.arange(40) % 2)
     with pytest.raises(ConfigurationError, match="no client has a sample that is finite"):
-        FederatedDataModule(data, IIDPartitioner(2), splits=Splits(server_val=0.0, drop_flagged=True)).setup("fit")
+        ready(broken, IIDPartitioner(2), server_val=0.0, drop_flagged=True)
