@@ -11,18 +11,23 @@ WORDS = np.array(["cat", "dog", "eel"])
 HERE = TensorDataset(torch.tensor(X).float(), torch.tensor(Y))
 
 
-class Rows(Dataset):
-    """Samples that are not held as tensors."""
+class Items(Dataset):
+    """Hands out samples that are not held as tensors, counts how often, and has whatever attributes it is given."""
 
-    def __init__(self, length=30, **attributes):
-        self.length = length
+    def __init__(self, items, **attributes):
+        self.items, self.reads = list(items), 0
         self.__dict__.update(attributes)
 
     def __len__(self):
-        return self.length
+        return len(self.items)
 
     def __getitem__(self, index):
-        return torch.full((4,), float(index)), index % 3
+        self.reads += 1
+        return self.items[index]
+
+
+def rows(length=30, **attributes):
+    return Items([(torch.full((4,), float(index)), index % 3) for index in range(length)], **attributes)
 
 
 def patients(number, seed, shift=0.0):

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 from data_options import ready
-from torch.utils.data import Dataset, Subset, TensorDataset
+from own_data import Items
+from torch.utils.data import Subset, TensorDataset
 
 from flsv.attacks import GradientPoisoning
 from flsv.data import (
@@ -18,8 +19,6 @@ from flsv.data import (
     IIDPartitioner,
     LongTail,
     OpenSetLabelNoise,
-    ShardPartitioner,
-    load_image_data,
 )
 from flsv.data.partition import partition_counts
 from flsv.errors import ConfigurationError
@@ -42,16 +41,6 @@ def test_a_corruption_and_an_attack_of_one_fraction_and_seed_concern_the_same_cl
         ClientChoice(clients=[0, 7]).chosen(5)
     with pytest.raises(ConfigurationError, match=r"none of 5 clients.* is 0\.1"):
         ClientChoice(fraction=0.05).chosen(5)
-
-
-class Samples(Dataset):
-    """Not tensors."""
-
-    def __len__(self):
-        return len(X)
-
-    def __getitem__(self, index):
-        return X[index], int(Y[index])
 
 
 class Labeled(TensorDataset):
@@ -103,11 +92,11 @@ def test_only_the_chosen_clients_training_samples_change():
 
 
 def test_preloaded_data_and_data_that_are_not_tensors():
-    data, plain = corrupted(Samples(), BOTH, preload=True), corrupted(TensorDataset(X, Y), BOTH)
+    data, plain = corrupted(Items(zip(X, Y.tolist())), BOTH, preload=True), corrupted(TensorDataset(X, Y), BOTH)
     for client in range(4):
         assert all(map(torch.equal, in_order(data, client), in_order(plain, client)))
-    with pytest.raises(ConfigurationError, match="Samples has none: say preload: true"):
-        corrupted(Samples(), BOTH)
+    with pytest.raises(ConfigurationError, match="Items has none: say preload: true"):
+        corrupted(Items(zip(X, Y.tolist())), BOTH)
     with pytest.raises(ConfigurationError, match="last element is not their label"):
         corrupted(Labeled(X, torch.zeros(300)), [GaussianNoise()], preload=True)
     with pytest.raises(ConfigurationError, match="expected a list of flsv.data.Corruption"):
@@ -186,16 +175,6 @@ def test_unknown_classes_get_the_next_known_label_or_any_equally_often():
     assert (counts[1::2] - 1000).abs().max() < 5 * 28.3
     with pytest.raises(ConfigurationError, match="at least one of them must stay known"):
         relabeled(OpenSetLabelNoise(list(range(10))))
-
-
-def test_half_of_the_images_come_from_unknown_classes():
-    data = ready("digits", ShardPartitioner(10), corruptions=[OpenSetLabelNoise(EVEN)], client_test=0.2)
-    mislabeled = torch.cat([data.corrupted_samples(client) for client in range(10)])
-    assert mislabeled.float().mean().item() == pytest.approx(0.5, abs=0.02)
-    assert data.class_counts[:, EVEN].sum() == 0
-    labels = load_image_data("digits").train.tensors[1]
-    for client in range(10):
-        assert torch.equal(data.corrupted_samples(client), labels[data.client_indices(client)] % 2 == 0)
 
 
 def test_what_is_evaluated_on_is_known_classes_only():

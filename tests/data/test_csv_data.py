@@ -1,8 +1,6 @@
 """Data modules of CSV files: tables with a column for clients, texts as hashed words, running text in pieces."""
 
-import os
 import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,10 +10,6 @@ from flsv.data import CharacterData, FederatedDataModule, GroupPartitioner, Spli
 from flsv.data.sources.csv_data import hashed_words, windows
 from flsv.errors import ConfigurationError
 
-ROOT = os.environ.get("FLSV_DATA_ROOT")
-real = pytest.mark.skipif(
-    ROOT is None or not Path(ROOT, "tables").is_dir(), reason="FLSV_DATA_ROOT is not set or has no folder tables"
-)
 WARDS = ("A", "B", "Größe")
 
 
@@ -119,17 +113,6 @@ def test_a_standardized_target(make):
     for name in ("train_set", "val_set", "test_set"):
         scaled, target = (getattr(each, name).tensors[1] for each in (data, plain))
         torch.testing.assert_close(scaled * data.encoder.target_std + data.encoder.target_mean, target)
-
-
-@real
-def test_clinics():
-    columns = {"task": "regression", "features": ["Group", "BL.PD.avg", "BMI"]}
-    data = TableData("tables/opt.csv", "V5.PD.avg", "Clinic", columns, root=ROOT)
-    with pytest.warns(UserWarning, match=r"164 of 823 rows have no 'V5.PD.avg'"):
-        data.setup()
-    assert data.group_names == ("KY", "MN", "MS", "NY")
-    assert data.encoder.feature_names == ("BL.PD.avg", "BMI", "Group=C", "Group=T", "BMI missing")
-    assert len(data.train_set) + len(data.val_set) == 659
 
 
 # Texts

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 from data_options import ready
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+from own_data import Items
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from flsv.data import (
     ClosedSetLabelNoise,
@@ -23,21 +24,6 @@ from flsv.errors import ConfigurationError
 
 N = 40
 X = torch.rand(N, 6)
-
-
-class Items(Dataset):
-    """Hands out samples, counts how often, and has whatever attributes it is given."""
-
-    def __init__(self, items, **attributes):
-        self.items, self.reads = items, 0
-        self.__dict__.update(attributes)
-
-    def __len__(self):
-        return len(self.items)
-
-    def __getitem__(self, index):
-        self.reads += 1
-        return self.items[index]
 
 
 @dataclasses.dataclass

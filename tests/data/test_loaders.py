@@ -8,6 +8,7 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
+from own_data import Items
 from resuming import assert_resumes
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 from toys import CLASSES, FEATURES, Plain, network, toy_data, toy_sets
@@ -22,14 +23,7 @@ Y = torch.arange(50)
 TENSORS = TensorDataset(X, Y)
 
 
-class PerSample(Dataset):
-    """The same data, one sample at a time."""
-
-    def __len__(self):
-        return len(X)
-
-    def __getitem__(self, index):
-        return X[index], int(Y[index])
+PER_SAMPLE = Items(zip(X, Y.tolist()))  # the same data, one sample at a time
 
 
 def generator(seed=0):
@@ -47,7 +41,7 @@ def test_both_paths_give_the_same_batches_on_every_pass(ordered, drop_last):
     kwargs = {"batch_size": 4, "drop_last": drop_last, "transform": Twice()}
     fast, slow = (
         make_loader(data, indices, generator=None if ordered else generator(5), **kwargs)
-        for data in (TENSORS, PerSample())
+        for data in (TENSORS, PER_SAMPLE)
     )
     assert isinstance(fast, TensorBatches)
     assert isinstance(slow, DataLoader)
@@ -69,7 +63,7 @@ class Twice:
         return x * 2
 
 
-@pytest.mark.parametrize("dataset", [TENSORS, PerSample()])
+@pytest.mark.parametrize("dataset", [TENSORS, PER_SAMPLE])
 def test_global_generator_is_neither_read_nor_moved(dataset):
     state = torch.get_rng_state()
     order = labels_of(make_loader(dataset, batch_size=8, generator=generator(1)))
@@ -87,17 +81,12 @@ def test_subsets_of_subsets_are_read_as_tensors():
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_preloaded_samples_are_in_order(workers):
-    images, labels = preload(PerSample(), num_workers=workers).tensors
+    images, labels = preload(PER_SAMPLE, num_workers=workers).tensors
     assert torch.equal(images, X)
     assert torch.equal(labels, Y)
     assert preload(TENSORS) is TENSORS
-
-    class Records(PerSample):
-        def __getitem__(self, index):
-            return {"x": index}
-
-    with pytest.raises(ConfigurationError, match="samples of Records do not collate to a tuple of tensors"):
-        preload(Records())
+    with pytest.raises(ConfigurationError, match="samples of Items do not collate to a tuple of tensors"):
+        preload(Items([{"x": 1}]))
 
 
 @pytest.mark.parametrize("val", [True, False])

@@ -8,8 +8,8 @@ import pytest
 import torch
 from data_options import ready
 from lightning.pytorch.callbacks import ModelCheckpoint
-from own_data import HERE, WORDS, Rows, X, Y, patients
-from torch.utils.data import Dataset, Subset
+from own_data import HERE, WORDS, Items, X, Y, patients, rows
+from torch.utils.data import Subset
 from toys import Plain, fit, network, toy_sets
 
 from flsv import FederatedLoop
@@ -23,35 +23,21 @@ from flsv.metrics import ClassSpecificShapley
 PAIRS = [(torch.zeros(2), label) for label in (3, 1, 2)]
 
 
-class Samples(Dataset):
-    """Hands out samples, and has whatever attributes it is given."""
-
-    def __init__(self, samples, **attributes):
-        self.samples = samples
-        self.__dict__.update(attributes)
-
-    def __len__(self):
-        return len(self.samples)
-
-    def __getitem__(self, index):
-        return self.samples[index]
-
-
 def test_groups_by_attribute_name_list_and_field():
-    dataset = Samples(PAIRS, groups=[7, 5, 7], hospital=np.array(["b", "a", "c"]))
+    dataset = Items(PAIRS, groups=[7, 5, 7], hospital=np.array(["b", "a", "c"]))
     assert named_groups(dataset)[0].tolist() == [1, 0, 1]
     assert named_groups(dataset, "hospital")[0].tolist() == [1, 0, 2]
     assert named_groups(dataset, torch.tensor([9, 9, 1]))[0].tolist() == [1, 1, 0]
     assert named_groups(Subset(dataset, [2, 1]), "hospital")[0].tolist() == [1, 0]
-    assert named_groups(Samples(PAIRS)) == (None, ())
+    assert named_groups(Items(PAIRS)) == (None, ())
     for gaps in (["a", None, "b"], [1.0, float("nan"), 2.0]):
         with pytest.raises(ConfigurationError, match="none of them None or NaN"):
-            named_groups(Samples(PAIRS), gaps)
-    rows = Samples([{"x": torch.zeros(2), "meta": {"clinic": number}, "a.b": str(number)} for number in (7, 3)])
-    assert named_groups(rows, "meta.clinic")[1] == ("clinic 3", "clinic 7")
-    assert named_groups(rows, "a.b")[0].tolist() == [1, 0]
-    with pytest.raises(ConfigurationError, match="groups='meta.ward': Samples and its samples have no such field"):
-        named_groups(rows, "meta.ward")
+            named_groups(Items(PAIRS), gaps)
+    fields = Items([{"x": torch.zeros(2), "meta": {"clinic": number}, "a.b": str(number)} for number in (7, 3)])
+    assert named_groups(fields, "meta.clinic")[1] == ("clinic 3", "clinic 7")
+    assert named_groups(fields, "a.b")[0].tolist() == [1, 0]
+    with pytest.raises(ConfigurationError, match="groups='meta.ward': Items and its samples have no such field"):
+        named_groups(fields, "meta.ward")
 
 
 def test_a_number_is_no_name():
@@ -76,7 +62,7 @@ def test_names_from_groups():
     wards = [["St Mary", "General", 'a/b "c"'][i % 3] for i in range(60)]
     assert ready(HERE, groups=wards).client_names == ("General", "St Mary", 'a/b "c"')
     assert ready(HERE, GroupPartitioner(2), groups=wards).client_names == ('General + a/b "c"', "St Mary")
-    assert ready(Rows(ward=[i % 2 for i in range(30)]), groups="ward").client_names == ("ward 0", "ward 1")
+    assert ready(rows(ward=[i % 2 for i in range(30)]), groups="ward").client_names == ("ward 0", "ward 1")
     # Clients that have parts of groups are not called after them.
     assert ready(HERE, IIDPartitioner(3), groups=wards).client_names == ("0", "1", "2")
 
@@ -110,29 +96,18 @@ def test_metrics_and_files_have_the_names_and_a_renamed_client_is_refused(tmp_pa
         fit(other, tmp_path, plain, toy_clients("Boston", "Paris", "Köln"), ckpt_path=tmp_path / "saved.ckpt")
 
 
-@pytest.mark.parametrize("form", ["folder", "clients", "column"])
-def test_from_the_command_line(form, tmp_path, monkeypatch):
-    """`flsv fit` with nothing but a folder, named files, or a file with a column for the clients."""
+def test_named_files_from_the_command_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
-    generator = np.random.default_rng(0)
-    rows = []
-    (tmp_path / "hospitals").mkdir()
-    for name in ("Boston", "Lyon", "Köln Süd"):
-        lines = [f"{generator.normal():.3f},{'fm'[i % 2]},{i % 2}" for i in range(30)]
-        (tmp_path / "hospitals" / f"{name}.csv").write_text("\n".join(["age,sex,ill", *lines]), "utf-8")
-        rows += [f"{line},{name}" for line in lines]
-    (tmp_path / "all.csv").write_text("\n".join(["age,sex,ill,hospital", *rows]), "utf-8")
-    files = ", ".join(f"{n}: 'hospitals/{n}.csv'" for n in ("Boston", "Köln Süd", "Lyon"))
-    ways = {
-        "folder": ["--data.source", "hospitals"],
-        "clients": ["--data.clients", f"{{{files}}}"],
-        "column": ["--data.source", "all.csv", "--data.groups", "hospital", "--data.columns", "{features: [age, sex]}"],
-    }
+    names = ("Boston", "Köln Süd", "Lyon")
+    for place, name in enumerate(names):
+        lines = [f"{place + i / 7},{'fm'[i % 2]},{i % 2}" for i in range(30)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["age,sex,ill", *lines]), "utf-8")
+    given = ["--data.clients", f"{{{', '.join(f'{name}: {name}.csv' for name in names)}}}"]
+    given += ["--data.labels", "ill", "--data.partitioner", "null", "--trainer.default_root_dir", str(tmp_path)]
     quick = ["--config", str(Path(__file__).parents[2] / "configs" / "digits.yaml"), "--trainer.max_epochs", "1"]
     quick += ["--federation.reporting.table", "false", "--federation.reporting.figures", "0"]
-    quick += ["--trainer.default_root_dir", str(tmp_path), "--data.labels", "ill", "--data.partitioner", "null"]
-    assert main(["fit", *quick, *ways[form]]) in (0, None)
+    assert main(["fit", *quick, *given]) in (0, None)
     (written,) = tmp_path.rglob("contributions.csv")
     with written.open(encoding="utf-8") as file:
         assert {row["client"] for row in csv.DictReader(file)} == {"0", "1", "2"}

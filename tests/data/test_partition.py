@@ -174,14 +174,10 @@ def test_groups_in_their_order_or_from_the_largest_to_the_smallest():
         GroupPartitioner(num_clients=5)(labels, 1, groups)
 
 
-@pytest.mark.parametrize(("clients", "classes"), [(2, 2), (30, 17), (100, 30)])
+@pytest.mark.parametrize(("clients", "classes"), [(2, 2), (100, 30)])
 def test_bars_have_the_lengths_of_the_counts(clients, classes):
-    counts = torch.randint(0, 9, (clients, classes), generator=torch.Generator().manual_seed(0)) + 1
+    counts = torch.arange(clients * classes).view(clients, classes) % 9 + 1
     _, axes = plot_partition(counts)
-    widths = torch.zeros(clients, dtype=torch.long)
-    for bar in axes.patches:
-        widths[round(bar.get_y() + bar.get_height() / 2)] += round(bar.get_width())
-    assert widths.tolist() == counts.sum(1).tolist()
-    labels = [label.get_text() for label in axes.get_yticklabels()]
-    assert labels[0] == "0"
-    assert len(labels) <= 50
+    ends = torch.tensor([bar.get_x() + bar.get_width() for bar in axes.patches]).view(classes, clients)
+    assert ends[-1].tolist() == counts.sum(1).tolist()
+    assert len(axes.get_yticklabels()) == min(clients, 50)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from data_options import ready
 from frames import Frame
-from own_data import HERE, WORDS, Rows, X, Y
+from own_data import HERE, WORDS, X, Y, rows
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -27,7 +27,7 @@ from torch.utils.data import (
 from flsv.cli import main
 from flsv.data import Columns, FederatedDataModule, GroupPartitioner, OneClient, TableData
 from flsv.data.sources import source
-from flsv.data.sources.base import SourceData, array_set, is_pair_of_arrays
+from flsv.data.sources.base import SourceData, array_set
 from flsv.data.sources.source import SOURCES, module_source
 from flsv.errors import ConfigurationError
 from flsv.testing import check_source
@@ -49,16 +49,6 @@ def test_arrays_as_tensors():
     for y in ([0.5, np.nan, 1.0], np.array(["a", None, "b"], object)):
         with pytest.raises(ConfigurationError, match=r"\(X, y\): y is .*none of them NaN or infinite"):
             array_set(np.zeros((3, 1)), y)
-
-
-def test_what_is_a_pair():
-    x, y = np.zeros((2, 3)), np.zeros(2)
-    assert is_pair_of_arrays((x, y))
-    assert is_pair_of_arrays([torch.zeros(2), ["a", "b"]])
-    assert is_pair_of_arrays((x, pd.Series(y)))
-    assert not is_pair_of_arrays(((x, y), (x, y)))
-    assert not is_pair_of_arrays((x, [y, y]))
-    assert not is_pair_of_arrays((x, TensorDataset(torch.zeros(2))))
 
 
 # Clients by name, and what the server has
@@ -91,8 +81,8 @@ def test_classes_have_one_numbering_by_their_names():
     assert data.class_names == ("cat", "dog", "eel", "yak")
     assert data.class_counts.tolist() == [[0, 5, 0, 5], [20, 20, 20, 0]]
     assert few.tensors[1].tolist() == [0, 1] * 5  # the user's own
-    with pytest.raises(ConfigurationError, match="labels of a Rows cannot be numbered anew"):
-        ready(clients={"few": few, "rows": Rows(classes=("cat", "dog", "eel"))})
+    with pytest.raises(ConfigurationError, match="labels of a Items cannot be numbered anew"):
+        ready(clients={"few": few, "rows": rows(classes=("cat", "dog", "eel"))})
     with pytest.raises(ConfigurationError, match=r"'here' has no names for its classes"):
         ready(clients={"few": few, "here": HERE})
 
@@ -141,11 +131,13 @@ def test_a_client_is_not_lost_to_the_servers_validation_set():
     assert data.client_names == ("a", "b")
 
 
-def test_server_data_beside_any_source():
-    data = ready(HERE, val=(X[:5], Y[:5]), test=(X[:6], Y[:6]))
+@pytest.mark.parametrize("source", [HERE, (X, Y), [torch.tensor(X), pd.Series(Y)]])
+def test_server_data_beside_any_source(source):
+    data = ready(source, val=(X[:5], Y[:5]), test=(X[:6], Y[:6]))
     assert len(data.server_val_indices) == 0
     assert sum(len(y) for _, y in data.val_dataloader()) == 5
     assert sum(len(y) for _, y in data.test_dataloader()) == 6
+    assert len(next(iter(ready((source, source)).test_dataloader()))[0]) == 60
 
 
 def test_a_path_and_a_site(tmp_path):
@@ -183,10 +175,10 @@ def test_a_parquet_file_by_client_gives_what_a_csv_file_gives(tmp_path, wards):
     found = []
     for ending in ("csv", "parquet"):
         (tmp_path / ending).mkdir()
-        for ward, rows in wards.groupby("ward"):
+        for ward, held in wards.groupby("ward"):
             path = tmp_path / ending / f"{'test' if ward == 'c' else ward}.{ending}"
-            rows = rows.drop(columns="ward")
-            rows.to_csv(path, index=False) if ending == "csv" else rows.to_parquet(path)
+            held = held.drop(columns="ward")
+            held.to_csv(path, index=False) if ending == "csv" else held.to_parquet(path)
         options = {"labels": "ill", "columns": Columns(exclude=["patient"]), "client_test": 0.1}
         found.append(ready(str(tmp_path / ending), server_val=0.2, **options))
     one, other = found

@@ -11,8 +11,9 @@ from data_options import ready
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.tuner import Tuner
+from own_data import Items
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 from toys import trainer_for
 
 from flsv import FederatedLoop
@@ -96,17 +97,9 @@ class Flip:
         return x * self.factor
 
 
-class Images(Dataset):
-    """Not held as tensors."""
-
+class Images(Items):
     def __init__(self, length: int = 60):
-        self.length = length
-
-    def __len__(self):
-        return self.length
-
-    def __getitem__(self, index):
-        return X[index], int(Y[index])
+        super().__init__(zip(X[:length], Y.tolist()))
 
 
 @pytest.fixture
