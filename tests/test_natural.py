@@ -20,12 +20,10 @@ from torch import Tensor
 
 from flsv import FederatedLoop
 from flsv.cli.parser import make_cli
-from flsv.games.copies import copied
 
 pytestmark = pytest.mark.slow
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "natural"
-NAMES = ("clinics", "districts", "reuters", "schools", "tales")
 ROOT = os.environ.get("FLSV_DATA_ROOT")
 QUICK = {
     "trainer.max_epochs": 2,
@@ -46,6 +44,11 @@ SMALLER = {
         "data.source.init_args.val_fraction": 0.02,
     },
 }
+#: Where there is little data: so little else would change nobody's rank.
+FEWER = {
+    "reuters": {"data.partitioner.init_args.min_samples": 5},
+    "districts": {"model.init_args.optimizer.init_args.lr": 1.0},
+}
 CLIENTS = {
     "clinics": ("K", "M", "N"),
     "districts": tuple(f"district {i}" for i in range(5)),
@@ -53,6 +56,8 @@ CLIENTS = {
     "schools": tuple(f"school {i}" for i in range(5)),
     "tales": ("group 0", "group 1", "group 2"),
 }
+#: Clients of the real files.
+REAL = {"clinics": 4, "districts": 60, "reuters": 5, "schools": 65, "tales": 5}
 WORDS = ["king", "wolf", "corn", "oil", "ship", "bank", "profit", "trade", "ate", "sank", "rose", "paid"]
 
 
@@ -96,17 +101,13 @@ class Watching(L.Callback):
         self.value, self.values = value, list[float]()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.look(trainer, pl_module)
-
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.look(trainer, pl_module)
-
-    def look(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        training = module.training
+        training = pl_module.training
         with torch.no_grad():
             batches = list(trainer.datamodule.val_dataloader())  # type: ignore[attr-defined]
-            self.values.append(self.value(module.eval(), [torch.cat(part) for part in zip(*batches)]))
-        module.train(training)
+            self.values.append(self.value(pl_module.eval(), [torch.cat(part) for part in zip(*batches)]))
+        pl_module.train(training)
+
+    on_train_epoch_end = on_train_start
 
 
 def squared_error(module: L.LightningModule, data: list[Tensor]) -> float:
@@ -137,67 +138,35 @@ VALUES = {
 }
 
 
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """Train a configuration on the files below a root; the loop, the watcher and the command line's objects."""
+@pytest.mark.parametrize("real", [False, True])
+@pytest.mark.parametrize("name", CLIENTS)
+def test_shapley_values_share_out_what_the_model_has_gained(
+    name: str, real: bool, made: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """All of it (efficiency), round by round: on small files made here, and on the real ones."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["flsv"])
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # to be restored: seed_everything sets it
-
-    def command(name: str, root: str, **more: Any) -> tuple[FederatedLoop, list[float], Any]:
-        options = {"data.source.init_args.root": root, **QUICK, **SMALLER.get(name, {}), **more}
-        cli = make_cli(
-            ["--config", str(CONFIGS / f"{name}.yaml"), *(f"--{key}={options[key]}" for key in options)], run=False
-        )
-        watching = Watching(VALUES[name])
-        cli.trainer.callbacks.append(watching)
-        cli.trainer.fit(cli.model, cli.datamodule)
-        (loop,) = (each for each in cli.trainer.callbacks if isinstance(each, FederatedLoop))
-        return loop, watching.values, cli
-
-    return command
-
-
-def check(loop: FederatedLoop, values: list[float], clients: int) -> None:
-    """Shapley values share out what the model has gained, all of it (efficiency), round by round."""
-    contributions = loop.metrics["shapley"].compute()
-    assert contributions.shape == (clients,)
+    path = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())["data"]["source"]["init_args"]["path"]
+    if real and (ROOT is None or not Path(ROOT, path).exists()):
+        pytest.skip(f"FLSV_DATA_ROOT is not set, or has no {path}")
+    options = {"data.source.init_args.root": ROOT if real else made, **QUICK, **SMALLER.get(name, {})}
+    options |= {} if real else FEWER.get(name, {})
+    cli = make_cli(
+        ["--config", str(CONFIGS / f"{name}.yaml"), *(f"--{key}={options[key]}" for key in options)], run=False
+    )
+    watching = Watching(VALUES[name])
+    cli.trainer.callbacks.append(watching)
+    cli.trainer.fit(cli.model, cli.datamodule)
+    (loop,) = (each for each in cli.trainer.callbacks if isinstance(each, FederatedLoop))
+    contributions, values = loop.metrics["shapley"].compute(), watching.values
     assert len(values) == QUICK["trainer.max_epochs"] + 1
     seen = ~contributions.isnan()
     assert contributions[seen].sum().item() == pytest.approx(values[-1] - values[0], abs=2e-5)
     assert contributions[seen].abs().max() > 1e-4
-    assert seen.sum() >= min(clients, 3)
-
-
-@pytest.mark.parametrize(("name", "clients"), [*zip(NAMES, (3, 5, 5, 5, 3))])
-def test_made_data(run, made: str, name: str, clients: int) -> None:
-    more = {
-        "reuters": {"data.partitioner.init_args.min_samples": 5},
-        "districts": {"model.init_args.optimizer.init_args.lr": 1.0},  # so little else would change nobody's rank
-    }
-    loop, values, cli = run(name, made, **more.get(name, {}))
-    check(loop, values, clients)
-    assert cli.datamodule.client_names == CLIENTS[name]
-    assert loop.metrics["shapley"].client_names == CLIENTS[name]
-
-
-@pytest.mark.parametrize(
-    ("name", "clients"), [("clinics", 4), ("districts", 60), ("reuters", 5), ("schools", 65), ("tales", 5)]
-)
-def test_real_data(run, name: str, clients: int) -> None:
-    if ROOT is None:
-        pytest.skip("FLSV_DATA_ROOT is not set: no real tables and texts")
-    source = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())["data"]["source"]["init_args"]
-    if not Path(ROOT, source["path"]).exists():
-        pytest.skip(f"FLSV_DATA_ROOT has no {source['path']}")
-    loop, values, cli = run(name, ROOT)
-    check(loop, values, clients)
-    assert values[-1] > values[0]
-    assert cli.datamodule.num_clients == clients
-
-
-def test_the_command_lines_factories_are_not_copied(run, made: str) -> None:
-    _, _, cli = run("clinics", made, **{"trainer.max_epochs": 1})
-    own = copied(cli.model)
-    assert own._make_optimizer is cli.model._make_optimizer
-    assert all(a is not b and torch.equal(a, b) for a, b in zip(own.parameters(), cli.model.parameters()))
+    assert seen.sum() >= 3
+    assert contributions.shape == (REAL[name] if real else len(CLIENTS[name]),)
+    if real:
+        assert values[-1] > values[0]
+    else:
+        assert cli.datamodule.client_names == loop.metrics["shapley"].client_names == CLIENTS[name]
