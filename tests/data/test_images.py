@@ -3,7 +3,6 @@
 import os
 import shutil
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -57,16 +56,16 @@ def test_digits_are_scikit_learns_once():
 
 
 def test_points_lie_around_their_centres_and_features_are_theirs():
-    data = gaussians()
+    data = load_image_data("gaussians")
     features, labels = data.train.tensors
-    x, y = features[:, 0], features[:, 1]
+    x, y = features[:, :2].T
     torch.testing.assert_close(features[:, 2:], torch.stack([x * x, y * y, x * y], dim=1))
     assert torch.bincount(labels).tolist() == [1000] * 4
     for label, center in enumerate(CENTRES):
         points = features[labels == label, :2]
         torch.testing.assert_close(points.mean(0), torch.tensor(center), atol=0.1, rtol=0)
         torch.testing.assert_close(points.std(0), torch.full((2,), SPREAD), atol=0.06, rtol=0)
-    assert torch.equal(features, load_image_data("gaussians").train.tensors[0])
+    assert torch.equal(features, gaussians().train.tensors[0])
     assert not torch.equal(features[:2000], data.test.tensors[0])
 
 
@@ -108,12 +107,8 @@ def arrays(shape=(8, 8), dtype=np.uint8):
 @pytest.mark.parametrize("dtype", [np.uint8, np.float64])
 def test_images_and_labels(tmp_path, shape, expected, dtype):
     made = arrays(shape, dtype)
-    columns = {
-        "train_hospital": np.array(list("abcabcabcabc")),
-        "train_about": np.zeros(3),
-        "train_tensors": np.zeros(12),
-    }
-    np.savez(tmp_path / "set.npz", **made, **columns)
+    columns = {"hospital": np.array(list("abcabcabcabc")), "about": np.zeros(3), "tensors": np.zeros(12)}
+    np.savez(tmp_path / "set.npz", **made, **{f"train_{name}": column for name, column in columns.items()})
     data = npz(tmp_path / "set.npz")
     assert [len(part) for part in (data.train, data.val, data.test)] == [12, 5, 6]
     image, label = data.train[4]
@@ -124,16 +119,6 @@ def test_images_and_labels(tmp_path, shape, expected, dtype):
     assert data.train.hospital.tolist() == list("abcabcabcabc")
     assert not hasattr(data.train, "about")
     assert len(data.train.tensors) == 2
-
-
-class Payload:
-    """Unpickled, it would leave a file."""
-
-    def __init__(self, file):
-        self.file = file
-
-    def __reduce__(self):
-        return Path.touch, (self.file,)
 
 
 @pytest.mark.parametrize(
@@ -153,11 +138,9 @@ def test_refused_archives(tmp_path, changed, message):
 
 
 def test_pickled_objects_are_not_read(tmp_path):
-    labels = np.array([Payload(tmp_path / "executed")] * 12, dtype=object)
-    np.savez(tmp_path / "set.npz", **{**arrays(), "train_labels": labels})
+    np.savez(tmp_path / "set.npz", **{**arrays(), "train_labels": np.array([{}] * 12, dtype=object)})
     with pytest.raises(ConfigurationError, match="Object arrays cannot be loaded"):
         npz(tmp_path / "set.npz")
-    assert not (tmp_path / "executed").exists()
 
 
 # Folders
