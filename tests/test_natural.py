@@ -1,8 +1,7 @@
-"""Natural federations, from configuration files to contributions: on small files made here, and on the real ones."""
+"""Natural federations, from configuration files to contributions."""
 
 from __future__ import annotations
 
-import csv
 import os
 import sys
 from collections.abc import Callable
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -44,54 +42,8 @@ SMALLER = {
         "data.source.init_args.val_fraction": 0.02,
     },
 }
-#: Where there is little data: so little else would change nobody's rank.
-FEWER = {
-    "reuters": {"data.partitioner.init_args.min_samples": 5},
-    "districts": {"model.init_args.optimizer.init_args.lr": 1.0},
-}
-CLIENTS = {
-    "clinics": ("K", "M", "N"),
-    "districts": tuple(f"district {i}" for i in range(5)),
-    "reuters": tuple(map(str, range(5))),
-    "schools": tuple(f"school {i}" for i in range(5)),
-    "tales": ("group 0", "group 1", "group 2"),
-}
-#: Clients of the real files.
-REAL = {"clinics": 4, "districts": 60, "reuters": 5, "schools": 65, "tales": 5}
-WORDS = ["king", "wolf", "corn", "oil", "ship", "bank", "profit", "trade", "ate", "sank", "rose", "paid"]
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A data root with files of the same names and columns as the real ones."""
-    root = tmp_path_factory.mktemp("root")
-    rng = np.random.default_rng(0)
-    options = yaml.safe_load((CONFIGS / "clinics.yaml").read_text())["data"]["source"]["init_args"]
-
-    def write(name: str, header: list[str], rows: list[list[Any]]) -> None:
-        (root / name).parent.mkdir(exist_ok=True)
-        with (root / name).open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows([header, *rows])
-
-    numbers = [name for name in options["columns"]["features"] if name != "Group"]
-    rows = []
-    for i in range(60):
-        x = rng.normal(size=len(numbers))
-        rows.append(["CT"[i % 2], "" if i % 9 == 0 else x[0], *x[1:], x[1] - x[2] + i % 2, "NMK"[i % 3]])
-    write("tables/opt.csv", ["Group", *numbers, options["target"], "Clinic"], rows)
-    x = rng.normal(size=80)
-    write("tables/exam.csv", ["school", "student", "standLRT", "normexam"], [[i % 5, i, x[i], x[i]] for i in range(80)])
-    write(
-        "tables/contraception.csv",
-        ["woman", "district", "livch", "age", "use"],
-        [[i, i % 5, ["0", "1", "3+"][i % 3], x[i], "NY"[int(x[i] + i % 3 > 1)]] for i in range(80)],
-    )
-    for part, size in (("train", 160), ("test", 16)):
-        texts = [[f"topic {i % 8}", " ".join([WORDS[i % 8], *rng.choice(WORDS, 5)])] for i in range(size)]
-        write(f"text/reuters_r8_{part}.csv", ["label", "text"], texts)
-    tales = [[f"group {i % 3}", f"Nr. {i}", "“" + ", ".join(rng.choice(WORDS, 300)) + "”"] for i in range(6)]
-    write("text/grimm_tales.csv", ["group", "title", "text"], tales)
-    return str(root)
+#: How many clients the files have.
+CLIENTS = {"clinics": 4, "districts": 60, "reuters": 5, "schools": 65, "tales": 5}
 
 
 class Watching(L.Callback):
@@ -138,20 +90,18 @@ VALUES = {
 }
 
 
-@pytest.mark.parametrize("real", [False, True])
 @pytest.mark.parametrize("name", CLIENTS)
 def test_shapley_values_share_out_what_the_model_has_gained(
-    name: str, real: bool, made: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """All of it (efficiency), round by round: on small files made here, and on the real ones."""
+    """All of it (efficiency), round by round."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["flsv"])
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # to be restored: seed_everything sets it
     path = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())["data"]["source"]["init_args"]["path"]
-    if real and (ROOT is None or not Path(ROOT, path).exists()):
+    if ROOT is None or not Path(ROOT, path).exists():
         pytest.skip(f"FLSV_DATA_ROOT is not set, or has no {path}")
-    options = {"data.source.init_args.root": ROOT if real else made, **QUICK, **SMALLER.get(name, {})}
-    options |= {} if real else FEWER.get(name, {})
+    options = {"data.source.init_args.root": ROOT, **QUICK, **SMALLER.get(name, {})}
     cli = make_cli(
         ["--config", str(CONFIGS / f"{name}.yaml"), *(f"--{key}={options[key]}" for key in options)], run=False
     )
@@ -165,8 +115,6 @@ def test_shapley_values_share_out_what_the_model_has_gained(
     assert contributions[seen].sum().item() == pytest.approx(values[-1] - values[0], abs=2e-5)
     assert contributions[seen].abs().max() > 1e-4
     assert seen.sum() >= 3
-    assert contributions.shape == (REAL[name] if real else len(CLIENTS[name]),)
-    if real:
-        assert values[-1] > values[0]
-    else:
-        assert cli.datamodule.client_names == loop.metrics["shapley"].client_names == CLIENTS[name]
+    assert contributions.shape == (CLIENTS[name],)
+    assert values[-1] > values[0]
+    assert cli.datamodule.client_names == loop.metrics["shapley"].client_names

@@ -173,18 +173,14 @@ def test_running_text(make):
         (TableData, {"columns": {"exclude": "weight"}}, r"no column 'weight' \(exclude\)"),
         (TableData, {"columns": {"features": ["age", "ward"]}}, "'ward' is the target or the group"),
         (TableData, {"columns": {"standardize_target": True}}, "classes have no mean"),
-        (TableData, {"columns": {"categorical": ["dose"], "max_categories": 20}}, "'dose' has .* more than max_cat"),
         (TableData, {"val_fraction": 0.6, "test_fraction": 0.4}, "40 of 40 samples are to be held out"),
         (TableData, {"val_fraction": 0.01}, "val_fraction or test_fraction of 40 samples is none"),
         (TableData, {"test": ["A,30,f,plain,0.1,1"], "test_fraction": 0.1}, "from test_path or by test_fraction"),
-        (TableData, {"root": "nowhere"}, r"rows\.csv was not found"),
         (TableData, {"rows": [*wards(), " ,30,f,plain,0.1,1"]}, r"1 of 41 rows have no 'ward' \(group\): line 42"),
         (TableData, {"rows": [*wards(), "A,thirty,f,plain,0.1,1"]}, "line 42: 'thirty' in 'age' is no finite number"),
         (TableData, {"rows": ["A,30,f,plain,0.1,", "A,30,f,plain,0.1,NA"]}, r"no row has a 'ill' \(target\)"),
-        (TextData, {"label": "text", "rows": KINDS[TextData][1][:4]}, "4 different values in 4 rows, which are no"),
         (TextData, {"test": ["crude,sea,oil"]}, r"line 2: 'crude' in label 'label' is none of the 2 classes"),
         (CharacterData, {"length": 24}, r"the texts of 'sea' \(group\) are too short for a piece of 25 characters"),
-        (CharacterData, {"length": 99, "group": None}, "all texts are too short"),
     ],
 )
 def test_refused(make, kind, options, message):

@@ -21,7 +21,6 @@ from flsv.data import (
     partition_counts,
     plot_partition,
 )
-from flsv.data.partition import cut
 from flsv.data.splits import Splits, split_federation
 from flsv.errors import ConfigurationError
 
@@ -76,15 +75,6 @@ def test_a_partitioner_of_ones_own_is_checked():
         Fixed([[0, 1], [1, 2]])(labels, 1)
 
 
-@pytest.mark.parametrize(("length", "shares"), [(7, [0.7, 0.1, 0.1, 0.1]), (1000, [0.3] * 3), (3, [0.25] * 4)])
-def test_cut_is_within_one_of_the_exact_sizes(length, shares):
-    pieces = cut(torch.arange(length), torch.tensor(shares))
-    assert torch.cat(pieces).tolist() == list(range(sum(map(len, pieces))))
-    for piece, share in zip(pieces, shares, strict=True):
-        assert abs(len(piece) - share * length) < 1
-    assert abs(sum(map(len, pieces)) - sum(shares) * length) <= 0.5
-
-
 @pytest.mark.parametrize("scale", [1, 1 / 20])
 def test_sizes_follow_the_proportions_on_any_scale(scale):
     parts = SizePartitioner([scale * share for share in (2, 3, 4, 5, 6)])(EVEN, 10)
@@ -135,13 +125,6 @@ def test_every_client_has_its_number_of_classes_and_every_class_a_holder(clients
         counts_of(PathologicalPartitioner(7, 2), torch.tensor([0, 0, 1, 1, 1, 1, 1, 1]), 2)
 
 
-def test_shapfed_heterogeneous():
-    rest = [0.25] * 9
-    counts = counts_of(ProportionPartitioner([[1, *rest], [0, *rest], [0, *rest], [0, *rest]]))
-    assert counts[:, 0].tolist() == [600, 0, 0, 0]
-    assert (counts[:, 1:] == 150).all()
-
-
 def test_random_matrices_are_met_within_a_sample():
     rng = np.random.default_rng(0)
     labels = torch.from_numpy(rng.integers(0, 6, 997))
@@ -149,15 +132,6 @@ def test_random_matrices_are_met_within_a_sample():
         shares = rng.dirichlet(np.ones(5), size=6).T[:4]
         counts = counts_of(ProportionPartitioner(shares.tolist()), labels, 6)
         assert np.abs(counts.numpy() - shares * np.bincount(labels, minlength=6)).max() < 1
-
-
-def test_guo_eighty_percent_of_two_classes():
-    rows = [[0.4 if label // 2 == client else 0.025 for label in range(10)] for client in range(4)]
-    rows.append([0.5 if label >= 8 else 0.0 for label in range(10)])
-    counts = counts_of(ProportionPartitioner(rows, of="client", total=1000))
-    assert counts.sum(1).tolist() == [200] * 5
-    assert counts[0].tolist() == [80, 80, 5, 5, 5, 5, 5, 5, 5, 5]
-    assert counts[4].tolist() == [0] * 8 + [100, 100]
 
 
 def test_client_shares_use_as_much_as_the_scarcest_class_allows():
