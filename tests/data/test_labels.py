@@ -1,8 +1,6 @@
 """Labels, groups and names of clients, of data sets of every make, from the data to the last message."""
 
-import csv
 import dataclasses
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,7 +14,6 @@ from toys import Plain, fit, network, toy_sets
 
 from flsv import FederatedLoop
 from flsv.aggregation import FedAvg
-from flsv.cli import main
 from flsv.data import (
     ClosedSetLabelNoise,
     DirichletPartitioner,
@@ -289,22 +286,3 @@ def test_metrics_and_files_have_the_names_and_a_renamed_client_is_refused(tmp_pa
     other = FederatedLoop(FedAvg(), {"m": ClassSpecificShapley()}, seed=3)
     with pytest.raises(ConfigurationError, match=r"client_names is \[.*\] and was \['Boston', 'Ly/on', 'Köln'\]"):
         fit(other, tmp_path, plain, toy_clients("Boston", "Paris", "Köln"), ckpt_path=tmp_path / "saved.ckpt")
-
-
-def test_named_files_from_the_command_line(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
-    names = ("Boston", "Köln Süd", "Lyon")
-    for place, name in enumerate(names):
-        lines = [f"{place + i / 7},{'fm'[i % 2]},{i % 2}" for i in range(30)]
-        (tmp_path / f"{name}.csv").write_text("\n".join(["age,sex,ill", *lines]), "utf-8")
-    given = ["--data.clients", f"{{{', '.join(f'{name}: {name}.csv' for name in names)}}}"]
-    given += ["--data.labels", "ill", "--data.partitioner", "null", "--trainer.default_root_dir", str(tmp_path)]
-    quick = ["--config", str(Path(__file__).parents[2] / "configs" / "digits.yaml"), "--trainer.max_epochs", "1"]
-    quick += ["--federation.reporting.table", "false", "--federation.reporting.figures", "0"]
-    assert main(["fit", *quick, *given]) in (0, None)
-    (written,) = tmp_path.rglob("contributions.csv")
-    with written.open(encoding="utf-8") as file:
-        assert {row["client"] for row in csv.DictReader(file)} == {"0", "1", "2"}
-    (hparams,) = tmp_path.rglob("hparams.yaml")
-    assert "Boston, Köln Süd, Lyon" in hparams.read_text("utf-8").replace("\\xF6", "ö").replace("\\xFC", "ü")

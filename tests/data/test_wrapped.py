@@ -1,7 +1,6 @@
 """The data module in a Trainer, around another one, and asked wrongly."""
 
 import sys
-import types
 
 import lightning as L
 import pytest
@@ -10,6 +9,7 @@ import yaml
 from data_options import ready
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.demos.boring_classes import BoringDataModule
 from lightning.pytorch.tuner import Tuner
 from own_data import Items
 from torch import nn
@@ -302,30 +302,24 @@ def test_overfit_batches_are_the_same_in_every_round(source, tmp_path):
 # From the command line
 
 
-def test_yaml_of_a_data_module_and_a_transform(tmp_path, monkeypatch):
-    # Class paths are imported, and pytest does not make this file importable.
-    project = types.ModuleType("somebodys_project")
-    monkeypatch.setitem(sys.modules, "somebodys_project", project)
+def test_data_modules_data_sets_clients_and_transforms_in_yaml(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["flsv"])
-    for kind in (Somebodys, Flip, Images):
-        monkeypatch.setattr(kind, "__module__", "somebodys_project")
-        setattr(project, kind.__name__, kind)
 
     def parse(**data):
         (tmp_path / "config.yaml").write_text(yaml.safe_dump({"data": data}))
-        arguments = ["--config", str(tmp_path / "config.yaml")]
-        defaults = {"accelerator": "cpu", "logger": False}
         options = {"run": False, "save_config_callback": None, "seed_everything_default": False}
-        return LightningCLI(
-            Linear, FederatedDataModule, trainer_defaults=defaults, args=arguments, **options
-        ).datamodule
+        args, quiet = ["--config", str(tmp_path / "config.yaml")], {"accelerator": "cpu", "logger": False}
+        return LightningCLI(Linear, FederatedDataModule, trainer_defaults=quiet, args=args, **options).datamodule
 
-    data = parse(
-        source={"class_path": "somebodys_project.Somebodys", "init_args": {"size": 50}},
-        train_transform={"class_path": "somebodys_project.Flip", "init_args": {"factor": 3.0}},
-    )
-    assert data.source.size == 50
-    assert data.train_transform.factor == 3.0
-    assert parse(source="somebodys_project.Somebodys").source.size == 120
-    pair = [{"class_path": "somebodys_project.Images", "init_args": {"length": n}} for n in (30, 10)]
-    assert [len(part) for part in parse(source=pair).source] == [30, 10]
+    assert isinstance(parse(source=f"{BoringDataModule.__module__}.BoringDataModule").source, BoringDataModule)
+    pair = [{"class_path": "own_data.Items", "init_args": {"items": [[1.0, 0]] * n}} for n in (30, 10)]
+    transform = {"class_path": "torch.nn.Threshold", "init_args": {"threshold": 3.0, "value": 1.0}}
+    data = parse(source=pair, train_transform=transform)
+    assert [len(part) for part in data.source] == [30, 10]
+    assert data.train_transform.threshold == 3.0
+    for place, name in enumerate(("Boston", "Köln Süd")):
+        lines = [f"{place + i / 7},{'fm'[i % 2]},{i % 2}" for i in range(30)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["age,sex,ill", *lines]), "utf-8")
+    data = parse(clients={name: f"{tmp_path}/{name}.csv" for name in ("Boston", "Köln Süd")}, labels="ill")
+    data.setup("fit")
+    assert (data.client_names, data.input_shape) == (("Boston", "Köln Süd"), (3,))
