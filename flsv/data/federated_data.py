@@ -127,11 +127,13 @@ def deal(
     if source.fitted is not None:
         fitted = source.fitted([client["train"] for client in splits.clients])
         source = replace(source, train=fitted.train, val=fitted.val, test=fitted.test, columns=fitted.columns)
-    splits = _without_unknown(splits, classes.labels, corruptions)
+    unknown = torch.tensor([label for each in corruptions for label in each.unknown_classes], dtype=torch.long)
+    if len(unknown):
+        splits = _without_unknown(splits, classes.labels, unknown, corruptions)
     source, train_options, eval_options = _as_read(source, loader, batch_size)
     check_inputs(source.train, splits, {"validation": source.val, "test": source.test})
     check_full_batches(splits, train_options)
-    train, val, test = source.train, *(_known(part, corruptions) for part in (source.val, source.test))
+    train, val, test = source.train, *(_known(part, unknown) for part in (source.val, source.test))
     differs = torch.zeros(len(classes.labels), dtype=torch.bool)
     if corruptions:
         train, noisy, differs = _corrupted(train, classes, splits, corruptions, train_options.get("collate_fn"))
@@ -239,11 +241,10 @@ def _corrupted(
     return TensorDataset(inputs, *fields), labels, differs
 
 
-def _without_unknown(splits: FederatedSplits, labels: Tensor, corruptions: Sequence[Corruption]) -> FederatedSplits:
+def _without_unknown(
+    splits: FederatedSplits, labels: Tensor, unknown: Tensor, corruptions: Sequence[Corruption]
+) -> FederatedSplits:
     """The splits without the samples of unknown classes, but for the training sets of the clients concerned."""
-    unknown = _unknown(corruptions)
-    if not len(unknown):
-        return splits
     concerned = {i for each in corruptions if each.unknown_classes for i in each.chosen(len(splits.clients))}
     known = ~torch.isin(labels, unknown)
     clients = []
@@ -260,13 +261,8 @@ def _without_unknown(splits: FederatedSplits, labels: Tensor, corruptions: Seque
     return left
 
 
-def _unknown(corruptions: Sequence[Corruption]) -> Tensor:
-    return torch.tensor([label for each in corruptions for label in each.unknown_classes], dtype=torch.long)
-
-
-def _known(dataset: Dataset | None, corruptions: Sequence[Corruption]) -> Dataset | None:
+def _known(dataset: Dataset | None, unknown: Tensor) -> Dataset | None:
     """The data set without the samples of unknown classes, if there are any such classes."""
-    unknown = _unknown(corruptions)
     if dataset is None or not len(unknown):
         return dataset
     return Subset(dataset, (~torch.isin(dataset_labels(dataset), unknown)).nonzero().flatten().tolist())

@@ -89,14 +89,6 @@ class Somebodys(L.LightningDataModule):
         return DataLoader(self.test, batch_size=13)
 
 
-class Flip:
-    def __init__(self, factor: float = -1.0):
-        self.factor = factor
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return x * self.factor
-
-
 class Images(Items):
     def __init__(self, length: int = 60):
         super().__init__(zip(X[:length], Y.tolist()))
@@ -117,18 +109,6 @@ def test_what_is_known_before_setup():
         _ = FederatedDataModule().class_counts
     with pytest.raises(RuntimeError, match="not loaded yet"):
         _ = FederatedDataModule(partitioner=GroupPartitioner()).num_clients
-
-
-@pytest.mark.parametrize("preload", [False, True])
-def test_train_transform_changes_training_batches_only(preload):
-    data = ready((Images(), Images()), IIDPartitioner(2), train_transform=Flip(2.0), preload=preload, client_val=0.2)
-    assert isinstance(data.client_loader(0), TensorBatches) is preload
-    x = torch.cat([x for x, _ in data.client_loader(0)])
-    assert torch.isclose(x.sum(), 2 * X[data.client_indices(0)].sum(), atol=1e-4)
-    assert torch.equal(next(iter(data.val_dataloader()))[0], X[data.server_val_indices])
-    assert torch.equal(next(iter(data.client_loader(1, "val")))[0], X[data.client_indices(1, "val")])
-    pooled = torch.cat([x for x, _ in data.train_dataloader()])
-    assert torch.isclose(pooled.sum(), 2 * sum(X[data.client_indices(c)].sum() for c in range(2)), atol=1e-4)
 
 
 def test_the_centralized_baseline_trains_on_all_clients_data(trainer):
@@ -293,16 +273,16 @@ class Watching(Linear):
 @pytest.mark.parametrize("source", [DATA, Images(200)], ids=["tensors", "read"])
 def test_overfit_batches_are_the_same_in_every_round(source, tmp_path):
     module = Watching()
-    data = FederatedDataModule(source, SizePartitioner([1, 2]), batch_size=4, train_transform=Flip(2.0))
+    data = FederatedDataModule(source, SizePartitioner([1, 2]), batch_size=4)
     trainer_for(FederatedLoop(local_epochs=2, seed=0), tmp_path, 3, overfit_batches=2).fit(module, data)
-    first = [2 * X[data.client_indices(client)[:8]] for client in (0, 1) for _ in range(2)]
+    first = [X[data.client_indices(client)[:8]] for client in (0, 1) for _ in range(2)]
     assert torch.equal(torch.cat(module.seen["train"]), torch.cat([torch.cat(first)] * 3))
 
 
 # From the command line
 
 
-def test_data_modules_data_sets_clients_and_transforms_in_yaml(tmp_path, monkeypatch):
+def test_data_modules_data_sets_and_clients_in_yaml(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["flsv"])
 
     def parse(**data):
@@ -313,10 +293,7 @@ def test_data_modules_data_sets_clients_and_transforms_in_yaml(tmp_path, monkeyp
 
     assert isinstance(parse(source=f"{BoringDataModule.__module__}.BoringDataModule").source, BoringDataModule)
     pair = [{"class_path": "own_data.Items", "init_args": {"items": [[1.0, 0]] * n}} for n in (30, 10)]
-    transform = {"class_path": "torch.nn.Threshold", "init_args": {"threshold": 3.0, "value": 1.0}}
-    data = parse(source=pair, train_transform=transform)
-    assert [len(part) for part in data.source] == [30, 10]
-    assert data.train_transform.threshold == 3.0
+    assert [len(part) for part in parse(source=pair).source] == [30, 10]
     for place, name in enumerate(("Boston", "Köln Süd")):
         lines = [f"{place + i / 7},{'fm'[i % 2]},{i % 2}" for i in range(30)]
         (tmp_path / f"{name}.csv").write_text("\n".join(["age,sex,ill", *lines]), "utf-8")
