@@ -12,7 +12,7 @@ from torch import nn
 from torchvision.models import squeezenet1_0
 
 from flsv.errors import ConfigurationError
-from flsv.features import PCA, Backbone, Moments, Penultimate
+from flsv.features import PCA, Backbone, Penultimate
 from flsv.features.base import BATCH
 from flsv.models import build_network
 from flsv.valuation import clients_of
@@ -128,12 +128,6 @@ def test_wrong_use_of_components() -> None:
     pca.fit(draw(20), [])
     with pytest.raises(ConfigurationError, match="of 20 numbers, and got 6"):
         pca(torch.zeros(3, 6))
-
-
-def test_moments_add_up() -> None:
-    x = draw(30).flatten(1)
-    parts = Moments.of(x[:11]) + Moments.of(x[11:])
-    torch.testing.assert_close(parts.covariance(), torch.cov(x.double().T, correction=0))
 
 
 # The model's own

@@ -145,14 +145,7 @@ def test_options_that_there_are_not(name):
         build_network(name, 4, (3, 32, 32), nonsense=1)
 
 
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [
-        ("lenet", "'lenet5'"),
-        ("torchvision:resnet19", "'resnet18'"),
-        ("zzzzzzzz", "flsv's own are fast_text, lenet5, mcmahan_cnn"),
-    ],
-)
+@pytest.mark.parametrize(("name", "hint"), [("lenet", "'lenet5'"), ("zzzzzzzz", "flsv's own are fast_text, lenet5")])
 def test_unknown_name(name, hint):
     with pytest.raises(ConfigurationError, match=f"Unknown network '{name}'.*{hint}"):
         build_network(name, 10, (3, 32, 32))
