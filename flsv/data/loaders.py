@@ -201,10 +201,7 @@ def preload(
     batches = list(make_loader(dataset, batch_size=256, collate_fn=collate_fn, num_workers=num_workers))
     if not all(isinstance(batch, list | tuple) and all(isinstance(x, Tensor) for x in batch) for batch in batches):
         raise ConfigurationError(f"preload: samples of {type(dataset).__name__} do not collate to a tuple of tensors.")
-    kept = TensorDataset(*(torch.cat(fields) for fields in zip(*batches)))
-    if hasattr(dataset, "row_names"):  # by which predictions say whose they are
-        kept.row_names = dataset.row_names  # type: ignore[attr-defined]
-    return kept
+    return TensorDataset(*(torch.cat(fields) for fields in zip(*batches)))
 
 
 _KINDS = (np.random.RandomState, np.random.Generator, random.Random, torch.Generator)

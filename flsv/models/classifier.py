@@ -7,7 +7,6 @@ treats a user's own.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
 from copy import deepcopy
 from typing import Any, Literal
 
@@ -16,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from flsv.declared import Positive, Share, check_argument, check_arguments
@@ -24,31 +22,6 @@ from flsv.errors import ConfigurationError, need_classes
 from flsv.models.factory import build_network
 from flsv.models.imbalance import EpochScores, balanced_weights
 from flsv.models.linear import Classes, check_output
-
-
-def optimizer_and_scheduler(
-    make_optimizer: Callable[[Any], Optimizer], make_scheduler: Callable[[Optimizer], Any] | None, parameters: Iterable
-) -> tuple[Optimizer, Any]:
-    """Both, the schedule None where there is none.
-
-    Raises:
-        ConfigurationError: torch refuses an option of theirs.
-
-    Example:
-        >>> import torch
-        >>> from functools import partial
-        >>> optimizer_and_scheduler(partial(torch.optim.SGD, lr=-1.0), None, [torch.zeros(1)])
-        Traceback (most recent call last):
-        ...
-        flsv.errors.ConfigurationError: the optimizer cannot be made: Invalid learning rate: -1.0. Change its options.
-    """
-    what = "optimizer"
-    try:
-        optimizer = make_optimizer(parameters)
-        what = "learning-rate schedule"
-        return optimizer, None if make_scheduler is None else make_scheduler(optimizer)
-    except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"the {what} cannot be made: {error}. Change its options.") from error
 
 
 def datamodule_of(module: L.LightningModule) -> Any:
@@ -75,8 +48,18 @@ class ReadyClient(L.LightningModule):
         self._score("test", batch)
 
     def configure_optimizers(self) -> Any:
-        """The optimizer over all parameters and, if there is one, the scheduler at its interval."""
-        optimizer, scheduler = optimizer_and_scheduler(self._make_optimizer, self._make_scheduler, self.parameters())
+        """The optimizer over all parameters and, if there is one, the scheduler at its interval.
+
+        Raises:
+            ConfigurationError: torch refuses an option of theirs.
+        """
+        what = "optimizer"
+        try:
+            optimizer = self._make_optimizer(self.parameters())
+            what = "learning-rate schedule"
+            scheduler = None if self._make_scheduler is None else self._make_scheduler(optimizer)
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(f"the {what} cannot be made: {error}. Change its options.") from error
         if scheduler is None:
             return optimizer
         config: dict[str, Any] = {"scheduler": scheduler, "interval": self._scheduler_interval}

@@ -160,6 +160,7 @@ def test_checkpoint_without_data_module(trainer, tmp_path):
         ({"network": MLP(7, (1, 8, 8))}, r"MLP returns \(2, 7\)"),
         ({"class_weights": [1.0, 2.0]}, "10 numbers were expected"),
         ({"network": "lenet5"}, "8x8 are too small"),
+        ({"optimizer": partial(torch.optim.SGD, lr=-1.0)}, "the optimizer cannot be made: Invalid learning rate: -1.0"),
         ({"network_args": {"hiden": [3]}}, "unexpected keyword argument 'hiden'"),
     ],
 )

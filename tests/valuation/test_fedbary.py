@@ -195,6 +195,8 @@ def test_so_many_points_that_samples_could_be_worked_out_are_refused(validation:
         value(sets, validation, support=30)
     allowed, _ = value(sets, validation, support=60, judge=False, allow_reconstruction=True)
     assert allowed.support == 60
+    with pytest.raises(ConfigurationError, match="expected a label_weight above 0"):
+        FedBary(part="labels", label_weight=0.0)
     with pytest.raises(ConfigurationError, match="client 1 has 2 samples.*Leave it out"):
         value([draw(90, 1), draw(2, 2)], validation)
 
