@@ -16,13 +16,13 @@ from data_options import ready
 from own_data import Items
 from PIL import Image
 from resuming import assert_resumes
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import ToTensor
 from toys import CLASSES, FEATURES, Plain, network, toy_data, toy_sets
 
 from flsv.data import FederatedDataModule, IIDPartitioner, Loader, SizePartitioner, TensorBatches, make_loader
-from flsv.data.contents import content_hashes, loader_rows, not_finite
+from flsv.data.contents import content_hashes, not_finite
 from flsv.data.loaders import held_generators, preload
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
@@ -241,16 +241,6 @@ def test_files_are_read_wherever_they_lie(tmp_path: Path) -> None:
     assert content_hashes(second, HOLDERS) == before
     Image.fromarray(np.full((4, 4), 21, np.uint8)).save(tmp_path / "two/dog/2.png")
     assert other(before, content_hashes(second, HOLDERS)) == ["b"]
-
-
-class Endless(IterableDataset):
-    def __iter__(self) -> Any:
-        return iter(range(3))
-
-
-def test_rows_of_loaders() -> None:
-    assert loader_rows([DataLoader(tensors(), batch_size=4), DataLoader(tensors())]) == 2 * len(tensors())
-    assert loader_rows([DataLoader(tensors()), DataLoader(Endless())]) is None
 
 
 def test_whose_samples_they_are() -> None:

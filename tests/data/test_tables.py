@@ -251,20 +251,6 @@ def test_statistics_of_training_rows_are_what_the_clients_would_send():
     np.testing.assert_allclose(tested[:, 0], (np.array(patients(10, 4)["age"]) - mean) / deviation, atol=1e-5)
 
 
-def test_what_nobody_trains_on_changes_no_feature():
-    clients = {"Boston": patients(30, 1), "Lyon": patients(50, 2)}
-    options = {"clients": clients, "labels": "ill", "server_val": 0.2, "client_test": 0.2}
-    before = ready(**options)
-    held = torch.cat([before.server_val_indices, before.client_indices(0, "test"), before.client_indices(1, "test")])
-    for row in held.tolist():
-        frame, place = (clients["Boston"], row) if row < 30 else (clients["Lyon"], row - 30)
-        frame["age"][place] = 1e6
-    (x, _), (y, _) = before._data.train.tensors, ready(**options)._data.train.tensors
-    rows = torch.cat([before.client_indices(client) for client in range(2)])
-    assert torch.equal(x[rows], y[rows])
-    assert y[held, 0].min() > 1e3
-
-
 # Of every make
 
 

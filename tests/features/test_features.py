@@ -84,28 +84,6 @@ def test_components_are_scikit_learns(by_moments: bool) -> None:
     torch.testing.assert_close((mine * theirs).sign().mean(0).abs(), torch.ones(4).double())
 
 
-def test_clients_answer_with_moments_only() -> None:
-    crossed = []
-
-    class Watched:
-        def __init__(self, client):
-            self.client = client
-
-        def __getattr__(self, name):
-            return getattr(self.client, name)
-
-        def ask(self, question, *args):
-            crossed.append(self.client.ask(question, *args))
-            return crossed[-1]
-
-    clients = [Watched(client) for client in clients_of(sets(draw(40), 25, 15))]
-    PCA(2).fit(None, clients)  # type: ignore[arg-type]
-    shapes = [(part.count, part.total.shape, part.square.shape) for part in crossed]
-    assert shapes == [(25, (20,), (20, 20)), (15, (20,), (20, 20))]
-    PCA(2).fit(draw(30), clients)  # type: ignore[arg-type]
-    assert len(crossed) == 2  # the server's own samples were enough
-
-
 def test_rows_that_are_not_finite_are_left_out_of_the_fit_and_stay_apart() -> None:
     x = draw(60)
     broken = x.clone()

@@ -204,14 +204,6 @@ def test_so_many_points_that_samples_could_be_worked_out_are_refused(validation:
 # Edges
 
 
-def test_identical_sets_are_at_distance_zero_and_share_equally() -> None:
-    server = draw(30, 0)
-    exactly = {"support": 30, "iterations": 30, "allow_reconstruction": True}
-    found, _ = value([server, server, draw(30, 5, 2.0)], server, judge=False, **exactly)
-    assert found.distances[:2].max() < 1e-3 * found.distances[2]
-    assert found.shares[:2].tolist() == pytest.approx([0.5, 0.5], abs=0.01)
-
-
 def test_a_class_of_one_sample_and_classes_that_one_side_lacks() -> None:
     x, y = draw(31, 1)
     alone = y.clone()
