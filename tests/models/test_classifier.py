@@ -17,6 +17,7 @@ from sklearn.utils.class_weight import compute_class_weight
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader, TensorDataset
+from toys import trainer_for
 
 from flsv.data import FederatedDataModule, SizePartitioner
 from flsv.errors import ConfigurationError
@@ -59,15 +60,7 @@ def _seeded():
 
 @pytest.fixture
 def trainer(tmp_path):
-    return partial(
-        L.Trainer,
-        accelerator="cpu",
-        default_root_dir=tmp_path,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    return partial(trainer_for, None, tmp_path, rounds=1)
 
 
 def _equal_states(a, b):
@@ -82,7 +75,7 @@ def test_unknown_shape_builds_from_the_data_with_the_same_weights(trainer):
     with pytest.raises(ConfigurationError, match="no network yet"):
         client(torch.rand(2, 1, 8, 8))
     L.seed_everything(3, verbose=False)
-    fit = trainer(max_epochs=1, limit_train_batches=0)
+    fit = trainer(limit_train_batches=0)
     fit.fit(client, Digits())
     assert _equal_states(now.state_dict(), client.state_dict())
     assert client.hparams.num_classes == client.hparams_initial.num_classes == 10
@@ -103,7 +96,7 @@ def test_training_step_is_the_cross_entropy():
 @pytest.mark.parametrize("class_weights", [None, [1.0, 2.0, 1.0, 5.0, 1.0] * 2])
 def test_scores_are_scikit_learns_over_the_whole_set(trainer, class_weights):
     client = ClassifierClient("softmax", optimizer=partial(torch.optim.SGD, lr=0.5), class_weights=class_weights)
-    fit, data = trainer(max_epochs=2), Digits()
+    fit, data = trainer(rounds=2), Digits()
     fit.fit(client, data)
     val = fit.validate(client, data, verbose=False)[0]
     test = fit.test(client, data, verbose=False)[0]
@@ -133,14 +126,14 @@ def test_scores_are_scikit_learns_over_the_whole_set(trainer, class_weights):
     [(ReduceLROnPlateau, "val_loss"), (partial(CliPlateau, monitor="val_accuracy"), "val_accuracy")],
 )
 def test_plateau_scheduler(trainer, scheduler, monitor):
-    fit = trainer(max_epochs=1)
+    fit = trainer()
     fit.fit(ClassifierClient("softmax", scheduler=scheduler), Digits())
     assert fit.lr_scheduler_configs[0].monitor == monitor
 
 
 def test_checkpoint_without_data_module(trainer, tmp_path):
     client = ClassifierClient("lenet5", SMALL, label_smoothing=0.1)
-    fit = trainer(max_epochs=1)
+    fit = trainer()
     fit.fit(client, Digits())
     path = tmp_path / "client.ckpt"
     fit.save_checkpoint(path)
@@ -167,7 +160,7 @@ def test_checkpoint_without_data_module(trainer, tmp_path):
 def test_what_contradicts_the_data_is_found_before_training(trainer, options, message):
     client = ClassifierClient(**{"network": "mlp", **options})
     with pytest.raises(ConfigurationError, match=message):
-        trainer(max_epochs=1).fit(client, Digits())
+        trainer().fit(client, Digits())
     assert client.global_step == 0
 
 
@@ -183,7 +176,7 @@ def test_what_contradicts_the_data_is_found_before_training(trainer, options, me
 )
 def test_wrong_options(trainer, options, message):
     with pytest.raises(ConfigurationError, match=message):
-        trainer(max_epochs=1).fit(ClassifierClient(**{"network": "mlp", **options}), Digits(known=False))
+        trainer().fit(ClassifierClient(**{"network": "mlp", **options}), Digits(known=False))
 
 
 def _scored(logits, y):
@@ -210,7 +203,7 @@ def test_balanced_weights_are_scikit_learns(trainer) -> None:
         torch.utils.data.TensorDataset(torch.randn(300, 4), y), SizePartitioner([2, 1]), batch_size=20
     )
     client = ClassifierClient("softmax", class_weights="balanced")
-    trainer(max_epochs=1).fit(client, data)
+    trainer().fit(client, data)
     held = torch.cat([data.client_labels(0), data.client_labels(1)]).numpy()
     expected = compute_class_weight("balanced", classes=np.array([0, 1]), y=held)
     np.testing.assert_allclose(client.class_weights, expected, rtol=1e-6)
@@ -222,4 +215,4 @@ def test_balanced_weights_are_scikit_learns(trainer) -> None:
 def test_balanced_weights_are_refused_where_nobody_knows_the_counts(trainer) -> None:
     client = ClassifierClient("softmax", num_classes=10, input_shape=(1, 8, 8), class_weights="balanced")
     with pytest.raises(ConfigurationError, match=r"does not say how many samples.*Give 10 numbers"):
-        trainer(max_epochs=1).fit(client, Digits())
+        trainer().fit(client, Digits())

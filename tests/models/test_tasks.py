@@ -9,17 +9,10 @@ import lightning as L
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
+from toys import trainer_for
 
 from flsv.errors import ConfigurationError
 from flsv.models import CharacterModel, RegressorClient
-
-OPTIONS = {
-    "logger": False,
-    "enable_checkpointing": False,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-    "accelerator": "cpu",
-}
 
 
 class Lines(L.LightningDataModule):
@@ -43,7 +36,7 @@ def fitted(tmp_path):
     def command(data=None, **options):
         L.seed_everything(0)
         model = RegressorClient(**{"optimizer": partial(torch.optim.SGD, lr=0.05), **options})
-        trainer = L.Trainer(max_epochs=1, default_root_dir=tmp_path, **OPTIONS)
+        trainer = trainer_for(None, tmp_path, 1)
         trainer.fit(model, data or Lines())
         return trainer, model
 
@@ -86,7 +79,7 @@ def loader(text=b"abcdefgh" * 8, length=7, batch_size=3):
 def test_the_first_predict_the_following(tmp_path):
     model = CharacterModel(width=4, hidden=8)
     batches = loader()
-    trainer = L.Trainer(default_root_dir=tmp_path, **OPTIONS)
+    trainer = trainer_for(None, tmp_path, 1)
     trainer.validate(model, batches, verbose=False)
     losses, hits = [], []
     with torch.no_grad():
