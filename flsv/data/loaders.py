@@ -20,15 +20,7 @@ import numpy as np
 import torch
 from annotated_types import Ge
 from torch import Tensor
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    Sampler,
-    SequentialSampler,
-    Subset,
-    TensorDataset,
-    default_collate,
-)
+from torch.utils.data import DataLoader, Dataset, Sampler, SequentialSampler, Subset, TensorDataset, default_collate
 
 from flsv.declared import Count, checked
 from flsv.errors import ConfigurationError
