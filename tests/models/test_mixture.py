@@ -63,6 +63,7 @@ def test_components_start_different_by_name_and_by_object() -> None:
     by_object = MixtureClient(network=network(), num_classes=CLASSES).network
     for mixture in (by_name, by_object):
         assert isinstance(mixture, Mixture)
+        torch.testing.assert_close(mixture.responsibility, torch.full((3,), 1 / 3))
         firsts = [next(component.parameters()) for component in mixture.components]
         assert len(firsts) == 3
         assert not any(torch.equal(firsts[i], firsts[j]) for i, j in ((0, 1), (0, 2), (1, 2)))
