@@ -310,7 +310,7 @@ def test_the_grid_shows_the_worst_samples_and_is_written_where_the_client_says(t
     found = FedBary(support=9, iterations=3).value(clients, server_of(*images(20, 0)), torch.Generator())
     assert clients[0].ask(keep_pictures, 3) is None
     figure = clients[0].ask(lambda local: local.memory["artifacts"]["most_harmful"]())
-    titles = [axis.get_title() for axis in figure.axes if axis.get_title()]
+    titles = [text.get_text() for text in figure.axes[0].texts]
     assert titles[0] == "1: inf"
     assert {title[0] for title in titles[1:]} == {"0", "1"}  # labels of samples 3 and 8
     assert len(titles) == 3
