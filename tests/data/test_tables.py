@@ -213,6 +213,8 @@ def test_dates_as_they_are_written_elsewhere():
     assert encoder.read[0].values[[0, 1, 3]].tolist() == expected
     with pytest.raises(ConfigurationError, match=r"line 2: '28.02.2024' in 'came' is no date as YYYY-MM-DD"):
         encoded({"dates": {"came": "days"}, "exclude": ["left"]}, came=["28.02.2024", *CAME[1:]])
+    with pytest.raises(ConfigurationError, match="'came' has dates in stays.csv"):
+        encoded({"exclude": ["left"]})
 
 
 # Numbers, against NumPy
