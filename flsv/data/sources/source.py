@@ -316,9 +316,14 @@ def open_source(
             raise ConfigurationError(f"{place} has data by client, which says whose the samples are: leave groups out.")
         own = {name: found.pop(name, None) for name in ("val", "test")}
         return _own_source(found, _filled(held_out, own), reading, clients=True)
-    splits = isinstance(source, list | tuple) and 0 < len(source) <= 2 and not is_pair_of_arrays(source)
-    parts = dict(zip(("train", "test"), source if splits else [source]))
+    parts = _splits(source)
     return _own_source({"source": parts.pop("train")}, _filled(held_out, parts), reading)
+
+
+def _splits(source: Any) -> dict[str, Any]:
+    """A source's ``train``, and perhaps ``test``."""
+    splits = isinstance(source, list | tuple) and 0 < len(source) <= 2 and not is_pair_of_arrays(source)
+    return dict(zip(("train", "test"), source if splits else [source]))
 
 
 def _filled(given: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
