@@ -33,6 +33,20 @@ class ColumnError(ConfigurationError):
         self.remedy = dict(remedy)
 
 
+def need_classes(asking: str, missing: str, instead: str) -> ConfigurationError:
+    """The error of those who need classes and hear of it after the data have been dealt out.
+
+    Args:
+        asking: who asks and what it does, the beginning of a sentence.
+        missing: why there are no classes.
+        instead: what else to do.
+    """
+    return ConfigurationError(
+        f"{asking}, and the training samples have no classes: {missing}. Give them one whole number each, as an "
+        f"attribute `targets` of the data set or as FederatedDataModule(labels=...); or {instead}."
+    )
+
+
 def listed(values: Iterable[Any], most: int = 5, show: Callable[[Any], str] = str) -> str:
     """The first of some values.
 

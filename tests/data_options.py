@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from flsv.data import Files, Loader, Splits
+from flsv.data import FederatedDataModule, Files, Loader, Splits
 
 
 def grouped(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -17,3 +17,10 @@ def grouped(options: Mapping[str, Any]) -> dict[str, Any]:
         if mine:
             found[name] = kind(**mine)
     return found
+
+
+def ready(*args: Any, **options: Any) -> FederatedDataModule:
+    """A data module with such options, set up."""
+    data = FederatedDataModule(*args, **grouped(options))
+    data.setup("fit")
+    return data

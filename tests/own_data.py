@@ -2,11 +2,8 @@
 
 import numpy as np
 import torch
-from data_options import grouped
 from frames import Frame
 from torch.utils.data import Dataset, TensorDataset
-
-from flsv.data import FederatedDataModule
 
 X = np.random.default_rng(0).normal(size=(60, 4))
 Y = np.arange(60) % 3
@@ -14,24 +11,23 @@ WORDS = np.array(["cat", "dog", "eel"])
 HERE = TensorDataset(torch.tensor(X).float(), torch.tensor(Y))
 
 
-def ready(*args, **kwargs):
-    data = FederatedDataModule(*args, **grouped(kwargs))
-    data.setup("fit")
-    return data
+class Items(Dataset):
+    """Hands out samples that are not held as tensors, counts how often, and has whatever attributes it is given."""
 
-
-class Rows(Dataset):
-    """Samples that are not held as tensors."""
-
-    def __init__(self, length=30, **attributes):
-        self.length = length
+    def __init__(self, items, **attributes):
+        self.items, self.reads = list(items), 0
         self.__dict__.update(attributes)
 
     def __len__(self):
-        return self.length
+        return len(self.items)
 
     def __getitem__(self, index):
-        return torch.full((4,), float(index)), index % 3
+        self.reads += 1
+        return self.items[index]
+
+
+def rows(length=30, **attributes):
+    return Items([(torch.full((4,), float(index)), index % 3) for index in range(length)], **attributes)
 
 
 def patients(number, seed, shift=0.0):

@@ -183,5 +183,5 @@ def test_what_needs_classes_takes_those_that_are_given(tmp_path: Path) -> None:
 
 
 def test_the_classifier_of_flsv_needs_classes(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="ClassifierClient learns classes, and the training samples have none"):
+    with pytest.raises(ConfigurationError, match="ClassifierClient learns classes, and the training samples have no"):
         trainer_for(FederatedLoop(), tmp_path, 1).fit(ClassifierClient("mlp"), numbers())

@@ -71,15 +71,12 @@ class CohortLoader(Iterable[Any]):
 
     @property
     def tensors(self) -> tuple[Tensor, ...] | None:
-        """What all batches are rows of; None where they are made otherwise, or transformed."""
+        """What all batches are rows of; None where they are made otherwise."""
         loaders = [loader for _, loader, _ in self._epochs]
         first = loaders[0]
         if not isinstance(first, TensorBatches):
             return None
-        alike = all(
-            isinstance(loader, TensorBatches) and loader.tensors is first.tensors and loader.transform is None
-            for loader in loaders
-        )
+        alike = all(isinstance(loader, TensorBatches) and loader.tensors is first.tensors for loader in loaders)
         return first.tensors if alike else None
 
     def rows(self, place: int) -> list[Tensor]:

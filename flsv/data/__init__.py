@@ -1,12 +1,6 @@
 """Data for a federation: sources, partitioners, corruptions, and the data module that brings them together."""
 
-from flsv.data.corruption import (
-    ClientChoice,
-    ClosedSetLabelNoise,
-    Corruption,
-    GaussianNoise,
-    OpenSetLabelNoise,
-)
+from flsv.data.corruption import ClientChoice, ClosedSetLabelNoise, Corruption, GaussianNoise, OpenSetLabelNoise
 from flsv.data.datamodule import FederatedDataModule
 from flsv.data.loaders import Loader, TensorBatches, make_loader
 from flsv.data.partition import (

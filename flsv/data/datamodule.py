@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import lightning as L
 import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch import Tensor
 
 from flsv.arguments import check_kind
 from flsv.data.corruption import Corruption
@@ -51,7 +50,7 @@ class FederatedDataModule(FederationView):
             - a ``LightningDataModule``, used as it is: its training loader tells the data set and how to read it (batch
               size, ``collate_fn``, workers), its validation loader is the server's, its test loader is passed on;
             - a map-style data set, or ``(train, test)``;
-            - arrays ``(X, y)``, or ``((X, y), (X_test, y_test))``, see :func:`~flsv.data.sources.arrays.array_set`;
+            - arrays ``(X, y)``, or ``((X, y), (X_test, y_test))``, see :func:`~flsv.data.sources.base.array_set`;
             - with ``labels``, a DataFrame (pandas, polars, Arrow) or a Hugging Face data set.
 
         partitioner: who gets what; by default ``GroupPartitioner()`` where the data are given by client or ``groups``
@@ -77,7 +76,6 @@ class FederatedDataModule(FederationView):
         corruptions: what is wrong with some clients' training data, in the order in which it happens, such as
             ``[ClosedSetLabelNoise(fraction=0.3)]``; data that are not tensors need ``Loader(preload=True)`` for it. No
             validation or test sample changes, and the data set itself does not either.
-        train_transform: applied to the images ``[B, ...]`` of each training batch.
         files: where named data sets and files are, see :class:`~flsv.data.Files`.
         loader: how batches are read, see :class:`~flsv.data.Loader`.
 
@@ -122,8 +120,6 @@ class FederatedDataModule(FederationView):
         columns: GivenColumns = None,
         splits: Splits = _SPLITS,
         corruptions: list[Corruption] | None = None,
-        # Not "-> Tensor": jsonargparse would take a class path for that of a Tensor.
-        train_transform: Callable[[Tensor], Any] | None = None,
         files: Files = _FILES,
         loader: Loader = _LOADER,
     ) -> None:
@@ -150,7 +146,6 @@ class FederatedDataModule(FederationView):
         self._batch_size = batch_size
         self.groups = groups
         self.labels = labels
-        self.train_transform = train_transform
         #: Set by the loop: the batches of the coming round, in place of all clients' pooled training data. Not a list
         #: or a dictionary of batches: Lightning would take that for a collection of loaders.
         self.round_loader: Callable[[], Iterable[Any]] | None = None
@@ -196,7 +191,7 @@ class FederatedDataModule(FederationView):
             if getattr(self.trainer, "reload_dataloaders_every_n_epochs", 0) and stage == "fit":
                 raise ConfigurationError(
                     f"reload_dataloaders_every_n_epochs: the loaders of {self._source_name} are read once, when its "
-                    "samples are dealt out. Leave it at 0; change samples in the data set or in train_transform."
+                    "samples are dealt out. Leave it at 0; change samples in the data set."
                 )
             self._module.trainer = self.trainer
             # Training data are always needed: who has what is known in every stage.

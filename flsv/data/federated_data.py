@@ -21,10 +21,8 @@ from flsv.data.partition import Partitioner, partition_counts
 from flsv.data.sources.base import ColumnCard, SourceData
 from flsv.data.splits import FederatedSplits, Splits, split_federation
 from flsv.errors import ConfigurationError, listed
-from flsv.participants import LocalData
 from flsv.seeding import generator_for
 from flsv.valuation import FedBary, participants_of, sample_values
-from flsv.valuation.sets import Dealt
 
 
 @dataclass(frozen=True)
@@ -129,11 +127,13 @@ def deal(
     if source.fitted is not None:
         fitted = source.fitted([client["train"] for client in splits.clients])
         source = replace(source, train=fitted.train, val=fitted.val, test=fitted.test, columns=fitted.columns)
-    splits = _without_unknown(splits, classes.labels, corruptions)
+    unknown = torch.tensor([label for each in corruptions for label in each.unknown_classes], dtype=torch.long)
+    if len(unknown):
+        splits = _without_unknown(splits, classes.labels, unknown, corruptions)
     source, train_options, eval_options = _as_read(source, loader, batch_size)
     check_inputs(source.train, splits, {"validation": source.val, "test": source.test})
     check_full_batches(splits, train_options)
-    train, val, test = source.train, *(_known(part, corruptions) for part in (source.val, source.test))
+    train, val, test = source.train, *(_known(part, unknown) for part in (source.val, source.test))
     differs = torch.zeros(len(classes.labels), dtype=torch.bool)
     if corruptions:
         train, noisy, differs = _corrupted(train, classes, splits, corruptions, train_options.get("collate_fn"))
@@ -241,11 +241,10 @@ def _corrupted(
     return TensorDataset(inputs, *fields), labels, differs
 
 
-def _without_unknown(splits: FederatedSplits, labels: Tensor, corruptions: Sequence[Corruption]) -> FederatedSplits:
+def _without_unknown(
+    splits: FederatedSplits, labels: Tensor, unknown: Tensor, corruptions: Sequence[Corruption]
+) -> FederatedSplits:
     """The splits without the samples of unknown classes, but for the training sets of the clients concerned."""
-    unknown = _unknown(corruptions)
-    if not len(unknown):
-        return splits
     concerned = {i for each in corruptions if each.unknown_classes for i in each.chosen(len(splits.clients))}
     known = ~torch.isin(labels, unknown)
     clients = []
@@ -262,19 +261,14 @@ def _without_unknown(splits: FederatedSplits, labels: Tensor, corruptions: Seque
     return left
 
 
-def _unknown(corruptions: Sequence[Corruption]) -> Tensor:
-    return torch.tensor([label for each in corruptions for label in each.unknown_classes], dtype=torch.long)
-
-
-def _known(dataset: Dataset | None, corruptions: Sequence[Corruption]) -> Dataset | None:
+def _known(dataset: Dataset | None, unknown: Tensor) -> Dataset | None:
     """The data set without the samples of unknown classes, if there are any such classes."""
-    unknown = _unknown(corruptions)
     if dataset is None or not len(unknown):
         return dataset
     return Subset(dataset, (~torch.isin(dataset_labels(dataset), unknown)).nonzero().flatten().tolist())
 
 
-def without_flagged(module: Dealt, dealt: FederatedData, detector: FedBary) -> FederatedData:
+def without_flagged(module: Any, dealt: FederatedData, detector: FedBary) -> FederatedData:
     """The data without the training samples that the clients flag; validation and test samples all stay.
 
     Args:
@@ -289,16 +283,11 @@ def without_flagged(module: Dealt, dealt: FederatedData, detector: FedBary) -> F
     detector.value(clients, server, generator_for(module.seed, "flagged samples"))
     splits = []
     for client, parts in zip(clients, dealt.splits.clients):
-        kept = parts["train"][client.ask(_kept)] if len(parts["train"]) else parts["train"]
-        if not len(kept) and len(parts["train"]):
+        kept = parts["train"][client.ask(lambda local: ~sample_values(local).flagged)]
+        if not len(kept):
             called = client_called(client.id, dealt.splits.names)
             raise ConfigurationError(f"drop_flagged: all training samples of {called} are flagged. Leave it out.")
         splits.append({**parts, "train": kept})
     left = replace(dealt.splits, clients=tuple(splits))
     check_full_batches(left, dealt.train_options)
     return replace(dealt, splits=left)
-
-
-def _kept(local: LocalData) -> Tensor:
-    """Which of its samples a client keeps, bool ``[m]``."""
-    return ~sample_values(local).flagged

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 import lightning as L
@@ -17,7 +16,7 @@ from flsv.data.corruption import Corruption
 from flsv.data.federated_data import FederatedData
 from flsv.data.loaders import Loader, TensorBatches, make_loader
 from flsv.data.partition import Partitioner
-from flsv.data.sources.base import ColumnCard, Files, Reading
+from flsv.data.sources.base import ColumnCard, Reading
 from flsv.data.sources.source import source_name
 from flsv.data.splits import Splits
 from flsv.errors import ConfigurationError, listed
@@ -31,13 +30,10 @@ _LISTED = 20
 class FederationView(ReadOnlyArguments, L.LightningDataModule):
     """The read-only part of :class:`~flsv.data.FederatedDataModule`; see there."""
 
-    source: Any
     partitioner: Partitioner
     splits: Splits
-    files: Files
     loader: Loader
     corruptions: tuple[Corruption, ...]
-    train_transform: Callable[[Tensor], Any] | None
     _reading: Reading
     _held_out: dict[str, Any]
     _source_name: str
@@ -154,10 +150,9 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
 
         Args:
             client: the client's number.
-            split: ``train`` is shuffled (but for ``overfit_batches``) and transformed; ``val`` and ``test`` come in
-                order.
+            split: ``train`` is shuffled (but for ``overfit_batches``); ``val`` and ``test`` come in order.
             generator: drives the shuffle, and nothing else does; by default one of this module's seed and the client.
-            shuffle: False gives the training samples as the client has them: in order, not transformed.
+            shuffle: False gives the training samples as the client has them: in order.
         """
         indices = self.client_indices(client, split)
         if split == "train" and shuffle:
@@ -169,12 +164,12 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         overfits = self.trainer is not None and self.trainer.overfit_batches > 0  # type: ignore[attr-defined]
         order = None if overfits else generator
         options = self._data.train_options
-        return make_loader(self._data.train, indices, generator=order, transform=self.train_transform, **options)
+        return make_loader(self._data.train, indices, generator=order, **options)
 
     def near(self, trainer: L.Trainer) -> FederatedData | None:
         """What is dealt out, on the trainer's device if it is to lie there."""
         dealt, device = self._dealt, trainer.strategy.root_device
-        if dealt is None or device.type != "cuda" or not self.loader.on_device or self.train_transform is not None:
+        if dealt is None or device.type != "cuda" or not self.loader.on_device:
             return dealt
         asking = (trainer.lightning_module, self)
         if not dealt.tensors() or any(is_overridden(hook, part) for hook in BATCH_HOOKS[:2] for part in asking):

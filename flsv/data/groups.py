@@ -59,8 +59,6 @@ def named_groups(dataset: Dataset, groups: Any = None) -> tuple[Tensor | None, t
 
 #: A client of several groups is called after so many of them at most.
 _MOST = 3
-#: Words that say no more than that there are several.
-GENERIC = ("group", "site")
 _NUMBER = re.compile(r"[-+]?\d+([.]\d+)?")
 
 
@@ -80,32 +78,25 @@ def client_called(client: int, names: Sequence[str] = (), noun: str = "client") 
     return f"{noun} {client}" if name == str(client) else f"{noun} {client} ({name!r})"
 
 
-def spelled_alike(names: Iterable[str]) -> list[list[str]]:
-    """Names that a person takes for one: equal numbers, and words that differ in case or white space.
+def check_spelling(names: Iterable[str], where: str, refuse: bool = True) -> None:
+    """Refuse several classes that a person takes for one (equal numbers, words that differ in case or white space), and
+    a model would tell apart; of categories and clients that may be one, only warn.
 
     Example:
-        >>> spelled_alike(["0", "True", "00", "yes", "true ", "0.0"])
-        [['0', '00', '0.0'], ['True', 'true ']]
+        >>> check_spelling(["0", "True", "00", "yes", "true "], "The data")
+        Traceback (most recent call last):
+        ...
+        flsv.errors.ConfigurationError: The data has '0', '00', which are one to a person: spell it alike everywhere.
     """
     spellings: dict[Any, list[str]] = {}
     for name in names:
         spellings.setdefault(_meaning(name), []).append(name)
-    return [alike for alike in spellings.values() if len(alike) > 1]
-
-
-def warn_of_spelling(names: Iterable[str], where: str) -> None:
-    """Warn where several categories or clients may be one to a person."""
-    for alike in spelled_alike(names):
-        rank_zero_warn(f"{where} has {', '.join(map(repr, alike))}, each for itself. If they are one, spell it alike.")
-
-
-def check_spelling(names: Iterable[str], where: str) -> None:
-    """Raise ConfigurationError where several classes are one to a person, which a model would tell apart."""
-    for alike in spelled_alike(names):
-        alike_names = ", ".join(map(repr, alike))
-        raise ConfigurationError(
-            f"{where} has {alike_names}, which are one class to a person: spell it alike everywhere."
-        )
+    for alike in spellings.values():
+        message = f"{where} has {', '.join(map(repr, alike))}, which are one to a person: spell it alike everywhere."
+        if len(alike) > 1 and refuse:
+            raise ConfigurationError(message)
+        if len(alike) > 1:
+            rank_zero_warn(message)
 
 
 def _meaning(name: str) -> Any:
@@ -134,7 +125,7 @@ def plain_names(values: Iterable[Any], kind: str) -> tuple[str, ...]:
         ('Sankt Anna', 'ward 7', 'ward 08')
     """
     values = list(values)
-    if kind in GENERIC and list(map(str, values)) == list(map(str, range(len(values)))):
+    if kind in ("group", "site") and list(map(str, values)) == list(map(str, range(len(values)))):
         return tuple(map(str, values))
     names = [" ".join("".join(c if c.isprintable() else " " for c in str(value)).split()) for value in values]
     names = [f"{kind} {name}" if _NUMBER.fullmatch(name) else name for name in names]

@@ -287,17 +287,3 @@ def _unusable(dataset: Dataset, why: str) -> str:
         f"No class labels in {type(dataset).__name__}: {why}. One whole number per sample is needed, as an attribute "
         "`targets`, as the last element of each sample, or as labels=[...]."
     )
-
-
-def need_classes(asking: str, missing: str, instead: str) -> ConfigurationError:
-    """The error of those who need classes and hear of it after the data have been dealt out.
-
-    Args:
-        asking: who asks and what it does, the beginning of a sentence.
-        missing: why there are no classes.
-        instead: what else to do.
-    """
-    return ConfigurationError(
-        f"{asking}, and the training samples have no classes: {missing}. Give them one whole number each, as an "
-        f"attribute `targets` of the data set or as FederatedDataModule(labels=...); or {instead}."
-    )

@@ -20,15 +20,7 @@ import numpy as np
 import torch
 from annotated_types import Ge
 from torch import Tensor
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    Sampler,
-    SequentialSampler,
-    Subset,
-    TensorDataset,
-    default_collate,
-)
+from torch.utils.data import DataLoader, Dataset, Sampler, SequentialSampler, Subset, TensorDataset, default_collate
 
 from flsv.declared import Count, checked
 from flsv.errors import ConfigurationError
@@ -44,7 +36,6 @@ class TensorBatches:
         batch_size: rows per batch.
         drop_last: leave out a last batch that is not full.
         generator: CPU generator that draws a new order for every pass; None: in order.
-        transform: applied to each batch's first tensor.
 
     Yields:
         Tuples of tensors, each ``[batch_size, ...]``; the last batch may be smaller.
@@ -63,14 +54,12 @@ class TensorBatches:
         *,
         drop_last: bool = False,
         generator: torch.Generator | None = None,
-        transform: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self.tensors = tuple(tensors)
         self.indices = torch.arange(len(self.tensors[0])) if indices is None else indices
         self.batch_size = batch_size
         self.drop_last = drop_last
         self.generator = generator
-        self.transform = transform
 
     def __len__(self) -> int:
         full, rest = divmod(len(self.indices), self.batch_size)
@@ -84,14 +73,8 @@ class TensorBatches:
         return order.to(self.tensors[0].device).split(self.batch_size)[: len(self)]
 
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
-        tensors, transform = self.tensors, self.transform
-        if transform is not None:
-            seed_held(held_generators(transform), 0 if self.generator is None else self.generator.initial_seed())
         for rows in self.rows():
-            batch = [tensor.index_select(0, rows) for tensor in tensors]
-            if transform is not None:
-                batch[0] = transform(batch[0])
-            yield tuple(batch)
+            yield tuple(tensor.index_select(0, rows) for tensor in self.tensors)
 
 
 @checked
@@ -102,7 +85,6 @@ def make_loader(
     batch_size: Count,
     drop_last: bool = False,
     generator: torch.Generator | None = None,
-    transform: Callable[[Tensor], Tensor] | None = None,
     collate_fn: Callable[[list[Any]], Any] | None = None,
     **options: Any,
 ) -> TensorBatches | DataLoader:
@@ -118,7 +100,6 @@ def make_loader(
         drop_last: leave out a last batch that is not full.
         generator: CPU generator that draws a new order for every pass; None: in order. Workers' seeds follow from its
             initial seed.
-        transform: applied to the first element of each collated batch.
         collate_fn: as of ``DataLoader``.
         options: further ``DataLoader`` arguments (``num_workers``, ``pin_memory``, ...).
 
@@ -133,10 +114,8 @@ def make_loader(
     """
     tensors, rows = tensors_of(dataset, indices, collate_fn)
     if tensors is not None:
-        return TensorBatches(tensors, rows, batch_size, drop_last=drop_last, generator=generator, transform=transform)
+        return TensorBatches(tensors, rows, batch_size, drop_last=drop_last, generator=generator)
     collate_fn = collate_fn or default_collate
-    if transform is not None:
-        collate_fn = _Transformed(collate_fn, transform)
     subset = dataset if indices is None else Subset(dataset, indices.tolist())
     # A DataLoader draws its workers' seeds before its first order, and from the global generator if it is given none:
     # with a generator of its own it does neither.
@@ -182,24 +161,13 @@ class _Shuffled(Sampler[int]):
         yield from torch.randperm(self.length, generator=self.generator).tolist()
 
 
-class _Transformed:
-    """Collates to a batch whose first element is transformed."""
-
-    def __init__(self, collate_fn: Callable[[list[Any]], Any], transform: Callable[[Tensor], Tensor]) -> None:
-        self.collate_fn, self.transform = collate_fn, transform
-
-    def __call__(self, samples: list[Any]) -> list[Any]:
-        batch = self.collate_fn(samples)
-        return [self.transform(batch[0]), *batch[1:]]
-
-
 def preload(
     dataset: Dataset, collate_fn: Callable[[list[Any]], Any] | None = None, num_workers: int = 0
 ) -> TensorDataset:
     """The whole of ``dataset`` in memory, so that batches need no Python per sample.
 
     For data sets that decode or transform each sample anew, always to the same result. Random augmentation would be
-    frozen at its first draw: use ``train_transform`` for it.
+    frozen at its first draw: a module's ``on_after_batch_transfer`` can do it.
 
     Args:
         dataset: map-style; samples are tuples of equally shaped tensors or numbers.
@@ -225,10 +193,7 @@ def preload(
     batches = list(make_loader(dataset, batch_size=256, collate_fn=collate_fn, num_workers=num_workers))
     if not all(isinstance(batch, list | tuple) and all(isinstance(x, Tensor) for x in batch) for batch in batches):
         raise ConfigurationError(f"preload: samples of {type(dataset).__name__} do not collate to a tuple of tensors.")
-    kept = TensorDataset(*(torch.cat(fields) for fields in zip(*batches)))
-    if hasattr(dataset, "row_names"):  # by which predictions say whose they are
-        kept.row_names = dataset.row_names  # type: ignore[attr-defined]
-    return kept
+    return TensorDataset(*(torch.cat(fields) for fields in zip(*batches)))
 
 
 _KINDS = (np.random.RandomState, np.random.Generator, random.Random, torch.Generator)
@@ -327,8 +292,7 @@ class Loader:
         preload: read every sample once and keep it as tensors; not for data sets that augment at random.
         on_device: whether data held as tensors lie on a CUDA device during a federated fit, where batches are gathered
             without a copy, the same to the bit: if they take at most a quarter of the memory that is free there when
-            the fit begins, there is no ``train_transform``, which may draw random numbers where its images are, and
-            neither module has hooks that are handed batches before they are there.
+            the fit begins, and neither module has hooks that are handed batches before they are there.
 
     Raises:
         ConfigurationError: an ``eval_batch_size`` below 1, anything of another type.

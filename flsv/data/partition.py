@@ -139,8 +139,7 @@ def plot_partition(
 ) -> tuple[Figure, Axes]:
     """Draw who has how many samples of which class: one bar per client, stacked by class.
 
-    Up to 20 classes have a legend, up to ten in colors that color-blind people can tell apart; more are colored along a
-    scale. The figure does not touch pyplot's global state.
+    Up to 20 classes have a legend. The figure does not touch pyplot's global state.
 
     Args:
         counts: samples ``[num_clients, num_classes]``, as of :func:`~flsv.data.partition_counts`.
@@ -159,25 +158,20 @@ def plot_partition(
     import pandas as pd
     from matplotlib import colormaps
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
 
     clients, classes = counts.shape
     names = [label_text(name) for name in (range(classes) if class_names is None else class_names)]
-    few = classes <= _MOST_LEGEND_ENTRIES
-    height = max(2.5, 1.2 + 0.26 * clients, 0.6 + 0.24 * classes if few else 0)
-    figure = Figure(figsize=(8, min(height, 16)), layout="constrained")
+    figure = Figure(figsize=(8, min(max(2.5, 1.2 + 0.26 * clients), 16)), layout="constrained")
     axes = figure.add_subplot()
-    many = colormaps["tab20" if few else "viridis"].resampled(classes)
+    many = colormaps["tab20" if classes <= _MOST_LEGEND_ENTRIES else "viridis"].resampled(classes)
     colors = PALETTE[:classes] if classes <= len(PALETTE) else [many(c) for c in range(classes)]
     frame = pd.DataFrame(counts.tolist(), columns=names)
     frame.plot.barh(stacked=True, ax=axes, color=colors, width=0.84, legend=False, xlabel="samples", ylabel="client")
-    axes.set(ylim=(clients - 0.5, -0.5))
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.invert_yaxis()
     # At most about 50 client numbers, or they run into each other.
     shown = range(0, clients, -(-clients // 50))
     axes.set_yticks(shown, [label_text(i if client_names is None else client_names[i]) for i in shown])
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if few and classes > 1:
+    if 1 < classes <= _MOST_LEGEND_ENTRIES:
         figure.legend(loc="outside right upper", title="class", frameon=False)
     return figure, axes
 

@@ -6,7 +6,7 @@ treats a user's own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from abc import abstractmethod
 from copy import deepcopy
 from typing import Any, Literal
 
@@ -15,39 +15,13 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from flsv.declared import Positive, Share, check_argument, check_arguments
-from flsv.errors import ConfigurationError
+from flsv.errors import ConfigurationError, need_classes
 from flsv.models.factory import build_network
 from flsv.models.imbalance import EpochScores, balanced_weights
 from flsv.models.linear import Classes, check_output
-
-
-def optimizer_and_scheduler(
-    make_optimizer: Callable[[Any], Optimizer], make_scheduler: Callable[[Optimizer], Any] | None, parameters: Iterable
-) -> tuple[Optimizer, Any]:
-    """Both, the schedule None where there is none.
-
-    Raises:
-        ConfigurationError: torch refuses an option of theirs.
-
-    Example:
-        >>> import torch
-        >>> from functools import partial
-        >>> optimizer_and_scheduler(partial(torch.optim.SGD, lr=-1.0), None, [torch.zeros(1)])
-        Traceback (most recent call last):
-        ...
-        flsv.errors.ConfigurationError: the optimizer cannot be made: Invalid learning rate: -1.0. Change its options.
-    """
-    what = "optimizer"
-    try:
-        optimizer = make_optimizer(parameters)
-        what = "learning-rate schedule"
-        return optimizer, None if make_scheduler is None else make_scheduler(optimizer)
-    except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"the {what} cannot be made: {error}. Change its options.") from error
 
 
 def datamodule_of(module: L.LightningModule) -> Any:
@@ -58,11 +32,60 @@ def datamodule_of(module: L.LightningModule) -> Any:
         return None
 
 
+class ReadyClient(L.LightningModule):
+    """What ready-made clients share: optimizer and schedule, and that validation and test log the same scores."""
+
+    _make_optimizer: OptimizerCallable
+    _make_scheduler: LRSchedulerCallable | None
+    _scheduler_interval = "epoch"
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Score the batch; ``val_loss`` is among what is logged."""
+        self._score("val", batch)
+
+    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Score a batch of the test data."""
+        self._score("test", batch)
+
+    def configure_optimizers(self) -> Any:
+        """The optimizer over all parameters and, if there is one, the scheduler at its interval.
+
+        Raises:
+            ConfigurationError: torch refuses an option of theirs.
+        """
+        what = "optimizer"
+        try:
+            optimizer = self._make_optimizer(self.parameters())
+            what = "learning-rate schedule"
+            scheduler = None if self._make_scheduler is None else self._make_scheduler(optimizer)
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(f"the {what} cannot be made: {error}. Change its options.") from error
+        if scheduler is None:
+            return optimizer
+        config: dict[str, Any] = {"scheduler": scheduler, "interval": self._scheduler_interval}
+        if isinstance(scheduler, ReduceLROnPlateau):
+            config["monitor"] = getattr(scheduler, "monitor", "val_loss")
+        return {"optimizer": optimizer, "lr_scheduler": config}
+
+    @abstractmethod
+    def _score(self, stage: str, batch: Any) -> None: ...
+
+
+class NotBuilt(nn.Module):
+    """Stands for the network until its classes and input shape are known."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise ConfigurationError(
+            "The client has no network yet: it is built when training starts, for the data module's classes and shape. "
+            "To use it before, give num_classes and input_shape."
+        )
+
+
 # What stands for a network object in the hyper-parameters, which hold plain types only.
 _OBJECT = "object:"
 
 
-class ClassifierClient(L.LightningModule):
+class ClassifierClient(ReadyClient):
     """Image (or table) classifier: network, cross-entropy, optimizer, scheduler, accuracy and balanced accuracy.
 
     Batches are ``(x [B, *input_shape], y int64 [B])``. ``training_step`` returns the mean cross-entropy and logs
@@ -142,7 +165,7 @@ class ClassifierClient(L.LightningModule):
         self._label_smoothing = label_smoothing
         weights = torch.tensor(class_weights) if isinstance(class_weights, list) else None
         self.register_buffer("class_weights", weights, persistent=False)
-        self.network: nn.Module = _NotBuilt() if module is None else module
+        self.network: nn.Module = NotBuilt() if module is None else module
         self._num_classes = num_classes
         self._input_shape = None if input_shape is None else tuple(input_shape)
         if num_classes is not None and (module is not None or input_shape is not None) and not self._balanced:
@@ -152,14 +175,10 @@ class ClassifierClient(L.LightningModule):
         """Build the network if that is still to do, and check classes and shape against the data module."""
         datamodule = datamodule_of(self)
         if (missing := getattr(datamodule, "no_classes", None)) is not None:
-            raise ConfigurationError(
-                f"ClassifierClient learns classes, and the training samples have none: {missing}. Give them one whole "
-                "number each, as an attribute `targets` of the data set or as FederatedDataModule(labels=...); or "
-                "train a LightningModule of your own."
-            )
-        num_classes = _agreed("num_classes", self._num_classes, datamodule)
-        input_shape = _agreed("input_shape", self._input_shape, datamodule)
-        needs_shape = isinstance(self.network, _NotBuilt)
+            raise need_classes("ClassifierClient learns classes", missing, "train a LightningModule of your own")
+        num_classes = agreed("num_classes", self._num_classes, datamodule)
+        input_shape = agreed("input_shape", self._input_shape, datamodule)
+        needs_shape = isinstance(self.network, NotBuilt)
         if self._balanced and num_classes is not None:
             self.class_weights = balanced_weights(datamodule, num_classes)
             self._add_hyperparameters(class_weights=self.class_weights.tolist())
@@ -181,17 +200,20 @@ class ClassifierClient(L.LightningModule):
                 f"ClassifierClient: class_weights={weights.tolist()}, but {num_classes} numbers were expected, one for "
                 "each class."
             )
-        if isinstance(self.network, _NotBuilt):
+        if isinstance(self.network, NotBuilt):
             assert input_shape is not None
             # Not on the device that Lightning prepares, so that a seed gives the same weights everywhere.
             with torch.device("cpu"):
-                self.network = build_network(self._network_name, num_classes, input_shape, **self._network_args)
+                self.network = self._make_network(num_classes, input_shape)
         elif input_shape is not None:
             check_output(self.network, type(self.network).__name__, num_classes, input_shape)
         self.val_scores, self.test_scores = EpochScores(num_classes), EpochScores(num_classes)
         self._num_classes, self._input_shape = num_classes, input_shape
         shape = None if input_shape is None else list(input_shape)
         self._add_hyperparameters(num_classes=num_classes, input_shape=shape)
+
+    def _make_network(self, num_classes: int, input_shape: tuple[int, ...]) -> nn.Module:
+        return build_network(self._network_name, num_classes, input_shape, **self._network_args)
 
     def _add_hyperparameters(self, **plain: Any) -> None:
         self.hparams.update(plain)
@@ -208,14 +230,6 @@ class ClassifierClient(L.LightningModule):
         # Nothing is logged: self.log costs more than a small network's own step. The loop averages what comes back.
         return self._loss(self(batch[0]), batch[1])
 
-    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Count the batch in this epoch's scores."""
-        self._score(self.val_scores, batch)
-
-    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Count the batch in the test scores."""
-        self._score(self.test_scores, batch)
-
     def on_validation_epoch_start(self) -> None:
         """Forget what an interrupted validation left behind."""
         self.val_scores.reset()
@@ -226,62 +240,40 @@ class ClassifierClient(L.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Log ``val_loss``, ``val_accuracy``, ``val_balanced_accuracy`` and perhaps ``val_auroc``."""
-        self._log_scores("val", self.val_scores)
+        self._log_scores("val")
 
     def on_test_epoch_end(self) -> None:
         """Log ``test_loss``, ``test_accuracy``, ``test_balanced_accuracy`` and perhaps ``test_auroc``."""
-        self._log_scores("test", self.test_scores)
+        self._log_scores("test")
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
         """Class probabilities ``[B, M]``; labels in the batch, if there are any, are not looked at."""
         x = batch[0] if isinstance(batch, (tuple, list)) else batch
         return _at_least_single(self(x)).softmax(dim=1)
 
-    def configure_optimizers(self) -> Any:
-        """The optimizer over all parameters and, if there is one, the scheduler at its interval."""
-        optimizer, scheduler = optimizer_and_scheduler(self._make_optimizer, self._make_scheduler, self.parameters())
-        if scheduler is None:
-            return optimizer
-        config: dict[str, Any] = {"scheduler": scheduler, "interval": self._scheduler_interval}
-        if isinstance(scheduler, ReduceLROnPlateau):
-            config["monitor"] = getattr(scheduler, "monitor", "val_loss")
-        return {"optimizer": optimizer, "lr_scheduler": config}
-
     def _loss(self, logits: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(
             _at_least_single(logits), y, weight=self.class_weights, label_smoothing=self._label_smoothing
         )
 
-    def _score(self, scores: EpochScores, batch: tuple[Tensor, Tensor]) -> None:
+    def _score(self, stage: str, batch: tuple[Tensor, Tensor]) -> None:
         x, y = batch
         logits = self(x)
         # The mean over a batch divides by its samples' weights: weighing it with them makes the epoch's mean exact.
         weight = len(y) if self.class_weights is None else self.class_weights[y].sum()
-        scores.update(logits, y, self._loss(logits, y), weight)
+        self._scores(stage).update(logits, y, self._loss(logits, y), weight)
 
-    def _log_scores(self, stage: str, scores: EpochScores) -> None:
+    def _scores(self, stage: str) -> EpochScores:
+        return self.val_scores if stage == "val" else self.test_scores
+
+    def _log_scores(self, stage: str) -> None:
+        scores = self._scores(stage)
         for name, value in scores.compute().items():
             self.log(f"{stage}_{name}", value, prog_bar=(stage, name) == ("val", "accuracy"))
         scores.reset()
 
 
-class _NotBuilt(nn.Module):
-    """Stands for the network until its classes and input shape are known."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        raise ConfigurationError(
-            "ClassifierClient has no network yet: it is built when training starts, for the data module's classes and "
-            "shape. To use it before, give num_classes and input_shape."
-        )
-
-
-def _check_options(
-    name: str,
-    module: nn.Module | None,
-    network_args: dict[str, Any] | None,
-    optimizer: Any,
-    scheduler: Any,
-) -> None:
+def _check_options(name: str, module: Any, network_args: Any, optimizer: Any, scheduler: Any) -> None:
     check_argument("ClassifierClient", "network", module, nn.Module | None)
     if module is None and name.startswith(_OBJECT):
         raise ConfigurationError(
@@ -290,12 +282,6 @@ def _check_options(
         )
     if module is not None and network_args:
         raise ConfigurationError("ClassifierClient: network_args are for named networks; this one is built already.")
-    reserved = {"name", "num_classes", "input_shape"} & set(network_args or {})
-    if reserved:
-        raise ConfigurationError(
-            f"ClassifierClient: network_args contains {', '.join(sorted(reserved))}. "
-            "Give network, num_classes and input_shape to ClassifierClient itself."
-        )
     if not callable(optimizer) or not (scheduler is None or callable(scheduler)):
         option, value = ("scheduler", scheduler) if callable(optimizer) else ("optimizer", optimizer)
         raise ConfigurationError(
@@ -304,7 +290,7 @@ def _check_options(
         )
 
 
-def _agreed(name: str, mine: Any, datamodule: Any) -> Any:
+def agreed(name: str, mine: Any, datamodule: Any) -> Any:
     """The model's or the data module's value of ``name``, whichever there is; both only if they are the same."""
     theirs = getattr(datamodule, name, None)
     if theirs is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import inspect
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
@@ -57,24 +56,21 @@ def build_network(name: str, num_classes: Classes, input_shape: Shape, **kwargs:
         flsv.errors.ConfigurationError: Unknown network 'lenet'. Close matches: 'lenet5', ...
     """
     library, _, bare = name.rpartition(":") if name.startswith(("timm:", "torchvision:")) else ("", "", name)
-    if not library and bare in NETWORKS:
-        return _build_own(bare, num_classes, input_shape, kwargs)
-    if library != "torchvision" and _is_timm(bare):
-        network = _build_timm(name, bare, num_classes, input_shape, kwargs)
-    elif library != "timm" and bare in _torchvision_names():
-        network = _build_torchvision(name, bare, num_classes, input_shape, kwargs)
-    else:
-        raise ConfigurationError(_unknown(name, bare, library))
+    try:
+        if not library and bare in NETWORKS:
+            return NETWORKS[bare](num_classes=num_classes, input_shape=input_shape, **kwargs)
+        if library != "torchvision" and _is_timm(bare):
+            channels, _, _ = image_shape(name, input_shape)
+            options = {"in_chans": channels, **kwargs}
+            network = import_timm(name).create_model(bare, num_classes=num_classes, **options)
+        elif library != "timm" and bare in _torchvision_names():
+            network = _build_torchvision(name, bare, num_classes, input_shape, kwargs)
+        else:
+            raise ConfigurationError(_unknown(name, bare, library))
+    except (TypeError, KeyError) as error:
+        raise ConfigurationError(f"{name} could not be built with the options {kwargs}: {error}") from error
     check_output(network, name, num_classes, input_shape)
     return network
-
-
-def _build_own(name: str, num_classes: int, input_shape: Sequence[int], kwargs: dict[str, Any]) -> nn.Module:
-    build = NETWORKS[name]
-    try:
-        return build(num_classes=num_classes, input_shape=input_shape, **kwargs)
-    except TypeError as error:
-        raise _rejected(f"{name}({', '.join(inspect.signature(build).parameters)})", kwargs, error) from error
 
 
 def import_timm(name: str) -> ModuleType:
@@ -101,16 +97,6 @@ def _is_timm(name: str) -> bool:
     return name.startswith(("hf-hub:", "hf_hub:", "local-dir:")) or import_timm(name).is_model(name)
 
 
-def _build_timm(
-    name: str, bare: str, num_classes: int, input_shape: Sequence[int], kwargs: dict[str, Any]
-) -> nn.Module:
-    channels, _, _ = image_shape(name, input_shape)
-    try:
-        return import_timm(name).create_model(bare, num_classes=num_classes, **{"in_chans": channels, **kwargs})
-    except TypeError as error:
-        raise _rejected(name, kwargs, error) from error
-
-
 def _torchvision_names() -> list[str]:
     import torchvision.models
 
@@ -128,21 +114,12 @@ def _build_torchvision(
             f"{name} takes 3 channels, but the samples have {channels} (input_shape={tuple(input_shape)}). "
             "Use a timm network, which adapts its first convolution, or repeat the channel in the data's transform."
         )
-    kwargs = dict(kwargs)
-    if kwargs.pop("pretrained", False):
-        kwargs.setdefault("weights", "DEFAULT")
-    if bare in ("googlenet", "inception_v3") and kwargs.get("weights") is None:
-        # Auxiliary classifiers would make the training-mode output a tuple, and the default would warn.
-        kwargs = {"aux_logits": False, "init_weights": True, **kwargs}
-    try:
-        if kwargs.get("weights") is None:
-            return torchvision.models.get_model(bare, num_classes=num_classes, **kwargs)
-        network = torchvision.models.get_model(bare, **kwargs)
-    except (TypeError, KeyError) as error:
-        raise _rejected(name, kwargs, error) from error
-    if bare == "inception_v3":
-        network.aux_logits, network.AuxLogits = False, None
-    return _with_new_head(network, name, num_classes)
+    options = dict(kwargs)
+    if options.pop("pretrained", False):
+        options.setdefault("weights", "DEFAULT")
+    if options.get("weights") is None:
+        return torchvision.models.get_model(bare, num_classes=num_classes, **options)
+    return _with_new_head(torchvision.models.get_model(bare, **options), name, num_classes)
 
 
 def _with_new_head(network: nn.Module, name: str, num_classes: int) -> nn.Module:
@@ -157,17 +134,13 @@ def _with_new_head(network: nn.Module, name: str, num_classes: int) -> nn.Module
     return network
 
 
-def _rejected(name: str, kwargs: dict[str, Any], error: Exception) -> ConfigurationError:
-    return ConfigurationError(f"{name} could not be built with the options {kwargs}: {error}")
-
-
 def _unknown(name: str, bare: str, library: str) -> str:
-    known = {"": list(NETWORKS), "torchvision": _torchvision_names()}
+    names = [] if library else list(NETWORKS)
     if library != "torchvision":
-        known["timm"] = import_timm(name).list_models()
-    places = [library] if library else ["", "timm", "torchvision"]
-    names = list(dict.fromkeys(candidate for place in places for candidate in known[place]))
-    close = difflib.get_close_matches(bare, names, n=5)
+        names += import_timm(name).list_models()
+    if library != "timm":
+        names += _torchvision_names()
+    close = list(dict.fromkeys(difflib.get_close_matches(bare, names, n=5)))
     hint = f"Close matches: {', '.join(map(repr, close))}." if close else f"flsv's own are {', '.join(NETWORKS)}."
     where = f"{library}'s" if library else "flsv's, timm's or torchvision's"
     return f"Unknown network {name!r}. {hint} It is none of {where} networks."

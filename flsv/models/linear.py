@@ -13,7 +13,7 @@ import torch
 from annotated_types import Ge
 from torch import Tensor, nn
 
-from flsv.declared import Count, check_argument, checked
+from flsv.declared import Count, checked
 from flsv.errors import ConfigurationError
 
 Classes = Annotated[int, Ge(2), "A yes/no question has num_classes=2, one logit for each answer."]
@@ -34,7 +34,6 @@ def flat_size(network: str, input_shape: Sequence[int]) -> int:
         >>> flat_size("MLP", (1, 28, 28))
         784
     """
-    check_argument(network, "input_shape", tuple(input_shape), Shape)
     if not input_shape:
         raise ConfigurationError(f"{network}: input_shape=() is no sample's shape. Give one, such as (30,).")
     return math.prod(input_shape)
@@ -50,7 +49,6 @@ def image_shape(network: str, input_shape: Sequence[int]) -> tuple[int, int, int
         >>> image_shape("LeNet5", [3, 32, 32])
         (3, 32, 32)
     """
-    check_argument(network, "input_shape", tuple(input_shape), Shape)
     if len(input_shape) != 3:
         raise ConfigurationError(
             f"{network}: input_shape={tuple(input_shape)} is no image's shape. Give (channels, height, width), "

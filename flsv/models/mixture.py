@@ -20,8 +20,7 @@ from torch import Tensor, nn
 
 from flsv.declared import Count, check_arguments
 from flsv.errors import ConfigurationError
-from flsv.models.classifier import ClassifierClient, _NotBuilt
-from flsv.models.factory import build_network
+from flsv.models.classifier import ClassifierClient, NotBuilt
 
 
 class Mixture(nn.Module):
@@ -90,16 +89,12 @@ class MixtureClient(ClassifierClient):
             self.network.responsibility += q.sum(1)
         return self._loss(joint.logsumexp(0), y)
 
+    def _make_network(self, num_classes: int, input_shape: tuple[int, ...]) -> nn.Module:
+        make = super()._make_network
+        return Mixture([make(num_classes, input_shape) for _ in range(self.num_components)])
+
     def _build(self, num_classes: int, input_shape: tuple[int, ...] | None) -> None:
-        if isinstance(self.network, _NotBuilt):
-            assert input_shape is not None
-            name, options = self._network_name, self._network_args
-            with torch.device("cpu"):  # as ClassifierClient does
-                networks = [
-                    build_network(name, num_classes, input_shape, **options) for _ in range(self.num_components)
-                ]
-            self.network = Mixture(networks)
-        elif not isinstance(self.network, Mixture):
+        if not isinstance(self.network, NotBuilt | Mixture):
             others = [_another(self.network) for _ in range(1, self.num_components)]
             self.network = Mixture([self.network, *others])
         super()._build(num_classes, input_shape)

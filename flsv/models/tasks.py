@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-import lightning as L
 import torch
 import torch.nn.functional as F
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
@@ -15,34 +13,11 @@ from torch import Tensor, nn
 
 from flsv.declared import Count, check_arguments
 from flsv.errors import ConfigurationError
-from flsv.models.classifier import datamodule_of, optimizer_and_scheduler
+from flsv.models.classifier import NotBuilt, ReadyClient, agreed, datamodule_of
 from flsv.models.linear import dense_stack, flat_size
 
 
-class _Task(L.LightningModule):
-    """What both share: optimizer and schedule, and that validation and test log the same scores."""
-
-    _make_optimizer: OptimizerCallable
-    _make_scheduler: LRSchedulerCallable | None
-
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Log the scores of the batch, ``val_loss`` among them."""
-        self._log_scores("val", batch)
-
-    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Log the same of the test data."""
-        self._log_scores("test", batch)
-
-    def configure_optimizers(self) -> Any:
-        """The optimizer over all parameters and, if there is one, the scheduler."""
-        optimizer, scheduler = optimizer_and_scheduler(self._make_optimizer, self._make_scheduler, self.parameters())
-        return optimizer if scheduler is None else ([optimizer], [scheduler])
-
-    @abstractmethod
-    def _log_scores(self, stage: str, batch: Any) -> None: ...
-
-
-class RegressorClient(_Task):
+class RegressorClient(ReadyClient):
     """Linear regression or a multi-layer perceptron with squared error, optimizer and scheduler.
 
     Batches are ``(x [B, *input_shape], y [B])``. ``training_step`` returns the mean squared error; validation and test
@@ -81,25 +56,21 @@ class RegressorClient(_Task):
         check_arguments("RegressorClient", RegressorClient.__init__, locals())
         self._hidden = list(hidden or [])
         self._make_optimizer, self._make_scheduler = optimizer, scheduler
-        self.network: nn.Module | None = None
+        self.network: nn.Module = NotBuilt()
         if input_shape is not None:
             self._build(input_shape)
 
     def configure_model(self) -> None:
         """Build the network if that is still to do, and check its shape against the data module's."""
-        theirs = getattr(datamodule_of(self), "input_shape", None)
-        if self.network is None and theirs is not None:
-            self._build(theirs)
-        elif self.network is None:
+        mine = self.hparams["input_shape"]
+        shape = agreed("input_shape", None if mine is None else tuple(mine), datamodule_of(self))
+        if shape is None:
             raise ConfigurationError(
                 "RegressorClient: input_shape is not known. Give it (such as input_shape=(12,)), or train with a data "
                 "module that has the attribute input_shape after its setup()."
             )
-        elif theirs is not None and tuple(theirs) != tuple(self.hparams["input_shape"]):
-            raise ConfigurationError(
-                f"The model has input_shape={tuple(self.hparams['input_shape'])}, but the data have {tuple(theirs)}. "
-                "Leave the model's out: then it is taken from the data."
-            )
+        if isinstance(self.network, NotBuilt):
+            self._build(shape)
 
     def _build(self, input_shape: Sequence[int]) -> None:
         # On the CPU whatever Lightning prepares, so that a seed gives the same weights everywhere.
@@ -109,8 +80,6 @@ class RegressorClient(_Task):
 
     def forward(self, x: Tensor) -> Tensor:
         """Predictions ``[B]`` of a batch ``[B, *input_shape]``."""
-        if self.network is None:
-            raise ConfigurationError("RegressorClient has no network yet: give input_shape, or train it first.")
         return self.network(x.flatten(1)).squeeze(1)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
@@ -130,13 +99,13 @@ class RegressorClient(_Task):
             )
         return predicted, y.to(predicted.dtype)
 
-    def _log_scores(self, stage: str, batch: tuple[Tensor, Tensor]) -> None:
+    def _score(self, stage: str, batch: tuple[Tensor, Tensor]) -> None:
         predicted, y = self._compared(batch)
         values = {f"{stage}_loss": F.mse_loss(predicted, y), f"{stage}_mae": F.l1_loss(predicted, y)}
         self.log_dict(values, batch_size=len(y))
 
 
-class CharacterModel(_Task):
+class CharacterModel(ReadyClient):
     """A language model of characters: embedding, gated recurrent units, linear layer, for
     :class:`flsv.data.CharacterData`.
 
@@ -202,7 +171,7 @@ class CharacterModel(_Task):
         logits, following = self(pieces[:, :-1]).flatten(0, 1), pieces[:, 1:].flatten()
         return F.cross_entropy(logits.float(), following), (logits.argmax(1) == following).float().mean()
 
-    def _log_scores(self, stage: str, batch: Any) -> None:
+    def _score(self, stage: str, batch: Any) -> None:
         loss, accuracy = self._predicted(batch)
         values = {"loss": loss, "bits_per_character": loss / math.log(2), "accuracy": accuracy}
         size = len(batch[0] if isinstance(batch, (tuple, list)) else batch)

@@ -12,8 +12,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from flsv.data import FederatedDataModule
-from flsv.data.labels import need_classes
-from flsv.errors import ConfigurationError
+from flsv.errors import ConfigurationError, need_classes
 from flsv.games.performance import is_logged
 from flsv.metrics import ContributionMetric
 from flsv.parameters import ParameterSpace

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from annotated_types import Ge, Gt, Lt
@@ -34,7 +34,7 @@ from flsv.functional.transport.values import Part
 from flsv.participants import Client, LocalData, run_protocol
 from flsv.seeding import generator_for
 from flsv.valuation import questions
-from flsv.valuation.questions import Covariance, FirstAnswer, Labels, Verdict
+from flsv.valuation.questions import Covariance, FirstAnswer, Judging, Labels, Verdict
 
 LARGEST = 100  # the default S for large clients
 FEW = 10  # points, below which distances say little
@@ -144,14 +144,7 @@ class FedBary(Declared):
         self.features = make_features(features)
         self.support, self.iterations, self.t, self.p = support, iterations, t, p
         self.labels = Labels(covariance, label_weight)
-        self.judging: dict[str, Any] = {
-            "blur": blur,
-            "scaling": scaling,
-            "part": part,
-            "chunk": chunk,
-            "calibration": calibration,
-            "rule": rule,
-        }
+        self.judging = Judging(blur, scaling, part, chunk, calibration, rule)
         self.workers, self.allow_reconstruction = workers, allow_reconstruction
 
     def support_for(self, samples: Mapping[int, int]) -> int:
@@ -208,19 +201,21 @@ class FedBary(Declared):
         try:
             # One after the other: the features' network is one for all, and uses the cores itself.
             present = run_protocol(clients, lambda client: client.ask(enter))
-            there = [i for i, presence in enumerate(present) if presence.samples]
+            there = {client: presence for client, presence in zip(clients, present) if presence.samples}
             sizes = {client.id: presence.samples for client, presence in zip(clients, present)}
             support = self.support_for({**(others or {}), **sizes})
-            target = self._target(clients, present, there, key, seed, server, own, embed, support)
+            points = None if server is None or own is None else self._points(embed(server, own[0]), own[1])
+            self._check_features(there, points)
+            target = self._barycenter(there, key, seed, support) if points is None else points[0]
             counting.expect("clients", len(there))
             run = partial(self._one, target=target, key=key, seed=seed, judge=judge, support=support)
             with ThreadPoolExecutor(self.workers or os.cpu_count()) as pool:
-                results = dict(zip(there, run_protocol([clients[i] for i in there], run, pool.map)))
+                results = dict(zip(there, run_protocol(list(there), run, pool.map)))
         finally:
             counting.finish()
             run_protocol(clients, lambda client: client.ask(questions.leave, key))
         missing = (torch.tensor(torch.nan), None)
-        distances, verdicts = zip(*(results.get(i, missing) for i in range(len(clients))))
+        distances, verdicts = zip(*(results.get(client, missing) for client in clients))
         return Valuation(
             tuple(client.id for client in clients),
             torch.tensor([presence.samples for presence in present]),
@@ -230,30 +225,19 @@ class FedBary(Declared):
             support,
         )
 
-    def _target(
-        self,
-        clients: Sequence[Client],
-        present: Sequence[FirstAnswer],
-        there: Sequence[int],
-        key: object,
-        seed: int,
-        server: LocalData | None,
-        own: tuple[Tensor, Tensor] | None,
-        embed: Callable[[LocalData, Tensor], Tensor],
-        support: int,
-    ) -> Tensor:
-        """What the clients are measured against: the server's points ``[m2, d']``, or the barycenter's ``[S, d']``."""
+    def _points(self, features: Tensor, y: Tensor) -> tuple[Tensor, int]:
+        """The server's points ``[m2, d']``, what the clients are measured against, and d."""
+        x = features.detach().float().cpu()
+        whole = x.isfinite().all(1)
+        if not whole.any():
+            raise ConfigurationError("no sample of the server's validation set is finite.")
+        return questions.embedded(x[whole], y.cpu()[whole], self.labels)[0], x.shape[1]
+
+    def _check_features(self, there: Mapping[Client, FirstAnswer], points: tuple[Tensor, int] | None) -> None:
         if not there:
             raise ConfigurationError("no client has a sample that is finite, so there is nothing to value.")
-        dims = {f"client {clients[i].id}": present[i].features for i in there}
-        points = None
-        if server is not None and own is not None:
-            x = embed(server, own[0]).detach().float().cpu()
-            whole = x.isfinite().all(1)
-            if not whole.any():
-                raise ConfigurationError("no sample of the server's validation set is finite.")
-            points, _ = questions.embedded(x[whole], own[1].cpu()[whole], self.labels)
-            dims["the server"] = x.shape[1]
+        dims = {f"client {client.id}": presence.features for client, presence in there.items()}
+        dims |= {} if points is None else {"the server": points[1]}
         first, dim = next(iter(dims.items()))
         for name, other in dims.items():
             if other != dim:
@@ -261,13 +245,14 @@ class FedBary(Declared):
                     f"{first} has {dim} features and {name} has {other} ({self.features!r}): samples can be compared "
                     "in the same features only. Bring all inputs to one shape."
                 )
-        if points is not None:
-            return points
+
+    def _barycenter(self, there: Mapping[Client, FirstAnswer], key: object, seed: int, support: int) -> Tensor:
+        """The clients' barycenter ``[S, d']``, in the server's place."""
         found = wasserstein_barycenter(
-            [_Answers(clients[i], key, present[i].dim) for i in there],
+            [_Answers(client, key, presence.dim) for client, presence in there.items()],
             support=support,
             iterations=self.iterations,
-            weights=torch.tensor([float(present[i].samples) for i in there]),
+            weights=torch.tensor([float(presence.samples) for presence in there.values()]),
             generator=generator_for(seed, "barycentre"),  # a name of what is drawn: another draws other numbers
             p=self.p,
         )
@@ -284,7 +269,7 @@ class FedBary(Declared):
         verdict = None
         if judge:
             assert server.eta is not None
-            verdict = client.ask(questions.judge, key, server.eta, self.labels, seed=seed, **self.judging)
+            verdict = client.ask(questions.judge, key, server.eta, self.labels, self.judging, seed)
         counting.advance()
         return server.distance, verdict
 

@@ -44,6 +44,18 @@ class Labels:
 
 
 @dataclass(frozen=True)
+class Judging:
+    """How clients value their samples; see :class:`flsv.valuation.FedBary`."""
+
+    blur: float
+    scaling: float
+    part: Part
+    chunk: int
+    calibration: str
+    rule: Rule
+
+
+@dataclass(frozen=True)
 class FirstAnswer:
     """A client's first answer.
 
@@ -149,20 +161,7 @@ def answer(local: LocalData, key: Any, gamma: Tensor) -> tuple[Tensor, Tensor]:
     return local.memory[key].role.answer(gamma)
 
 
-def judge(
-    local: LocalData,
-    key: Any,
-    points: Tensor,
-    labels: Labels,
-    *,
-    blur: float,
-    scaling: float,
-    part: Part,
-    chunk: int,
-    calibration: str,
-    rule: Rule,
-    seed: int,
-) -> Verdict:
+def judge(local: LocalData, key: Any, points: Tensor, labels: Labels, how: Judging, seed: int) -> Verdict:
     """Value the client's samples against points that the server has sent it.
 
     In random parts of at most ``chunk`` samples, because the costs are a matrix of samples against samples.
@@ -174,26 +173,27 @@ def judge(
     deviations = None if known.deviations is None else known.deviations.to(device)
     statistics = ClassStatistics(known.labels.to(device), known.counts.to(device), known.means.to(device), deviations)
     order = torch.randperm(len(held.x), generator=generator_for(seed, "parts"))
-    for rows in order.chunk(-(-len(order) // chunk)):
+    for rows in order.chunk(-(-len(order) // how.chunk)):
         there = rows.to(held.device)
         values[rows] = client_values(
             x[there],
             y[there] if labels.weight > 0 else None,
             points,
-            part=part if labels.weight > 0 else "features",
-            blur=blur,
-            scaling=scaling,
+            part=how.part if labels.weight > 0 else "features",
+            blur=how.blur,
+            scaling=how.scaling,
             covariance=labels.covariance,
             label_weight=labels.weight,
             statistics=statistics,
         ).cpu()
-    if calibration == "class":
-        values = calibrated_by_class(values, held.y)
+    peers = held.y if how.calibration == "class" else None
+    if peers is not None:
+        values = calibrated_by_class(values, peers)
     gradients = torch.full(held.whole.shape, torch.inf)
     gradients[held.whole] = values
     flagged = ~held.whole
-    flagged[held.whole] = flag_samples(values, rule, held.y if calibration == "class" else None)
-    local.memory[SampleValues] = SampleValues(gradients, flagged, _reasons(values, held, rule, calibration))
+    flagged[held.whole] = flag_samples(values, how.rule, peers)
+    local.memory[SampleValues] = SampleValues(gradients, flagged, _reasons(values, held.whole, peers, how.rule))
     counts, edges = torch.histogram(values, BINS)
     return Verdict(int(flagged.sum()), edges, counts.long())
 
@@ -201,16 +201,14 @@ def judge(
 NOT_FINITE = "not finite: the sample or its features are NaN or infinite"
 
 
-def _reasons(values: Tensor, held: _Held, rule: str, calibration: str) -> tuple[str, ...]:
+def _reasons(values: Tensor, whole: Tensor, y: Tensor | None, rule: str) -> tuple[str, ...]:
     """A text per sample, in the order of ``local.samples()``."""
-    peers = "its class" if calibration == "class" else "the client's samples"
-    reasons = [NOT_FINITE] * len(held.whole)
+    peers = "the client's samples" if y is None else "its class"
+    reasons = [NOT_FINITE] * len(whole)
+    texts = [f"more weight on it would move the client away from the target ({peers} as the measure)"] * len(values)
     if rule == "outlier" and len(values) > 2:
-        far = deviations(values, held.y if calibration == "class" else None).tolist()
-        texts = [f"{number:.1f} deviations above the center of {peers}" for number in far]
-    else:
-        texts = [f"more weight on it would move the client away from the target ({peers} as the measure)"] * len(values)
-    for place, text in zip(held.whole.nonzero().flatten().tolist(), texts):
+        texts = [f"{number:.1f} deviations above the center of {peers}" for number in deviations(values, y).tolist()]
+    for place, text in zip(whole.nonzero().flatten().tolist(), texts):
         reasons[place] = text
     return tuple(reasons)
 

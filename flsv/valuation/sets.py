@@ -4,31 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 
-from flsv.errors import ConfigurationError
+from flsv.errors import ConfigurationError, need_classes
 from flsv.participants import Client, LocalData, Split
-
-
-class Dealt(Protocol):
-    """Data that have been dealt out, such as a :class:`flsv.FederatedDataModule` after ``setup``."""
-
-    @property
-    def seed(self) -> int: ...
-
-    @property
-    def num_clients(self) -> int: ...
-
-    @property
-    def class_counts(self) -> Tensor: ...
-
-    def client_loader(self, client: int, split: Any, *, shuffle: bool = True) -> Any: ...
-
-    def val_dataloader(self) -> Any: ...
 
 
 def clients_of(sets: Sequence[tuple[Tensor, Tensor]], num_classes: int | None = None) -> list[Client]:
@@ -54,11 +37,11 @@ def server_of(x: Tensor, y: Tensor) -> LocalData:
     return LocalData("the server", lambda split: [(x, y)] if len(y) else [], nothing, nothing, guarded=False)
 
 
-def participants_of(data: Dealt, device: str | torch.device = "cpu") -> tuple[list[Client], LocalData | None]:
+def participants_of(data: Any, device: str | torch.device = "cpu") -> tuple[list[Client], LocalData | None]:
     """The clients of a data module that is set up, and its server; None where it has no validation set.
 
     Args:
-        data: dealt out.
+        data: dealt out, as a :class:`flsv.FederatedDataModule` after ``setup``.
         device: where their samples are, and so where features of them are worked out. Transport is the CPU's.
 
     Raises:
@@ -70,10 +53,7 @@ def participants_of(data: Dealt, device: str | torch.device = "cpu") -> tuple[li
         first = str(error).splitlines()[0]
         raise ConfigurationError(f"device={str(device)!r}: nothing can be put there ({first}).") from error
     if (missing := getattr(data, "no_classes", None)) is not None:
-        raise ConfigurationError(
-            f"samples are valued together with their classes, and these have none: {missing}. Give them one whole "
-            f"number each, as an attribute `targets` of the data set or as FederatedDataModule(labels=...)."
-        )
+        raise need_classes("samples are valued together with their classes", missing, "leave the valuation out")
     counts = data.class_counts
     clients = [
         _client(i, partial(_split_of, data, i, device), counts[i], counts.sum(0)) for i in range(data.num_clients)
@@ -93,7 +73,7 @@ def _train_only(x: Tensor, y: Tensor, split: Split) -> list[tuple[Tensor, Tensor
     return [(x, y)] if split == "train" and len(y) else []
 
 
-def _split_of(data: Dealt, client: int, device: str | torch.device, split: Split) -> Iterable[Any]:
+def _split_of(data: Any, client: int, device: str | torch.device, split: Split) -> Iterable[Any]:
     return _moved(data.client_loader(client, split, shuffle=False), device)
 
 

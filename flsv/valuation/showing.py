@@ -81,25 +81,23 @@ def keep_pictures(local: LocalData, count: int) -> None:
 def draw_grid(images: Tensor, labels: list[int], gradients: list[float], flagged: list[bool]) -> Figure:
     """Images ``[k, C, H, W]``, with their labels and values above; those flagged in red."""
     from matplotlib.figure import Figure
+    from torchvision.utils import make_grid
 
     columns = min(8, math.ceil(math.sqrt(len(images))))
-    rows = math.ceil(len(images) / columns)
     finite = images[images.isfinite()]
     low, high = (finite.min(), finite.max()) if finite.numel() else (torch.tensor(0.0), torch.tensor(1.0))
     shown = ((images - low) / (high - low).clamp(min=1e-12)).nan_to_num(0.0, 1.0, 0.0).clamp(0, 1)
-    _, channels, height, width = shown.shape
     # One picture of all of them: an axis for each takes much longer.
-    gap_y, gap_x = max(2, height // 4), max(1, width // 16)
-    canvas = torch.ones(channels, rows * (height + gap_y), columns * (width + gap_x))
-    figure = Figure(figsize=(1.1 * columns, 1.1 * rows * (height + gap_y) / (width + gap_x)), dpi=100)
+    gap, side = max(2, shown.shape[2] // 4), shown.shape[3]
+    canvas = make_grid(shown, columns, padding=gap, pad_value=1.0)
+    figure = Figure(figsize=(1.3 * columns, 1.3 * columns * canvas.shape[1] / canvas.shape[2]), dpi=100)
     axis = figure.add_axes((0, 0, 1, 1))
     axis.axis("off")
-    for i, (image, label, value, bad) in enumerate(zip(shown, labels, gradients, flagged)):
-        top, left = (i // columns) * (height + gap_y) + gap_y, (i % columns) * (width + gap_x)
-        canvas[:, top : top + height, left : left + width] = image
-        place, color = (left + width / 2, top - gap_y / 2), "#b03030" if bad else "black"
-        axis.text(*place, f"{label}: {value:.3g}", size=7, ha="center", va="center", color=color)
-    axis.imshow(canvas.permute(1, 2, 0).squeeze(-1).numpy(), cmap="gray", vmin=0, vmax=1, aspect="auto")
+    axis.imshow(canvas.permute(1, 2, 0).numpy())
+    for place, (label, value, bad) in enumerate(zip(labels, gradients, flagged)):
+        x = gap + (place % columns) * (side + gap) + side / 2
+        y = (place // columns) * (shown.shape[2] + gap) + gap / 2
+        axis.text(x, y, f"{label}: {value:.3g}", size=7, ha="center", va="center", color="#b03030" if bad else "black")
     return figure
 
 

@@ -2,17 +2,16 @@
 
 import os
 import shutil
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from data_options import grouped
+from data_options import ready
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from flsv.data import DirichletPartitioner, FederatedDataModule, GroupPartitioner, load_image_data
-from flsv.data.sources.base import image_tensor
+from flsv.data import DirichletPartitioner, GroupPartitioner, load_image_data
 from flsv.data.sources.named import CENTRES, KINDS, SPREAD, digits, folder, gaussians, npz, vision
 from flsv.errors import ConfigurationError
 
@@ -40,10 +39,7 @@ def images(root, clients=CLIENTS):
     return root
 
 
-def ready(*args, **kwargs):
-    data = FederatedDataModule(*args, **grouped({"image_size": 4, "server_val": 0.0, **kwargs}))
-    data.setup("fit")
-    return data
+deal = partial(ready, image_size=4, server_val=0.0)
 
 
 # By name
@@ -60,25 +56,17 @@ def test_digits_are_scikit_learns_once():
 
 
 def test_points_lie_around_their_centres_and_features_are_theirs():
-    data = gaussians()
+    data = load_image_data("gaussians")
     features, labels = data.train.tensors
-    x, y = features[:, 0], features[:, 1]
+    x, y = features[:, :2].T
     torch.testing.assert_close(features[:, 2:], torch.stack([x * x, y * y, x * y], dim=1))
     assert torch.bincount(labels).tolist() == [1000] * 4
     for label, center in enumerate(CENTRES):
         points = features[labels == label, :2]
         torch.testing.assert_close(points.mean(0), torch.tensor(center), atol=0.1, rtol=0)
         torch.testing.assert_close(points.std(0), torch.full((2,), SPREAD), atol=0.06, rtol=0)
-    assert torch.equal(features, load_image_data("Gaussians").train.tensors[0])
+    assert torch.equal(features, gaussians().train.tensors[0])
     assert not torch.equal(features[:2000], data.test.tensors[0])
-
-
-def test_pixels_are_scaled_and_normalized_by_channel():
-    pixels = np.random.default_rng(0).integers(0, 256, (5, 4, 6, 3), dtype=np.uint8)
-    mean, std = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
-    found = image_tensor(pixels, mean, std)
-    np.testing.assert_allclose(found.numpy(), ((pixels / 255 - mean) / std).transpose(0, 3, 1, 2), atol=1e-6)
-    assert found.is_contiguous()
 
 
 @needs_data
@@ -98,7 +86,7 @@ def test_real_images_are_complete_and_normalized(name, train, shape):
     assert pixels.shape == (train, *shape)
     assert data.test.tensors[0].shape == (10000, *shape)
     assert torch.bincount(labels).min() >= 5000
-    # The constants are those of the training pixels if these now have mean 0 and deviation 1.
+    # The constants are those of the training pixels if these now have mean 0 and deviation 1, by channel.
     assert pixels.mean((0, 2, 3)).abs().max() < 1e-3
     assert (pixels.std((0, 2, 3)) - 1).abs().max() < 2e-3
 
@@ -119,42 +107,26 @@ def arrays(shape=(8, 8), dtype=np.uint8):
 @pytest.mark.parametrize("dtype", [np.uint8, np.float64])
 def test_images_and_labels(tmp_path, shape, expected, dtype):
     made = arrays(shape, dtype)
-    columns = {
-        "train_hospital": np.array(list("abcabcabcabc")),
-        "train_about": np.zeros(3),
-        "train_tensors": np.zeros(12),
-    }
-    np.savez(tmp_path / "set.npz", **made, **columns)
+    columns = {"hospital": np.array(list("abcabcabcabc")), "about": np.zeros(3), "tensors": np.zeros(12)}
+    np.savez(tmp_path / "set.npz", **made, **{f"train_{name}": column for name, column in columns.items()})
     data = npz(tmp_path / "set.npz")
     assert [len(part) for part in (data.train, data.val, data.test)] == [12, 5, 6]
     image, label = data.train[4]
     assert (image.shape, label.dtype, int(label)) == (expected, torch.int64, 1)
     pixels = made["train_images"][4].reshape(8, 9, -1).transpose(2, 0, 1)
+    assert image.is_contiguous()
     np.testing.assert_allclose(image.numpy(), pixels / 255 * 2 - 1 if dtype == np.uint8 else pixels, atol=1e-6)
     assert data.train.hospital.tolist() == list("abcabcabcabc")
     assert not hasattr(data.train, "about")
     assert len(data.train.tensors) == 2
 
 
-class Payload:
-    """Unpickled, it would leave a file."""
-
-    def __init__(self, file):
-        self.file = file
-
-    def __reduce__(self):
-        return Path.touch, (self.file,)
-
-
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
         ({"train_labels": np.zeros((12, 14))}, r"train_labels are float64 \[12, 14\].*multi-label"),
-        ({"train_labels": np.zeros(7)}, r"float64 \[7\] for 12 images"),
         ({"train_images": np.zeros((12, 8, 8, 5))}, r"images are float64 \[8, 8, 5\] and uint8"),
-        ({"test_images": np.zeros((6, 7, 8), np.uint8)}, r"uint8 \[7, 8\] and uint8 \[8, 8\] each"),
-        ({"test_images": np.zeros((6, 8, 8), np.int32)}, "each. All must be alike"),
-        ({"val_labels": None}, "no array val_labels"),
+        ({name: np.zeros(array.shape, np.int32) for name, array in arrays().items()}, "expected uint8 or floating"),
         ({"train_labels": None, "test_images": None}, "no array train_labels, test_images; it has"),
     ],
 )
@@ -166,11 +138,9 @@ def test_refused_archives(tmp_path, changed, message):
 
 
 def test_pickled_objects_are_not_read(tmp_path):
-    labels = np.array([Payload(tmp_path / "executed")] * 12, dtype=object)
-    np.savez(tmp_path / "set.npz", **{**arrays(), "train_labels": labels})
+    np.savez(tmp_path / "set.npz", **{**arrays(), "train_labels": np.array([{}] * 12, dtype=object)})
     with pytest.raises(ConfigurationError, match="Object arrays cannot be loaded"):
         npz(tmp_path / "set.npz")
-    assert not (tmp_path / "executed").exists()
 
 
 # Folders
@@ -196,20 +166,18 @@ def corrupt(file):
     return bytes(content)
 
 
-@pytest.mark.parametrize("change", [corrupt, lambda file: b"<html>404</html>", lambda file: file.read_bytes()[:45]])
+@pytest.mark.parametrize("change", [corrupt, lambda file: b"<html>404</html>"])
 def test_a_file_that_is_no_image_is_named(tmp_path, change):
     file = images(tmp_path, {"train": {"dog": 2}, "test": {"dog": 2}}) / "test/dog/1.png"
     file.write_bytes(change(file))
     with pytest.raises(ConfigurationError, match=r"test/dog/1\.png cannot be read as an image"):
         folder(tmp_path)
-
-
-@pytest.mark.parametrize(("dtype", "name"), [(np.uint16, "x.png"), (np.float32, "x.tif")])
-def test_images_of_more_than_8_bits_are_refused(tmp_path, dtype, name):
-    file = images(tmp_path, {"train": {"cat": 1}}) / "train" / "cat" / name
-    Image.fromarray(np.full((10, 10), 300, dtype)).save(file)
-    with pytest.raises(ConfigurationError, match=rf"train/cat/{name} cannot .*more than 8 bits per pixel"):
-        folder(tmp_path)
+    for dtype, name in ((np.uint16, "x.png"), (np.float32, "x.tif")):
+        file.unlink()
+        file = tmp_path / "train" / "dog" / name
+        Image.fromarray(np.full((10, 10), 300, dtype)).save(file)
+        with pytest.raises(ConfigurationError, match=rf"train/dog/{name} cannot .*more than 8 bits per pixel"):
+            folder(tmp_path)
 
 
 # By client
@@ -217,60 +185,54 @@ def test_images_of_more_than_8_bits_are_refused(tmp_path, dtype, name):
 
 def test_images_by_client_have_one_numbering(tmp_path):
     (images(tmp_path) / "README.txt").write_text("photographs")
-    data = ready(str(tmp_path))
+    data = deal(str(tmp_path))
     assert data.client_names == ("Boston", "clinic 2", "clinic 10", "Lyon")
     assert data.class_names == ("cat", "dog", "eel")
     assert data.class_counts.tolist() == [[6, 4, 0], [0, 1, 5], [5, 0, 0], [0, 8, 0]]
     for client in range(4):
         for x, y in data.client_loader(client):
             torch.testing.assert_close(x[:, 0, 0, 0], 0.2 * y)
-    assert ready(str(tmp_path), GroupPartitioner(2)).client_names == ("Boston + clinic 2", "clinic 10 + Lyon")
+    assert deal(str(tmp_path), GroupPartitioner(2)).client_names == ("Boston + clinic 2", "clinic 10 + Lyon")
     for options, message in (
         ({"partitioner": DirichletPartitioner(2, alpha=1.0)}, "by client .*leave DirichletPartitioner.* out"),
         ({"groups": "ward"}, "has data by client, which says whose the samples are"),
     ):
         with pytest.raises(ConfigurationError, match=message):
-            ready(str(tmp_path), **options)
+            deal(str(tmp_path), **options)
 
 
 def test_what_the_server_has_of_its_own(tmp_path):
     images(tmp_path, {**CLIENTS, "test": {"dog": 3}, "val": {"cat": 2, "eel": 2}})
-    data = ready(str(tmp_path), server_val=0.1)
+    data = deal(str(tmp_path), server_val=0.1)
     assert data.num_clients == 4
     assert len(data.server_val_indices) == 0
     assert torch.cat([y for _, y in data.val_dataloader()]).tolist() == [0, 0, 2, 2]
     assert torch.cat([y for _, y in data.test_dataloader()]).tolist() == [1, 1, 1]
     with pytest.raises(ConfigurationError, match="the source has test data of its own"):
-        ready(str(tmp_path), test=(torch.zeros(2, 3, 4, 4), [0, 1]))
+        deal(str(tmp_path), test=(torch.zeros(2, 3, 4, 4), [0, 1]))
     images(tmp_path, {"test": {"cat": 1}})
     (tmp_path / "test" / "cat").rename(tmp_path / "test" / "yak")
     with pytest.raises(ConfigurationError, match="test data have classes that no client has: yak"):
-        ready(str(tmp_path))
+        deal(str(tmp_path))
 
 
 def test_images_without_splits(tmp_path):
     images(tmp_path)
-    data = ready(str(tmp_path / "Boston"), server_val=0.2, partitioner=DirichletPartitioner(2, alpha=9.0))
+    data = deal(str(tmp_path / "Boston"), server_val=0.2, partitioner=DirichletPartitioner(2, alpha=9.0))
     assert (data.num_clients, data.class_names) == (2, ("cat", "dog"))
     with pytest.raises(ConfigurationError, match="has no test data"):
         data.test_dataloader()
-    assert ready(str(tmp_path / "Boston")).num_clients == 5
-
-
-def tables(root, clients=("Boston", "Lyon", "Köln Süd"), inside=False):
-    rng = np.random.default_rng(0)
-    for place, client in enumerate(clients):
-        lines = [f"{rng.normal() + place:.4f},{'fm'[i % 2]},{i % 2 if place else 1}" for i in range(20)]
-        path = root / client / "patients.csv" if inside else root / f"{client}.csv"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("\n".join(["age,sex,ill", *lines]), "utf-8")
-    return root
+    assert deal(str(tmp_path / "Boston")).num_clients == 5
 
 
 @pytest.mark.parametrize("inside", [False, True])
 def test_tables_by_client(tmp_path, inside):
-    tables(tmp_path, inside=inside)
-    data = ready(str(tmp_path), labels="ill", client_test=0.2)
+    for place, client in enumerate(("Boston", "Lyon", "Köln Süd")):
+        lines = [f"{place + i / 7},{'fm'[i % 2]},{i % 2 if place else 1}" for i in range(20)]
+        path = tmp_path / client / "patients.csv" if inside else tmp_path / f"{client}.csv"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("\n".join(["age,sex,ill", *lines]), "utf-8")
+    data = deal(str(tmp_path), labels="ill", client_test=0.2)
     assert data.client_names == ("Boston", "Köln Süd", "Lyon")
     assert data.class_counts.sum(1).tolist() == [16, 16, 16]
     assert data.class_counts[0].tolist() == [0, 16]  # one class only
@@ -282,8 +244,7 @@ def test_tables_by_client(tmp_path, inside):
     [
         (lambda p: draw(p / "Lyon2", 2, 0), "has Boston, .*What can be read"),
         (lambda p: (p / "Paris").mkdir(), "client 'Paris': .*Paris' was not found, or cannot be read"),
-        (lambda p: tables(p), "has Boston, .*What can be read"),
-        (lambda p: draw(p / "Lyon" / "deep" / "cat", 1, 0), "client 'Lyon': .*was not found, or cannot be read"),
+        (lambda p: (p / "Lyon.csv").write_text("age,ill"), "has Lyon, Boston.*What can be read"),
         (lambda p: [shutil.rmtree(each) for each in p.iterdir()], "has nothing, of .*What can be"),
         (lambda p: [shutil.rmtree(p / name) for name in CLIENTS if name != "Lyon"], "fall into 1 groups"),
     ],
@@ -291,4 +252,4 @@ def test_tables_by_client(tmp_path, inside):
 def test_refused_folders(tmp_path, change, message):
     change(images(tmp_path))
     with pytest.raises(ConfigurationError, match=message):
-        ready(str(tmp_path))
+        deal(str(tmp_path))

@@ -1,4 +1,4 @@
-"""Labels of data sets of every make: found where samples have them, and missed only where somebody needs them."""
+"""Labels, groups and names of clients, of data sets of every make, from the data to the last message."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -6,41 +6,32 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from data_options import grouped
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+from data_options import ready
+from lightning.pytorch.callbacks import ModelCheckpoint
+from own_data import HERE, WORDS, Items, Y, patients, rows
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
+from toys import Plain, fit, network, toy_sets
 
+from flsv import FederatedLoop
+from flsv.aggregation import FedAvg
 from flsv.data import (
     ClosedSetLabelNoise,
     DirichletPartitioner,
     FederatedDataModule,
     GaussianNoise,
+    GroupPartitioner,
     IIDPartitioner,
     LongTail,
-    OpenSetLabelNoise,
     ProportionPartitioner,
     SizePartitioner,
-    Splits,
 )
+from flsv.data.groups import named_groups, names_of_parts, plain_names
 from flsv.data.labels import count_classes, dataset_labels, find_classes
 from flsv.errors import ConfigurationError
+from flsv.metrics import ClassSpecificShapley
 
 N = 40
 X = torch.rand(N, 6)
-
-
-class Items(Dataset):
-    """Hands out samples, counts how often, and has whatever attributes it is given."""
-
-    def __init__(self, items, **attributes):
-        self.items, self.reads = items, 0
-        self.__dict__.update(attributes)
-
-    def __len__(self):
-        return len(self.items)
-
-    def __getitem__(self, index):
-        self.reads += 1
-        return self.items[index]
 
 
 @dataclasses.dataclass
@@ -74,24 +65,6 @@ def test_labels_through_other_data_sets_and_as_a_loader_sees_them():
     assert dataset_labels(ConcatDataset([tensors, Subset(stored, [2, 0])])).tolist() == [5, 6, 7, 8, 2, 3]
     transformed = Items(PAIRS, targets=[3, 1, 2], target_transform=lambda label: label - 1)
     assert dataset_labels(transformed).tolist() == [2, 0, 1]
-    assert stored.reads == 0
-
-
-@pytest.mark.parametrize(
-    "dataset",
-    [
-        TensorDataset(torch.zeros(2, 2), torch.tensor([0.5, 0.0])),
-        TensorDataset(torch.zeros(2, 2), torch.tensor([-1, 0])),
-        TensorDataset(torch.zeros(2, 2), torch.zeros(2, 14)),
-        TensorDataset(torch.zeros(2, 2)),
-        Items([{"x": 1}]),
-        Items([(0, "cat"), (0, "dog")]),
-        Items([(0, [1]), (0, [1, 2])]),
-    ],
-)
-def test_data_without_class_labels(dataset):
-    with pytest.raises(ConfigurationError, match=r"No class labels in .*One whole number per sample"):
-        dataset_labels(dataset)
 
 
 def data_of(labels):
@@ -121,17 +94,14 @@ def test_a_stray_label_is_refused(split, stray):
 # What people train on that is no classification.
 WITHOUT_CLASSES = {
     "texts": TensorDataset(torch.randint(20, (N, 8))),
-    "next tokens": TensorDataset(torch.randint(20, (N, 8)), torch.randint(20, (N, 8))),
     "segmentation": Items([(torch.rand(1, 4, 4), torch.randint(3, (4, 4))) for _ in range(N)]),
     "regression": TensorDataset(X, torch.rand(N)),
-    "regression, column": TensorDataset(X, torch.rand(N, 1)),
     "regression on whole floats": TensorDataset(X, torch.arange(N).float()),
     "regression, stored": Items([(X[i], float(i)) for i in range(N)], targets=np.arange(N) / 1.0),
     "multilabel": TensorDataset(X, torch.randint(2, (N, 5))),
-    "forecasting": TensorDataset(torch.rand(N, 12, 1), torch.rand(N, 4, 1)),
     "nothing but inputs": Items([X[i] for i in range(N)]),
     "two views": Items([[X[i], X[i]] for i in range(N)]),
-    "graphs to regress on": Items(graphs(lambda i: torch.rand(1, 3))),
+    "graphs": Items(graphs(lambda i: torch.rand(1, 3))),
     "graphs alone": Items(graphs(lambda i: None)),
     "dictionaries of texts": Items([{"x": X[i], "labels": torch.randint(20, (8,))} for i in range(N)]),
     "boxes": Items([(X[i], {"boxes": torch.rand(i % 3, 4)}) for i in range(N)]),
@@ -144,12 +114,14 @@ WITHOUT_CLASSES = {
 @pytest.mark.parametrize("kind", WITHOUT_CLASSES)
 def test_data_without_classes_are_of_one_class(kind, recwarn):
     for partitioner in (SizePartitioner([1, 2, 3]), ProportionPartitioner([[0.4], [0.6]])):
-        data = FederatedDataModule(WITHOUT_CLASSES[kind], partitioner, splits=Splits(server_val=0.2))
-        data.setup("fit")
+        data = ready(WITHOUT_CLASSES[kind], partitioner, server_val=0.2)
         assert (data.num_classes, data.class_names) == (1, ("samples",))
         assert data.no_classes
         assert data.class_counts.tolist() == [[len(data.client_indices(i))] for i in range(data.num_clients)]
     assert not recwarn.list
+    if kind not in ("regression on whole floats", "regression, stored"):  # which may be classes where somebody asks
+        with pytest.raises(ConfigurationError, match=r"No class labels in .*One whole number per sample"):
+            dataset_labels(WITHOUT_CLASSES[kind])
 
 
 INTEGERS = [i % 3 for i in range(N)]
@@ -180,28 +152,25 @@ def test_integers_are_classes_whoever_asks(kind):
         ({"partitioner": DirichletPartitioner(3, alpha=0.5)}, "DirichletPartitioner"),
         ({"partitioner": LongTail(IIDPartitioner(3), imbalance_ratio=10)}, "LongTail"),
         ({"corruptions": [ClosedSetLabelNoise(fraction=0.5)]}, "ClosedSetLabelNoise"),
-        ({"corruptions": [OpenSetLabelNoise([0])]}, "OpenSetLabelNoise"),
         ({"drop_flagged": True}, "FedBary"),
     ],
 )
 def test_whoever_needs_classes_says_so(arguments, name):
-    for kind in ("texts", "multilabel", "names"):
-        data = FederatedDataModule(WITHOUT_CLASSES[kind], **grouped({"partitioner": IIDPartitioner(3), **arguments}))
+    for kind in ("multilabel", "names"):
         asked = rf"{name}\(.*\) needs each sample's class\. No class labels in .*labels=\["
         with pytest.raises(ConfigurationError, match=asked):
-            data.setup("fit")
+            ready(WITHOUT_CLASSES[kind], **{"partitioner": IIDPartitioner(3), **arguments})
 
 
 def test_labels_of_a_list_an_attribute_or_a_field():
-    texts = [{"text": torch.zeros(3), "topic": torch.tensor(i % 4)} for i in range(N)]
     expected = [i % 4 for i in range(N)]
+    texts = [{"text": torch.zeros(3), "topic": torch.tensor(topic)} for topic in expected]
     for source, labels in (
         (TensorDataset(torch.randint(9, (N, 3))), expected),
         (Items(list(X), topic=np.array(expected)), "topic"),
         (Items(texts), "topic"),
     ):
-        data = FederatedDataModule(source, DirichletPartitioner(2, 1.0), labels=labels, splits=Splits(server_val=0.0))
-        data.setup("fit")
+        data = ready(source, DirichletPartitioner(2, 1.0), labels=labels, server_val=0.0)
         for client in range(2):
             assert data.client_labels(client).tolist() == [expected[i] for i in data.client_indices(client)]
 
@@ -218,37 +187,102 @@ def test_labels_of_a_list_an_attribute_or_a_field():
 )
 def test_labels_that_are_none(labels, message):
     with pytest.raises(ConfigurationError, match=message):
-        FederatedDataModule(WITHOUT_CLASSES["texts"], IIDPartitioner(2), labels=labels).setup("fit")
+        ready(WITHOUT_CLASSES["texts"], IIDPartitioner(2), labels=labels)
 
 
 @pytest.mark.parametrize("labels", [[-1, *range(N - 1)], [10**6, *[0] * (N - 1)], False])
-def test_integers_that_are_no_classes_are_numbers_unless_somebody_asks(labels):
-    source, said = TensorDataset(X, torch.tensor(labels or INTEGERS)), False if labels is False else None
-    data = FederatedDataModule(source, IIDPartitioner(2), labels=said)
-    if labels:
-        with pytest.warns(UserWarning, match="They are taken for numbers"):
-            data.setup("fit")
-    else:
-        data.setup("fit")
-    assert data.num_classes == 1
+def test_integers_that_are_no_classes_are_numbers_unless_somebody_asks(labels, recwarn):
+    source, given = TensorDataset(X, torch.tensor(labels or INTEGERS)), False if labels is False else None
+    assert ready(source, IIDPartitioner(2), labels=given).num_classes == 1
+    warned = ["They are taken for numbers" in str(each.message) for each in recwarn.list]
+    assert warned == ([True] if labels else [])
     with pytest.raises(ConfigurationError):
-        FederatedDataModule(source, DirichletPartitioner(2, 1.0), labels=said).setup("fit")
+        ready(source, DirichletPartitioner(2, 1.0), labels=given)
 
 
-def test_where_the_classes_have_names_a_wrong_label_is_a_mistake(recwarn):
-    source = Items([(X[i], -1) for i in range(N)], classes=["cat", "dog"])
+def test_where_the_classes_have_names_a_wrong_label_is_a_mistake():
     with pytest.raises(ConfigurationError, match="some are below 0"):
-        FederatedDataModule(source, IIDPartitioner(2)).setup("fit")
-    assert not recwarn.list
+        ready(Items([(X[i], -1) for i in range(N)], classes=["cat", "dog"]), IIDPartitioner(2))
 
 
 def test_noise_on_the_inputs_needs_no_classes():
-    for kind in ("regression", "forecasting"):
-        source = WITHOUT_CLASSES[kind]
-        data = FederatedDataModule(source, IIDPartitioner(2), corruptions=[GaussianNoise(clients=[1])], batch_size=100)
-        data.setup("fit")
-        x, y = next(iter(data.client_loader(1, shuffle=False)))
-        rows = data.client_indices(1)
-        assert not x.isclose(source.tensors[0][rows]).flatten(1).any(1).all()
-        assert y.equal(source.tensors[1][rows])  # targets stay as they are
-        assert data.malicious == [1]
+    source = WITHOUT_CLASSES["regression"]
+    data = ready(source, IIDPartitioner(2), corruptions=[GaussianNoise(clients=[1])], batch_size=100)
+    x, y = next(iter(data.client_loader(1, shuffle=False)))
+    rows = data.client_indices(1)
+    assert not x.isclose(source.tensors[0][rows]).flatten(1).any(1).all()
+    assert y.equal(source.tensors[1][rows])  # targets stay as they are
+    assert data.malicious == [1]
+
+
+def test_groups_by_attribute_name_list_and_field():
+    dataset = Items(PAIRS, groups=[7, 5, 7], hospital=np.array(["b", "a", "c"]))
+    assert named_groups(dataset)[0].tolist() == [1, 0, 1]
+    assert named_groups(dataset, "hospital")[0].tolist() == [1, 0, 2]
+    assert named_groups(dataset, torch.tensor([9, 9, 1]))[0].tolist() == [1, 1, 0]
+    assert named_groups(Subset(dataset, [2, 1]), "hospital")[0].tolist() == [1, 0]
+    assert named_groups(Items(PAIRS)) == (None, ())
+    for gaps in (["a", None, "b"], [1.0, float("nan"), 2.0]):
+        with pytest.raises(ConfigurationError, match="none of them None or NaN"):
+            named_groups(Items(PAIRS), gaps)
+    fields = Items([{"x": torch.zeros(2), "meta": {"clinic": number}, "a.b": str(number)} for number in (7, 3)])
+    assert named_groups(fields, "meta.clinic")[1] == ("clinic 3", "clinic 7")
+    assert named_groups(fields, "a.b")[0].tolist() == [1, 0]
+    with pytest.raises(ConfigurationError, match="groups='meta.ward': Items and its samples have no such field"):
+        named_groups(fields, "meta.ward")
+
+
+def test_a_number_is_no_name():
+    names = ("school 3", "school 0042", "school -1.5", "two lines")
+    assert plain_names([3, "0042", "-1.5", "two\nlines\t"], "school") == names
+    assert plain_names(["1", "2"], "site") == ("site 1", "site 2")
+    assert plain_names([0, 1, 2], "group") == ("0", "1", "2")  # these are the clients' numbers
+    assert plain_names([0, 1, 2], "school") == ("school 0", "school 1", "school 2")
+
+
+def test_clients_of_several_groups():
+    groups = torch.arange(8).repeat(2)
+    parts = [torch.tensor([0, 8]), torch.tensor([1, 2]), torch.tensor([3, 4, 5]), torch.tensor([6, 7, 14, 9, 10])]
+    names = ("a", "b", "c", "d", "e", "f", "g", "h")
+    assert names_of_parts(parts, groups, names) == ("a", "b + c", "d + e + f", "b + c + g + 1 more")
+    # A group that is called as another two are together.
+    both = ("b + c", "b + c (1)")
+    assert names_of_parts([torch.tensor([0]), torch.tensor([1, 2])], groups, ("b + c", "b", "c")) == both
+
+
+def test_names_from_groups():
+    wards = [["St Mary", "General", 'a/b "c"'][i % 3] for i in range(60)]
+    assert ready(HERE, groups=wards).client_names == ("General", "St Mary", 'a/b "c"')
+    assert ready(HERE, GroupPartitioner(2), groups=wards).client_names == ('General + a/b "c"', "St Mary")
+    assert ready(rows(ward=[i % 2 for i in range(30)]), groups="ward").client_names == ("ward 0", "ward 1")
+    # Clients that have parts of groups are not called after them.
+    assert ready(HERE, IIDPartitioner(3), groups=wards).client_names == ("0", "1", "2")
+
+
+def test_describe_names_clients_and_classes():
+    data = ready(clients=dict.fromkeys(("Boston", "Lyon"), (HERE.tensors[0], WORDS[Y])))
+    facts = {"client_names": "Boston, Lyon", "class_names": "cat, dog, eel", "source": "2 clients' data"}
+    assert facts.items() <= data.describe().items()
+    assert str(data) == "FederatedDataModule(source=2 clients' data, partitioner=GroupPartitioner())"
+    table = ready(clients={"a": patients(20, 1), "b": patients(20, 2)}, labels="ill")
+    assert table.describe()["labels"] == "ill"
+    assert "max_categories=50" in table.describe()["columns"]
+    assert not {"client_names", "class_names", "labels"} & set(ready().describe())
+
+
+def toy_clients(*names):
+    train, _ = toy_sets()
+    size = len(train) // len(names)
+    parts = {name: Subset(train, range(i * size, (i + 1) * size)) for i, name in enumerate(names)}
+    return FederatedDataModule(clients=parts, batch_size=12)
+
+
+def test_metrics_and_files_have_the_names_and_a_renamed_client_is_refused(tmp_path):
+    saving = {"enable_checkpointing": True, "callbacks": [ModelCheckpoint(tmp_path, filename="saved")]}
+    first = FederatedLoop(FedAvg(), {"m": ClassSpecificShapley()}, seed=3)
+    plain = Plain(network(batch_norm=False))
+    fit(first, tmp_path / "one", plain, toy_clients("Boston", "Ly/on", "Köln"), rounds=1, **saving)
+    assert first.metrics["m"].client_names == ("Boston", "Ly/on", "Köln")
+    other = FederatedLoop(FedAvg(), {"m": ClassSpecificShapley()}, seed=3)
+    with pytest.raises(ConfigurationError, match=r"client_names is \[.*\] and was \['Boston', 'Ly/on', 'Köln'\]"):
+        fit(other, tmp_path, plain, toy_clients("Boston", "Paris", "Köln"), ckpt_path=tmp_path / "saved.ckpt")

@@ -1,18 +1,28 @@
 """Batches from tensors equal batches from a DataLoader, and follow from the generator alone; so do generators that
-data hold: a pass over them draws what its seed says, wherever they stood."""
+data hold. Whether two data sets of equal labels are the same, and whether their inputs are finite."""
 
+from __future__ import annotations
+
+import copy
 import random
-from functools import partial
 from itertools import chain
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from data_options import ready
+from own_data import Items
+from PIL import Image
 from resuming import assert_resumes
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import ToTensor
 from toys import CLASSES, FEATURES, Plain, network, toy_data, toy_sets
 
-from flsv.data import FederatedDataModule, Loader, SizePartitioner, TensorBatches, make_loader
+from flsv.data import FederatedDataModule, IIDPartitioner, Loader, SizePartitioner, TensorBatches, make_loader
+from flsv.data.contents import content_hashes, not_finite
 from flsv.data.loaders import held_generators, preload
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
@@ -22,14 +32,7 @@ Y = torch.arange(50)
 TENSORS = TensorDataset(X, Y)
 
 
-class PerSample(Dataset):
-    """The same data, one sample at a time."""
-
-    def __len__(self):
-        return len(X)
-
-    def __getitem__(self, index):
-        return X[index], int(Y[index])
+PER_SAMPLE = Items(zip(X, Y.tolist()))  # the same data, one sample at a time
 
 
 def generator(seed=0):
@@ -40,30 +43,14 @@ def labels_of(batches):
     return [y.tolist() for _, y in batches]
 
 
-def test_batches_are_the_rows_of_the_indices():
-    indices = torch.tensor([4, 8, 15, 16, 23, 42, 7])
-    for (x, y), rows in zip(TensorBatches([X, Y], indices, 3), indices.split(3), strict=True):
-        assert torch.equal(x, X[rows])
-        assert torch.equal(y, rows)
-
-
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("size", [7, 10, 64])
-def test_length_is_the_number_of_batches(size, drop_last):
-    batches = TensorBatches([X, Y], None, size, drop_last=drop_last)
-    reference = DataLoader(TENSORS, batch_size=size, drop_last=drop_last)
-    assert len(batches) == len(list(batches)) == len(reference)
-
-
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("ordered", [False, True])
-@pytest.mark.parametrize("workers", [0, 1])
-def test_both_paths_give_the_same_batches_on_every_pass(ordered, drop_last, workers):
+def test_both_paths_give_the_same_batches_on_every_pass(ordered, drop_last):
     indices = torch.arange(3, 40, 2)
-    kwargs = {"batch_size": 4, "drop_last": drop_last, "transform": Twice()}
+    kwargs = {"batch_size": 4, "drop_last": drop_last}
     fast, slow = (
-        make_loader(data, indices, generator=None if ordered else generator(5), **kwargs, **options)
-        for data, options in ((TENSORS, {}), (PerSample(), {"num_workers": workers}))
+        make_loader(data, indices, generator=None if ordered else generator(5), **kwargs)
+        for data in (TENSORS, PER_SAMPLE)
     )
     assert isinstance(fast, TensorBatches)
     assert isinstance(slow, DataLoader)
@@ -72,21 +59,18 @@ def test_both_paths_give_the_same_batches_on_every_pass(ordered, drop_last, work
         for (x1, y1), (x2, y2) in zip(one, other, strict=True):
             assert torch.equal(x1, x2)
             assert torch.equal(y1, y2)
-            assert torch.equal(x1, 2 * X[y1])
+            assert torch.equal(x1, X[y1])
+        assert len(one) == len(fast) == len(slow)
     orders = [list(chain(*labels_of(one))) for one, _ in passes]
     assert (orders[0] == orders[1]) is ordered
+    if ordered:
+        assert orders[0] == indices[: 16 if drop_last else 19].tolist()
 
 
-class Twice:
-    def __call__(self, x):
-        return x * 2
-
-
-@pytest.mark.parametrize("dataset", [TENSORS, PerSample()])
+@pytest.mark.parametrize("dataset", [TENSORS, PER_SAMPLE])
 def test_global_generator_is_neither_read_nor_moved(dataset):
     state = torch.get_rng_state()
     order = labels_of(make_loader(dataset, batch_size=8, generator=generator(1)))
-    assert list(chain(*labels_of(make_loader(dataset, batch_size=8)))) == list(range(50))
     assert torch.equal(torch.get_rng_state(), state)
     torch.manual_seed(123)
     assert labels_of(make_loader(dataset, batch_size=8, generator=generator(1))) == order
@@ -101,17 +85,12 @@ def test_subsets_of_subsets_are_read_as_tensors():
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_preloaded_samples_are_in_order(workers):
-    images, labels = preload(PerSample(), num_workers=workers).tensors
+    images, labels = preload(PER_SAMPLE, num_workers=workers).tensors
     assert torch.equal(images, X)
     assert torch.equal(labels, Y)
     assert preload(TENSORS) is TENSORS
-
-    class Records(PerSample):
-        def __getitem__(self, index):
-            return {"x": index}
-
-    with pytest.raises(ConfigurationError, match="samples of Records do not collate to a tuple of tensors"):
-        preload(Records())
+    with pytest.raises(ConfigurationError, match="samples of Items do not collate to a tuple of tensors"):
+        preload(Items([{"x": 1}]))
 
 
 @pytest.mark.parametrize("val", [True, False])
@@ -188,31 +167,105 @@ def test_where_generators_are_found():
     assert len(held_generators(Subset(Subset(Subset(dataset, [0]), [0]), [0]))) == len(expected)
 
 
-class Noise:
-    """A transform of batches that holds its own."""
-
-    def __init__(self):
-        self.rng = torch.Generator().manual_seed(7)
-
-    def __call__(self, x):
-        return x + torch.rand(x.shape, generator=self.rng)
-
-
-def sample_by_sample(workers=0, **options):
-    data = Held(np.random.RandomState(4))
-    loader = Loader(num_workers=workers)
-    return FederatedDataModule(data, SizePartitioner([2, 1]), batch_size=8, loader=loader, **options)
-
-
-def with_a_transform():
-    x = torch.randn(90, FEATURES, generator=generator())
-    data = TensorDataset(x, torch.arange(90) % CLASSES)
-    return FederatedDataModule(data, SizePartitioner([2, 1]), batch_size=8, train_transform=Noise())
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "make", [partial(sample_by_sample, train_transform=Noise()), partial(sample_by_sample, 2), with_a_transform]
-)
-def test_a_resumed_run_draws_what_the_whole_one_drew(make, tmp_path):
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_resumed_run_draws_what_the_whole_one_drew(workers, tmp_path):
+    def make():
+        data, loader = Held(np.random.RandomState(4)), Loader(num_workers=workers)
+        return FederatedDataModule(data, SizePartitioner([2, 1]), batch_size=8, loader=loader)
+
     assert_resumes(lambda: FederatedLoop(seed=3), tmp_path, lambda: Plain(network(batch_norm=False)), make)
+
+
+HOLDERS = {"a": torch.tensor([0, 2, 4]), "b": torch.tensor([1, 3, 5])}
+
+
+def other(before: dict[str, str], after: dict[str, str]) -> list[str]:
+    """Whose samples differ."""
+    assert before.keys() == after.keys()
+    return [name for name in before if before[name] != after[name]]
+
+
+def tensors() -> TensorDataset:
+    return TensorDataset(torch.arange(24.0).reshape(6, 4), torch.arange(6) % 2)
+
+
+class Table(Dataset):
+    """What it holds lies in attributes; or its samples are made when they are read."""
+
+    factor, drawn, opened = 1.0, False, False
+
+    def __init__(self, **attributes: Any) -> None:
+        self.__dict__.update(attributes)
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> Any:
+        self.opened = True
+        return {"x": torch.tensor([self.factor * (index + 1)]) + (torch.rand(1) if self.drawn else 0)}, 0
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: Subset(x, range(6))])
+def test_one_number_of_one_sample_is_its_holders(wrap: Any) -> None:
+    before, data = content_hashes(wrap(tensors()), HOLDERS), tensors()
+    data.tensors[0][3, 2] += 1e-6
+    assert other(before, content_hashes(wrap(data), HOLDERS)) == ["b"]
+    assert content_hashes(wrap(tensors()), HOLDERS) == before
+
+
+@pytest.mark.parametrize("column", [np.arange(12.0).reshape(6, 2), torch.arange(6).bfloat16()])
+def test_arrays_of_a_data_set_of_ones_own(column: Any) -> None:
+    before, changed = content_hashes(Table(column=column), HOLDERS), copy.deepcopy(column)
+    changed[3] = column[2]
+    assert content_hashes(Table(column=copy.deepcopy(column)), HOLDERS) == before
+    assert other(before, content_hashes(Table(column=changed), HOLDERS)) == ["b"]
+
+
+def test_what_says_nothing_of_its_samples_is_read() -> None:
+    assert other(content_hashes(Table(), HOLDERS), content_hashes(Table(factor=2.0), HOLDERS)) == ["a", "b"]
+    # Random numbers are no other samples, and nothing is left behind.
+    drawn = Table(drawn=True)
+    found = content_hashes(drawn, HOLDERS)
+    torch.rand(1)
+    assert content_hashes(drawn, HOLDERS) == found
+    assert not drawn.opened
+
+
+def test_files_are_read_wherever_they_lie(tmp_path: Path) -> None:
+    for file in (f"{place}/{name}/{i}.png" for place in ("one", "two") for name in ("cat", "dog") for i in range(3)):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((4, 4), 10 * int(file[-5]), np.uint8)).save(tmp_path / file)
+    first, second = (ImageFolder(str(tmp_path / place), transform=ToTensor()) for place in ("one", "two"))
+    before = content_hashes(first, HOLDERS)
+    assert content_hashes(second, HOLDERS) == before
+    Image.fromarray(np.full((4, 4), 21, np.uint8)).save(tmp_path / "two/dog/2.png")
+    assert other(before, content_hashes(second, HOLDERS)) == ["b"]
+
+
+def test_whose_samples_they_are() -> None:
+    x = torch.arange(60.0)[:, None]
+    data = ready(TensorDataset(x, torch.arange(60) % 2), SizePartitioner([1, 2], seed=0))
+    before = data.content_hashes()
+    assert list(before) == ["server", "0", "1"]
+    for name, row in (("1", data.client_indices(1)[0]), ("server", data.server_val_indices[0])):
+        x[row] += 1
+        assert other(before, data.content_hashes()) == [name]
+        x[row] -= 1
+
+
+@pytest.mark.parametrize("value", [torch.nan, -torch.inf])
+def test_what_is_not_finite_is_found_wherever_it_is(value: float) -> None:
+    x, y = torch.randn(3000, 2, 4, generator=torch.Generator().manual_seed(0)), torch.arange(3000) % 3
+    for clean in (TensorDataset(x, y), TensorDataset(x.long(), y), TensorDataset(x[:0], y[:0]), Table()):
+        assert not len(not_finite(clean))
+    x[[0, 1023, 1024, 2999], 1, 2] = value
+    data, few = TensorDataset(x, y), TensorDataset(x[1:9], y[1:9])
+    assert not_finite(data).tolist() == [0, 1023, 1024, 2999]
+    assert not_finite(Subset(data, [7, 1024, 8])).tolist() == [1]
+    with pytest.raises(ConfigurationError, match="4 samples of the test data have NaN"):
+        ready((few, data), IIDPartitioner(2))
+    with pytest.raises(ConfigurationError, match="2 samples of client 0's val set have NaN"):
+        ready(TensorDataset(x[[0, 1023] * 4], y[:8]), IIDPartitioner(2), server_val=0.0, client_val=0.4)
+    with pytest.warns(UserWarning, match="4 samples of the training data have NaN or infinite inputs"):
+        ready(data, IIDPartitioner(2), val=few)

@@ -1,11 +1,16 @@
-"""Who is dealt what: each partitioner against its paper, and what holds for all of them."""
+"""Who is dealt what: each partitioner against its paper, what holds for all of them; and what is held out."""
+
+import itertools
 
 import numpy as np
 import pytest
 import torch
+from data_options import ready
+from torch.utils.data import TensorDataset
 
 from flsv.data import (
     DirichletPartitioner,
+    GaussianNoise,
     GroupPartitioner,
     IIDPartitioner,
     Partitioner,
@@ -16,13 +21,12 @@ from flsv.data import (
     partition_counts,
     plot_partition,
 )
-from flsv.data.partition import cut
+from flsv.data.splits import Splits, split_federation
 from flsv.errors import ConfigurationError
 
-BASE_LABELS = torch.randint(0, 10, (1000,), generator=torch.Generator().manual_seed(7))
-
-BASE_GROUPS = torch.randint(0, 12, (1000,), generator=torch.Generator().manual_seed(8))
-
+LABELS = torch.randint(0, 10, (1000,), generator=torch.Generator().manual_seed(7))
+GROUPS = torch.randint(0, 12, (1000,), generator=torch.Generator().manual_seed(8))
+EVEN = torch.arange(10).repeat_interleave(600)
 MAKERS = {
     "iid": lambda seed: IIDPartitioner(5, seed=seed),
     "size": lambda seed: SizePartitioner([2, 3, 4, 5, 6], seed=seed),
@@ -34,35 +38,22 @@ MAKERS = {
     "group": lambda seed: GroupPartitioner(5, seed=seed),
 }
 
-USE_EVERYTHING = ("iid", "size", "dirichlet", "pathological", "shard", "class shares", "group")
-
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_every_sample_is_in_one_place_at_most(name):
-    parts = MAKERS[name](0)(BASE_LABELS, 10, BASE_GROUPS)
-    everything = np.concatenate([part.numpy() for part in parts])
-    assert len(parts) == 5
-    assert all(len(part) > 0 and part.dtype == torch.int64 for part in parts)
-    assert all((part.diff() > 0).all() for part in parts)
-    assert len(np.unique(everything)) == len(everything)
-    assert everything.min() >= 0
-    assert everything.max() < 1000
-    if name in USE_EVERYTHING:
-        assert len(everything) == 1000
-
-
-@pytest.mark.parametrize("name", MAKERS)
-def test_a_partition_is_a_function_of_seed_and_labels(name):
-    first = MAKERS[name](3)(BASE_LABELS, 10, BASE_GROUPS)
+def test_a_partition_is_a_function_of_seed_and_labels_and_no_sample_is_in_two_places(name):
     torch.manual_seed(99)
     np.random.seed(99)  # noqa: NPY002 - a partitioner must not read the global generator
     state = torch.get_rng_state()
-    again = MAKERS[name](3)(BASE_LABELS, 10, BASE_GROUPS)
-    other = MAKERS[name](4)(BASE_LABELS, 10, BASE_GROUPS)
+    first, again, other = (MAKERS[name](seed)(LABELS, 10, GROUPS) for seed in (3, 3, 4))
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert torch.equal(torch.get_rng_state(), state)
     differs = any(not torch.equal(a, b) for a, b in zip(first, other, strict=True))
     assert differs is (name != "group")
+    everything = torch.cat(first)
+    assert len(first) == 5
+    assert all(len(part) > 0 and part.dtype == torch.int64 and (part.diff() > 0).all() for part in first)
+    assert len(everything.unique()) == len(everything)
+    assert len(everything) == (500 if name == "client shares" else 1000)
 
 
 def test_a_partitioner_of_ones_own_is_checked():
@@ -84,34 +75,20 @@ def test_a_partitioner_of_ones_own_is_checked():
         Fixed([[0, 1], [1, 2]])(labels, 1)
 
 
-@pytest.mark.parametrize(("length", "shares"), [(7, [0.7, 0.1, 0.1, 0.1]), (1000, [0.3] * 3), (3, [0.25] * 4)])
-def test_cut_is_within_one_of_the_exact_sizes(length, shares):
-    pieces = cut(torch.arange(length), torch.tensor(shares))
-    assert torch.cat(pieces).tolist() == list(range(sum(map(len, pieces))))
-    for piece, share in zip(pieces, shares, strict=True):
-        assert abs(len(piece) - share * length) < 1
-    assert abs(sum(map(len, pieces)) - sum(shares) * length) <= 0.5
-
-
-SIZES_LABELS = torch.arange(10).repeat(600)
-
-
-@pytest.mark.parametrize("scale", [1, 1 / 20, 1000])
+@pytest.mark.parametrize("scale", [1, 1 / 20])
 def test_sizes_follow_the_proportions_on_any_scale(scale):
-    parts = SizePartitioner([scale * share for share in (2, 3, 4, 5, 6)])(SIZES_LABELS, 10)
+    parts = SizePartitioner([scale * share for share in (2, 3, 4, 5, 6)])(EVEN, 10)
     assert [len(part) for part in parts] == [600, 900, 1200, 1500, 1800]
 
 
-DIRICHLET_LABELS = torch.arange(10).repeat_interleave(600)
+def counts_of(partitioner, labels=EVEN, num_classes=10):
+    return partition_counts(partitioner(labels, num_classes), labels, num_classes)
 
 
 @pytest.mark.parametrize("alpha", [0.3, 1.0, 10.0])
 def test_class_shares_have_the_moments_of_the_dirichlet(alpha):
     clients, seeds = 5, 150
-    draws = [
-        partition_counts(DirichletPartitioner(clients, alpha, seed=s)(DIRICHLET_LABELS, 10), DIRICHLET_LABELS, 10)
-        for s in range(seeds)
-    ]
+    draws = [counts_of(DirichletPartitioner(clients, alpha, seed=s)) for s in range(seeds)]
     shares = torch.stack(draws).double() / 600
     # Redrawing while a client is empty hardly ever happens here; each share is Beta(alpha, (clients - 1) alpha).
     variance = (1 / clients) * (1 - 1 / clients) / (clients * alpha + 1)
@@ -120,48 +97,32 @@ def test_class_shares_have_the_moments_of_the_dirichlet(alpha):
 
 
 def test_all_samples_are_used_and_the_minimum_is_met():
-    parts = DirichletPartitioner(20, alpha=0.5, min_samples=100)(DIRICHLET_LABELS, 10)
-    assert sum(map(len, parts)) == 6000
-    assert min(map(len, parts)) >= 100
+    sizes = counts_of(DirichletPartitioner(20, alpha=0.5, min_samples=100)).sum(1)
+    assert sizes.sum() == 6000
+    assert sizes.min() >= 100
+    with pytest.raises(ConfigurationError, match="fewer than 3001 .at best .*Lower min_samples to that"):
+        counts_of(DirichletPartitioner(2, alpha=9.0, min_samples=3001))
 
 
 def test_the_papers_split():
-    labels = torch.arange(10).repeat(600)
-    counts = partition_counts(ShardPartitioner(100, 2)(labels, 10), labels, 10)
+    counts = counts_of(ShardPartitioner(100, 2))
     assert (counts.sum(1) == 60).all()
     assert (counts.sum(0) == 600).all()
     # 200 shards of 30 samples, all of one class each: a client has 60 of one class or 30 of two.
     assert set(counts.flatten().tolist()) == {0, 30, 60}
 
 
-PATHOLOGICAL_LABELS = torch.arange(10).repeat(100)
-
-
 @pytest.mark.parametrize(("clients", "classes"), [(5, 2), (7, 4), (20, 1)])
 def test_every_client_has_its_number_of_classes_and_every_class_a_holder(clients, classes):
-    parts = PathologicalPartitioner(clients, classes, seed=1)(PATHOLOGICAL_LABELS, 10)
-    counts = partition_counts(parts, PATHOLOGICAL_LABELS, 10)
+    counts = counts_of(PathologicalPartitioner(clients, classes, seed=1))
     holders = (counts > 0).sum(0)
     assert ((counts > 0).sum(1) == classes).all()
-    assert (counts.sum(0) == 100).all()
+    assert (counts.sum(0) == 600).all()
     assert holders.max() - holders.min() <= 1
-    for label in range(10):
-        held = counts[counts[:, label] > 0, label]
-        assert held.max() - held.min() <= 1
-
-
-PROPORTIONS_LABELS = torch.arange(10).repeat(600)
-
-
-def counts_of(partitioner, labels=PROPORTIONS_LABELS, num_classes=10):
-    return partition_counts(partitioner(labels, num_classes), labels, num_classes)
-
-
-def test_shapfed_heterogeneous():
-    rest = [0.25] * 9
-    counts = counts_of(ProportionPartitioner([[1, *rest], [0, *rest], [0, *rest], [0, *rest]]))
-    assert counts[:, 0].tolist() == [600, 0, 0, 0]
-    assert (counts[:, 1:] == 150).all()
+    for held in counts.T:
+        assert held[held > 0].max() - held[held > 0].min() <= 1
+    with pytest.raises(ConfigurationError, match="class 0 has fewer samples than its .* holders"):
+        counts_of(PathologicalPartitioner(7, 2), torch.tensor([0, 0, 1, 1, 1, 1, 1, 1]), 2)
 
 
 def test_random_matrices_are_met_within_a_sample():
@@ -173,15 +134,6 @@ def test_random_matrices_are_met_within_a_sample():
         assert np.abs(counts.numpy() - shares * np.bincount(labels, minlength=6)).max() < 1
 
 
-def test_guo_eighty_percent_of_two_classes():
-    rows = [[0.4 if label // 2 == client else 0.025 for label in range(10)] for client in range(4)]
-    rows.append([0.5 if label >= 8 else 0.0 for label in range(10)])
-    counts = counts_of(ProportionPartitioner(rows, of="client", total=1000))
-    assert counts.sum(1).tolist() == [200] * 5
-    assert counts[0].tolist() == [80, 80, 5, 5, 5, 5, 5, 5, 5, 5]
-    assert counts[4].tolist() == [0] * 8 + [100, 100]
-
-
 def test_client_shares_use_as_much_as_the_scarcest_class_allows():
     labels = torch.cat([torch.zeros(100), torch.ones(1000)]).long()
     counts = counts_of(ProportionPartitioner([[1, 1], [1, 3]], of="client"), labels, 2)
@@ -191,31 +143,95 @@ def test_client_shares_use_as_much_as_the_scarcest_class_allows():
     assert counts.sum(1).tolist() == [133, 133]
 
 
-DEALT_GROUPS = torch.tensor([40] * 5 + [10] * 2 + [30] * 4 + [20] * 3)
-
-LABELS_OF_GROUPS = torch.zeros(len(DEALT_GROUPS), dtype=torch.long)
-
-
-def test_one_client_per_group_in_order():
-    parts = GroupPartitioner()(LABELS_OF_GROUPS, 1, DEALT_GROUPS)
-    assert [DEALT_GROUPS[part].unique().tolist() for part in parts] == [[10], [20], [30], [40]]
-    assert [len(part) for part in parts] == [2, 3, 4, 5]
-
-
-def test_groups_are_dealt_from_the_largest_to_the_smallest():
-    parts = GroupPartitioner(num_clients=3)(LABELS_OF_GROUPS, 1, DEALT_GROUPS)
-    assert [DEALT_GROUPS[part].unique().tolist() for part in parts] == [[10, 40], [30], [20]]
+def test_groups_in_their_order_or_from_the_largest_to_the_smallest():
+    groups = torch.tensor([40] * 5 + [10] * 2 + [30] * 4 + [20] * 3)
+    labels = torch.zeros(len(groups), dtype=torch.long)
+    parts = GroupPartitioner()(labels, 1, groups)
+    assert [groups[part].tolist() for part in parts] == [[10] * 2, [20] * 3, [30] * 4, [40] * 5]
+    parts = GroupPartitioner(num_clients=3)(labels, 1, groups)
+    assert [groups[part].unique().tolist() for part in parts] == [[10, 40], [30], [20]]
+    with pytest.raises(ConfigurationError, match="fall into 4 groups, and at least 5 are needed"):
+        GroupPartitioner(num_clients=5)(labels, 1, groups)
 
 
-@pytest.mark.parametrize(("clients", "classes"), [(2, 2), (30, 17), (100, 10), (10, 100)])
-def test_bars_have_the_lengths_of_the_counts(clients, classes, tmp_path):
-    counts = torch.randint(0, 9, (clients, classes), generator=torch.Generator().manual_seed(0)) + 1
-    figure, axes = plot_partition(counts)
-    widths = torch.zeros(clients, dtype=torch.long)
-    for bar in axes.patches:
-        widths[round(bar.get_y() + bar.get_height() / 2)] += round(bar.get_width())
-    assert widths.tolist() == counts.sum(1).tolist()
-    figure.savefig(tmp_path / "partition.png", dpi=50)
-    labels = [label.get_text() for label in axes.get_yticklabels()]
-    assert labels[0] == "0"
-    assert len(labels) <= 50
+@pytest.mark.parametrize(("clients", "classes"), [(2, 2), (60, 22)])
+def test_bars_have_the_lengths_of_the_counts(clients, classes):
+    counts = torch.arange(clients * classes).view(clients, classes) % 9 + 1
+    _, axes = plot_partition(counts)
+    ends = torch.tensor([bar.get_x() + bar.get_width() for bar in axes.patches]).view(classes, clients)
+    assert ends[-1].tolist() == counts.sum(1).tolist()
+    assert len(axes.get_yticklabels()) == min(clients, 50)
+
+
+FIVE = torch.randint(0, 5, (1000,), generator=torch.Generator().manual_seed(0))
+
+
+def split(partitioner=None, pool=None, groups=None, **options):
+    pool = torch.arange(1000) if pool is None else pool
+    return split_federation(FIVE, 5, groups, pool, partitioner or IIDPartitioner(4), Splits(**options))
+
+
+def sets_of(splits):
+    return [splits.server_val, *(held for client in splits.clients for held in client.values())]
+
+
+@pytest.mark.parametrize("partitioner", [IIDPartitioner(6), DirichletPartitioner(6, 0.3, min_samples=5)])
+def test_no_sample_is_in_two_places_and_none_is_lost(partitioner):
+    splits = split(partitioner, client_val=0.2, client_test=0.3)
+    sets = [set(held.tolist()) for held in sets_of(splits)]
+    assert len(sets) == 1 + 6 * 3
+    assert all(not a & b for a, b in itertools.combinations(sets, 2))
+    assert set().union(*sets) == set(range(1000))
+
+
+def test_only_the_pool_is_dealt_and_max_samples_counts_all():
+    pool = torch.arange(0, 1000, 3)
+    splits = split(pool=pool, max_samples=100)
+    used = torch.cat(sets_of(splits))
+    assert len(used) == 100
+    assert set(used.tolist()) <= set(pool.tolist())
+    assert len(torch.cat(sets_of(split(max_samples=5000)))) == 1000
+
+
+def test_everything_follows_from_the_seeds():
+    options = {"client_val": 0.1, "max_samples": 500}
+    first, again, other = (sets_of(split(seed=seed, **options)) for seed in (1, 1, 2))
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not torch.equal(first[0], other[0])
+    whole = {"server_val": 0.0, "client_val": 0.3}
+    one, two = (split(IIDPartitioner(4, seed=0), seed=seed, **whole).clients[0] for seed in (1, 2))
+    assert not torch.equal(one["val"], two["val"])
+
+
+def test_a_fraction_of_the_pool_that_is_no_sample():
+    with pytest.raises(ConfigurationError, match=r"server_val=0\.01. of 20 samples is none"):
+        split(pool=torch.arange(20), server_val=0.01)
+
+
+def test_a_client_without_a_full_batch_is_named_where_the_rest_is_dropped():
+    data, sizes = TensorDataset(torch.zeros(100, 2), torch.arange(100) % 4), SizePartitioner([4, 1])
+    ready(data, sizes, batch_size=18, drop_last=True)
+    with pytest.raises(ConfigurationError, match="Client 1 has 18 samples, not one full batch of 32"):
+        ready(data, sizes, batch_size=32, drop_last=True)
+
+
+def test_only_flagged_training_samples_are_dropped_and_counts_follow():
+    noise = [GaussianNoise(std=1.0, sample_rate=0.2, clients=[1])]
+    options = {"corruptions": noise, "client_val": 0.1, "max_samples": 600}
+    whole, kept = (ready("digits", IIDPartitioner(3), drop_flagged=drop, **options) for drop in (False, True))
+    noisy = set(whole.client_indices(1)[whole.corrupted_samples(1)].tolist())
+    for client in range(3):
+        before, after = set(whole.client_indices(client).tolist()), set(kept.client_indices(client).tolist())
+        assert after <= before
+        dropped = before - after
+        assert len(dropped) < 0.3 * len(before)
+        if client == 1:
+            assert len(dropped & noisy) >= 0.95 * len(noisy)
+        assert torch.equal(whole.client_indices(client, "val"), kept.client_indices(client, "val"))
+        labels = torch.cat([y for _, y in kept.client_loader(client)])
+        assert torch.equal(torch.bincount(labels, minlength=10), kept.class_counts[client])
+    assert torch.equal(whole.server_val_indices, kept.server_val_indices)
+    assert kept.describe()["dropped_samples"] == int(whole.num_samples.sum() - kept.num_samples.sum())
+    broken = TensorDataset(torch.full((40, 2), torch.nan), torch.arange(40) % 2)
+    with pytest.raises(ConfigurationError, match="no client has a sample that is finite"):
+        ready(broken, IIDPartitioner(2), server_val=0.0, drop_flagged=True)

@@ -9,10 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from data_options import ready
 from frames import Frame
-from own_data import HERE, WORDS, Rows, X, Y, ready
+from own_data import HERE, WORDS, X, Y, rows
 from torch.utils.data import (
     BatchSampler,
+    ConcatDataset,
     DataLoader,
     IterableDataset,
     RandomSampler,
@@ -24,12 +26,10 @@ from torch.utils.data import (
 )
 
 from flsv.cli import main
-from flsv.data import Columns, FederatedDataModule, GroupPartitioner, IIDPartitioner, OneClient, Splits, TableData
+from flsv.data import Columns, FederatedDataModule, GroupPartitioner, OneClient, TableData
 from flsv.data.sources import source
-from flsv.data.sources.arrays import array_set, is_pair_of_arrays
-from flsv.data.sources.base import SourceData
-from flsv.data.sources.module import module_source
-from flsv.data.sources.source import SOURCES
+from flsv.data.sources.base import SourceData, array_set
+from flsv.data.sources.source import SOURCES, module_source
 from flsv.errors import ConfigurationError
 from flsv.testing import check_source
 
@@ -47,30 +47,9 @@ def test_arrays_as_tensors():
     assert (colors.shape, colors.max().item()) == ((2, 3, 5, 4), pytest.approx(0.2))
     data = array_set(np.zeros((3, 1)), np.array(["well", "ill", "well"], dtype=object))
     assert (data.classes, data.tensors[1].tolist()) == (("ill", "well"), [1, 0, 1])
-
-
-@pytest.mark.parametrize(
-    ("x", "y", "message"),
-    [
-        (np.zeros((3, 2)), [1, 2], r"X has 3 entries and y the shape \[2\]"),
-        (np.array([["a"]]), [1], r"X is <U1 \[1, 1\]; expected numbers"),
-        (np.zeros((2, 1)), [0.5, np.nan], "none of them NaN or infinite"),
-        (np.zeros((2, 1)), np.array(["a", None], object), r"y is object"),
-    ],
-)
-def test_refused_arrays(x, y, message):
-    with pytest.raises(ConfigurationError, match=message):
-        array_set(x, y)
-
-
-def test_what_is_a_pair():
-    x, y = np.zeros((2, 3)), np.zeros(2)
-    assert is_pair_of_arrays((x, y))
-    assert is_pair_of_arrays([torch.zeros(2), ["a", "b"]])
-    assert is_pair_of_arrays((x, pd.Series(y)))
-    assert not is_pair_of_arrays(((x, y), (x, y)))
-    assert not is_pair_of_arrays((x, [y, y]))
-    assert not is_pair_of_arrays((x, TensorDataset(torch.zeros(2))))
+    for y in ([0.5, np.nan, 1.0], np.array(["a", None, "b"], object)):
+        with pytest.raises(ConfigurationError, match=r"\(X, y\): y is .*none of them NaN or infinite"):
+            array_set(np.zeros((3, 1)), y)
 
 
 # Clients by name, and what the server has
@@ -103,8 +82,8 @@ def test_classes_have_one_numbering_by_their_names():
     assert data.class_names == ("cat", "dog", "eel", "yak")
     assert data.class_counts.tolist() == [[0, 5, 0, 5], [20, 20, 20, 0]]
     assert few.tensors[1].tolist() == [0, 1] * 5  # the user's own
-    with pytest.raises(ConfigurationError, match="labels of a Rows cannot be numbered anew"):
-        ready(clients={"few": few, "rows": Rows(classes=("cat", "dog", "eel"))})
+    with pytest.raises(ConfigurationError, match="labels of a Items cannot be numbered anew"):
+        ready(clients={"few": few, "rows": rows(classes=("cat", "dog", "eel"))})
     with pytest.raises(ConfigurationError, match=r"'here' has no names for its classes"):
         ready(clients={"few": few, "here": HERE})
 
@@ -118,19 +97,14 @@ def with_here(other):
     [
         ({"clients": {"a": HERE}}, "the data of at least 2 clients by name"),
         ({**with_here(HERE), "source": "mnist"}, "no source or groups"),
-        ({**with_here(HERE), "partitioner": IIDPartitioner(2)}, r"by client \('a', 'b'\): leave IIDPartitioner"),
         ({**with_here(HERE), "columns": Columns()}, "columns says .*: say labels, the one to predict"),
-        ({**with_here(HERE), "labels": "y"}, "labels='y': TensorDataset and its samples have no such field"),
         ({**with_here(Frame(a=[1, 2], y=[0, 1])), "labels": "y"}, "'b' is a table and 'a' is not"),
         (with_here((X[:0], Y[:0])), "client 'b': there are no samples"),
         (with_here((X[:, :3], Y)), "those of 'a' .*those of 'b' "),
         (with_here(None), "client 'b': a NoneType cannot be read as samples"),
-        (with_here({"x": X}), "client 'b': a dict cannot be read"),
         (with_here("digits"), "client 'b': 'digits' was not found, or cannot be read"),
         ({"clients": {"a": HERE, "a ": HERE}}, "Clients are called .* and differ"),
         ({**with_here((X[:2], Y[:2])), "client_val": 0.4, "client_test": 0.5}, r"Client 1 \('b'\) has 2 samples, of"),
-        ({**with_here((X[:2], Y[:2])), "drop_last": True, "batch_size": 8}, r"Client 1 \('b'\) has .* not one full"),
-        ({"source": DataLoader(HERE)}, "Of a DataLoader give loader.dataset"),
         ({"source": HERE, "val": DataLoader(HERE)}, "val: .* Of a DataLoader give loader.dataset"),
         ({"source": {"train": HERE, "test": HERE}}, "of splits by name one as source"),
         ({"source": (HERE, HERE), "test": HERE}, "test: the source has test data of its own"),
@@ -143,26 +117,28 @@ def test_refused(options, message):
 
 
 def test_a_client_is_not_lost_to_the_servers_validation_set():
-    clients = {"a": HERE, "Lyon": (X[:1], Y[:1])}
     lost = []
-    for seed in range(12):
+    for seed in range(6):
         try:
+            clients = {"a": HERE, "Lyon": (X[:1], Y[:1])}
             assert ready(clients=clients, server_val=0.5, seed=seed).num_clients == 2
         except ConfigurationError as error:
             assert "Nothing is left to 'Lyon': all their samples went to the server" in str(error)  # noqa: PT017
             lost.append(seed)
-    assert 0 < len(lost) < 12
-    both = TensorDataset(torch.cat([HERE.tensors[0]] * 2), torch.cat([HERE.tensors[1]] * 2))
+    assert 0 < len(lost) < 6
+    both = ConcatDataset([HERE, HERE])
     with pytest.warns(UserWarning, match="Nothing is left to 'c'"):
-        data = ready(Subset(both, range(61)), groups=["a"] * 30 + ["b"] * 30 + ["c"], server_val=0.5, seed=lost[0])
+        data = ready(Subset(both, range(61)), groups=[*"ab"] * 30 + ["c"], server_val=0.5, seed=lost[0])
     assert data.client_names == ("a", "b")
 
 
-def test_server_data_beside_any_source():
-    data = ready(HERE, val=(X[:5], Y[:5]), test=(X[:6], Y[:6]))
+@pytest.mark.parametrize("source", [HERE, (X, Y), [torch.tensor(X), pd.Series(Y)]])
+def test_server_data_beside_any_source(source):
+    data = ready(source, val=(X[:5], Y[:5]), test=(X[:6], Y[:6]))
     assert len(data.server_val_indices) == 0
     assert sum(len(y) for _, y in data.val_dataloader()) == 5
     assert sum(len(y) for _, y in data.test_dataloader()) == 6
+    assert len(next(iter(ready((source, source)).test_dataloader()))[0]) == 60
 
 
 def test_a_path_and_a_site(tmp_path):
@@ -179,38 +155,35 @@ def test_a_path_and_a_site(tmp_path):
 # Parquet files
 
 
-def test_a_parquet_file_by_client_gives_what_a_csv_file_gives(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def wards():
     pytest.importorskip("pyarrow")
-    draw = np.random.default_rng(0)
-    age = draw.normal(50, 10, 90)
-    frame = pd.DataFrame(
-        {
-            "patient": range(90),
-            "ward": np.array(["a", "b", "c"])[draw.integers(0, 3, 90)],
-            "age": np.where(draw.random(90) < 0.1, np.nan, age),
-            "smokes": draw.random(90) < 0.3,
-            "drug": np.array(["none", "x", "y"])[draw.integers(0, 3, 90)],
-            "ill": np.where(age > 52, "yes", "no"),
-        }
-    )
+    frame = pd.DataFrame({"patient": range(90), "age": np.random.default_rng(0).normal(50, 10, 90)})
+    words = {"ward": [*"abc"] * 30, "drug": ["none", "x", "y", "y", "x"] * 18, "smokes": [True, False, False] * 30}
+    return frame.assign(age=frame["age"].mask(frame["age"] > 60), ill=np.where(frame["age"] > 52, "yes", "no"), **words)
+
+
+def test_a_parquet_file_by_client_gives_what_a_csv_file_gives(tmp_path, wards):
     found = []
     for ending in ("csv", "parquet"):
         (tmp_path / ending).mkdir()
-        for ward, rows in frame.groupby("ward"):
+        for ward, held in wards.groupby("ward"):
             path = tmp_path / ending / f"{'test' if ward == 'c' else ward}.{ending}"
-            rows = rows.drop(columns="ward")
-            rows.to_csv(path, index=False) if ending == "csv" else rows.to_parquet(path)
+            held = held.drop(columns="ward")
+            held.to_csv(path, index=False) if ending == "csv" else held.to_parquet(path)
         options = {"labels": "ill", "columns": Columns(exclude=["patient"]), "client_test": 0.1}
         found.append(ready(str(tmp_path / ending), server_val=0.2, **options))
     one, other = found
     assert one.client_names == other.client_names == ("a", "b")
     assert one.content_hashes() == other.content_hashes()
     assert all(map(torch.equal, *(next(iter(data.test_dataloader())) for data in found)))
+
+
+def test_a_parquet_file_from_the_command_line(tmp_path, wards, monkeypatch, capsys):
+    file = tmp_path / "wards.parquet"
+    wards.to_parquet(file)
     (tmp_path / "broken.parquet").write_bytes(b"PAR1, and no more")
-    frame.to_parquet(tmp_path / "wards.parquet")
-    check_source(
-        SOURCES[0], tmp_path / "wards.parquet", broken=[tmp_path / "broken.parquet"], labels="ill", groups="ward"
-    )
+    check_source(SOURCES[0], file, broken=[tmp_path / "broken.parquet"], labels="ill", groups="ward")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["flsv"])
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
@@ -221,7 +194,7 @@ def test_a_parquet_file_by_client_gives_what_a_csv_file_gives(tmp_path, monkeypa
     assert all(re.search(rf"^{ward} ", out, re.M) for ward in "abc")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ConfigurationError, match=r'pip install "flsv\[parquet\]"'):
-        ready(str(tmp_path / "wards.parquet"), labels="ill")
+        ready(str(file), labels="ill")
 
 
 # Other people's data modules
@@ -231,9 +204,7 @@ DATA = TensorDataset(torch.zeros(20, 3), torch.arange(20) % 4)
 
 def module(train, val=None):
     """A data module with these loaders; a loader is left out where it is None."""
-    kinds = {"train_dataloader": lambda self: train}
-    if val is not None:
-        kinds["val_dataloader"] = lambda self: val
+    kinds = {"train_dataloader": lambda self: train, **({} if val is None else {"val_dataloader": lambda self: val})}
     return type("Somebodys", (L.LightningDataModule,), kinds)()
 
 
@@ -244,7 +215,6 @@ def collate(samples):
 def test_a_loaders_way_of_reading_is_kept():
     loader = DataLoader(DATA, batch_size=6, shuffle=True, collate_fn=collate, num_workers=2, drop_last=True)
     found = module_source(module(loader))
-    assert found.train is DATA
     assert found.indices is None
     read = {"batch_size": 6, "drop_last": True, "collate_fn": collate, "num_workers": 2}
     assert found.train_options == {**read, "pin_memory": False, "worker_init_fn": None}
@@ -273,7 +243,6 @@ class Scaled(DataLoader):
 @pytest.mark.parametrize(
     ("loader", "name"),
     [
-        ({"a": DataLoader(DATA)}, "dict"),
         ([DataLoader(DATA)] * 2, "list"),
         (DataLoader(DATA, batch_size=None), "DataLoader"),
         (DataLoader(type("Stream", (IterableDataset,), {"__iter__": None})()), "DataLoader"),
@@ -284,11 +253,8 @@ class Scaled(DataLoader):
 def test_loaders_whose_samples_cannot_be_dealt(loader, name):
     with pytest.raises(ConfigurationError, match=f"training loader is a {name} of which samples cannot be dealt"):
         module_source(module(loader))
-
-
-def test_a_loader_that_makes_its_own_batches_validates_as_it_is():
-    own = Scaled(DATA, 4)
-    assert module_source(module(DataLoader(DATA), own)).val_loaders is own
+    # As they are they validate.
+    assert module_source(module(DataLoader(DATA), loader)).val_loaders is loader
 
 
 # Other people's kinds, by entry points
@@ -336,8 +302,7 @@ def scan(path):
 
 @pytest.mark.usefixtures("installed")
 def test_it_reads_clients_and_what_is_held_out(tmp_path):
-    whole = FederatedDataModule(str(scan(tmp_path / "head.scan")))
-    whole.setup("fit")
+    whole = ready(str(scan(tmp_path / "head.scan")))
     assert (whole.class_names, int(whole.num_samples.sum())) == (("ill", "well"), 18)
     for place in ("Boston.scan", "Lyon.scan", "test.scan"):
         scan(tmp_path / "files" / place)
@@ -349,8 +314,7 @@ def test_it_reads_clients_and_what_is_held_out(tmp_path):
         {"source": str(tmp_path / "folders")},
         {"clients": clients, "test": str(tmp_path / "folders" / "test")},
     ):
-        data = FederatedDataModule(**given)
-        data.setup("fit")
+        data = ready(**given)
         assert data.client_names == ("Boston", "Lyon")
         seen.append((data.content_hashes(), len(next(iter(data.test_dataloader()))[0])))
     assert seen[0] == seen[1] == seen[2]
@@ -358,12 +322,10 @@ def test_it_reads_clients_and_what_is_held_out(tmp_path):
 
 
 @pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize("labels", [None, "diagnosis"])
-def test_what_has_splits_of_its_own_is_dealt_as_a_whole(labels):
-    data = FederatedDataModule("registry://scans", GroupPartitioner(), labels=labels, splits=Splits())
-    data.setup("fit")
+def test_what_has_splits_of_its_own_is_dealt_as_a_whole():
+    data = ready("registry://scans", GroupPartitioner(), labels="diagnosis")
     assert data.class_names == ("ill", data.files.root)
     assert data.client_names == ("a", "b", "c")
     assert len(next(iter(data.test_dataloader()))[0]) == 4
     with pytest.raises(ConfigurationError, match="client 'a': registry://scans has splits of its own"):
-        FederatedDataModule(clients={"a": "registry://scans", "b": "registry://scans"}).setup("fit")
+        ready(clients={"a": "registry://scans", "b": "registry://scans"})

@@ -1,40 +1,156 @@
-"""The data module around another one, and what a Trainer's user expects of either."""
+"""The data module in a Trainer, around another one, and asked wrongly."""
 
 import sys
-import types
 
 import lightning as L
 import pytest
 import torch
 import yaml
+from data_options import ready
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.demos.boring_classes import BoringDataModule
 from lightning.pytorch.tuner import Tuner
-from small_sets import Flip, Images, Linear, Somebodys, X, Y, trainer
-from torch.utils.data import Dataset, TensorDataset
+from own_data import Items
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 from toys import trainer_for
 
 from flsv import FederatedLoop
-from flsv.data import FederatedDataModule, IIDPartitioner, SizePartitioner, TensorBatches
+from flsv.data import (
+    DirichletPartitioner,
+    FederatedDataModule,
+    GroupPartitioner,
+    IIDPartitioner,
+    SizePartitioner,
+    TensorBatches,
+)
 from flsv.errors import ConfigurationError
 
+X = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(200) % 5
 DATA = TensorDataset(X, Y)
 
 
-class Tokenizer(Somebodys):
-    """A data module with what modules ask it for."""
+class Linear(L.LightningModule):
+    """A classifier that writes down which samples it was trained, validated and tested on."""
 
-    def __init__(self, vocabulary: int = 30):
+    def __init__(self, inputs: int = 4, classes: int = 5):
+        super().__init__()
+        self.layer, self.lr = nn.Linear(inputs, classes), 0.1
+        self.seen = {"train": [], "val": [], "test": []}
+
+    def _step(self, batch, split):
+        x, y = batch
+        self.seen[split].append(y)
+        return nn.functional.cross_entropy(self.layer(x.flatten(1)), y)
+
+    def training_step(self, batch):
+        return self._step(batch, "train")
+
+    def validation_step(self, batch):
+        self._step(batch, "val")
+
+    def test_step(self, batch):
+        self._step(batch, "test")
+
+    def predict_step(self, batch):
+        return batch[1]
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), self.lr)
+
+
+class Somebodys(L.LightningDataModule):
+    """A data module as users write them, which counts what is called."""
+
+    def __init__(self, size: int = 120, batch_size: int = 7):
         super().__init__()
         self.save_hyperparameters()
-        self.vocabulary = vocabulary
+        self.size, self.batch_size, self.calls = size, batch_size, []
+
+    def prepare_data(self):
+        self.calls.append("prepare_data")
+
+    def setup(self, stage):
+        self.calls.append(f"setup {stage}")
+        if stage == "fit":
+            self.train, self.val = TensorDataset(X[: self.size], Y[: self.size]), TensorDataset(X[120:150], Y[120:150])
+        if stage == "test":
+            self.test = TensorDataset(X[150:], Y[150:])
+
+    def train_dataloader(self):
+        return DataLoader(self.train, batch_size=self.batch_size, shuffle=True)
+
+    def val_dataloader(self):
+        return DataLoader(self.val, batch_size=11)
+
+    def test_dataloader(self):
+        return DataLoader(self.test, batch_size=13)
 
 
-def test_a_wrapped_module_is_read_as_it_reads_itself():
+class Images(Items):
+    def __init__(self, length: int = 60):
+        super().__init__(zip(X[:length], Y.tolist()))
+
+
+@pytest.fixture
+def trainer(tmp_path):
+    return lambda rounds=1, **options: trainer_for(None, tmp_path, rounds, **options)
+
+
+# Alone
+
+
+def test_what_is_known_before_setup():
+    assert FederatedDataModule(partitioner=IIDPartitioner(7)).num_clients == 7
+    assert "num_clients" not in FederatedDataModule().describe()
+    with pytest.raises(RuntimeError, match="not loaded yet"):
+        _ = FederatedDataModule().class_counts
+    with pytest.raises(RuntimeError, match="not loaded yet"):
+        _ = FederatedDataModule(partitioner=GroupPartitioner()).num_clients
+
+
+def test_the_centralized_baseline_trains_on_all_clients_data(trainer):
+    data, model = FederatedDataModule((DATA, TensorDataset(X[:50], Y[:50]))), Linear()
+    fit = trainer(2)
+    fit.fit(model, data)
+    dealt = data._data
+    assert len(torch.cat(model.seen["train"])) == 2 * 180
+    assert len(torch.cat(model.seen["val"])) == 2 * 20
+    fit.test(model, data)
+    assert torch.equal(torch.cat(model.seen["test"]), Y[:50])
+    assert torch.equal(torch.cat(fit.predict(model, data)), Y[:50])
+    assert data._data is dealt  # a further setup changes nothing
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"source": "mnist"}, "data.files.download true"),
+        ({"source": "Diggits"}, "Did you mean 'digits'"),
+        ({"source": "x.npz"}, "No data set 'x.npz' was found"),
+        ({"source": Images(3)}, "3 samples is none"),
+        ({"source": Images(4), "server_val": 0.0}, "4 samples cannot be dealt to 5 clients"),
+        ({"source": TensorDataset(X), "partitioner": DirichletPartitioner(3, 0.5)}, "No class labels"),
+        ({"partitioner": GroupPartitioner()}, "needs each sample's group"),
+        ({"groups": "hospital"}, "have no such field"),
+        ({"max_samples": 12, "client_test": 0.9}, "Client 0 has 3 samples"),
+    ],
+)
+def test_wrong_data_are_found_in_setup(arguments, message, tmp_path):
+    with pytest.raises(ConfigurationError, match=message):
+        ready(**{"source": "digits", "root": str(tmp_path), **arguments})
+
+
+# Around another one
+
+
+def test_a_wrapped_module_is_read_as_it_reads_itself(trainer):
     wrapped, model = Somebodys(), Linear()
     data = FederatedDataModule(wrapped, IIDPartitioner(4))
     assert data.batch_size == 7
-    fit = trainer(max_epochs=1)
+    fit = trainer()
     fit.fit(model, data)
     assert wrapped.trainer is fit
     assert {len(y) for y in model.seen["train"]} == {7, 120 % 7}
@@ -48,67 +164,58 @@ def test_a_wrapped_module_is_read_as_it_reads_itself():
 
 
 def test_attributes_of_the_wrapped_module_are_reached():
-    data = FederatedDataModule(Tokenizer(), IIDPartitioner(3))
-    assert (data.vocabulary, data.hparams.vocabulary) == (30, 30)
-    data.source.vocabulary = 31
-    assert data.vocabulary == 31
+    data = FederatedDataModule(Somebodys(30), IIDPartitioner(3))
+    assert (data.size, data.hparams.size) == (30, 30)
+    data.source.size = 31
+    assert data.size == 31
     empty = FederatedDataModule.__new__(FederatedDataModule)
-    assert not hasattr(empty, "vocabulary")  # and no endless search
+    assert not hasattr(empty, "size")  # and no endless search
 
 
-def test_batch_hooks_are_delegated_only_where_the_module_has_them():
-    class Hooked(Somebodys):
-        def on_after_batch_transfer(self, batch, dataloader_idx):
-            assert self.trainer is not None
-            self.calls.append("after")
-            x, y = batch
-            return x, torch.zeros_like(y)
+class Hooked(Somebodys):
+    """With a hook, a state, and nothing left after teardown."""
 
-    class Model(Linear):
-        def on_before_batch_transfer(self, batch, dataloader_idx):
-            self.before = True
-            return batch
+    loaded = None
 
-    wrapped, model = Hooked(), Model()
-    trainer(max_epochs=1).fit(model, FederatedDataModule(wrapped))
-    assert "after" in wrapped.calls
-    assert not torch.cat(model.seen["train"]).any()
-    assert model.before
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        assert self.trainer is not None
+        x, y = batch
+        return x, torch.zeros_like(y)
+
+    def teardown(self, stage):
+        self.calls.append("teardown")
+        self.train = self.val = None
+
+    def state_dict(self):
+        return {"cursor": 42}
+
+    def load_state_dict(self, state_dict):
+        self.loaded = state_dict
 
 
-def test_teardown_of_a_wrapped_module_makes_the_next_setup_start_anew():
-    class Tidy(Somebodys):
-        def teardown(self, stage):
-            self.calls.append("teardown")
-            self.train = self.val = None
+class Before(Linear):
+    def on_before_batch_transfer(self, batch, dataloader_idx):
+        self.before = True
+        return batch
 
-    wrapped, model = Tidy(), Linear()
+
+def test_hooks_teardown_and_state_of_a_wrapped_module(trainer, tmp_path):
+    wrapped, model = Hooked(), Before()
     data = FederatedDataModule(wrapped)
-    fit = trainer(max_epochs=1)
+    fit = trainer()
     fit.fit(model, data)
+    assert not torch.cat(model.seen["train"]).any()
+    assert model.before  # the module's own, where the data module has none
+    fit.save_checkpoint(tmp_path / "last.ckpt")
+    # The next setup starts anew, and deals out the same.
     indices = data.client_indices(1)
     assert "teardown" in wrapped.calls
     fit.test(model, data, verbose=False)
     assert torch.equal(data.client_indices(1), indices)
     assert wrapped.calls.count("setup fit") == 2
-
-
-def test_state_of_a_wrapped_module_goes_into_the_checkpoint(tmp_path):
-    class Stateful(Somebodys):
-        loaded = None
-
-        def state_dict(self):
-            return {"cursor": 42}
-
-        def load_state_dict(self, state_dict):
-            self.loaded = state_dict
-
-    fit = trainer(max_epochs=1)
-    fit.fit(Linear(), FederatedDataModule(Stateful()))
-    fit.save_checkpoint(tmp_path / "last.ckpt")
-    wrapped = Stateful()
-    trainer(max_epochs=2).fit(Linear(), FederatedDataModule(wrapped), ckpt_path=tmp_path / "last.ckpt")
-    assert wrapped.loaded == {"cursor": 42}
+    again = Hooked()
+    trainer(2).fit(Linear(), FederatedDataModule(again), ckpt_path=tmp_path / "last.ckpt")
+    assert again.loaded == {"cursor": 42}
 
 
 # Finders
@@ -126,27 +233,18 @@ def test_batch_size_before_and_after_setup():
     assert data.batch_size == 5
 
 
-class Net(Linear):
-    def __init__(self):
-        super().__init__()
-        self.lr = 0.1
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), self.lr)
-
-
 def test_finders_without_the_loop(tmp_path):
     tuner, data = Tuner(trainer_for(None, tmp_path, 2, enable_checkpointing=True)), FederatedDataModule(DATA)
-    found = tuner.lr_find(Net(), datamodule=data, num_training=10, max_lr=1.0)
+    found = tuner.lr_find(Linear(), datamodule=data, num_training=10, max_lr=1.0)
     assert len(found.results["lr"]) == 10
-    assert tuner.scale_batch_size(Net(), datamodule=data, max_trials=2, steps_per_trial=1) == data.batch_size
+    assert tuner.scale_batch_size(Linear(), datamodule=data, max_trials=2, steps_per_trial=1) == data.batch_size
 
 
 def test_reloading_the_wrapped_loaders_is_refused(tmp_path):
-    module = Net()
-    with pytest.raises(ConfigurationError, match="reload_dataloaders_every_n_epochs: the loaders of Tokenizer"):
+    module = Linear()
+    with pytest.raises(ConfigurationError, match="reload_dataloaders_every_n_epochs: the loaders of Somebodys"):
         trainer_for(None, tmp_path, 2, reload_dataloaders_every_n_epochs=1).fit(
-            module, FederatedDataModule(Tokenizer())
+            module, FederatedDataModule(Somebodys())
         )
     assert not module.seen["train"]
 
@@ -154,7 +252,7 @@ def test_reloading_the_wrapped_loaders_is_refused(tmp_path):
 @pytest.mark.parametrize("finder", [BatchSizeFinder(), LearningRateFinder()])
 @pytest.mark.parametrize("first", [True, False])
 def test_finders_are_refused_with_the_loop(finder, first, tmp_path):
-    loop, module = FederatedLoop(), Net()
+    loop, module = FederatedLoop(), Linear()
     callbacks = [finder, loop] if first else [loop, finder]
     with pytest.raises(ConfigurationError, match=f"{type(finder).__name__} .*Tuner"):
         trainer_for(None, tmp_path, 1, callbacks=callbacks).fit(module, FederatedDataModule(DATA))
@@ -164,67 +262,41 @@ def test_finders_are_refused_with_the_loop(finder, first, tmp_path):
 # The same batches again and again
 
 
-class Slow(Dataset):
-    """Not held as tensors."""
-
-    def __len__(self):
-        return len(X)
-
-    def __getitem__(self, index):
-        return X[index], int(Y[index])
-
-
-class Watching(L.LightningModule):
-    """Notes which samples it sees."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer, self.seen = torch.nn.Linear(4, 5), []
+class Watching(Linear):
+    """Notes which inputs it sees."""
 
     def training_step(self, batch):
-        self.seen.append(batch[0].clone())
+        self.seen["train"].append(batch[0].clone())
         return self.layer(batch[0]).sum()
 
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), 0.1)
 
-
-@pytest.mark.parametrize("source", [DATA, Slow()], ids=["tensors", "read"])
+@pytest.mark.parametrize("source", [DATA, Images(200)], ids=["tensors", "read"])
 def test_overfit_batches_are_the_same_in_every_round(source, tmp_path):
     module = Watching()
-    data = FederatedDataModule(source, SizePartitioner([1, 2]), batch_size=4, train_transform=Flip(2.0))
+    data = FederatedDataModule(source, SizePartitioner([1, 2]), batch_size=4)
     trainer_for(FederatedLoop(local_epochs=2, seed=0), tmp_path, 3, overfit_batches=2).fit(module, data)
-    first = [2 * X[data.client_indices(client)[:8]] for client in (0, 1) for _ in range(2)]
-    assert torch.equal(torch.cat(module.seen), torch.cat([torch.cat(first)] * 3))
+    first = [X[data.client_indices(client)[:8]] for client in (0, 1) for _ in range(2)]
+    assert torch.equal(torch.cat(module.seen["train"]), torch.cat([torch.cat(first)] * 3))
 
 
 # From the command line
 
 
-def test_yaml_of_a_data_module_and_a_transform(tmp_path, monkeypatch):
-    # Class paths are imported, and pytest does not make this file importable.
-    project = types.ModuleType("somebodys_project")
-    monkeypatch.setitem(sys.modules, "somebodys_project", project)
+def test_data_modules_data_sets_and_clients_in_yaml(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["flsv"])
-    for kind in (Somebodys, Flip, Images):
-        monkeypatch.setattr(kind, "__module__", "somebodys_project")
-        setattr(project, kind.__name__, kind)
 
     def parse(**data):
         (tmp_path / "config.yaml").write_text(yaml.safe_dump({"data": data}))
-        arguments = ["--config", str(tmp_path / "config.yaml")]
-        defaults = {"accelerator": "cpu", "logger": False}
         options = {"run": False, "save_config_callback": None, "seed_everything_default": False}
-        return LightningCLI(
-            Linear, FederatedDataModule, trainer_defaults=defaults, args=arguments, **options
-        ).datamodule
+        args, quiet = ["--config", str(tmp_path / "config.yaml")], {"accelerator": "cpu", "logger": False}
+        return LightningCLI(Linear, FederatedDataModule, trainer_defaults=quiet, args=args, **options).datamodule
 
-    data = parse(
-        source={"class_path": "somebodys_project.Somebodys", "init_args": {"size": 50}},
-        train_transform={"class_path": "somebodys_project.Flip", "init_args": {"factor": 3.0}},
-    )
-    assert data.source.size == 50
-    assert data.train_transform.factor == 3.0
-    assert parse(source="somebodys_project.Somebodys").source.size == 120
-    pair = [{"class_path": "somebodys_project.Images", "init_args": {"length": n}} for n in (30, 10)]
+    assert isinstance(parse(source=f"{BoringDataModule.__module__}.BoringDataModule").source, BoringDataModule)
+    pair = [{"class_path": "own_data.Items", "init_args": {"items": [[1.0, 0]] * n}} for n in (30, 10)]
     assert [len(part) for part in parse(source=pair).source] == [30, 10]
+    for place, name in enumerate(("Boston", "Köln Süd")):
+        lines = [f"{place + i / 7},{'fm'[i % 2]},{i % 2}" for i in range(30)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["age,sex,ill", *lines]), "utf-8")
+    data = parse(clients={name: f"{tmp_path}/{name}.csv" for name in ("Boston", "Köln Süd")}, labels="ill")
+    data.setup("fit")
+    assert (data.client_names, data.input_shape) == (("Boston", "Köln Süd"), (3,))

@@ -1,26 +1,22 @@
-"""RegressorClient and CharacterModel alone, against scikit-learn and sums by hand."""
+"""RegressorClient, CharacterModel and MixtureClient against sums by hand."""
 
 from __future__ import annotations
 
 import math
 from functools import partial
+from pathlib import Path
 
 import lightning as L
+import numpy as np
 import pytest
 import torch
-from sklearn.linear_model import LinearRegression
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
+from toys import CLASSES, FEATURES, network, toy_data, trainer_for
 
 from flsv.errors import ConfigurationError
 from flsv.models import CharacterModel, RegressorClient
-
-OPTIONS = {
-    "logger": False,
-    "enable_checkpointing": False,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-    "accelerator": "cpu",
-}
+from flsv.models.mixture import Mixture, MixtureClient
 
 
 class Lines(L.LightningDataModule):
@@ -41,25 +37,14 @@ class Lines(L.LightningDataModule):
 
 @pytest.fixture
 def fitted(tmp_path):
-    def command(epochs=1, data=None, **options):
+    def command(data=None, **options):
         L.seed_everything(0)
         model = RegressorClient(**{"optimizer": partial(torch.optim.SGD, lr=0.05), **options})
-        trainer = L.Trainer(max_epochs=epochs, default_root_dir=tmp_path, **OPTIONS)
+        trainer = trainer_for(None, tmp_path, 1)
         trainer.fit(model, data or Lines())
         return trainer, model
 
     return command
-
-
-def test_linear_regression_finds_the_least_squares(fitted):
-    trainer, model = fitted(epochs=60)
-    data = Lines()
-    reference = LinearRegression().fit(data.x.numpy(), data.y.numpy())
-    (layer,) = model.network
-    torch.testing.assert_close(
-        layer.weight.detach()[0].double(), torch.tensor(reference.coef_).double(), atol=0.02, rtol=0
-    )
-    assert layer.bias.item() == pytest.approx(reference.intercept_, abs=0.02)
 
 
 def test_losses_are_means_over_samples(fitted):
@@ -68,6 +53,7 @@ def test_losses_are_means_over_samples(fitted):
     with torch.no_grad():
         error = (model(data.x) - data.y).double()
     logged = trainer.callback_metrics
+    assert model.training_step((data.x, data.y), 0).item() == pytest.approx(logged["val_loss"].item(), rel=1e-5)
     assert logged["val_loss"].item() == pytest.approx(error.square().mean().item(), rel=1e-5)
     assert logged["val_mae"].item() == pytest.approx(error.abs().mean().item(), rel=1e-5)
     (tested,) = trainer.test(model, data, verbose=False)
@@ -77,7 +63,7 @@ def test_losses_are_means_over_samples(fitted):
 
 
 def test_refused(fitted):
-    with pytest.raises(ConfigurationError, match=r"input_shape=\(3,\), but the data have \(4,\)"):
+    with pytest.raises(ConfigurationError, match=r"input_shape=\(3,\), but the data \(Lines\) has input_shape=\(4,\)"):
         fitted(input_shape=(3,))
     with pytest.raises(ConfigurationError, match="input_shape is not known"):
         fitted(data=Lines(shape=None))
@@ -97,7 +83,7 @@ def loader(text=b"abcdefgh" * 8, length=7, batch_size=3):
 def test_the_first_predict_the_following(tmp_path):
     model = CharacterModel(width=4, hidden=8)
     batches = loader()
-    trainer = L.Trainer(default_root_dir=tmp_path, **OPTIONS)
+    trainer = trainer_for(None, tmp_path, 1)
     trainer.validate(model, batches, verbose=False)
     losses, hits = [], []
     with torch.no_grad():
@@ -111,25 +97,79 @@ def test_the_first_predict_the_following(tmp_path):
     assert logged["val_loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-5)
     assert logged["val_bits_per_character"] == pytest.approx(logged["val_loss"] / math.log(2), rel=1e-5)
     assert logged["val_accuracy"] == pytest.approx(sum(hits) / len(hits))
-
-
-def test_no_character_looks_ahead():
-    model = CharacterModel(hidden=8)
+    assert logged["val_loss"] == pytest.approx(model.training_step([batches.dataset.tensors[0]], 0).item(), rel=1e-5)
+    (tested,) = trainer.test(model, batches, verbose=False)
+    assert tested["test_loss"] == pytest.approx(logged["val_loss"])
+    assert trainer.predict(model, batches)[0].shape == (3, 8, 256)
     text = torch.tensor([list(b"once upon")])
-    changed = text.clone()
-    changed[0, 5:] = 33
-    assert torch.equal(model(text)[:, :5], model(changed)[:, :5])
+    changed = text.index_fill(1, torch.arange(5, 9), 33)
+    assert torch.equal(model(text)[:, :5], model(changed)[:, :5])  # nothing looks ahead
 
 
-def test_it_learns_the_alphabet(tmp_path):
-    L.seed_everything(0)
-    model = CharacterModel(width=8, hidden=16, optimizer=partial(torch.optim.Adam, lr=0.05))
-    trainer = L.Trainer(max_epochs=8, default_root_dir=tmp_path, **OPTIONS)
-    trainer.fit(model, loader(), loader())
-    validated = {name: value.item() for name, value in trainer.callback_metrics.items()}
-    assert validated["val_accuracy"] > 0.95
-    (tested,) = trainer.test(model, loader(), verbose=False)
-    assert tested["test_loss"] == pytest.approx(validated["val_loss"])
-    (first, *_) = trainer.predict(model, loader())
-    assert first.shape == (3, 8, 256)
-    assert chr(first[0, 2].argmax()) == "d"
+def client(num_components: int = 3) -> MixtureClient:
+    torch.manual_seed(1)
+    module = MixtureClient(
+        num_components, network="mlp", network_args={"hidden": [5]}, num_classes=CLASSES, input_shape=(FEATURES,)
+    )
+    assert isinstance(module.network, Mixture)
+    module.network.responsibility.copy_(torch.tensor([6.0, 3.0, 1.0])[:num_components])
+    return module
+
+
+def batch(size: int = 11) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    return torch.randn(size, FEATURES, generator=draw), torch.randint(CLASSES, (size,), generator=draw)
+
+
+def likelihoods(module: MixtureClient, x: Tensor) -> np.ndarray:
+    """p_k(y|x), ``[K, B, M]``."""
+    logits = np.stack([component(x).detach().double().numpy() for component in module.network.components])
+    exponentials = np.exp(logits)
+    return exponentials / exponentials.sum(-1, keepdims=True)
+
+
+def test_probabilities_are_the_weighted_mean_of_the_components() -> None:
+    module, (x, _) = client(), batch()
+    expected = np.einsum("k,kbm->bm", [0.6, 0.3, 0.1], likelihoods(module, x))
+    np.testing.assert_allclose(module(x).exp().detach().numpy(), expected, rtol=1e-5)
+
+
+def test_em() -> None:
+    """Responsibilities by Bayes' rule; the loss's gradient is that of their weighted losses (the M-step's)."""
+    module, (x, y) = client(), batch()
+    p = likelihoods(module, x)[:, np.arange(len(y)), y.numpy()]
+    joint = np.array([0.6, 0.3, 0.1])[:, None] * p
+    q = joint / joint.sum(0)
+    module.training_step((x, y), 0).backward()
+    np.testing.assert_allclose(module.network.responsibility, np.array([6, 3, 1]) + q.sum(1), rtol=1e-5)
+    for component, weights in zip(module.network.components, torch.from_numpy(q).float()):
+        losses = nn.functional.cross_entropy(component(x), y, reduction="none")
+        expected = torch.autograd.grad((weights * losses).mean(), list(component.parameters()))
+        for parameter, gradient in zip(component.parameters(), expected):
+            torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_components_start_different_by_name_and_by_object() -> None:
+    by_name = MixtureClient(network="mlp", num_classes=CLASSES, input_shape=(FEATURES,)).network
+    by_object = MixtureClient(network=network(), num_classes=CLASSES).network
+    for mixture in (by_name, by_object):
+        assert isinstance(mixture, Mixture)
+        torch.testing.assert_close(mixture.responsibility, torch.full((3,), 1 / 3))
+        firsts = [next(component.parameters()) for component in mixture.components]
+        assert len(firsts) == 3
+        assert not any(torch.equal(firsts[i], firsts[j]) for i, j in ((0, 1), (0, 2), (1, 2)))
+    with pytest.raises(ConfigurationError, match=r"Flatten has no layer with reset_parameters"):
+        MixtureClient(2, network=nn.Flatten(), num_classes=CLASSES)
+
+
+def test_it_trains_alone_and_comes_back_from_a_checkpoint(tmp_path: Path) -> None:
+    L.seed_everything(0, verbose=False)
+    module = MixtureClient(2, network="mlp", optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
+    trainer = trainer_for(None, tmp_path, rounds=8)
+    trainer.fit(module, toy_data())
+    assert float(trainer.callback_metrics["val_accuracy"]) > 0.8
+    trainer.save_checkpoint(tmp_path / "m.ckpt")
+    again = MixtureClient.load_from_checkpoint(tmp_path / "m.ckpt")
+    x, _ = batch()
+    assert torch.equal(again.eval()(x), module.eval()(x))
+    assert again.network.weights.tolist() == module.network.weights.tolist() != [0.5, 0.5]

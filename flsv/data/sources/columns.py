@@ -17,7 +17,7 @@ from pandas.api.types import infer_dtype, is_datetime64_any_dtype, is_numeric_dt
 from torch import Tensor
 
 from flsv.arguments import check_kind
-from flsv.data.groups import check_spelling, warn_of_spelling
+from flsv.data.groups import check_spelling
 from flsv.data.sources.table import Table, words_of
 from flsv.declared import Rules, checked
 from flsv.errors import ColumnError, ConfigurationError, listed
@@ -98,12 +98,12 @@ class Columns:
 
     def __post_init__(self) -> None:
         # Columns of a DataFrame may be called by numbers.
-        for argument in ("features", "exclude", "categorical"):
-            setattr(self, argument, _texts(argument, getattr(self, argument)))
+        self.features, self.exclude = _texts(self.features), _texts(self.exclude)
+        self.categorical = _texts(self.categorical)
         if isinstance(self.gaps, Mapping):
-            self.gaps = {str(name).strip(): _texts("gaps", marks) or [] for name, marks in self.gaps.items()}
+            self.gaps = {str(name).strip(): _texts(marks) or [] for name, marks in self.gaps.items()}
         else:
-            self.gaps = _texts("gaps", self.gaps)
+            self.gaps = _texts(self.gaps)
         self.dates = {str(name).strip(): how.strip() for name, how in (self.dates or {}).items()}
 
     def check_roles(self, target: str, group: str | None) -> None:
@@ -124,9 +124,8 @@ class Columns:
         return options
 
 
-def _texts(argument: str, given: Any) -> list[str] | None:
-    if isinstance(given, str) or not isinstance(given, Iterable | None):
-        raise ConfigurationError(f"Columns({argument}={given!r}): expected a list.")
+def _texts(given: Any) -> list[str] | None:
+    given = [given] if isinstance(given, str) else given
     return None if given is None else [str(each).strip() for each in given]
 
 
@@ -161,7 +160,7 @@ LARGEST = 1e38
 #: So many different values may still be categories.
 FEW = 10
 _LEADING_ZERO = re.compile(r"[-+]?0\d.*")
-_DATES = ("date", "datetime", "Timestamp")
+_DATES = {"date", "datetime", "Timestamp"}
 _DAY = re.compile(r"\d{4}-\d\d?-\d\d?([T ].*)?|\d{1,2}[./-]\d{1,2}[./-]\d{4}( .*)?")
 
 
@@ -238,12 +237,10 @@ def read_column(table: Table, name: str, columns: Columns) -> tuple[str, pd.Seri
 def _no_kind(table: Table, name: str, values: pd.Series) -> ColumnError:
     """The error of a column that is of several kinds, or of one that is no feature, such as dates."""
     kinds = {type(value).__name__: part.path for part in table.parts for value in part.frame[name].dropna()}
+    kinds = kinds if table.typed else {"dates": table.path}
+    iso = not table.typed and pd.to_datetime(values.dropna(), format="ISO8601", errors="coerce", utc=True).notna().all()
     remedy: dict[str, Any] = {"exclude": [name]}
-    if not table.typed:
-        kinds = {"dates": table.path}
-        iso = pd.to_datetime(values.dropna(), format="ISO8601", errors="coerce", utc=True).notna().all()
-        remedy = {"dates": {name: DAYS}} if iso else remedy
-    elif kinds.keys() <= {*_DATES}:
+    if iso or kinds.keys() <= _DATES:
         remedy = {"dates": {name: DAYS}}
     elif kinds.keys() <= {"int", "float", "bool", "str"}:
         remedy = {"categorical": [name]}
@@ -280,10 +277,8 @@ def _days(table: Table, name: str, columns: Columns) -> pd.Series:
         wrong = np.flatnonzero(dated.isna() & texts.notna())
         if len(wrong):
             where = f"{table.where(wrong[0])}: {texts.iloc[wrong[0]]!r} in {name!r}"
-            message = (
-                f"{where} is no date as {columns.date_format or 'YYYY-MM-DD'}: say date_format, such as '%d.%m.%Y'."
-            )
-            raise ColumnError(message, {"exclude": [name]})
+            expected = f"no date as {columns.date_format or 'YYYY-MM-DD'}: say date_format, such as '%d.%m.%Y'"
+            raise ColumnError(f"{where} is {expected}.", {"exclude": [name]})
     return dated.dt.tz_localize(None).astype("datetime64[us]")
 
 
@@ -332,7 +327,7 @@ def group_values(table: Table, name: str) -> np.ndarray:
             "row belongs to a client: fill them in, or leave the rows out."
         )
     names = list(dict.fromkeys(values))
-    warn_of_spelling(names, f"{table.path}: {name!r} (group)")
+    check_spelling(names, f"{table.path}: {name!r} (group)", refuse=False)
     return values.map(dict(zip(names, natural_order(names)))).to_numpy()
 
 

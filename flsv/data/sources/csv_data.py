@@ -18,7 +18,6 @@ from typing import Any
 import lightning as L
 import numpy as np
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -38,8 +37,6 @@ from flsv.data.splits import Part
 from flsv.declared import Count, checked
 from flsv.errors import ConfigurationError
 from flsv.seeding import generator_for
-
-SPLITS = ("train", "val", "test")
 
 
 @checked
@@ -145,8 +142,8 @@ class CSVData(L.LightningDataModule):
             )
         if any(fraction and not count for fraction, count in ((self.val_fraction, val), (self.test_fraction, test))):
             raise ConfigurationError(f"val_fraction or test_fraction of {samples} samples is none: raise it, or say 0.")
-        parts = (np.concatenate([stays, free[test + val :]]), free[test : test + val], free[:test])
-        return {name: np.sort(part) for name, part in zip(SPLITS, parts)}
+        held = np.concatenate([stays, free[test + val :]])
+        return {"train": np.sort(held), "val": np.sort(free[test : test + val]), "test": np.sort(free[:test])}
 
     def keep(
         self,
@@ -191,9 +188,8 @@ class TableData(CSVData):
         options: see :class:`~flsv.data.CSVData`.
 
     Attributes:
-        feature_names: ``D`` names, such as ``("age", "ward=A", "ward=B", "age missing")``.
-        target_mean, target_std: what a prediction is multiplied by (``target_std``) and then moved by to be in the
-            file's unit; 0 and 1 unless ``standardize_target``.
+        encoder: after ``setup`` has the features' names, and by what a standardized target is scaled and moved; see
+            :class:`~flsv.data.sources.encoder.TableEncoder`.
 
     Example:
         >>> import tempfile
@@ -203,7 +199,7 @@ class TableData(CSVData):
         ...     _ = Path(folder, "wards.csv").write_text(text)
         ...     data = TableData("wards.csv", "ill", group="ward", root=folder, val_fraction=0, test_fraction=0)
         ...     data.setup()
-        >>> data.feature_names, data.group_names, data.train_set.classes
+        >>> data.encoder.feature_names, data.group_names, data.train_set.classes
         (('age', 'sex=f', 'sex=m', 'age missing'), ('A', 'B'), ('no', 'yes'))
         >>> data.train_set[2]
         (tensor([0., 1., 0., 1.]), tensor(0))
@@ -212,23 +208,14 @@ class TableData(CSVData):
     pooled_inputs = True
 
     def __init__(
-        self,
-        path: str,
-        target: str,
-        group: str | None = None,
-        columns: GivenColumns = None,
-        **options: Any,
+        self, path: str, target: str, group: str | None = None, columns: GivenColumns = None, **options: Any
     ) -> None:
         super().__init__(path, group, **options)
-        self.columns = columns_of(columns)
-        self.columns.check_roles(target, group)
-        self.delimiter = self.columns.delimiter
-        self.target = target
-        self.target_mean, self.target_std = 0.0, 1.0
-        self.feature_names: tuple[str, ...] = ()
+        self.encoder = TableEncoder(columns_of(columns), target, group)
+        self.delimiter = self.encoder.columns.delimiter
 
     def encode(self, train: Table, test: Table | None) -> None:
-        encoder = TableEncoder(self.columns, self.target, self.group)
+        encoder = self.encoder
         files = [encoder.rows(file) for file in (train, test) if file is not None]
         groups = None if self.group is None else group_values(files[0], self.group)
         splits = self.split(len(files[0]), groups)
@@ -242,10 +229,8 @@ class TableData(CSVData):
         self.keep(sets[0].tensors, splits, groups, None if test is None else sets[1].tensors, classes)
         if self.test_set is not None:
             table = files[0].take(splits["test"]) if test is None else files[1]
-            self.test_set.row_names = table.row_names(self.columns.exclude or (), self.group)  # type: ignore[attr-defined]
+            self.test_set.row_names = encoder.row_names(table)  # type: ignore[attr-defined]
         self.input_shape = tuple(sets[0].tensors[0].shape[1:])
-        self.feature_names = encoder.feature_names
-        self.target_mean, self.target_std = encoder.target_mean, encoder.target_std
 
 
 _WORD = re.compile(r"\w+")
@@ -269,8 +254,8 @@ class TextData(CSVData):
     """The rows of a CSV file: a text, its class, and perhaps a column with the natural clients.
 
     Samples are ``(words int64 [max_words], class int64)``: the hashes of the text's first words, then zeros, as
-    :class:`~flsv.models.FastText` takes them. Nothing is fitted to the texts. One without words is all zeros, and rows
-    without a class are left out; there is a warning of either.
+    :class:`~flsv.models.FastText` takes them. Nothing is fitted to the texts. One without words is all zeros; rows
+    without a class are left out, with a warning.
 
     Args:
         path: the file, looked up below ``root``, then as it is.
@@ -310,20 +295,17 @@ class TextData(CSVData):
         groups = None if self.group is None else group_values(files[0], self.group)
         names = class_names(files[0], self.label, "label")
         sets = [
-            (self._words(file, file.column(self.text, "text")), class_labels(file, self.label, "label", names))
+            (self._words(file.column(self.text, "text")), class_labels(file, self.label, "label", names))
             for file in files
         ]
         self.keep(sets[0], self.split(len(files[0]), groups), groups, None if test is None else sets[1], names)
         self.input_shape = (self.max_words,)
 
-    def _words(self, file: Table, texts: Sequence[str]) -> Tensor:
+    def _words(self, texts: Sequence[str]) -> Tensor:
         words = torch.zeros(len(texts), self.max_words, dtype=torch.long)
         for row, text in enumerate(texts):
             hashes = hashed_words(text, self.max_words)
             words[row, : len(hashes)] = torch.tensor(hashes, dtype=torch.long)
-        empty = (words[:, 0] == 0).nonzero().flatten().tolist()
-        if empty:
-            rank_zero_warn(f"{file.path}: {len(empty)} of {len(texts)} texts have no words: {file.places(empty)}.")
         return words
 
 
@@ -369,12 +351,7 @@ class CharacterData(CSVData):
     """
 
     def __init__(
-        self,
-        path: str,
-        text: str = "text",
-        group: str | None = None,
-        length: Count = 64,
-        **options: Any,
+        self, path: str, text: str = "text", group: str | None = None, length: Count = 64, **options: Any
     ) -> None:
         super().__init__(path, group, **options)
         self.text, self.length = text, length

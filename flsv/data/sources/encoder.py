@@ -20,7 +20,7 @@ from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardSc
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from flsv.data.groups import plain_names, warn_of_spelling
+from flsv.data.groups import check_spelling, plain_names
 from flsv.data.sources.base import ColumnCard, SourceData
 from flsv.data.sources.columns import (
     FEW,
@@ -30,7 +30,6 @@ from flsv.data.sources.columns import (
     class_names,
     group_values,
     numeric_target,
-    parsed,
     read_column,
     with_values,
     without_gaps,
@@ -69,6 +68,7 @@ class TableEncoder:
     """
 
     def __init__(self, columns: Columns, target: str, group: str | None = None) -> None:
+        columns.check_roles(target, group)
         self.columns, self.target, self.group = columns, target, group
         self.target_mean, self.target_std = 0.0, 1.0
         self.feature_names: tuple[str, ...] = ()
@@ -78,6 +78,10 @@ class TableEncoder:
     def rows(self, table: Table) -> Table:
         """The rows that have a target."""
         return with_values(table, self.target, "target", self.columns)
+
+    def row_names(self, table: Table) -> dict[str, list[str]]:
+        """What tells each row for those who know the file; see :meth:`Table.row_names`."""
+        return table.row_names(self.columns.exclude or (), self.group)
 
     def features(self, table: Table, fit: np.ndarray) -> Tensor:
         """Float32 ``[N, D]``: numbers, then categories, then where values are missing.
@@ -196,11 +200,9 @@ class TableEncoder:
         """The values of the training rows, sorted; of what the others have besides, it is said."""
         known = sorted(words[fit].dropna().unique())
         if len(known) > self.columns.max_categories:
-            numbers = np.isfinite(parsed(known)).all()
-            hint = " Numbers that are kept as words: make them numbers (astype(float))." if numbers else ""
             raise ColumnError(
                 f"{table.path}: {name!r} has {len(known)} different values, more than max_categories="
-                f"{self.columns.max_categories}: an identifier or free text is no feature.{hint}",
+                f"{self.columns.max_categories}: an identifier or free text is no feature.",
                 {"exclude": [name]},
             )
         unseen = sorted({*words.dropna().unique()} - {*known})
@@ -209,7 +211,7 @@ class TableEncoder:
                 f"{table.path}: no training row has {listed(unseen, show=repr)} in {name!r}. Validation and test "
                 "rows with it are encoded as having none of the categories."
             )
-        warn_of_spelling(known, f"{table.path}: {name!r}")
+        check_spelling(known, f"{table.path}: {name!r}", refuse=False)
         return known
 
     def _doubt(self, table: Table, column: ColumnCard) -> ColumnError | None:
@@ -253,7 +255,6 @@ def tables_source(
     Raises:
         ConfigurationError: tables with other columns than the first; what :class:`TableEncoder` refuses.
     """
-    columns.check_roles(label, "the client" if clients else group)
     if clients:  # for messages: a file has a name of its own
         tables = {
             name: replace(table, path=f"the {table.path} of {name!r}") if table.typed else table
@@ -276,7 +277,7 @@ def tables_source(
         whole, *rest = encoder.encoded(table, sizes, fit)
         sets: dict[str, Any] = dict(zip(held, rest))
         for name, part in held.items():
-            sets[name].row_names = part.row_names(columns.exclude or (), group)
+            sets[name].row_names = encoder.row_names(part)
         return SourceData(
             whole,
             **sets,

@@ -54,8 +54,8 @@ def gaussians() -> SourceData:
 
     Example:
         >>> data = gaussians()
-        >>> len(data.train), data.train[0][0].shape, data.num_classes
-        (4000, torch.Size([5]), 4)
+        >>> len(data.train), data.train[0][0].shape
+        (4000, torch.Size([5]))
     """
     sets = []
     for size, split in ((4000, "train"), (2000, "test")):
@@ -113,8 +113,7 @@ def load_image_data(name: str, root: str | None = None, download: bool = False, 
     """Load a data set by name or by path.
 
     Args:
-        name: ``digits``, ``gaussians``, ``mnist``, ``fashion_mnist``, ``cifar10``, ``cifar100`` (in any case, with or
-            without separators), a MedMNIST-style ``.npz`` file, or a folder with ``train/<class>`` and
+        name: one of :data:`DATA_SETS`, a MedMNIST-style ``.npz`` file, or a folder with ``train/<class>`` and
             ``test/<class>`` images or with ``<class>`` images alone. Files and folders are looked up below ``root``,
             then as they are.
         root: folder of the data; None: ``$FLSV_DATA_ROOT``, else ``data``.
@@ -126,7 +125,7 @@ def load_image_data(name: str, root: str | None = None, download: bool = False, 
 
     Example:
         >>> data = load_image_data("digits")
-        >>> data.num_classes, len(data.train)
+        >>> len(data.class_names), len(data.train)
         (10, 1437)
     """
     kind = known_as(name)
@@ -141,8 +140,8 @@ def load_image_data(name: str, root: str | None = None, download: bool = False, 
         return folder(place, image_size)
     if place is not None and place.suffix.lower() == ".npz":
         return npz(place)
-    close = difflib.get_close_matches(_plain(name), map(_plain, DATA_SETS))
-    hint = f" Did you mean {known_as(close[0])!r}?" if close else ""
+    close = difflib.get_close_matches(name.lower(), DATA_SETS, 1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
     raise ConfigurationError(
         f"No data set {name!r} was found.{hint} Known are {', '.join(DATA_SETS)}, .npz and CSV files, and folders of "
         f"images or with data by client (looked at {looked_at(name, root)}). Name the folder that holds it by {ROOT}."
@@ -150,17 +149,8 @@ def load_image_data(name: str, root: str | None = None, download: bool = False, 
 
 
 def known_as(name: object) -> str | None:
-    """The name, as in :data:`DATA_SETS`, of the data set that is called so in any spelling; None: it may be a path.
-
-    Example:
-        >>> known_as("FashionMNIST"), known_as("hospitals")
-        ('fashion_mnist', None)
-    """
-    return {_plain(kind): kind for kind in DATA_SETS}.get(_plain(name)) if isinstance(name, str) else None
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())
+    """The name of a data set of :data:`DATA_SETS`; None: it may be a path."""
+    return name if isinstance(name, str) and name in DATA_SETS else None
 
 
 def npz(path: Path) -> SourceData:

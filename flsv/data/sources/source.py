@@ -15,10 +15,24 @@ from typing import Any, Protocol
 
 import lightning as L
 import torch
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+)
 
 from flsv.data.groups import plain_names
-from flsv.data.sources.arrays import (
+from flsv.data.labels import class_names_of
+from flsv.data.sources.base import (
+    Reading,
+    SourceData,
     array_set,
     concatenated,
     is_array,
@@ -26,9 +40,7 @@ from flsv.data.sources.arrays import (
     one_numbering,
     read_frame,
 )
-from flsv.data.sources.base import Reading, SourceData
 from flsv.data.sources.encoder import tables_source
-from flsv.data.sources.module import module_source
 from flsv.data.sources.named import folder_by_client, has_class_folders, image_folder, known_as, load_image_data
 from flsv.data.sources.table import Table, find_place, is_columnar, is_table_file, looked_at, read_table
 from flsv.errors import ConfigurationError
@@ -76,6 +88,92 @@ class Source(Protocol):
         Raises:
             ConfigurationError: it cannot be read, with what can.
         """
+
+
+#: Whoever overrides one of these makes other batches, or of other samples, than torch's loader would.
+_BATCHES = ("__iter__", "__len__", "_get_iterator", "_index_sampler")
+
+
+def module_source(module: L.LightningDataModule) -> SourceData:
+    """The data sets and loader options of a data module's training and validation loaders; its ``setup("fit")`` must
+    have been called.
+
+    Raises:
+        ConfigurationError: a training loader that does not tell which samples it draws from, or makes batches in a way
+            of its own.
+    """
+    name, loader = type(module).__name__, _single(module.train_dataloader())
+    if (
+        not isinstance(loader, DataLoader)
+        or isinstance(loader.dataset, IterableDataset)
+        or type(loader.batch_sampler) is not BatchSampler
+        or makes_own_batches(loader)
+    ):
+        raise ConfigurationError(
+            f"{name}'s training loader is a {type(loader).__name__} of which samples cannot be dealt to clients: give "
+            "a single torch DataLoader of a map-style data set that makes its batches by batch_size and shuffle, or "
+            "the data set as source."
+        )
+    indices, sampler = None, loader.batch_sampler.sampler
+    if isinstance(sampler, SubsetRandomSampler):
+        # The usual way to hold out validation samples of the same data set: they must stay held out.
+        indices = torch.as_tensor(sampler.indices, dtype=torch.long)
+    elif not isinstance(sampler, SequentialSampler) and not (
+        isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
+    ):
+        kind = type(sampler).__name__
+        rank_zero_warn(f"{name}'s training loader draws samples by {kind}. Each client's are shuffled plainly instead.")
+    val, eval_options = None, _options(loader)
+    val_loaders = _single(module.val_dataloader()) if is_overridden("val_dataloader", module) else None
+    if isinstance(val_loaders, DataLoader) and _reads_in_order(val_loaders):
+        val, eval_options, val_loaders = val_loaders.dataset, _options(val_loaders), None
+    return SourceData(
+        loader.dataset,
+        val,
+        val_loaders,
+        indices=indices,
+        class_names=class_names_of(loader.dataset),
+        train_options=_options(loader),
+        eval_options={**eval_options, "drop_last": False},
+        pooled=getattr(module, "pooled_inputs", False),
+        columns=getattr(module, "columns_read", ()),
+    )
+
+
+def _single(loaders: Any) -> Any:
+    """None for no loader, the loader for one, several as they are."""
+    if isinstance(loaders, list | tuple) and len(loaders) <= 1:
+        return loaders[0] if loaders else None
+    return loaders
+
+
+def _reads_in_order(loader: DataLoader) -> bool:
+    batches = loader.batch_sampler
+    in_order = type(batches) is BatchSampler and isinstance(batches.sampler, SequentialSampler)
+    return in_order and not makes_own_batches(loader)
+
+
+def makes_own_batches(loader: DataLoader) -> bool:
+    """Whether a loader's class makes its own batches.
+
+    Example:
+        >>> class Twice(DataLoader):
+        ...     def __iter__(self):
+        ...         return (2 * batch for batch in super().__iter__())
+        >>> makes_own_batches(Twice([1, 2])), makes_own_batches(DataLoader([1, 2]))
+        (True, False)
+    """
+    classes = type(loader).__mro__[: type(loader).__mro__.index(DataLoader)]
+    return any(name in vars(each) for each in classes for name in _BATCHES)
+
+
+def _options(loader: DataLoader) -> dict[str, Any]:
+    return {
+        # Of the batch sampler, which may be given instead of them.
+        "batch_size": loader.batch_sampler.batch_size,  # type: ignore[union-attr]
+        "drop_last": loader.batch_sampler.drop_last,  # type: ignore[union-attr]
+        **{name: getattr(loader, name) for name in ("collate_fn", "num_workers", "pin_memory", "worker_init_fn")},
+    }
 
 
 @dataclass(frozen=True)
@@ -224,9 +322,8 @@ def open_source(
 
 def _splits(source: Any) -> dict[str, Any]:
     """A source's ``train``, and perhaps ``test``."""
-    if isinstance(source, list | tuple) and 0 < len(source) <= 2 and not is_pair_of_arrays(source):
-        return dict(zip(("train", "test"), source))
-    return {"train": source}
+    splits = isinstance(source, list | tuple) and 0 < len(source) <= 2 and not is_pair_of_arrays(source)
+    return dict(zip(("train", "test"), source if splits else [source]))
 
 
 def _filled(given: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
