@@ -40,8 +40,7 @@ from flsv.round import FederationState
 from flsv.round.result import Event, copies_in, faults_in
 from flsv.sampling import ClientSampler, FullParticipation
 from flsv.server import ContributionMetrics
-from flsv.server.callback_checks import check_callbacks
-from flsv.server.checks import check_names, check_setup
+from flsv.server.checks import check_callbacks, check_names, check_setup
 from flsv.server.config import ClientEvaluation, FederationConfig
 from flsv.server.identity import settings_of
 from flsv.server.resume import check_checkpoint, check_state, complete

@@ -27,8 +27,7 @@ from flsv.loop.saver import Saver
 from flsv.privacy import warn_of_noise
 from flsv.report.folder import FolderLock, leaves_files, run_folder
 from flsv.round import FederationState
-from flsv.server.callback_checks import check_stochastic_averaging
-from flsv.server.checks import check_metric_shapes
+from flsv.server.checks import check_metric_shapes, check_stochastic_averaging
 from flsv.server.config import FederationConfig
 from flsv.server.contribution_metrics import ContributionMetrics
 from flsv.server.identity import of_fit

@@ -9,10 +9,12 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from by_hand import Diverges
 from lightning.pytorch.loggers import TensorBoardLogger
+from small_loops import shapfed
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
-from toys import Plain, fit, network, toy_data, vector
+from toys import Plain, fit, network, sgd, toy_data, vector
 
 from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg, GeometricMedian, ShapleyWeighted
@@ -26,6 +28,7 @@ from flsv.metrics import (
     GradientShapley,
     SurrogateFederatedShapley,
 )
+from flsv.personalization import Standalone
 from flsv.report import open_run
 from flsv.round import ClientUpdate
 from flsv.uploads import UploadContext
@@ -189,3 +192,26 @@ def test_who_suffers_from_it_is_not_named() -> None:
     assert "3 of 4 clients returned" in line
     assert "further back: client 1 sent an update far larger" in line
     assert watch.notices.state_dict() == {"not_finite": {}, "large": {1: 1}}
+
+
+def failing(*pairs: tuple[int, int]) -> Diverges:
+    return Diverges(network(), sgd, set(pairs))
+
+
+def test_a_client_with_nan_is_left_out_named_and_the_run_goes_on(tmp_path: Path) -> None:
+    loop = shapfed(personalizer=Standalone(), optimizer_state="persist")
+    with pytest.warns(UserWarning, match="client 1 returned a model with NaN or infinite entries in round 2"):
+        module = fit(loop, tmp_path, failing((1, 1), (2, 1)))
+    assert vector(module).isfinite().all()
+    assert loop.weights is not None
+    assert loop.weights.isfinite().tolist() == [True, False, True]
+    assert loop.received()[1].isfinite().all()
+    assert loop.contributions["cssv"].isfinite().all()  # client 1 keeps the row of round 0
+
+
+def test_if_all_clients_fail_the_run_stops_with_the_reason(tmp_path: Path) -> None:
+    with (
+        pytest.warns(UserWarning, match="3 of 3 clients returned"),
+        pytest.raises(RuntimeError, match=r"round 2: every client of the cohort returned a model with NaN"),
+    ):
+        fit(FederatedLoop(seed=1), tmp_path, failing((1, 0), (1, 1), (1, 2)))

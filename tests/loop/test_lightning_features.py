@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint
 from small_loops import KeepUpdates, shapfed
 from torch import Tensor
 from toys import Plain, fit, flat, sgd, toy_data, trainer_for, vector
@@ -33,16 +32,12 @@ def test_plateau_scheduler_watches_the_global_model(tmp_path: Path) -> None:
 
 def test_validation_checkpoints_and_early_stopping_see_the_global_model(tmp_path: Path) -> None:
     seen: list[Tensor] = []
-
-    class Watch(Callback):
-        def on_validation_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-            seen.append(vector(module))
-
+    watch = LambdaCallback(on_validation_start=lambda trainer, module: seen.append(vector(module)))
     keep = KeepUpdates()
     checkpoint = ModelCheckpoint(tmp_path / "c", monitor="val_acc", mode="max", save_top_k=-1, filename="{epoch}")
     stop = EarlyStopping("val_acc", mode="max", min_delta=2.0, patience=2)
     loop = FederatedLoop(keep, seed=1)
-    module = fit(loop, tmp_path, rounds=10, enable_checkpointing=True, callbacks=[Watch(), checkpoint, stop])
+    module = fit(loop, tmp_path, rounds=10, enable_checkpointing=True, callbacks=[watch, checkpoint, stop])
     assert loop.round_index == 3  # 1 + patience
     data = toy_data()
     data.setup("fit")
@@ -57,9 +52,7 @@ def test_validation_checkpoints_and_early_stopping_see_the_global_model(tmp_path
 
 def test_fast_dev_run_is_one_round_of_one_batch_per_client(tmp_path: Path) -> None:
     loop = shapfed(evaluation=ClientEvaluation(every=1))
-    trainer = L.Trainer(
-        fast_dev_run=True, default_root_dir=tmp_path, callbacks=[loop], accelerator="cpu", enable_progress_bar=False
-    )
+    trainer = trainer_for(loop, tmp_path, fast_dev_run=True)
     trainer.fit(Plain(), toy_data())
     assert loop.round_index == 1
     assert trainer.num_training_batches == 3
