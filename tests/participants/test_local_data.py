@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from resuming import assert_resumes
 from toys import fit, toy_data
 
 from flsv.data import ClosedSetLabelNoise
@@ -80,37 +80,13 @@ def test_nobody_reads_the_data_outside_of_a_question(tmp_path: Path) -> None:
         ask(curious, tmp_path)
 
     def meanwhile(local: LocalData, round: Round) -> None:
-        errors: list[BaseException] = []
-
-        def elsewhere() -> None:
-            try:
-                local.samples()
-            except PermissionError as error:
-                errors.append(error)
-
-        thread = Thread(target=elsewhere)
-        thread.start()
-        thread.join()
-        assert len(errors) == 1  # a thread of somebody else's
+        with ThreadPoolExecutor(1) as somebody_elses, pytest.raises(PermissionError):
+            somebody_elses.submit(local.samples).result()
 
     ask(meanwhile, tmp_path)
 
 
-# What a client keeps is its own
-
-
-def test_each_client_has_its_own_and_only_it_can_look() -> None:
-    sets = [(torch.zeros(2, 1), torch.tensor([0, 1]))] * 2
-    first, second = clients_of(sets)
-    first.ask(lambda local: local.memory.update(a=1))
-    assert first.ask(lambda local: dict(local.memory)) == {"a": 1}
-    assert second.ask(lambda local: dict(local.memory)) == {}
-    holders = []
-    first.ask(holders.append)
-    with pytest.raises(PermissionError, match="client 0"):
-        _ = holders[0].memory
-    with pytest.raises(PermissionError, match="client 0"):
-        second.ask(lambda local: holders[0].memory)
+# ---- what a client keeps is its own
 
 
 def count(local: LocalData) -> int:
@@ -134,14 +110,9 @@ class Asked(ContributionMetric):
         return self.counts
 
 
-def asked(folder: Path, rounds: int, ckpt_path: Path | None = None) -> list[float]:
-    """The counters after so many rounds."""
-    loop = FederatedLoop(metrics={"asked": Asked()}, seed=0)
-    saving: dict[str, Any] = {"enable_checkpointing": True, "callbacks": [ModelCheckpoint(folder, "last")]}
-    fit(loop, folder, data=toy_data(), rounds=rounds, ckpt_path=ckpt_path, **saving)
-    return loop.contributions["asked"].tolist()
-
-
 def test_a_counter_reads_the_same_after_a_resume(tmp_path: Path) -> None:
-    asked(tmp_path / "half", 2)
-    assert asked(tmp_path / "rest", 4, tmp_path / "half/last.ckpt") == [4.0, 4.0, 4.0]
+    loop = assert_resumes(lambda: FederatedLoop(metrics={"asked": Asked()}, seed=0), tmp_path)
+    assert loop.contributions["asked"].tolist() == [4.0, 4.0, 4.0]
+    first, second = clients_of([(torch.zeros(2, 1), torch.tensor([0, 1]))] * 2)
+    first.ask(lambda local: local.memory.update(a=1))
+    assert (first.ask(lambda local: dict(local.memory)), second.ask(lambda local: dict(local.memory))) == ({"a": 1}, {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -41,17 +42,13 @@ def on_ranks(size: int, function: Callable[[Ranks], Any]) -> list[Any]:
 def clients_of(ranks: Ranks, n: int = 5) -> tuple[list[Client], Channel, list[int]]:
     """Clients, what counts, and the numbers of those that were asked on this rank."""
     owners, channel = Owners(ranks, [1.0] * n), Channel()
-    counts, asked = torch.ones(2, dtype=torch.long), []
+    counts, asked = torch.ones(2, dtype=torch.long), list[int]()
 
-    def state(client: int) -> dict[str, Any]:
-        asked.append(client)
-        return {}
+    def client(i: int) -> Client:
+        local = LocalData(f"client {i}", lambda split: [], counts * i, counts, state=lambda: {i: asked.append(i)})
+        return Client(i, local, channel, owners)
 
-    made = []
-    for i in range(n):
-        local = LocalData(f"client {i}", lambda split: [], counts * i, counts, state=lambda i=i: state(i))
-        made.append(Client(i, local, channel, owners))
-    return made, channel, asked
+    return [client(i) for i in range(n)], channel, asked
 
 
 def answer(local: LocalData, factor: torch.Tensor) -> torch.Tensor:
@@ -61,14 +58,13 @@ def answer(local: LocalData, factor: torch.Tensor) -> torch.Tensor:
 
 def test_longest_first_is_never_worse_than_its_bound() -> None:
     generator = torch.Generator().manual_seed(0)
-    for size in (2, 3, 5):
-        for n in range(1, 12):
-            costs = torch.randint(1, 50, (n,), generator=generator).tolist()
-            owners = longest_first(costs, size)
-            loads = [sum(c for c, owner in zip(costs, owners) if owner == rank) for rank in range(size)]
-            best = max(max(costs), sum(costs) / size)  # nothing can be better than this
-            assert max(loads) <= best * (4 / 3 - 1 / (3 * size)) + max(costs) / 3
-            assert set(owners) <= set(range(size))
+    for size, n in itertools.product((2, 3, 5), range(1, 12)):
+        costs = torch.randint(1, 50, (n,), generator=generator).tolist()
+        owners = longest_first(costs, size)
+        loads = [sum(c for c, owner in zip(costs, owners) if owner == rank) for rank in range(size)]
+        best = max(max(costs), sum(costs) / size)  # nothing can be better than this
+        assert max(loads) <= best * (4 / 3 - 1 / (3 * size)) + max(costs) / 3
+        assert set(owners) <= set(range(size))
 
 
 def test_clients_that_keep_something_stay() -> None:

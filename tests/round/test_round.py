@@ -34,28 +34,15 @@ def test_updates_and_heads_count_from_where_the_client_started(starts: bool) -> 
     assert round.client_heads.shape == (2, 3, 7)
 
 
-def test_combine_is_the_weighted_mean_when_the_weights_sum_to_one() -> None:
+def test_combine_moves_parameters_by_the_weighted_updates_and_averages_buffers() -> None:
+    """Whatever the weights sum to: running statistics are never extrapolated."""
     round = make_round()
-    weights = torch.tensor([0.25, 0.75])
-    expected = 0.25 * round.client_vectors[0] + 0.75 * round.client_vectors[1]
-    torch.testing.assert_close(round.combine(weights), expected)
-
-
-def test_combine_moves_parameters_by_the_weighted_updates_whatever_the_sum() -> None:
-    round = make_round()
-    x, cut = round.global_vector, round.space.num_parameters
+    x, cut, (one, other) = round.global_vector, round.space.num_parameters, round.client_vectors
+    torch.testing.assert_close(round.combine(torch.tensor([0.25, 0.75])), 0.25 * one + 0.75 * other)
     result = round.combine(torch.tensor([0.5, 1.5]))
-    expected = x + 0.5 * (round.client_vectors[0] - x) + 1.5 * (round.client_vectors[1] - x)
-    torch.testing.assert_close(result[:cut], expected[:cut])
-
-
-def test_combine_never_extrapolates_running_statistics() -> None:
-    round = make_round()
-    cut = round.space.num_parameters
-    result = round.combine(torch.tensor([1.0, 3.0]))
-    torch.testing.assert_close(result[cut:], (0.25 * round.client_vectors[0] + 0.75 * round.client_vectors[1])[cut:])
-    nothing = round.combine(torch.zeros(2))
-    torch.testing.assert_close(nothing, round.global_vector)
+    torch.testing.assert_close(result[:cut], (x + 0.5 * (one - x) + 1.5 * (other - x))[:cut])
+    torch.testing.assert_close(result[cut:], (0.25 * one + 0.75 * other)[cut:])
+    torch.testing.assert_close(round.combine(torch.zeros(2)), x)
 
 
 def test_what_clients_agree_on_is_not_taken_over_where_nobody_has_a_weight() -> None:
