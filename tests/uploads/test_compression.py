@@ -1,122 +1,23 @@
-"""Compression against plain loops written from the papers, and what it costs."""
+"""Compression beyond tests/replay: what is kept, chance, what it costs, buffers."""
 
 from __future__ import annotations
 
-import copy
-import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from one_client import cohort, train
-from resuming import assert_resumes
-from torch import Tensor, nn
-from toys import Plain, fit, flat, network, toy_data
+from by_hand import Diverges
+from torch import Tensor
+from toys import fit, network, sgd
 
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.participants import Traffic
 from flsv.personalization import Standalone
-from flsv.sampling import UniformSampler
-from flsv.seeding import generator_for
 from flsv.uploads import Compression, Quantized, TopK, UploadContext
 
-SEED, ROUNDS = 4, 6
-
-
-def largest(p: np.ndarray, share: float, **_: Any) -> np.ndarray:
-    """The entries of the largest magnitude, by sorting."""
-    sent = np.zeros_like(p)
-    kept = np.argsort(-np.abs(p))[: math.ceil(share * len(p))]
-    sent[kept] = p[kept]
-    return sent
-
-
-def rounded(p: np.ndarray, bits: int, bucket: int, u: np.ndarray | float) -> np.ndarray:
-    """Bucket by bucket."""
-    sent, levels = np.zeros_like(p), 2 ** (bits - 1) - 1
-    for begin in range(0, len(p), bucket):
-        part = p[begin : begin + bucket]
-        noise = u if isinstance(u, float) else u.reshape(-1, bucket)[begin // bucket, : len(part)]
-        scale = np.abs(part).max() / p.dtype.type(levels)
-        sent[begin : begin + bucket] = np.clip(np.floor(part / scale + noise), -levels, levels) * scale
-    return sent
-
-
-def by_hand(net: nn.Module, compress: Any, feedback: bool = True) -> Tensor:
-    """FedAvg over p = d + e, C(p), e = p - C(p), in vectors of NumPy."""
-    data = toy_data()
-    data.setup("fit")
-    names = [name for name, _ in net.named_parameters()]
-    cut, dtype = sum(p.numel() for p in net.parameters()), next(net.parameters()).dtype
-    server, errors = copy.deepcopy(net), dict.fromkeys(range(3), 0)
-    for r in range(ROUNDS):
-        clients = cohort(SEED, r)
-        x = flat(server.state_dict(), names).to(dtype).numpy()
-        sent, states = [], []
-        for client in clients:
-            states.append(train(server, data, client, SEED, r).state_dict())
-            d = flat(states[-1], names).to(dtype).numpy() - x
-            p = d[:cut] + errors[client]
-            c = compress(p, r, client)
-            if feedback:
-                errors[client] = p - c
-            sent.append(x + np.concatenate([c, d[cut:]]))
-        weights = data.num_samples[clients].double().numpy()
-        average = torch.tensor((weights / weights.sum()) @ np.stack(sent).astype(np.float64))
-        state = dict(states[0])
-        for name in [*names, *(n for n, v in state.items() if n not in names and v.is_floating_point())]:
-            state[name] = average[: state[name].numel()].view(state[name].shape)
-            average = average[state[name].numel() :]
-        server.load_state_dict(state)
-    return flat(server.state_dict(), names)
-
-
-def noise(bucket: int) -> Any:
-    """The uniform numbers that a fit draws for its first upload."""
-
-    def draw(p: np.ndarray, r: int, client: int) -> np.ndarray:
-        shape, stream = (-(-len(p) // bucket), bucket), generator_for(SEED, "compression", 0, r, client)
-        return torch.rand(shape, generator=stream, dtype=torch.from_numpy(p).dtype).numpy()
-
-    return draw
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("batch_norm", [False, True])
-@pytest.mark.parametrize(
-    ("compression", "compress", "feedback"),
-    [
-        (TopK(0.1), lambda p, r, c: largest(p, 0.1), True),
-        (TopK(0.1, error_feedback=False), lambda p, r, c: largest(p, 0.1), False),
-        (Quantized(4, 16, stochastic=False), lambda p, r, c: rounded(p, 4, 16, 0.5), True),
-        (Quantized(8, 16), lambda p, r, c: rounded(p, 8, 16, noise(16)(p, r, c)), True),
-    ],
-    ids=["topk", "topk-no-feedback", "nearest", "stochastic"],
-)
-def test_same_global_model_as_by_hand(
-    tmp_path: Path, compression: Compression, compress: Any, feedback: bool, batch_norm: bool
-) -> None:
-    # Which entries are the largest hangs on their last bit, and BatchNorm blows that up: in float64 then.
-    net, tolerance = (network().double(), 1e-10) if batch_norm else (network(batch_norm=False), 1e-6)
-    expected = by_hand(net, compress, feedback)
-    loop = FederatedLoop(uploads=[compression], sampler=UniformSampler(2), seed=SEED)
-    precision = "64-true" if batch_norm else "32-true"
-    module = fit(loop, tmp_path, Plain(copy.deepcopy(net)), rounds=ROUNDS, precision=precision)
-    names = [name for name, _ in net.named_parameters()]
-    torch.testing.assert_close(flat(module.net.state_dict(), names), expected, rtol=tolerance, atol=tolerance)
-    assert bool(loop.state_dict()["clients"]) == feedback
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("compression", [TopK(0.05), Quantized(3)], ids=["topk", "quantized"])
-def test_resumes_to_the_bit(tmp_path: Path, compression: Compression) -> None:
-    loop = assert_resumes(lambda: FederatedLoop(uploads=[compression], sampler=UniformSampler(2), seed=SEED), tmp_path)
-    errors = [state["upload.0.error"] for state in loop.state_dict()["clients"].values()]
-    assert len(errors) == 3
-    assert all(error.norm() > 0 for error in errors)
+SEED = 4
 
 
 # ---- error feedback
@@ -136,8 +37,10 @@ def test_what_was_sent_and_what_is_kept_make_up_what_was_learnt(compression: Com
     sent = torch.zeros(40)
     for r, update in enumerate(UPDATES):
         before = update.clone()
-        sent += compression.apply(update, context(state=state, round_index=r))
+        given = compression.apply(torch.cat([update, update]), context(state=state, round_index=r))
         assert torch.equal(update, before)
+        assert torch.equal(given[40:], before)  # buffers
+        sent += given[:40]
     torch.testing.assert_close(sent + state["upload.0.error"], UPDATES.sum(0), rtol=1e-5, atol=1e-5)
 
 
@@ -148,23 +51,12 @@ def test_two_compressions_keep_their_errors_apart() -> None:
     assert set(state) == {"upload.0.error", "upload.1.error"}
 
 
-class Diverges(Plain):
-    """Client 1's loss is NaN in round 2."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loop = next(c for c in self.trainer.callbacks if isinstance(c, FederatedLoop))
-        broken = loop.round_index == 2 and loop.current_client == 1
-        return super().training_step(batch, batch_idx) * (float("nan") if broken else 1.0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("compression", [TopK(0.05), Quantized(3)], ids=["topk", "quantized"])
-def test_a_client_that_is_left_out_keeps_its_error_as_it_was(tmp_path: Path, compression: Compression) -> None:
-    before = FederatedLoop(uploads=[compression], seed=SEED)
+def test_a_client_that_is_left_out_keeps_its_error_as_it_was(tmp_path: Path) -> None:
+    before = FederatedLoop(uploads=[TopK(0.05)], seed=SEED)
     fit(before, tmp_path, rounds=2)
-    after = FederatedLoop(uploads=[compression], seed=SEED)
+    after = FederatedLoop(uploads=[TopK(0.05)], seed=SEED)
     with pytest.warns(UserWarning, match="client 1 returned a model with NaN"):
-        module = fit(after, tmp_path, Diverges(), rounds=3)
+        module = fit(after, tmp_path, Diverges(network(), sgd, {(2, 1)}), rounds=3)
     mine, theirs = (loop.state_dict()["clients"] for loop in (after, before))
     assert torch.equal(mine[1]["upload.0.error"], theirs[1]["upload.0.error"])
     assert not torch.equal(mine[0]["upload.0.error"], theirs[0]["upload.0.error"])
