@@ -17,7 +17,6 @@ from flsv.errors import ConfigurationError
 from flsv.filters import MultiKrum
 from flsv.filters.multi_krum import scores
 from flsv.loop import FederatedLoop
-from flsv.personalization import Standalone
 from flsv.round import Round
 from flsv.sampling import UniformSampler
 
@@ -88,8 +87,3 @@ def test_multi_krum_leaves_out_who_lies_apart(tmp_path: Path, keep: int | None, 
 def test_what_krum_cannot_do(tmp_path: Path, arguments: tuple[int, ...], match: str) -> None:
     with pytest.raises(ConfigurationError, match=match):
         fit(FederatedLoop(filters=[MultiKrum(*arguments)]), tmp_path, data=toy_data((4, 4, 4, 4, 4)))
-
-
-def test_krum_compares_updates_from_one_model() -> None:
-    with pytest.raises(ConfigurationError, match="everybody starts from the global model"):
-        FederatedLoop(filters=[MultiKrum(1)], personalizer=Standalone())

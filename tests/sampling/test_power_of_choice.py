@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from by_hand import PROPORTIONS, ROUNDS, SEED, assert_same, batches, buffers_of, copies, put, unequal_data
+from by_hand import PROPORTIONS, ROUNDS, SEED, assert_same, batches, buffers_of, copies, plain_sgd, put, unequal_data
 from torch import Tensor, nn
 from torch.optim import SGD
 from toys import Plain, fit, network
@@ -36,9 +38,9 @@ class Counts(ContributionMetric):
         return torch.zeros(5)
 
 
-def loop(**kwargs: object) -> FederatedLoop:
+def loop(**kwargs: Any) -> FederatedLoop:
     parts = {"aggregator": FedAvg("uniform"), "sampler": PowerOfChoice(M, D), "local_epochs": 2, "seed": SEED, **kwargs}
-    return FederatedLoop(**parts)  # type: ignore[arg-type]
+    return FederatedLoop(**parts)
 
 
 def by_hand(net: nn.Module) -> tuple[nn.Module, list[list[int]], list[list[int]]]:
@@ -57,11 +59,7 @@ def by_hand(net: nn.Module) -> tuple[nn.Module, list[list[int]], list[list[int]]
         models, buffers = [], []
         for k in chosen:
             client = copy.deepcopy(server).train()
-            for x, y in batches(data, r, k):
-                gradients = torch.autograd.grad(nn.functional.cross_entropy(client(x), y), list(client.parameters()))
-                with torch.no_grad():
-                    for p, g in zip(client.parameters(), gradients):
-                        p -= LR * g
+            plain_sgd(LR, momentum=0.0)(client, [list(batches(data, r, k))])
             models.append(copies(client))
             buffers.append(buffers_of(client))
         put(server, [sum(parts) / M for parts in zip(*models)], buffers, [1.0] * M)
@@ -70,15 +68,11 @@ def by_hand(net: nn.Module) -> tuple[nn.Module, list[list[int]], list[list[int]]
     return server, candidates, cohorts
 
 
-def sgd(parameters: object) -> SGD:
-    return SGD(parameters, lr=LR)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("engine", ["sequential", "vmap"])
 def test_as_by_hand(tmp_path: Path, engine: str) -> None:
     net, counts = network(batch_norm=False), Counts()
     expected, candidates, cohorts = by_hand(net)
-    module = Plain(copy.deepcopy(net), sgd)
+    module = Plain(copy.deepcopy(net), partial(SGD, lr=LR))
     fit(loop(metrics={"counts": counts}, engine=engine), tmp_path, module, unequal_data(), rounds=ROUNDS)
     assert_same(module.net, expected)
     size = sum(p.numel() for p in net.parameters())
@@ -98,7 +92,7 @@ def test_as_many_candidates_as_take_part_are_drawn_by_their_shares() -> None:
 
 
 def test_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="candidates=1"):
+    with pytest.raises(ConfigurationError, match="candidates=1"):  # a rule between arguments
         PowerOfChoice(2, 1)
     with pytest.raises(ConfigurationError, match="Lower candidates to at most 5"):
         fit(loop(sampler=PowerOfChoice(2, 6)), tmp_path, data=unequal_data())

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from toys import fit, toy_data, vector
+from toys import fit, toy_data
 
 from flsv.aggregation import ShapleyWeighted
 from flsv.errors import ConfigurationError
@@ -19,11 +19,9 @@ from flsv.sampling import (
     BernoulliSampler,
     ClientSampler,
     FixedCohort,
-    FullParticipation,
     ShapleyImportanceSampler,
     SoftmaxSampler,
     SystematicShapleySampler,
-    UniformSampler,
 )
 
 
@@ -40,20 +38,13 @@ def frequencies(
 SSV = {"ssv": torch.tensor([0.9, 0.4, 0.1, 0.3, 0.05]), "sv": torch.tensor([0.2, -0.1, 0.05, 0.0, 0.1])}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "sampler",
     [
-        FullParticipation(),
-        UniformSampler(2),
-        BernoulliSampler(2),
         BernoulliSampler(1.2),
         BernoulliSampler(1.5, min_cohort=1),
-        ShapleyImportanceSampler(2, "ssv"),
         SoftmaxSampler(3, "sv", temperature=0.1),
-        SystematicShapleySampler(2, "ssv"),
         SystematicShapleySampler(3, "ssv"),
-        SystematicShapleySampler(3, "unknown"),
     ],
     ids=repr,
 )
@@ -80,26 +71,14 @@ def test_softmax_prefers_the_relevant() -> None:
     assert ((seen - expected).abs() < 0.04).all()
 
 
-@pytest.mark.parametrize(
-    ("make", "match"),
-    [
-        (lambda: BernoulliSampler(9).check(5), r"cannot be met: the federation has 5 clients"),
-        (lambda: SoftmaxSampler(9).check(5), "cannot be met"),
-    ],
-)
-def test_more_errors(make: Any, match: str) -> None:
-    with pytest.raises(ConfigurationError, match=match):
-        make()
-
-
-@pytest.mark.parametrize("expected", [1e-9, 1e-3])
-@pytest.mark.parametrize("make", [BernoulliSampler, ShapleyImportanceSampler])
-def test_a_cohort_that_is_never_drawn_is_refused(make: Any, expected: float) -> None:
+def test_a_cohort_that_is_never_drawn_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"cannot be met: the federation has 5 clients"):
+        BernoulliSampler(9).check(5)
     match = r"of 5 clients, 2 would take part in \S+ of all draws only. Raise expected_cohort"
     with pytest.raises(ConfigurationError, match=match):
-        make(expected).check(5)
-    make(0.5).check(5)
-    make(1).check(2)
+        ShapleyImportanceSampler(1e-3).check(5)
+    BernoulliSampler(0.5).check(5)
+    BernoulliSampler(1).check(2)
 
 
 @pytest.mark.parametrize("min_cohort", [1, 2])
@@ -165,19 +144,12 @@ def test_a_systematic_cohort_has_one_size_and_weights_that_sum_to_one(weights: t
 
 
 def test_the_same_clients_every_round(tmp_path: Path) -> None:
-    sampler = FixedCohort([2, 0])
-    assert sampler.sample(4, {}, torch.Generator()).tolist() == [0, 2]
-    assert sampler.inclusion_probabilities(4, {}).tolist() == [1, 0, 1, 0]
-    loop = FederatedLoop(sampler=sampler, seed=0)
-    module = fit(loop, tmp_path, data=toy_data((3, 2, 2, 1)), rounds=2)
+    loop = FederatedLoop(sampler=FixedCohort([2, 0]), seed=0)
+    fit(loop, tmp_path, data=toy_data((3, 2, 2, 1)), rounds=2)
     assert loop.weights is not None
     assert loop.weights.isnan().tolist() == [False, True, False, True]
     assert loop.weights.nansum().item() == pytest.approx(1)
-    again = fit(FederatedLoop(sampler=FixedCohort([0, 2]), seed=0), tmp_path, data=toy_data((3, 2, 2, 1)), rounds=2)
-    assert torch.equal(vector(module), vector(again))
-
-
-def test_fixed_cohorts_that_cannot_be(tmp_path: Path) -> None:
+    assert loop.sampler.inclusion_probabilities(4, {}).tolist() == [1, 0, 1, 0]
     for clients in ([], [1, 1]):
         with pytest.raises(ConfigurationError, match="expected different client ids"):
             FixedCohort(clients)
