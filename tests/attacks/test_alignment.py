@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from toys import fit, toy_data
+from toys import fit
 
 from flsv.attacks import Alignment, HeadAlignment
 from flsv.errors import ConfigurationError
@@ -43,22 +43,18 @@ def test_nothing_to_turn_to() -> None:
     assert opposite.isfinite().all()
 
 
-class Seen(Alignment):
-    """Remembers what it sent, and from where."""
-
-    def attack(self, update, context, generator):
-        sent = super().attack(update, context, generator)
-        self.seen = [*getattr(self, "seen", []), (context.start.clone(), sent)]
-        return sent
-
-
 def test_in_a_federation_the_whole_mix_is_the_servers_last_step(tmp_path: Path) -> None:
-    attack = Seen(mix=1.0, clients=[1])
-    fit(FederatedLoop(uploads=[attack], seed=1), tmp_path, data=toy_data(), rounds=3)
-    (first, _), (second, sent), (third, last) = attack.seen
-    size = len(sent)
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    class Seen(Alignment):
+        def attack(self, update, context, generator):
+            seen.append((context.start.clone(), super().attack(update, context, generator)))
+            return seen[-1][1]
+
+    fit(FederatedLoop(uploads=[Seen(mix=1.0, clients=[1])], seed=1), tmp_path, rounds=3)
+    (first, _), (second, sent), (third, last) = seen
     for got, step in ((sent, second - first), (last, third - second)):
-        cosine = torch.nn.functional.cosine_similarity(got, step[:size], dim=0)
+        cosine = torch.nn.functional.cosine_similarity(got, step[: len(sent)], dim=0)
         assert cosine.item() == pytest.approx(1, abs=1e-5)
 
 

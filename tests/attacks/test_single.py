@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from toys import Plain, fit, network, toy_data, vector
+from toys import Plain, fit, network, vector
 
-from flsv import Reporting
 from flsv.attacks import Attack, FalseReports, FreeRider, GradientPoisoning, Scaling, SignFlip
 from flsv.benchmark.registry import TrainingLoss
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
-from flsv.metrics import ContributionMetric
 from flsv.uploads import UploadContext
 
 SIZE = 100_000
@@ -35,22 +32,15 @@ def cosine(a, b):
 
 def test_gradient_poisoning_multiplies_every_entry_by_its_own_uniform_factor():
     factor = (sent(GradientPoisoning()).double() / UPDATE.double()).numpy()
-    assert factor.min() == pytest.approx(0.5, abs=1e-3)
-    assert factor.max() == pytest.approx(1.5, abs=1e-3)
+    assert (factor.min(), factor.max()) == pytest.approx((0.5, 1.5), abs=1e-3)
     # U[0.5, 1.5]: every tenth of the range has a tenth of the entries (standard deviation 95 of 10,000).
     assert np.abs(np.histogram(factor, bins=10, range=(0.5, 1.5))[0] - SIZE / 10).max() < 5 * 95
     assert abs(np.corrcoef(factor, UPDATE)[0, 1]) < 0.02
-
-
-def test_gradient_poisoning_adds_29_percent_of_noise_and_keeps_the_direction():
-    noise = sent(GradientPoisoning()) - UPDATE
-    assert (noise.norm() / UPDATE.norm()).item() == pytest.approx(1 / 12**0.5, rel=0.01)
-    assert cosine(sent(GradientPoisoning()), UPDATE) == pytest.approx(1 / (1 + 1 / 12) ** 0.5, abs=0.002)
     # A range that is not centered scales as well: E[1 + b] = 3.
     assert (sent(GradientPoisoning(1, 3)) / UPDATE).mean().item() == pytest.approx(3, abs=0.01)
 
 
-@pytest.mark.parametrize("scale", [0.5, 1.0, 4.0])
+@pytest.mark.parametrize("scale", [0.5, 4.0])
 def test_a_free_rider_that_sends_noise_of_a_typical_norm(scale):
     noise = sent(FreeRider("noise", scale=scale))
     assert (noise.norm() / UPDATE.norm()).item() == pytest.approx(scale, rel=1e-4)
@@ -87,12 +77,11 @@ def test_noise_depends_on_seed_round_and_client(attack):
 
 def test_attacks_act_in_turn_and_draw_apart():
     assert torch.equal(send([Scaling(3.0), SignFlip()]), SHORT * 3 * -1)
-    once, twice = (
-        send([GradientPoisoning()]) / SHORT,
-        send([GradientPoisoning(), GradientPoisoning()]) / SHORT,
-    )
+    once, twice = (send([GradientPoisoning()] * times) / SHORT for times in (1, 2))
     assert not torch.allclose(once**2, twice)
-    assert not send([GradientPoisoning(), FreeRider()]).any()
+    buffers = send([FreeRider()], num_parameters=40)[40:]
+    assert not buffers.any()  # it has not trained
+    assert torch.equal(send([Scaling(3.0)], num_parameters=40)[40:], SHORT[40:])
 
 
 def test_an_attack_of_ones_own_keeps_the_shape():
@@ -104,18 +93,14 @@ def test_an_attack_of_ones_own_keeps_the_shape():
         send([Short()])
 
 
-def values(folder: Path, metric: ContributionMetric, attacks: list[Attack], **kwargs: Any) -> tuple[Tensor, Tensor]:
-    loop = FederatedLoop(metrics={"m": metric}, uploads=attacks, seed=1, reporting=Reporting(table=False), **kwargs)
-    data = toy_data((4, 3, 4), client_val=0.3)
-    module = fit(loop, folder, Plain(network(batch_norm=False)), data, rounds=2)
-    return loop.contributions["m"], vector(module)
-
-
 @pytest.mark.parametrize("engine", ["sequential", "vmap"])
 def test_the_loss_is_what_it_says_and_nothing_else_changes(tmp_path: Path, engine: str) -> None:
-    lie = FalseReports(loss=0.001, clients=[1])
-    honest, model = values(tmp_path / "honest", TrainingLoss(), [], engine=engine)
-    told, same = values(tmp_path / "told", TrainingLoss(), [lie], engine=engine)
+    def run(attacks: list[Attack]) -> tuple[Tensor, Tensor]:
+        loop = FederatedLoop(metrics={"m": TrainingLoss()}, uploads=attacks, seed=1, engine=engine)
+        module = fit(loop, tmp_path / str(len(attacks)), Plain(network(batch_norm=False)), rounds=2)
+        return loop.contributions["m"], vector(module)
+
+    (honest, model), (told, same) = run([]), run([FalseReports(loss=0.001, clients=[1])])
     assert told[1] == pytest.approx(-0.001)
     assert honest[1] < -0.01
     assert torch.equal(told[[0, 2]], honest[[0, 2]])

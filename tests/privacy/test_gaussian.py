@@ -9,22 +9,21 @@ from typing import Any
 
 import pytest
 import torch
+from resume_run import checkpoints
 from torch import Tensor, nn
-from toys import Plain, fit, network, toy_data, trainer_for
+from toys import Plain, fit, network
 
-from flsv import Reporting
-from flsv.aggregation import FedAvg
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.metrics import (
     ClassSpecificShapley,
     CommunicationCost,
-    CumulativeShapley,
 )
 from flsv.parameters import ParameterSpace
 from flsv.personalization import Personalizer
 from flsv.privacy import GaussianPrivacy, gaussian_epsilon
 from flsv.round import Round
+from flsv.sampling import UniformSampler
 from flsv.seeding import generator_for
 from flsv.uploads import TopK
 
@@ -33,8 +32,7 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-@pytest.mark.parametrize("length", [0.3, 1.0, 2.0, 1e4])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("length", "dtype"), [(0.3, torch.float32), (2.0, torch.float64), (1e4, torch.float32)])
 def test_clipping_shortens_what_is_too_long_and_nothing_else(length: float, dtype: torch.dtype) -> None:
     update = torch.randn(1000, generator=generator()).to(dtype)
     update *= length / update.norm()
@@ -70,17 +68,6 @@ def test_noise_has_the_standard_deviation_that_epsilon_assumes() -> None:
     assert kurtosis == pytest.approx(3, abs=5 * math.sqrt(24 / size))
 
 
-def test_every_client_and_round_has_its_own_noise_and_always_the_same() -> None:
-    privacy = GaussianPrivacy(clip=1.0, noise_multiplier=1.0)
-    update = torch.zeros(10_000)
-    streams = [(0, 0), (0, 1), (1, 0)]
-    sent = torch.stack([privacy.protect(update, generator_for(7, "privacy", *stream)) for stream in streams])
-    again = torch.stack([privacy.protect(update, generator_for(7, "privacy", *stream)) for stream in streams])
-    assert torch.equal(sent, again)
-    correlations = torch.corrcoef(sent) - torch.eye(3)
-    assert correlations.abs().max() < 5 / math.sqrt(10_000)
-
-
 def test_buffers_do_not_bear_noise() -> None:
     plain, normed = nn.Linear(3, 2), nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     privacy = GaussianPrivacy(clip=1.0, noise_multiplier=1.0)
@@ -102,36 +89,25 @@ def test_errors(arguments: dict[str, Any], message: str) -> None:
         GaussianPrivacy(**{"clip": 1.0, "noise_multiplier": 1.0, **arguments})
 
 
-class Watch(FedAvg):
-    """Keeps the rounds."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rounds: list[Round] = []
-
-    def aggregate(self, round: Round, contributions: Any) -> Any:
-        self.rounds.append(round)
-        return super().aggregate(round, contributions)
-
-
 def plain() -> Plain:
     return Plain(network(batch_norm=False))
 
 
-def updates(loop: FederatedLoop, folder: Path, rounds: int = 1) -> Tensor:
-    fit(loop, folder, plain(), rounds=rounds)
-    assert isinstance(loop.aggregator, Watch)
-    return loop.aggregator.rounds[-1].client_updates
-
-
 def test_the_server_sees_clipped_updates_with_each_clients_own_noise(tmp_path: Path) -> None:
-    free = updates(FederatedLoop(Watch(), seed=5), tmp_path / "free")
+    def updates(**options: Any) -> Tensor:
+        watching = Watching()
+        loop = FederatedLoop(personalizer=watching, sampler=UniformSampler(3), seed=5, **options)
+        fit(loop, tmp_path / str(len(options)), plain(), rounds=2)
+        return torch.cat([round.client_updates for round in watching.rounds])
+
+    free, sent = updates()[:3], updates(uploads=[GaussianPrivacy(0.2, 3.0)])
     assert (free.norm(dim=1) > 0.2).all()
-    sent = updates(FederatedLoop(Watch(), uploads=[GaussianPrivacy(0.2, 3.0)], seed=5), tmp_path / "private")
     for client in range(3):
         clipped = free[client] * 0.2 / free[client].norm()
         noise = torch.randn(free.shape[1], generator=generator_for(5, "privacy", 0, client))
         torch.testing.assert_close(sent[client], clipped + 0.2 * 3.0 * noise, atol=1e-5, rtol=1e-4)
+    # Another client's, or another round's, is another.
+    assert (torch.corrcoef(sent) - torch.eye(6)).abs().max() < 0.6
 
 
 class Watching(Personalizer):
@@ -181,51 +157,33 @@ def test_a_spent_budget_stays_spent(tmp_path: Path, how: str) -> None:
         with pytest.warns(UserWarning, match="stops"), pytest.raises(ConfigurationError, match="no budget for"):
             fit(loop(), tmp_path, plain(), rounds=5, min_epochs=4)
         return
-    first = loop()
-    trainer = trainer_for(first, tmp_path, 2)
-    module = plain()
-    trainer.fit(module, toy_data())
-    trainer.save_checkpoint(tmp_path / "two.ckpt")
+    fit(loop(), tmp_path, plain(), rounds=2, enable_checkpointing=True, callbacks=[checkpoints(tmp_path)])
     with pytest.raises(ConfigurationError, match="no budget for another round: client 0 has spent"):
-        fit(loop(), tmp_path, plain(), rounds=5, ckpt_path=tmp_path / "two.ckpt")
+        fit(loop(), tmp_path, plain(), rounds=5, ckpt_path=tmp_path / "checkpoints/last.ckpt")
 
 
-def test_noise_is_always_accounted_for() -> None:
-    privacy = GaussianPrivacy(clip=1.0, noise_multiplier=1.0)
-    assert list(FederatedLoop(uploads=[TopK(0.1)]).metrics) == []
-    assert list(FederatedLoop(uploads=[privacy, TopK(0.1)]).metrics) == ["epsilon"]
-
-
-def said(folder: Path, rounds: int = 2, **loop: Any) -> list[str]:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        fit(
-            FederatedLoop(reporting=Reporting(figures=0), seed=0, **loop),
-            folder,
-            Plain(network(batch_norm=False)),
-            rounds=rounds,
-        )
-    return [str(each.message) for each in caught if "privacy_contributions" in str(each.message)]
-
-
-def test_it_is_one_line_that_names_the_metrics_and_the_page(tmp_path: Path) -> None:
-    metrics = {"cssv": ClassSpecificShapley(), "fedsv": CumulativeShapley(), "cost": CommunicationCost()}
-    (line,) = said(tmp_path, metrics=metrics, uploads=[GaussianPrivacy(1.0, 0.5)])
-    assert "\n" not in line
-    assert "metrics ['cssv', 'fedsv'] are computed from noised updates (noise_multiplier=0.5)" in line
-    assert "Spearman" in line
-    assert line.endswith("See docs/results/privacy_contributions.md.")
+NOISE, BOTH = GaussianPrivacy(1.0, 0.5), {"cssv": ClassSpecificShapley(), "cost": CommunicationCost()}
 
 
 @pytest.mark.parametrize(
-    "loop",
+    ("privacy", "metrics", "warned"),
     [
-        {"metrics": {"cssv": ClassSpecificShapley()}},
-        {"uploads": [GaussianPrivacy(1.0, 0.5)]},
-        {"metrics": {"cssv": ClassSpecificShapley()}, "uploads": [GaussianPrivacy(1.0, 0.0)]},
-        {"metrics": {"cost": CommunicationCost()}, "uploads": [GaussianPrivacy(1.0, 0.5)]},
+        (NOISE, BOTH, True),
+        (GaussianPrivacy(1.0, 0.0), BOTH, False),  # clipping only
+        (NOISE, {"cost": CommunicationCost()}, False),  # nothing of the updates
+        (NOISE, {}, False),
     ],
-    ids=["no privacy", "epsilon only", "clipping only", "nothing of the updates"],
 )
-def test_there_is_none_without_noise_or_without_a_metric_that_sees_it(loop: Any, tmp_path: Path) -> None:
-    assert said(tmp_path, rounds=1, **loop) == []
+def test_values_of_noised_updates_are_named_with_the_page(
+    privacy: GaussianPrivacy, metrics: Any, warned: bool, tmp_path: Path
+) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loop = FederatedLoop(metrics=metrics, uploads=[privacy, TopK(0.9)], seed=0)
+        fit(loop, tmp_path, plain(), rounds=1)
+    assert list(loop.metrics) == [*metrics, "epsilon"]  # noise is always accounted for
+    lines = [str(each.message) for each in caught if "privacy_contributions" in str(each.message)]
+    assert len(lines) == warned
+    if warned:
+        assert "metrics ['cssv'] are computed from noised updates (noise_multiplier=0.5)" in lines[0]
+        assert lines[0].endswith("See docs/results/privacy_contributions.md.")

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
+from lightning.pytorch.callbacks import LambdaCallback
 from torch import Tensor
 from toys import fit
 
 from flsv.attacks import Scaling
 from flsv.loop import FederatedLoop
-from flsv.metrics import ContributionMetric
 from flsv.participants import Traffic
 from flsv.personalization import FedAMP
 from flsv.uploads import Upload, UploadContext, upload
@@ -70,28 +70,15 @@ def test_the_loop_says_who_sends_what_and_counts_it(tmp_path: Path) -> None:
     assert [(d.client, d.round_index, d.seed, d.num_clients) for d in seen[3:]] == [(c, 1, 9, 3) for c in range(3)]
     assert all(d.start_sent and d.num_parameters == loop.space.num_parameters for d in seen)
     assert loop.channel.numbers([0], "up").item() == loop.space.size + 7
-    assert {client: state["visits"].item() for client, state in loop.state_dict()["clients"].items()} == {
-        0: 2,
-        1: 2,
-        2: 2,
-    }
-
-
-class Downloads(ContributionMetric):
-    def init_states(self, num_clients: int, num_classes: int | None) -> None:
-        self.seen: list[list[int]] = []
-
-    def update(self, client_ids: Tensor, downloaded: Tensor) -> None:
-        self.seen.append(downloaded.tolist())
-
-    def compute(self) -> Tensor:
-        return torch.zeros(3)
+    assert [state["visits"].item() for state in loop.state_dict()["clients"].values()] == [2, 2, 2]
 
 
 def test_a_client_with_a_start_of_its_own_is_sent_the_global_model_where_uploads_refer_to_it(tmp_path: Path) -> None:
-    downloads = Downloads()
-    uploads: Any = [Recorded("global")]
-    loop = FederatedLoop(metrics={"seen": downloads}, personalizer=FedAMP(), uploads=uploads, seed=0)
-    fit(loop, tmp_path, rounds=2)
+    loop = FederatedLoop(personalizer=FedAMP(), uploads=[Recorded("global")], seed=0)
+    seen: list[list[int]] = []
+    look = LambdaCallback(
+        on_train_epoch_end=lambda trainer, module: seen.append(loop.channel.numbers(range(3), "down").tolist())
+    )
+    fit(loop, tmp_path, rounds=2, callbacks=[look])
     size = loop.state.model().numel()
-    assert downloads.seen == [[size] * 3, [2 * size] * 3]
+    assert seen == [[size] * 3, [2 * size] * 3]
