@@ -27,7 +27,7 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.loggers import CSVLogger
 from logging_module import Logs, logged
-from partly_shared import loop as of_three
+from three_of_five import loop as of_three
 from torch import Tensor, nn
 from toys import CLASSES, FEATURES, Plain, fit, network, sgd, toy_data, trainer_for, vector
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 from by_hand import ROUNDS, SEED, assert_same, sharing_by_hand, unequal_data
 from lightning.pytorch.callbacks import Callback
-from partly_shared import loop as of_three
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, roc_auc_score
 from small_loops import KeepUpdates, shapfed
+from three_of_five import loop as of_three
 from torch import Tensor, nn
 from toys import Plain, adam, fit, network, sgd, toy_data, vector
 
