@@ -1,7 +1,8 @@
-"""Aggregators' weights by hand where tests/replay does not lead: before anything is known, buffers, other options."""
+"""Aggregators by their numbers, where tests/replay does not lead: before anything is known, buffers, other options."""
 
 from __future__ import annotations
 
+import copy
 import math
 from functools import partial
 from pathlib import Path
@@ -9,17 +10,34 @@ from typing import Any
 
 import pytest
 import torch
+from by_hand import assert_same
+from one_client import cohort as two_of
+from one_client import train
 from scipy.optimize import minimize
-from torch import nn
-from toys import fit, toy_data
+from torch import Tensor, nn
+from toys import Plain, fit, network, toy_data
 
-from flsv.aggregation import FedAvg, FedYogi, GeometricMedian, ShapFedWA, ShapleySoftmax, ShapleyWeighted
+from flsv.aggregation import (
+    FedAvg,
+    FedAvgM,
+    FedBuff,
+    FedNova,
+    FedYogi,
+    GeometricMedian,
+    ServerOptimizer,
+    ShapFedWA,
+    ShapleySoftmax,
+    ShapleyWeighted,
+    StaleStarts,
+)
+from flsv.aggregation.server_optimizer import AdaptiveServer
+from flsv.clients.algorithms import FedProx
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.metrics import DecayedShapley
 from flsv.parameters import ParameterSpace
 from flsv.round import Round
-from flsv.sampling import BernoulliSampler
+from flsv.sampling import BernoulliSampler, UniformSampler
 
 
 def make_round(ids: list[int], samples: list[int], **kwargs: Any) -> Round:
@@ -131,3 +149,154 @@ def test_identical_models_do_not_divide_by_zero() -> None:
     vector, weights = GeometricMedian().aggregate(round, {})
     assert torch.equal(vector, torch.ones(8))
     torch.testing.assert_close(weights, torch.tensor([0.25, 0.25, 0.5]))
+
+
+# ---- FedBuff against its update rule in plain PyTorch; what FedNova, which tests/replay replays, cannot do
+
+
+BUFFERS, FEDBUFF_SEED = 6, 4
+
+
+def sgd(parameters: Any, **options: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, **options)
+
+
+def test_accumulation_counts_steps_and_not_batches(tmp_path: Path) -> None:
+    """With whole epochs in a window every client takes one step a round, and FedNova is FedAvg."""
+    models = [
+        fit(FederatedLoop(aggregator, seed=1), tmp_path, Plain(network()), accumulate_grad_batches=100)
+        for aggregator in (FedNova(), FedAvg())
+    ]
+    assert_same(models[0].net, models[1].net)
+
+
+def test_a_client_that_took_no_step() -> None:
+    space = ParameterSpace(nn.Linear(3, 1))
+    start, samples = torch.zeros(4), torch.tensor([10, 30])
+    vectors = torch.stack([torch.ones(4), start])
+    round = Round(0, torch.arange(2), samples, start, vectors, space, num_steps=torch.tensor([5, 0]))
+    vector, _ = FedNova().aggregate(round, {})
+    torch.testing.assert_close(vector, torch.full((4,), 0.25 * 5 * 0.25 / 5))
+
+
+@pytest.mark.parametrize("optimizer", [partial(sgd, nesterov=True), partial(sgd, dampening=0.5), torch.optim.Adam])
+def test_other_steps_are_refused_before_training(tmp_path: Path, optimizer: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"FedNova\(\) must know what a local step adds to an update"):
+        fit(FederatedLoop(FedNova()), tmp_path, Plain(optimizer=optimizer))
+    with pytest.raises(ConfigurationError, match=r"FedProx\(\) changes the steps"):
+        fit(FederatedLoop(FedNova(), client_algorithm=FedProx()), tmp_path)
+
+
+def fedbuff_by_hand(net: nn.Module) -> tuple[dict[str, Tensor], set[int]]:
+    """The server's model after BUFFERS buffers of two updates, and the staleness met."""
+    data = toy_data()
+    data.setup("fit")
+    server, downloaded, met = copy.deepcopy(net), {}, set()
+    for r in range(BUFFERS):
+        clients = two_of(FEDBUFF_SEED, r)
+        starts = {client: downloaded.get(client, (server, r)) for client in clients}
+        trained = {client: train(starts[client][0], data, client, FEDBUFF_SEED, r).state_dict() for client in clients}
+        s = {client: (1 + r - starts[client][1]) ** -0.5 for client in clients}
+        met |= {r - version for _, version in starts.values()}
+        parameters, state = dict(net.named_parameters()), {}
+        for name, x in server.state_dict().items():
+            if name in parameters:
+                old = {client: starts[client][0].state_dict()[name] for client in clients}
+                state[name] = x + sum(s[client] * (trained[client][name] - old[client]) for client in clients) / 2
+            elif x.is_floating_point():
+                state[name] = sum(s[client] * trained[client][name] for client in clients) / sum(s.values())
+            else:
+                state[name] = trained[clients[0]][name]
+        server = copy.deepcopy(server)
+        server.load_state_dict(state)
+        downloaded |= dict.fromkeys(clients, (server, r + 1))
+    return server.state_dict(), met
+
+
+def test_fedbuff_is_as_by_hand(tmp_path: Path) -> None:
+    net = network()
+    expected, met = fedbuff_by_hand(net)
+    assert {0, 1, 2} <= met
+    options: dict[str, Any] = {"sampler": UniformSampler(2), "seed": FEDBUFF_SEED}
+    loop = FederatedLoop(FedBuff(), personalizer=StaleStarts(), **options)
+    module = fit(loop, tmp_path, Plain(copy.deepcopy(net)), rounds=BUFFERS)
+    for name, value in module.net.state_dict().items():
+        if value.is_floating_point():
+            torch.testing.assert_close(value, expected[name], rtol=1e-6, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+    with pytest.raises(ConfigurationError, match="StaleStarts"):
+        fit(FederatedLoop(FedBuff(), **options), tmp_path)
+
+
+# ---- Server optimizers beyond tests/replay: any of torch, failed rounds, pieces, another fit
+
+
+TAU = 1e-3
+
+
+def a_round(seed: int, x: Tensor, index: int = 0) -> Round:
+    space = ParameterSpace(nn.Linear(3, 2))
+    draw = torch.Generator().manual_seed(seed)
+    return Round(index, torch.arange(3), torch.tensor([1, 2, 3]), x, x + torch.randn(3, 8, generator=draw), space)
+
+
+def steps(aggregator: ServerOptimizer, rounds: int = 3) -> Tensor:
+    x = torch.ones(8)
+    for seed in range(rounds):
+        round = a_round(seed, x, seed)
+        x, weights = aggregator.aggregate(round, {})
+        torch.testing.assert_close(weights, torch.tensor([1 / 6, 2 / 6, 3 / 6]))
+        aggregator.end_round(round)
+    return x
+
+
+def test_any_torch_optimizer_will_do() -> None:
+    """Algorithm 2's FedAdagrad with beta1 = 0 is torch.optim.Adagrad."""
+    x, v = torch.ones(8), torch.full((8,), TAU**2)
+    for seed in range(3):
+        round = a_round(seed, x)
+        delta = (round.num_samples / 6) @ (round.client_vectors - x)
+        v = v + delta**2
+        x = x + 0.1 * delta / (v.sqrt() + TAU)
+    adagrad = partial(torch.optim.Adagrad, lr=0.1, initial_accumulator_value=TAU**2, eps=TAU)
+    torch.testing.assert_close(steps(ServerOptimizer(adagrad)), x)
+
+
+def test_a_round_that_fails_leaves_no_trace() -> None:
+    aggregator = FedYogi()
+    steps(aggregator)
+    before = copy.deepcopy(aggregator.state_dict())
+    aggregator.aggregate(a_round(9, torch.ones(8)), {})  # and no end_round
+    after = aggregator.state_dict()
+    for name in ("m", "v"):
+        assert torch.equal(before["moments"][0][name], after["moments"][0][name])
+
+
+@pytest.mark.parametrize("rule", ["adam", "yogi"])
+def test_its_pieces_are_the_whole(monkeypatch: pytest.MonkeyPatch, rule: Any) -> None:
+    def stepped() -> list[Tensor]:
+        torch.manual_seed(0)
+        points = [nn.Parameter(torch.randn(7)), nn.Parameter(torch.randn(5, 2).T), nn.Parameter(torch.randn(()))]
+        optimizer = AdaptiveServer(points, rule=rule)
+        for _ in range(2):
+            for point in points:
+                point.grad = torch.randn_like(point)
+            optimizer.step()
+        return [point.detach() for point in points]
+
+    whole = stepped()
+    monkeypatch.setattr("flsv.aggregation.server_optimizer.PIECE", 3)
+    assert all(map(torch.equal, stepped(), whole))
+
+
+def test_a_new_fit_starts_anew() -> None:
+    aggregator = FedAvgM()
+    first = steps(aggregator)
+    aggregator.begin(None)  # type: ignore[arg-type]
+    assert torch.equal(steps(aggregator), first)
+    assert not torch.equal(steps(aggregator), first)
+
+
+@pytest.mark.parametrize("wrong", [{"lr": -1.0}, {"learning_rate": 1.0}])
+def test_wrong_arguments(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigurationError, match="cannot be made"):
+        ServerOptimizer(partial(torch.optim.SGD, **wrong))
