@@ -183,20 +183,13 @@ def cohort_of(
     else:
         given = sampler.choose(clients, model, contributions, generator, round_index)
     drawn = torch.as_tensor(given)
-    what = f"{sampler!r} drew for round {round_index + 1}"
-    if not drawn.numel():
-        raise RuntimeError(f"{sampler!r} drew no client for round {round_index + 1}.")
-    if drawn.ndim != 1:
-        raise RuntimeError(f"{what} a tensor of shape {list(drawn.shape)}; expected the ids [k] of its clients.")
-    if drawn.dtype == torch.bool or drawn.is_floating_point():
-        hint = " Say mask.nonzero().flatten()." if drawn.dtype == torch.bool else ""
-        raise RuntimeError(f"{what} {drawn.dtype}; expected integers, the ids of its clients.{hint}")
     cohort: list[int] = drawn.tolist()
-    if min(cohort) < 0 or max(cohort) >= num_clients:
-        raise RuntimeError(f"{what} {cohort}; there are clients 0 to {num_clients - 1}.")
-    if len(set(cohort)) < len(cohort):
-        twice = next(client for client in cohort if cohort.count(client) > 1)
-        raise RuntimeError(f"{what} {cohort}: client {twice} twice. Draw without replacement.")
+    integers = drawn.ndim == 1 and drawn.dtype != torch.bool and not drawn.is_floating_point()
+    if not integers or not cohort or len({*range(num_clients)} & {*cohort}) < len(cohort):
+        raise RuntimeError(
+            f"{sampler!r} drew {cohort} ({drawn.dtype}) for round {round_index + 1}: expected at least one client, "
+            f"each once, by integers of 0 to {num_clients - 1} in one dimension. Of a mask say mask.nonzero().flatten()."
+        )
     return cohort
 
 

@@ -1,4 +1,4 @@
-"""Attacks by their numbers, to whom they are applied, and from which randomness; federations with them: tests/replay."""
+"""Attacks by their numbers, to whom they are applied, from which randomness; in federations: tests/replay."""
 
 from __future__ import annotations
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
 from by_hand import Diverges
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import TensorBoardLogger
 from small_loops import shapfed
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -37,25 +38,25 @@ from flsv.uploads import UploadContext
 
 
 class Huge(Attack):
-    """Sends an update with one huge entry, in one round."""
+    """Sends an update with one huge entry, or a multiple of its update, in some rounds."""
 
-    def __init__(self, size: float = 1e30, round_index: int = 1, clients: list[int] | None = None) -> None:
-        super().__init__(clients or [1])
-        self.size, self.round_index = size, round_index
+    def __init__(self, size: float | None = None, rounds: Any = (1,), factor: float = 1.0) -> None:
+        super().__init__([1])
+        self.size, self.rounds, self.factor = size, rounds, factor
 
     def attack(self, update: Tensor, context: UploadContext, generator: torch.Generator) -> Tensor:
-        update = update.clone()
-        if context.round_index == self.round_index:
-            update[3] = self.size
-        return update
+        if context.round_index not in self.rounds:
+            return update
+        sent = self.factor * update
+        sent[3] = sent[3] if self.size is None else self.size
+        return sent
 
 
 @pytest.mark.parametrize("size", [1e10, 3e38])
 def test_a_huge_update_is_named_in_its_round_and_left_out_where_nothing_else_would_be_left(
     tmp_path: Path, size: float
 ) -> None:
-    metrics = {"cssv": ClassSpecificShapley(), "cgsv": CosineGradientShapley()}
-    loop = FederatedLoop(uploads=[Huge(size)], metrics=metrics, seed=1)
+    loop = FederatedLoop(uploads=[Huge(size)], metrics={"cgsv": CosineGradientShapley()}, seed=1)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         module = fit(loop, tmp_path, data=toy_data((4, 3, 4, 3)), rounds=4)
@@ -69,11 +70,7 @@ def test_a_huge_update_is_named_in_its_round_and_left_out_where_nothing_else_wou
 
 
 def paid(folder: Path, rounds: range, aggregator: Any, metric: Any, factor: float) -> FederatedLoop:
-    class Times(Huge):
-        def attack(self, update: Tensor, context: UploadContext, generator: torch.Generator) -> Tensor:
-            return factor * update if context.round_index in rounds else update
-
-    loop = FederatedLoop(uploads=[Times()], metrics={"m": metric}, aggregator=aggregator, seed=1)
+    loop = FederatedLoop(uploads=[Huge(None, rounds, factor)], metrics={"m": metric}, aggregator=aggregator, seed=1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         data = toy_data((4, 3, 4, 3, 4), server_val=0.3)
@@ -124,16 +121,10 @@ def test_an_aggregate_that_is_not_finite_leaves_the_model_of_the_round_before(tm
             return (vector * float("inf") if round.round_index in self.rounds else vector), weights
 
     kept: list[Tensor] = []
-
-    class Look(L.Callback):
-        def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-            kept.append(vector(pl_module))
-
+    look = LambdaCallback(on_train_epoch_end=lambda trainer, module: kept.append(vector(module)))
     loop = FederatedLoop(aggregator=Overflows(), metrics={"cssv": ClassSpecificShapley()}, seed=1)
-    with pytest.warns(
-        UserWarning, match=r"round 2: Overflows\(.*not finite\. The model stays that of the round before"
-    ):
-        fit(loop, tmp_path / "once", data=toy_data((4, 3, 4, 3)), rounds=3, callbacks=[Look()])
+    with pytest.warns(UserWarning, match=r"round 2: Overflows\(.*not finite\. The model stays that of the round"):
+        fit(loop, tmp_path / "once", data=toy_data((4, 3, 4, 3)), rounds=3, callbacks=[look])
     assert torch.equal(kept[0], kept[1])
     assert not torch.equal(kept[1], kept[2])
     assert loop.contributions["cssv"].isfinite().all()
@@ -148,14 +139,8 @@ def test_an_aggregate_that_is_not_finite_leaves_the_model_of_the_round_before(tm
 @pytest.mark.parametrize("size", [1e4, 3e38])
 def test_excluded_the_round_goes_on_without_it(tmp_path: Path, size: float) -> None:
     metrics = {"cssv": ClassSpecificShapley(), "cgsv": CosineGradientShapley()}
-    attacks: Any = [Huge(size, 0)]
-    loop = FederatedLoop(
-        metrics=metrics,
-        uploads=attacks,
-        filters=[OutlierFilter(exclude=True)],
-        evaluation=ClientEvaluation(keep_trained=True),
-        seed=1,
-    )
+    options: Any = {"uploads": [Huge(size, [0])], "evaluation": ClientEvaluation(keep_trained=True)}
+    loop = FederatedLoop(metrics=metrics, filters=[OutlierFilter(exclude=True)], seed=1, **options)
     logger = TensorBoardLogger(tmp_path, name="", version="run")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -175,22 +160,18 @@ def test_excluded_the_round_goes_on_without_it(tmp_path: Path, size: float) -> N
     assert seen.Scalars("update_norm")[0].value == pytest.approx(size, rel=1e-5)
 
 
-def cohort(norms: Tensor, broken: list[int] | None = None, index: int = 0, steps: int | list[int] = 1) -> Cohort:
+def cohort(norms: Tensor, index: int = 0, broken: Sequence[int] = ()) -> Cohort:
     """Updates of these lengths."""
-    each = [steps] * len(norms) if isinstance(steps, int) else steps
-    updates = tuple(ClientUpdate(i, 1, norms[i : i + 1].double(), num_steps=each[i]) for i in range(len(norms)))
-    start = torch.zeros(1, dtype=torch.float64)
-    samples = torch.ones(len(norms), dtype=torch.long)
-    return Cohort(
-        index, updates, norms[:, None].double(), (start,) * len(norms), samples, num_parameters=1, broken=broken or ()
-    )
+    updates = tuple(ClientUpdate(i, 1, norm[None], num_steps=1) for i, norm in enumerate(norms))
+    starts, samples = (torch.zeros(1, dtype=torch.float64),) * len(norms), torch.ones(len(norms), dtype=torch.long)
+    return Cohort(index, updates, norms[:, None], starts, samples, num_parameters=1, broken=broken)
 
 
 def test_who_suffers_from_it_is_not_named() -> None:
     """After an update that was aggregated most return NaN: the message leads back to whose it was."""
     watch = OutlierFilter()
-    watch.apply(cohort(torch.tensor([1.0, 1e4, 1.1, 0.9])))
-    (line,) = watch.apply(cohort(torch.ones(1), [4, 2, 3], index=1)).said
+    watch.apply(cohort(torch.tensor([1.0, 1e4, 1.1, 0.9], dtype=torch.float64)))
+    (line,) = watch.apply(cohort(torch.ones(1, dtype=torch.float64), 1, [4, 2, 3])).said
     assert "3 of 4 clients returned" in line
     assert "further back: client 1 sent an update far larger" in line
     assert watch.notices.state_dict() == {"not_finite": {}, "large": {1: 1}}

@@ -16,13 +16,13 @@ from lightning.pytorch.callbacks import Callback
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, roc_auc_score
 from small_loops import KeepUpdates, shapfed
 from three_of_five import loop as of_three
-from torch import Tensor, nn
+from torch import nn
 from toys import Plain, adam, fit, network, sgd, toy_data, vector
 
 from flsv import ClientEvaluation
-from flsv.aggregation import FedAvg, ShapFedWA
+from flsv.aggregation import FedAvg
 from flsv.attacks import Scaling
-from flsv.functional import class_specific_shapley, participant_weights
+from flsv.functional import class_specific_shapley
 from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley
 from flsv.personalization import Standalone
@@ -93,42 +93,6 @@ def test_a_client_does_not_depend_on_who_else_is_in_the_cohort(tmp_path: Path) -
 
 
 # ---- metric to weight and back
-
-
-def test_shapfed_weighs_a_round_with_the_contributions_of_the_rounds_before(tmp_path: Path) -> None:
-    """Algorithm 1's order, recomputed from the clients' own vectors."""
-    seen: list[tuple[Any, Tensor | None, Tensor]] = []
-
-    class Recorded(ShapFedWA):
-        def weights(self, round: Any, contributions: Any) -> Tensor:
-            weights = super().weights(round, contributions)
-            before = contributions.get("cssv")
-            seen.append((round, None if before is None else before.clone(), weights))
-            return weights
-
-    loop = FederatedLoop(Recorded("cssv"), {"cssv": ClassSpecificShapley(momentum=0.5)}, seed=1)
-    module = fit(loop, tmp_path, rounds=4)
-    running = None
-    for r, (round, before, weights) in enumerate(seen):
-        if r == 0:
-            assert before is None
-            torch.testing.assert_close(weights, torch.full((3,), 1 / 3))
-        else:
-            torch.testing.assert_close(before, running)
-            torch.testing.assert_close(weights, participant_weights(running)[1].to(weights))
-        w = weights.to(round.client_vectors)
-        heads = round.space.head.rows(round.client_vectors - round.global_vector)
-        now = class_specific_shapley(heads, torch.einsum("k,kmd->md", w, heads))
-        running = now if running is None else 0.5 * running + 0.5 * now
-        if r + 1 < len(seen):
-            torch.testing.assert_close(seen[r + 1][0].global_vector, w @ round.client_vectors, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(loop.metrics["cssv"].compute(), running)
-    torch.testing.assert_close(loop.contributions["cssv"].by_class, running)
-    torch.testing.assert_close(loop.weights, seen[-1][2].float())
-    last, _, weights = seen[-1]
-    torch.testing.assert_close(
-        loop.space.read(module), weights.to(last.client_vectors) @ last.client_vectors, rtol=1e-5, atol=1e-6
-    )
 
 
 def test_source_weights_compares_weights(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from data_options import grouped
 from lightning.pytorch.callbacks import LearningRateFinder, ModelPruning
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -18,7 +17,6 @@ from toys import Plain, fit, network, toy_data, toy_sets, trainer_for
 from flsv import ClientEvaluation, ConfigurationError
 from flsv.aggregation import CGSV, FedAvg, ShapFedWA, ShapleyWeighted
 from flsv.attacks import HeadAlignment, SignFlip
-from flsv.data import FederatedDataModule, IIDPartitioner
 from flsv.loop import FederatedLoop
 from flsv.metrics import (
     ClassSpecificShapley,
@@ -58,7 +56,6 @@ EVALUATED = {"evaluation": ClientEvaluation(every=1)}
             {},
         ),
         ({"metrics": cssv()}, "the head 'net.0' has 7 rows and the data have 3 classes", {"net": WIDE}),
-        ({"metrics": cssv("net.0")}, "has 7 rows", {"net": WIDE}),
         ({"metrics": cssv("fc")}, r"head='fc' is not a layer of the module. Its linear layers: \['net.0'", {}),
         ({"metrics": cssv()}, r"metrics \['cssv'\] need a classifier head", {"net": NO_LINEAR}),
         (
@@ -139,17 +136,6 @@ LOGGED: dict[str, Any] = {"performance": "val_loss", "mode": "min"}
 def test_a_module_that_cannot_be_evaluated(tmp_path: Path, kind: Any, loop: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         fit(FederatedLoop(**loop), tmp_path, kind(), toy_data(client_val=0.2), rounds=1)
-
-
-def test_too_many_clients_and_empty_splits(tmp_path: Path) -> None:
-    small = toy_sets(samples=12)[0]
-    for kwargs, match in (
-        ({"partitioner": IIDPartitioner(20)}, "20 clients"),
-        ({"partitioner": IIDPartitioner(10), "client_test": 0.5}, "client"),
-        ({"partitioner": IIDPartitioner(2), "server_val": 0.01}, "server_val=0.01"),
-    ):
-        with pytest.raises(ConfigurationError, match=match):
-            fit(FederatedLoop(), tmp_path, data=FederatedDataModule(small, batch_size=4, **grouped(kwargs)))
 
 
 class Wants(Metric):
@@ -309,13 +295,3 @@ def test_names_are_declared_once(options: dict[str, Any], said: str) -> None:
 def test_what_was_not_declared_is_not_reported(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="discarded"), pytest.raises(RuntimeError, match=r"report \['width'\]"):
         fit(FederatedLoop(Another()), tmp_path, rounds=1)
-
-
-def test_a_fault_inside_a_metrics_property_is_its_own() -> None:
-    class Misspelt(ClassSpecificShapley):
-        @property
-        def round_fields(self):
-            return {"updates": self.feilds}
-
-    with pytest.raises(AttributeError, match="feilds"):
-        FederatedLoop(metrics={"own": Misspelt()})
