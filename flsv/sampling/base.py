@@ -188,7 +188,7 @@ def cohort_of(
     if not integers or not cohort or len({*range(num_clients)} & {*cohort}) < len(cohort):
         raise RuntimeError(
             f"{sampler!r} drew {cohort} ({drawn.dtype}) for round {round_index + 1}: expected at least one client, "
-            f"each once, by integers of 0 to {num_clients - 1} in one dimension. Of a mask say mask.nonzero().flatten()."
+            f"each once, by integers of 0 to {num_clients - 1} in one dimension. Of a mask: mask.nonzero().flatten()."
         )
     return cohort
 
