@@ -27,7 +27,7 @@ from flsv.report.tensorboard import TensorBoard, draw_metric, figures_due
 from flsv.report.trackers import Trackers
 from flsv.round import Round
 from flsv.round.result import RoundResult, RunResult, Sink
-from flsv.server.description import chosen, settings
+from flsv.server.identity import chosen, settings
 
 
 class RunReports:

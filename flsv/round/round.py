@@ -19,8 +19,7 @@ from flsv.errors import ConfigurationError
 from flsv.functional.agreement import common_entries
 from flsv.parameters import Head, ParameterSpace
 from flsv.participants import Channel, Client, LocalData, run_protocol
-from flsv.round.fields import after, derived, known_after
-from flsv.round.games import Games, TrainedCoalitions
+from flsv.round.fields import Games, TrainedCoalitions, after, derived, known_after
 from flsv.round.matrix import BLOCK_BYTES, CPU_BLOCK_BYTES, ClientMatrix
 from flsv.seeding import generator_for
 
@@ -337,14 +336,8 @@ known_after(("peer_values",), "personalization")
 _DERIVED = derived(Round)
 #: Fields of one row per client of the cohort, in tensors.
 _PER_CLIENT = (
-    "client_ids",
-    "num_samples",
-    "client_vectors",
-    "losses",
-    "num_steps",
-    "aggregation_weights",
-    "peer_values",
-)
+    "client_ids", "num_samples", "client_vectors", "losses", "num_steps", "aggregation_weights", "peer_values",
+)  # fmt: skip
 _INTERNAL = {"space", "seed", "chances", "games", "channel", "starts", "reports", "left_out", "unmeasured", "trained"}
 #: What a metric's ``update`` may name.
 VOCABULARY = _DERIVED | (set(Round.__dataclass_fields__) - _INTERNAL)

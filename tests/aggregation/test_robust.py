@@ -15,7 +15,7 @@ from flsv.attacks import Scaling
 from flsv.clients.algorithms import FedDynServer
 from flsv.errors import ConfigurationError
 from flsv.filters import MultiKrum
-from flsv.filters.multi_krum import scores
+from flsv.filters.robust import scores
 from flsv.loop import FederatedLoop
 from flsv.round import Round
 from flsv.sampling import UniformSampler
