@@ -145,7 +145,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         evaluation: ClientEvaluation = ClientEvaluation(),
         reporting: Reporting = Reporting(),
         seed: int | None = None,
-        engine: str | Callable[..., Any] = "sequential",
+        engine: Literal["sequential", "vmap"] | Callable[..., Any] = "sequential",
     ) -> None:
         self.config = config = FederationConfig(  # copies, whatever becomes of the caller's own lists
             aggregator=aggregator or FedAvg(),

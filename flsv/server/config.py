@@ -98,11 +98,6 @@ class FederationConfig:
                 'FederatedLoop(uploads=[GaussianPrivacy(...)]) adds a metric "epsilon", and there is one of that name: '
                 "choose another."
             )
-        if not callable(self.engine) and self.engine not in ("sequential", "vmap"):
-            raise ConfigurationError(
-                f'FederatedLoop(engine={self.engine!r}): expected "sequential" or "vmap", or in Python what makes an '
-                "engine."
-            )
 
     @property
     def strategies(self) -> Mapping[str, Strategy]:
