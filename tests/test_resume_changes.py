@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from resume_run import checkpoints
 from toys import Plain, adam, fit, network, toy_data, trainer_for
 
 from flsv import ConfigurationError, __version__
@@ -21,9 +21,6 @@ from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley
 from flsv.personalization import ShapFedPersonalizer
 from flsv.privacy import GaussianPrivacy
-from flsv.server.identity import of_fit
-
-Loop = dict[str, Any]
 
 
 def loop(**changes: Any) -> FederatedLoop:
@@ -31,9 +28,9 @@ def loop(**changes: Any) -> FederatedLoop:
 
 
 def save(folder: Path, module: Any = None, data: Any = None, rounds: int = 2, **changes: Any) -> Path:
-    saving: dict[str, Any] = {"enable_checkpointing": True, "callbacks": [ModelCheckpoint(folder, filename="saved")]}
-    fit(loop(**changes), folder / "first", module, data, rounds=rounds, **saving)
-    return folder / "saved.ckpt"
+    saving: dict[str, Any] = {"enable_checkpointing": True, "callbacks": [checkpoints(folder)]}
+    fit(loop(**changes), folder / "first", module, data, rounds, **saving)
+    return folder / "checkpoints/last.ckpt"
 
 
 @pytest.fixture(scope="module")
@@ -41,11 +38,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(tmp_path_factory.mktemp("saved"))
 
 
-def resume(
-    path: Path, folder: Path, module: Any = None, data: Any = None, rounds: int = 3, **changes: Any
-) -> tuple[Any, FederatedLoop]:
-    again = loop(**changes)
-    return fit(again, folder, module, data, rounds=rounds, ckpt_path=path), again
+def resume(path: Path, folder: Path, module: Any = None, data: Any = None, rounds: int = 3, **changes: Any) -> Any:
+    return fit(loop(**changes), folder, module, data, rounds, path)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +81,7 @@ def test_labels_that_changed_in_the_same_data_are_found(tmp_path: Path) -> None:
         ({"optimizer_state": "persist"}, "federation.optimizer_state is 'persist' and was 'reset'"),
     ],
 )
-def test_another_federation_is_refused(saved: Path, tmp_path: Path, changes: Loop, said: str) -> None:
+def test_another_federation_is_refused(saved: Path, tmp_path: Path, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         resume(saved, tmp_path, **changes)
     assert not (tmp_path / "contributions.csv").exists()
@@ -109,16 +103,6 @@ def test_a_larger_privacy_budget_lets_a_run_go_on(tmp_path: Path) -> None:
         resume(path, tmp_path / "third", plain(), uploads=[budget(max_epsilon=5.0, clip=2.0)])
 
 
-def test_what_a_checkpoint_says_of_its_federation_depends_on_what_was_dealt_only() -> None:
-    def of(**kwargs: Any) -> Any:
-        data = toy_data(**kwargs)
-        data.setup("fit")
-        return of_fit(loop()._described, data)
-
-    assert of() == of(batch_size=4)
-    assert of().samples.keys() == {"server", "0", "1", "2"}
-
-
 def test_validating_on_samples_that_may_have_been_trained_on_is_said(saved: Path, tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="it may have been trained on some of the samples"):
         trainer_for(loop(), tmp_path).validate(Plain(), datamodule=toy_data(seed=5), ckpt_path=saved)
@@ -135,12 +119,12 @@ def sgd_with(lr: float) -> Any:
 
 
 def test_a_learning_rate_given_on_resume_is_used(saved: Path, tmp_path: Path) -> None:
-    stopped, _ = resume(saved, tmp_path / "zero", Plain(optimizer=sgd_with(0.0)))
+    stopped = resume(saved, tmp_path / "zero", Plain(optimizer=sgd_with(0.0)))
     parameters = [name for name, _ in stopped.named_parameters()]
     before = torch.load(saved, weights_only=True)["state_dict"]
     for name in parameters:
         torch.testing.assert_close(stopped.state_dict()[name], before[name])
-    moved, _ = resume(saved, tmp_path / "same")
+    moved = resume(saved, tmp_path / "same")
     assert any(not torch.equal(moved.state_dict()[name], before[name]) for name in parameters)
 
 
@@ -158,13 +142,13 @@ def test_another_optimizer_is_refused(saved: Path, tmp_path: Path) -> None:
         resume(saved, tmp_path, Plain(optimizer=adam))
 
 
-def test_local_epochs_and_server_lr_given_on_resume_are_used(saved: Path, tmp_path: Path) -> None:
+def test_local_epochs_batch_size_and_server_lr_given_on_resume_are_used(saved: Path, tmp_path: Path) -> None:
     before = torch.load(saved, weights_only=True)["state_dict"]
-    still, _ = resume(saved, tmp_path / "a", aggregator=FedAvg(server_lr=1e-12))
+    still = resume(saved, tmp_path / "a", aggregator=FedAvg(server_lr=1e-12))
     for name, _ in still.named_parameters():
         torch.testing.assert_close(still.state_dict()[name], before[name])
-    longer, _ = resume(saved, tmp_path / "b", local_epochs=2)
-    usual, _ = resume(saved, tmp_path / "c")
+    longer = resume(saved, tmp_path / "b", data=toy_data(batch_size=4), local_epochs=2)
+    usual = resume(saved, tmp_path / "c")
     assert longer.trainer.global_step > usual.trainer.global_step
 
 

@@ -13,9 +13,8 @@ from resuming import assert_resumes
 from torch import Tensor
 from toys import fit, toy_data
 
-from flsv.aggregation import FedAvg
 from flsv.attacks import Alignment, Attack
-from flsv.filters import Cohort, CopyFilter, OutlierFilter, UpdateFilter
+from flsv.filters import Cohort, CopyFilter, OutlierFilter
 from flsv.loop import FederatedLoop
 from flsv.metrics import CosineGradientShapley
 from flsv.report import open_run
@@ -62,9 +61,7 @@ def watching() -> dict[str, Any]:
 def test_copies_are_named_together_and_stay_in_the_model(tmp_path: Path) -> None:
     loop = of_sybils(metrics={"cgsv": CosineGradientShapley()}, **watching())
     said = told(loop, tmp_path / "run", "one another's", 5)
-    assert said[0].startswith(
-        "clients 1, 3 sent updates that are one another's but for little, in several rounds, up to"
-    )
+    assert said[0].startswith("clients 1, 3 sent updates that are one another's but for little, in several rounds, ")
     assert "round 3 (similarity 0.9" in said[0]
     assert "Look at it before anything is paid" in said[0]
     assert len(said) == 2  # when it was found, and at the end
@@ -97,21 +94,15 @@ def grams(similar: float, k: int = 6) -> Tensor:
 def sent(gram: Tensor, index: int) -> Cohort:
     """Updates of these products."""
     values, vectors = torch.linalg.eigh(gram)
-    rows = vectors * values.clamp_min(0).sqrt()
-    k = len(rows)
-    updates = tuple(ClientUpdate(i, 1, rows[i], num_steps=1) for i in range(k))
+    rows, k = vectors * values.clamp_min(0).sqrt(), len(gram)
+    updates = tuple(ClientUpdate(i, 1, row, num_steps=1) for i, row in enumerate(rows))
     return Cohort(index, updates, rows, (torch.zeros_like(rows[0]),) * k, torch.ones(k), num_parameters=rows.shape[1])
-
-
-def begun(each: UpdateFilter, n: int = 6) -> Any:
-    known: Any = SimpleNamespace(num_clients=n, client_names=(), strategies={"aggregator": FedAvg()})
-    each.begin(known)
-    return each
 
 
 def compared(rounds: list[Tensor], threshold: float | None = None, gap: float | None = None) -> dict[int, int]:
     """How often each client is found to send copies."""
-    watch = begun(CopyFilter(threshold, gap))
+    watch, federation = CopyFilter(threshold, gap), SimpleNamespace(num_clients=6, client_names=())
+    watch.begin(federation)  # type: ignore[arg-type]
     for index, gram in enumerate(rounds):
         watch.apply(sent(gram, index))
     return watch.notices.state_dict()["copy"]

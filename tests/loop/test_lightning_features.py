@@ -220,9 +220,6 @@ def test_without_a_metric_no_contributions_are_announced(tmp_path: Path, capsys:
     said = capsys.readouterr().out
     assert "Contributions" not in said
     assert "No contribution was measured" in said
-
-
-def test_a_fit_of_nothing_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", "-q"]) == 2
     assert "--config quickstart" in capsys.readouterr().err
 

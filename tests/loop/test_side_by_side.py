@@ -26,7 +26,6 @@ from flsv.aggregation import (
     ShapFedWA,
     ShapleySoftmax,
     ShapleyWeighted,
-    TrimmedMean,
 )
 from flsv.attacks import Alignment, FreeRider, MinMax, Scaling
 from flsv.clients.algorithms import Ditto, FedProx
@@ -71,8 +70,6 @@ FEDERATIONS: dict[str, Any] = {
     "FedAvg": dict,
     "server_lr": lambda: {"aggregator": FedAvg("uniform", server_lr=0.5)},
     "ShapFed-WA": cssv,
-    "geometric median": lambda: {"aggregator": GeometricMedian()},
-    "trimmed mean": lambda: {"aggregator": TrimmedMean(0.34)},
     "FedAdam": lambda: {"aggregator": FedAdam(lr=0.02)},
     "FedNova": lambda: {"aggregator": FedNova()},
     "CGSV": lambda: {"aggregator": CGSV(scale=0.1), "metrics": {"cgsv": CosineGradientShapley()}},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import lightning as L
 import numpy as np
 import pytest
 import torch
@@ -251,26 +250,17 @@ def test_a_module_without_a_head_is_told_its_classes() -> None:
     assert found["PartialFederatedShapley"].tolist() == [0, 0]
 
 
-class OfDictionaries(L.LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Linear(2, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x)
-
+class OfDictionaries(Plain):
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         self.log("val_acc", (self(batch["x"]).argmax(1) == batch["y"]).float().mean(), batch_size=len(batch["y"]))
 
 
 def test_batches_that_are_dictionaries_are_measured_by_what_is_logged() -> None:
-    torch.manual_seed(0)
-    x, y = torch.randn(60, 2), torch.arange(60) % 3
-    module = OfDictionaries()
-    start = {name: value.clone() for name, value in module.state_dict().items()}
-    updates = [{name: value + torch.randn_like(value) for name, value in start.items()} for _ in range(3)]
-    logged = {"performance": "val_acc", "mode": "max"}
-    found = value_round(module, start, updates, [{"x": x, "y": y}], metrics=PartialFederatedShapley(**logged))
+    x, y, module = torch.randn(60, 6), torch.arange(60) % 3, OfDictionaries(network(batch_norm=False))
+    start = ParameterSpace(module).read(module)
+    updates = [start + torch.randn_like(start) for _ in range(3)]
+    logged = PartialFederatedShapley(performance="val_acc", mode="max")
+    found = value_round(module, start, updates, [{"x": x, "y": y}], metrics=logged)
     plain = value_round(module, start, updates, [(x, y)], metrics=PartialFederatedShapley())
     torch.testing.assert_close(found["PartialFederatedShapley"], plain["PartialFederatedShapley"])
     with pytest.raises(ConfigurationError, match=r"a batch is dict\. .*performance='val_acc', mode='max'"):
