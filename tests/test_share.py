@@ -243,7 +243,8 @@ def test_what_stays_of_a_client_that_uploads_another_model_is_what_it_trained(tm
     federated = FederatedLoop(share=["!head"], seed=1)
     fit(federated, tmp_path, module, rounds=1)
     # w has not moved.
-    assert all((s["module.net.4.weight"] - start).norm() > 0.01 for s in federated.state_dict()["clients"].values())
+    heads = [state["module.net.4.weight"] for state in federated.state_dict()["clients"].values()]
+    assert all((head - start).abs().max() > 1e-3 for head in heads)
 
 
 # ---- resumed

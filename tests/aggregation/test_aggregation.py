@@ -18,9 +18,13 @@ from torch import Tensor, nn
 from toys import Plain, fit, network, toy_data
 
 from flsv.aggregation import (
+    Aggregator,
+    Bucketing,
+    DivergenceWeighted,
     FedAvg,
     FedAvgM,
     FedBuff,
+    FedCE,
     FedNova,
     FedYogi,
     GeometricMedian,
@@ -29,15 +33,19 @@ from flsv.aggregation import (
     ShapleySoftmax,
     ShapleyWeighted,
     StaleStarts,
+    TrimmedMean,
 )
 from flsv.aggregation.server_optimizer import AdaptiveServer
-from flsv.clients.algorithms import FedProx
+from flsv.attacks import Scaling
+from flsv.clients.algorithms import FedDynServer, FedProx
 from flsv.errors import ConfigurationError
+from flsv.filters import MultiKrum
+from flsv.filters.robust import scores
 from flsv.loop import FederatedLoop
 from flsv.metrics import DecayedShapley
 from flsv.parameters import ParameterSpace
 from flsv.round import Round
-from flsv.sampling import BernoulliSampler, UniformSampler
+from flsv.sampling import UniformSampler
 
 
 def make_round(ids: list[int], samples: list[int], **kwargs: Any) -> Round:
@@ -46,8 +54,9 @@ def make_round(ids: list[int], samples: list[int], **kwargs: Any) -> Round:
     return Round(0, torch.tensor(ids), torch.tensor(samples), torch.zeros(8), updates, space, **kwargs)
 
 
-def test_shapfed_without_contributions_is_uniform() -> None:
-    assert ShapFedWA().weights(make_round([0, 1, 2, 3], [1, 2, 3, 4]), {}).tolist() == [0.25] * 4
+def test_without_contributions_is_uniform() -> None:
+    for rule in (ShapFedWA(), FedCE()):
+        assert rule.weights(make_round([0, 1, 2, 3], [1, 2, 3, 4]), {}).tolist() == [0.25] * 4
     nothing = torch.full((4, 2), float("nan"))
     assert ShapFedWA().weights(make_round([0, 1], [1, 2]), {"cssv": nothing}).tolist() == [0.5] * 2
 
@@ -65,24 +74,6 @@ def test_shapfed_by_samples() -> None:
     expected = torch.tensor([30 * (1.9 + 1.5) / 4, 10 * 1.3 / 2])
     torch.testing.assert_close(rule.weights(round, {"cssv": cssv}).float(), expected / expected.sum())
     assert rule.weights(round, {}).tolist() == FedAvg().weights(round, {}).tolist()
-
-
-def test_horvitz_thompson_is_unbiased() -> None:
-    """The mean over many cohorts of the aggregate is the aggregate over all clients (eq. 5)."""
-    torch.manual_seed(0)
-    ssv, updates = torch.tensor([0.9, 0.3, 0.6, 0.2, 0.5]), torch.randn(5, 8)
-    sampler, generator = BernoulliSampler(2), torch.Generator().manual_seed(1)
-    space = ParameterSpace(nn.Linear(3, 2))
-    total, squares, draws = torch.zeros(8), torch.zeros(8), 3000
-    for _ in range(draws):
-        ids = sampler.sample(5, {}, generator)
-        chances = partial(sampler.inclusion_probabilities, 5, {})
-        round = Round(0, ids, torch.ones(len(ids)), torch.zeros(8), updates[ids], space, chances=chances)
-        step, _ = ShapleyWeighted("ssv").aggregate(round, {"ssv": ssv})
-        total, squares = total + step, squares + step**2
-    mean = total / draws
-    error = ((squares / draws - mean**2) / draws).sqrt()
-    assert ((mean - ssv / ssv.sum() @ updates).abs() < 4.5 * error).all()
 
 
 def test_shapley_weights_without_anything_positive_are_equal() -> None:
@@ -300,3 +291,74 @@ def test_a_new_fit_starts_anew() -> None:
 def test_wrong_arguments(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigurationError, match="cannot be made"):
         ServerOptimizer(partial(torch.optim.SGD, **wrong))
+
+
+# ---- Rules that a minority of bad clients cannot move far, against loops written from the papers
+
+
+class Seen(TrimmedMean):
+    """What it makes of which round."""
+
+    def aggregate(self, round, contributions):
+        self.results = [*getattr(self, "results", []), (round, *super().aggregate(round, contributions))]
+        return self.results[-1][1:]
+
+
+def seen(folder: Path, **options: Any) -> list[tuple[Round, Tensor, Tensor]]:
+    aggregator = Seen(trim=0.2)
+    fit(FederatedLoop(aggregator, seed=1, **options), folder, data=toy_data((4, 3, 4, 3, 2)), rounds=1)
+    return aggregator.results
+
+
+def test_the_trimmed_mean_entry_by_entry(tmp_path: Path) -> None:
+    for round, result, weights in seen(tmp_path):
+        cut, counts = round.space.num_parameters, [0] * 5
+        for j in range(cut):
+            ranked = sorted(range(5), key=lambda i: round.client_vectors[i, j].item())
+            expected = sum(round.client_vectors[i, j].item() for i in ranked[1:4]) / 3
+            assert result[j].item() == pytest.approx(expected, abs=1e-6)
+            for i in ranked[1:4]:
+                counts[i] += 1
+        torch.testing.assert_close(weights, torch.tensor(counts).double() / (3 * cut))
+        torch.testing.assert_close(result[cut:], weights.float() @ round.client_vectors[:, cut:])
+
+
+def test_a_trim_that_leaves_out_nobody_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"leaves out nobody of 3 clients. The least trim that does is 0.334"):
+        fit(FederatedLoop(TrimmedMean(0.1)), tmp_path)
+    assert TrimmedMean(0.3)._cut(10) == 3
+
+
+def test_a_cohort_of_which_nobody_is_left_out_is_said(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="is the plain mean: of 3 clients none is left out. Draw at least 5"):
+        ((round, result, _),) = seen(tmp_path, sampler=UniformSampler(3))
+    torch.testing.assert_close(result, round.client_vectors.mean(0))
+
+
+@pytest.mark.parametrize("inner", [ShapFedWA("cssv"), FedBuff(), FedNova(), FedDynServer(), DivergenceWeighted()])
+def test_a_bucket_has_no_contribution_nor_steps(inner: Aggregator) -> None:
+    with pytest.raises(ConfigurationError, match="which a bucket has not"):
+        Bucketing(inner)
+
+
+def test_krums_scores_by_hand() -> None:
+    points = torch.randn(8, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    squared = torch.cdist(points, points).square()
+    for byzantine in (0, 1, 2):
+        found = scores(squared, byzantine)
+        for i in range(8):
+            others = sorted(((points[i] - points[j]) ** 2).sum().item() for j in range(8) if j != i)
+            assert found[i].item() == pytest.approx(sum(others[: 8 - byzantine - 2]))
+
+
+@pytest.mark.parametrize(("keep", "kept"), [(None, [1, 1, 0, 1, 1]), (1, None)])
+def test_multi_krum_leaves_out_who_lies_apart(tmp_path: Path, keep: int | None, kept: list[int] | None) -> None:
+    loop = FederatedLoop(filters=[MultiKrum(1, keep)], uploads=[Scaling(-8.0, clients=[2])], seed=1)
+    fit(loop, tmp_path, data=toy_data((4, 4, 4, 4, 4)), rounds=1)
+    assert loop.participations.tolist() == kept or loop.participations.sum() == keep
+
+
+@pytest.mark.parametrize(("arguments", "match"), [((2,), "it takes 7"), ((1, 5), "4 at most can be kept")])
+def test_what_krum_cannot_do(tmp_path: Path, arguments: tuple[int, ...], match: str) -> None:
+    with pytest.raises(ConfigurationError, match=match):
+        fit(FederatedLoop(filters=[MultiKrum(*arguments)]), tmp_path, data=toy_data((4, 4, 4, 4, 4)))
