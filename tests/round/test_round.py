@@ -49,6 +49,7 @@ def test_updates_and_heads_count_from_where_the_client_started(starts: bool) -> 
     expected = round.space.head.rows(round.client_updates)
     assert torch.equal(round.client_heads, expected)
     assert round.client_heads.shape == (2, 3, 7)
+    torch.testing.assert_close(round.matrix.norms(), round.client_updates.double().norm(dim=1))
 
 
 def test_combine_moves_parameters_by_the_weighted_updates_and_averages_buffers() -> None:
