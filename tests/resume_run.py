@@ -36,8 +36,6 @@ class Mixture(Personalizer):
 
 
 class Noisy(Plain):
-    """Draws from the global generators everywhere it can."""
-
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         super().validation_step(batch, batch_idx)
         self.log("val_noise", torch.rand(()))

@@ -201,8 +201,6 @@ def test_noise_and_attacks_touch_what_is_shared_only(tmp_path: Path) -> None:
 
 
 class Scaled(Plain):
-    """A parameter of no use, that one client makes infinite."""
-
     def __init__(self) -> None:
         super().__init__(network(batch_norm=False))
         self.scale = nn.Parameter(torch.ones(2))
@@ -267,8 +265,6 @@ def test_resumes(tmp_path: Path) -> None:
 
 
 def saves(path: Path) -> LambdaCallback:
-    """A checkpoint in the middle of a round, while a client is in the module."""
-
     def save(trainer: L.Trainer, *_: Any) -> None:
         if trainer.current_epoch == 2 and trainer.fit_loop.epoch_loop.batch_idx == 7:
             trainer.save_checkpoint(path)

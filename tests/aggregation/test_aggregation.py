@@ -297,8 +297,6 @@ def test_wrong_arguments(wrong: dict[str, float]) -> None:
 
 
 class Seen(TrimmedMean):
-    """What it makes of which round."""
-
     def aggregate(self, round, contributions):
         self.results = [*getattr(self, "results", []), (round, *super().aggregate(round, contributions))]
         return self.results[-1][1:]

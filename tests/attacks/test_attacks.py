@@ -228,8 +228,6 @@ def test_min_max_against_the_papers_search(direction: Any) -> None:
 
 
 class Quarter(Collusion):
-    """A quarter of what the colluders know, and remembers what it has seen."""
-
     def collude(self, updates: Tensor, colluders: int, cohort: int, generator: torch.Generator) -> Tensor:
         self.seen = [*getattr(self, "seen", []), updates.clone()]
         return updates.mean(0) / 4

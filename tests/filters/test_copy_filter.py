@@ -42,7 +42,6 @@ def seven() -> Any:
 
 
 def told(loop: FederatedLoop, folder: Path, words: str, rounds: int) -> list[str]:
-    """The warnings of a fit with these words."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         fit(loop, folder, data=seven(), rounds=rounds)
@@ -50,7 +49,6 @@ def told(loop: FederatedLoop, folder: Path, words: str, rounds: int) -> list[str
 
 
 def of_sybils(last: int = 99, **options: Any) -> FederatedLoop:
-    """What clients 1 and 3 send differs by little."""
     return FederatedLoop(uploads=[Sybil([3, 1], last)], seed=1, **options)
 
 
@@ -92,7 +90,6 @@ def grams(similar: float, k: int = 6) -> Tensor:
 
 
 def sent(gram: Tensor, index: int) -> Cohort:
-    """Updates of these products."""
     values, vectors = torch.linalg.eigh(gram)
     rows, k = vectors * values.clamp_min(0).sqrt(), len(gram)
     updates = tuple(ClientUpdate(i, 1, row, num_steps=1) for i, row in enumerate(rows))
@@ -100,7 +97,6 @@ def sent(gram: Tensor, index: int) -> Cohort:
 
 
 def compared(rounds: list[Tensor], threshold: float | None = None, gap: float | None = None) -> dict[int, int]:
-    """How often each client is found to send copies."""
     watch, federation = CopyFilter(threshold, gap), SimpleNamespace(num_clients=6, client_names=())
     watch.begin(federation)  # type: ignore[arg-type]
     for index, gram in enumerate(rounds):

@@ -161,7 +161,6 @@ def test_excluded_the_round_goes_on_without_it(tmp_path: Path, size: float) -> N
 
 
 def cohort(norms: Tensor, index: int = 0, broken: Sequence[int] = ()) -> Cohort:
-    """Updates of these lengths."""
     updates = tuple(ClientUpdate(i, 1, norm[None], num_steps=1) for i, norm in enumerate(norms))
     starts, samples = (torch.zeros(1, dtype=torch.float64),) * len(norms), torch.ones(len(norms), dtype=torch.long)
     return Cohort(index, updates, norms[:, None], starts, samples, num_parameters=1, broken=broken)

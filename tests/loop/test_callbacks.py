@@ -150,8 +150,6 @@ def test_those_that_change_optimizers_come_right_after_the_loop_in_their_own_ord
 
 
 class Batchwise(Callback):
-    """Does something to the client's model, optimizer or batch at the start or the end of a batch."""
-
     def __init__(self, start: Any = None, end: Any = None) -> None:
         self.start, self.end = start, end
 

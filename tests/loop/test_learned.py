@@ -51,8 +51,6 @@ class Stuck(Plain):
 
 
 class Pair(Plain):
-    """A forward of two arguments, of which nobody else knows."""
-
     def forward(self, x: Tensor, scale: float) -> Tensor:
         return self.net(x) * scale
 
@@ -64,7 +62,6 @@ class Pair(Plain):
 
 
 def told_of(folder: Path) -> tuple[dict[str, Any], str]:
-    """The run's record, and the page of it."""
     return json.loads((folder / "run.json").read_text()), text_of(write_report(folder))
 
 

@@ -124,8 +124,6 @@ def test_what_the_loggers_have_can_be_monitored(tmp_path: Path) -> None:
 
 
 class Cohorts(ClientSampler):
-    """Those that are given, round by round."""
-
     def __init__(self, cohorts: list[list[int]]) -> None:
         self.cohorts = cohorts
 

@@ -164,8 +164,6 @@ def test_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Fussy(Plain):
-    """Looks at what a row of a batched model does not have."""
-
     def __init__(self) -> None:
         super().__init__(network(batch_norm=False))
 

@@ -32,8 +32,6 @@ from flsv.valuation import clients_of
 
 
 class Asking(Personalizer):
-    """Asks every client something after each round."""
-
     def __init__(self, question: Any) -> None:
         self.question, self.answers = question, list[list[Any]]()
 
@@ -101,14 +99,11 @@ def test_nobody_reads_the_data_outside_of_a_question(tmp_path: Path) -> None:
 
 
 def count(local: LocalData) -> int:
-    """How often this client has been asked."""
     local.state["asked"] = local.state.get("asked", torch.tensor(0)) + 1
     return int(local.state["asked"])
 
 
 class Asked(ContributionMetric):
-    """What every client's own counter reads, ``[n]``."""
-
     per_class = False
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
@@ -162,8 +157,6 @@ def test_no_picture_leaves_the_clients_folder(tmp_path: Path) -> None:
 
 
 class Threads(Ranks):
-    """One of several ranks of one process."""
-
     def __init__(self, rank: int, size: int, table: list[Any], barrier: threading.Barrier) -> None:
         self.rank, self.size, self._table, self._barrier = rank, size, table, barrier
 
@@ -251,7 +244,6 @@ def network() -> nn.Module:
 
 
 def of(*layers: int) -> set[str]:
-    """Names of all that these layers have."""
     return {name for name in network().state_dict() if int(name[0]) in layers}
 
 

@@ -28,8 +28,6 @@ Crossed = set[tuple[str, str]]
 
 
 class Listening(L.Callback):
-    """What has crossed in any round."""
-
     def __init__(self, loop: FederatedLoop) -> None:
         self.loop, self.heard = loop, set[tuple[str, str]]()
 

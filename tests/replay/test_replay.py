@@ -64,8 +64,6 @@ class Moved(ContributionMetric):
 
 
 class MovedByClass(Moved):
-    """The same times 1, 2, 3: ``[n, M]``."""
-
     per_class = True
 
     def compute(self) -> Tensor:
@@ -192,7 +190,6 @@ def optimized(rule: str, lr: float) -> Rule:
 
 
 def flipped(round: PlainRound) -> None:
-    """Client 1's update is the opposite."""
     change(round, 1, lambda d: -d)
 
 
@@ -315,8 +312,6 @@ def moreau(net: nn.Module, epochs: Batches) -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """A federation, and what it is by hand."""
-
     rule: Rule = averaged
     make: Callable[[], Aggregator] = FedAvg
     train: Train = sgd

@@ -116,8 +116,6 @@ def in_a_file(rows: Tensor) -> bool:
 
 
 class Seen(ClassSpecificShapley):
-    """Whether each round's models lay in a file."""
-
     round_fields = {"client_vectors": lambda round: round.client_vectors}  # noqa: RUF012
 
     def update(self, client_ids: Any, client_heads: Any, server_head: Any, client_vectors: Any) -> None:
@@ -126,7 +124,6 @@ class Seen(ClassSpecificShapley):
 
 
 def run(folder: Path, **options: Any) -> tuple[Tensor, dict[str, Tensor], list[bool]]:
-    """The model, the metrics' values, and whether each round's models lay in a file."""
     metrics = {"cssv": Seen(), "sums": CumulativeShapley(), "else": ContributionEstimation()}
     data = toy_data((1,) * 6, server_val=0.2, client_val=0.2)
     module = fit(FederatedLoop(metrics=metrics, seed=0, **options), folder, data=data, rounds=2)
@@ -184,8 +181,6 @@ def test_a_control_groups_limit_counts(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 class First(Aggregator):
-    """The first client's model, as it lies in the matrix."""
-
     def weights(self, round: Round, contributions: Any) -> Tensor:
         return torch.tensor([1.0, 0.0])
 

@@ -149,8 +149,6 @@ def test_the_same_clients_every_round(tmp_path: Path) -> None:
 
 
 class Own(ClientSampler):
-    """Draws what it is told to."""
-
     def __init__(self, drawn: Any, chances: Any = (1.0, 1.0, 1.0)) -> None:
         self.drawn, self.chances = torch.tensor(drawn), torch.tensor(chances)
 
@@ -190,8 +188,6 @@ M, D, LR = 2, 4, 0.1
 
 
 class Counts(ContributionMetric):
-    """What every client has received and sent, round by round."""
-
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         self.seen: list[dict[str, list[int]]] = []
 
@@ -209,7 +205,6 @@ def loop(**kwargs: Any) -> FederatedLoop:
 
 
 def by_hand(net: nn.Module) -> tuple[nn.Module, list[list[int]], list[list[int]]]:
-    """The global model, the candidate sets and the cohorts."""
     data, server = unequal_data(), copy.deepcopy(net)
     sizes = torch.tensor([len(data.client_indices(k)) for k in range(len(PROPORTIONS))]).double()
     candidates, cohorts = [], []

@@ -98,8 +98,6 @@ def test_more_than_one_process_and_data_that_are_not_federated(tmp_path: Path) -
 
 
 class Bare(L.LightningModule):
-    """Neither ``forward`` nor ``validation_step``."""
-
     def __init__(self) -> None:
         super().__init__()
         self.net = network(batch_norm=False)

@@ -36,8 +36,6 @@ SEED, ROUNDS = 5, 2
 
 
 class Kept(FedAvg):
-    """Keeps what it is given."""
-
     def __init__(self) -> None:
         super().__init__()
         self.rounds: list[Round] = []

@@ -25,8 +25,6 @@ WHO = UploadContext(client=1, num_clients=3, num_parameters=2, round_index=4, se
 
 
 class Recorded(Upload):
-    """Remembers what it was given, and halves it."""
-
     def __init__(self, reference: Literal["start", "global"] = "start", numbers: int = 0) -> None:
         self.reference, self.numbers = reference, numbers
         self.given: list[Tensor] = []
