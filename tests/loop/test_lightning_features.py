@@ -213,6 +213,16 @@ def test_the_end_of_a_fit_says_who_contributed_what_and_what_next(
     assert lines[2].startswith(f"Retrain: flsv retrain {folder}")
 
 
+def test_who_stops_a_fit_sees_the_table_so_far(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def stop(trainer: L.Trainer, *_: Any) -> None:
+        if trainer.current_epoch == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises((KeyboardInterrupt, SystemExit)), pytest.warns(UserWarning, match="is discarded"):
+        fit(shapfed(), tmp_path, callbacks=[LambdaCallback(on_train_batch_end=stop)])
+    assert "cssv" in capsys.readouterr().out
+
+
 def test_without_a_metric_no_contributions_are_announced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fit(FederatedLoop(seed=1), tmp_path, rounds=1)
     said = capsys.readouterr().out
