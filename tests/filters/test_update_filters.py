@@ -260,3 +260,8 @@ def test_samples_count_up_to_the_bound_for_the_aggregator_too(tmp_path: Path) ->
 def test_what_cannot_be(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         FederatedLoop(**wrong)
+
+
+def test_krum_keeps_who_lies_closest_to_others() -> None:
+    kept = MultiKrum(1, keep=1).apply(cohort(torch.tensor([5.0, 5.1, 5.2, 1.0, 9.0], dtype=torch.float64)))
+    assert kept.ids == [1]
