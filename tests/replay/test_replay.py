@@ -36,12 +36,11 @@ from flsv.aggregation import (
     ShapleyWeighted,
     TrimmedMean,
 )
-from flsv.attacks import ALittleIsEnough, FreeRider, InnerProductManipulation, MinMax, Scaling, SignFlip
+from flsv.attacks import ALittleIsEnough, InnerProductManipulation, MinMax, SignFlip
 from flsv.clients.algorithms import FedProx, MoreauSGD
 from flsv.loop import FederatedLoop
 from flsv.metrics import ContributionMetric, CosineGradientShapley
 from flsv.metrics.base import latest
-from flsv.privacy import GaussianPrivacy
 from flsv.sampling import UniformSampler
 from flsv.seeding import generator_for
 from flsv.uploads import Quantized, TopK, Upload
@@ -198,19 +197,6 @@ def change(round: PlainRound, client: int, how: Callable[[Tensor], Tensor]) -> N
         round.rows[client] = round.x + how(round.rows[client] - round.x)
 
 
-def scaled(round: PlainRound) -> None:
-    change(round, 1, lambda d: 4.0 * d)
-
-
-def idle(round: PlainRound) -> None:
-    change(round, 1, torch.zeros_like)
-
-
-def clipped(round: PlainRound) -> None:
-    for i in round.clients:
-        change(round, i, lambda d: d * min(1.0, 0.3 / float(d.norm())))
-
-
 def compressed(compress: Callable[[Tensor, int, int], Tensor], feedback: bool = True) -> Send:
     """p = d + e, C(p), e = p - C(p)."""
 
@@ -343,9 +329,6 @@ CASES: dict[str, Case] = {
     "FedYogi": Case(optimized("yogi", 0.03), lambda: FedYogi(lr=0.03, beta2=0.5)),
     "FedProx": Case(train=proximal, options=lambda: {"client_algorithm": FedProx(mu=0.5)}),
     "MoreauSGD": Case(train=moreau, optimizer=lambda p: MoreauSGD(p, lr=0.05, outer_lr=0.1, lamda=3.0, inner_steps=2)),
-    "Scaling": Case(send=scaled, uploads=lambda: [Scaling(4.0, clients=[1])]),
-    "FreeRider": Case(send=idle, uploads=lambda: [FreeRider(clients=[1])]),
-    "GaussianPrivacy": Case(send=clipped, uploads=lambda: [GaussianPrivacy(clip=0.3, noise_multiplier=0.0)]),
     "TopK": Case(send=compressed(largest), uploads=lambda: [TopK(0.1)]),
     "TopK alone": Case(send=compressed(largest, feedback=False), uploads=lambda: [TopK(0.1, error_feedback=False)]),
     "nearest": Case(send=compressed(rounded(4, False)), uploads=lambda: [Quantized(4, 16, stochastic=False)]),
