@@ -165,24 +165,15 @@ def cohort_of(
     contributions: Contributions,
     generator: torch.Generator,
     round_index: int,
-    clients: Sequence[Client] = (),
-    model: Tensor | None = None,
+    clients: Sequence[Client],
+    model: Tensor,
 ) -> list[int]:
-    """Client ids of the round's cohort, as ``sampler`` draws it, see :meth:`ClientSampler.choose`; without a model that
-    clients could be asked about, see :meth:`ClientSampler.sample`.
+    """Client ids of the round's cohort, as ``sampler`` draws it, see :meth:`ClientSampler.choose`.
 
     Raises:
         RuntimeError: nobody, a client twice or one that does not exist, or what are no integers ``[k]``.
-
-    Example:
-        >>> cohort_of(FixedCohort([3, 0]), 5, {}, torch.Generator(), 0)
-        [0, 3]
     """
-    if model is None:
-        given = sampler.sample(num_clients, contributions, generator, round_index)
-    else:
-        given = sampler.choose(clients, model, contributions, generator, round_index)
-    drawn = torch.as_tensor(given)
+    drawn = torch.as_tensor(sampler.choose(clients, model, contributions, generator, round_index))
     cohort: list[int] = drawn.tolist()
     integers = drawn.ndim == 1 and drawn.dtype != torch.bool and not drawn.is_floating_point()
     if not integers or not cohort or len({*range(num_clients)} & {*cohort}) < len(cohort):
@@ -206,16 +197,11 @@ def chances_of(
         RuntimeError: not one for each client, or one of the cohort's not in (0, 1].
     """
     chances = sampler.inclusion_probabilities(num_clients, contributions, round_index)
-    what = f"{sampler!r}.inclusion_probabilities"
-    if chances.shape != (num_clients,):
+    one_each = chances.shape == (num_clients,)
+    own = chances[torch.as_tensor(cohort, device=chances.device)] if one_each else chances
+    if not one_each or not ((own > 0) & (own <= 1 + _ROUNDING)).all():
         raise RuntimeError(
-            f"{what} gave the shape {list(chances.shape)}; expected one for each client, [{num_clients}]."
-        )
-    own = chances[torch.as_tensor(cohort, device=chances.device)]
-    wrong = (~((own > 0) & (own <= 1 + _ROUNDING))).nonzero().flatten().tolist()
-    if wrong:
-        raise RuntimeError(
-            f"{what}: client {cohort[wrong[0]]} is in the cohort of round {round_index + 1}, and its probability is "
-            f"{own[wrong[0]].item()}; expected more than 0 and at most 1."
+            f"{sampler!r}.inclusion_probabilities gave {own.tolist()[:20]} for the clients {cohort[:20]} of round "
+            f"{round_index + 1}, one of {list(chances.shape)}: expected [{num_clients}], theirs above 0 and at most 1."
         )
     return chances

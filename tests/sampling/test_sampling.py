@@ -165,19 +165,12 @@ def test_what_is_no_cohort_is_refused(tmp_path: Path, drawn: Any) -> None:
         fit(FederatedLoop(sampler=Own(drawn)), tmp_path, rounds=1)
 
 
-@pytest.mark.parametrize(
-    ("chances", "words"),
-    [
-        ([0.5, 0.5], r"shape \[2\].*\[3\]"),
-        ([0.5, 0.0, 0.5], r"client 1 .* 0\.0"),
-        ([0.5, 1.5, 0.5], r"client 1 .* 1\.5"),
-    ],
-)
-def test_chances_that_cannot_be_are_refused(tmp_path: Path, chances: Any, words: str) -> None:
+@pytest.mark.parametrize("chances", [[0.5, 0.5], [0.5, 0.0, 0.5], [0.5, 1.5, 0.5], [float("nan"), 0.5, 0.5]], ids=repr)
+def test_chances_that_cannot_be_are_refused(tmp_path: Path, chances: Any) -> None:
     loop = FederatedLoop(
         ShapleyWeighted("ssv"), metrics={"ssv": SurrogateFederatedShapley()}, sampler=Own([0, 1], chances)
     )
-    with pytest.raises(RuntimeError, match=f"Own.*inclusion_probabilities.*{words}"):
+    with pytest.raises(RuntimeError, match=r"Own.*inclusion_probabilities gave .* expected \[3\]"):
         fit(loop, tmp_path, data=toy_data(server_val=0.2), rounds=1)
 
 
