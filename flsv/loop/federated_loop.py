@@ -26,9 +26,9 @@ from flsv.clients.algorithms import ClientAlgorithm
 from flsv.declared import Count, checked
 from flsv.errors import ConfigurationError
 from flsv.filters import OutlierFilter, UpdateFilter, with_guard
-from flsv.loop.findings import Contribution, contribution, events_of, table
+from flsv.loop.federation import Saver
 from flsv.loop.fit import LightningFit
-from flsv.loop.saver import Saver
+from flsv.loop.reports import Contribution, contribution, events_of, table
 from flsv.loop.shadow import shadow_training
 from flsv.metrics import ContributionMetric, PrivacyLoss
 from flsv.parameters import ParameterSpace

@@ -21,9 +21,8 @@ from flsv.data import FederatedDataModule
 from flsv.engines.one_process import OneProcess
 from flsv.engines.ranks import SeveralRanks, agree, ranks_of
 from flsv.engines.vmap import VmapProcess
-from flsv.loop.federation import FederationRun
+from flsv.loop.federation import FederationRun, Saver
 from flsv.loop.reports import RunReports
-from flsv.loop.saver import Saver
 from flsv.privacy import warn_of_noise
 from flsv.report.folder import FolderLock, leaves_files, run_folder
 from flsv.round import FederationState
