@@ -1,4 +1,4 @@
-"""Aggregators: how the clients' models become the next global model. One file each."""
+"""Aggregators: how the clients' models become the next global model."""
 
 from flsv.aggregation.base import Aggregator, FedAvg
 from flsv.aggregation.by_contribution import CGSV, FedCE, ShapFedWA, ShapleySoftmax, ShapleyWeighted

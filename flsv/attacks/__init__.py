@@ -1,4 +1,4 @@
-"""Attacks: what malicious clients do to their updates. One file each."""
+"""Attacks: what malicious clients do to their updates."""
 
 from flsv.attacks.alignment import Alignment, HeadAlignment
 from flsv.attacks.collusion import ALittleIsEnough, Collusion, InnerProductManipulation, MinMax
