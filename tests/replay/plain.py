@@ -22,7 +22,7 @@ Batches = list[tuple[Tensor, Tensor]]
 
 @dataclass
 class PlainRound:
-    """A round after its clients have sent: the model ``x [P]``, and by client its row ``[P]``, samples and steps."""
+    """A round after its clients have sent: the model ``x [P]``, by client x and its update ``[P]``, samples, steps."""
 
     number: int
     x: Tensor
@@ -30,7 +30,7 @@ class PlainRound:
     samples: dict[int, int]
     steps: dict[int, int]
     class_counts: Tensor
-    #: What a rule keeps from round to round.
+    #: What a rule keeps from round to round: ``"starts"``, by client, where it is not x.
     memory: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -68,8 +68,10 @@ def replay(net: nn.Module, rule: Rule, train: Train = sgd, send: Send | None = N
         rows, steps = {}, {}
         for i in cohort(r):
             client, given = copy.deepcopy(server), list(batches(data, r, i))
+            start = memory.get("starts", {}).get(i, x)
+            vector_to_parameters(start.clone(), client.parameters())
             train(client, given)
-            rows[i], steps[i] = parameters_to_vector(client.parameters()).detach(), len(given)
+            rows[i], steps[i] = x + parameters_to_vector(client.parameters()).detach() - start, len(given)
         samples = {i: int(data.num_samples[i]) for i in rows}
         made = PlainRound(r, x, rows, samples, steps, data.class_counts, memory)
         if send is not None:

@@ -27,6 +27,7 @@ from flsv.aggregation import (
     FedAdam,
     FedAvg,
     FedAvgM,
+    FedBuff,
     FedCE,
     FedNova,
     FedYogi,
@@ -34,6 +35,7 @@ from flsv.aggregation import (
     ShapFedWA,
     ShapleySoftmax,
     ShapleyWeighted,
+    StaleStarts,
     TrimmedMean,
 )
 from flsv.attacks import ALittleIsEnough, InnerProductManipulation, MinMax, SignFlip
@@ -169,6 +171,16 @@ def normalized(round: PlainRound) -> Tensor:
     lengths = [sum(MOMENTUM**k for first in range(n) for k in range(n - first)) for n in round.steps.values()]
     effective = sum(p * length for p, length in zip(shares(round), lengths))
     return round.moved([effective * p / length for p, length in zip(shares(round), lengths)])
+
+
+def buffered(round: PlainRound) -> Tensor:
+    """FedBuff, algorithm 1: updates from models that are tau steps old weigh (1 + tau)^-1/2; the newest goes back."""
+    versions, starts = (round.memory.setdefault(name, {}) for name in ("versions", "starts"))
+    stale = [round.number - versions.get(i, round.number) for i in round.clients]
+    model = round.moved([(1 + tau) ** -0.5 / COHORT for tau in stale])
+    versions.update(dict.fromkeys(round.clients, round.number + 1))
+    starts.update(dict.fromkeys(round.clients, model))
+    return model
 
 
 def optimized(rule: str, lr: float) -> Rule:
@@ -324,6 +336,7 @@ CASES: dict[str, Case] = {
     "ShapleyWeighted": Case(weighted_by_chance, lambda: ShapleyWeighted("moved"), options=reads(Moved)),
     "FedCE": Case(estimated, lambda: FedCE("moved"), options=reads(Moved)),
     "FedNova": Case(normalized, FedNova),
+    "FedBuff": Case(buffered, FedBuff, options=lambda: {"personalizer": StaleStarts()}),
     "FedAvgM": Case(optimized("momentum", 0.5), lambda: FedAvgM(lr=0.5)),
     "FedAdam": Case(optimized("adam", 0.03), lambda: FedAdam(lr=0.03, beta2=0.5)),
     "FedYogi": Case(optimized("yogi", 0.03), lambda: FedYogi(lr=0.03, beta2=0.5)),
