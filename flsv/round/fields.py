@@ -1,11 +1,11 @@
-"""When what metrics ask of a round is known, what plays its games, and coalitions that are trained beside it."""
+"""When what metrics ask of a round is known, and coalitions that are trained beside it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Protocol, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from torch import Tensor
 
@@ -50,25 +50,6 @@ def derived(cls: type) -> set[str]:
     return {name for name, value in vars(cls).items() if isinstance(value, cached_property)}
 
 
-class Games(Protocol):
-    """A round's coalition games, see :class:`flsv.games.CoalitionGames`."""
-
-    evaluator: Any
-    server_lr: float
-
-    def evaluator_of(self, metric: Any) -> Any: ...
-
-    def utility(self, metric: Any = "accuracy", weighting: Any = "uniform") -> Any: ...
-
-    def table_of(self, round: Any, metric: Any) -> Any: ...
-
-    def utility_of_models(self, build: Callable[[int, Tensor], None], count: int, metric: Any) -> Tensor: ...
-
-    def gradient_products(self, order: int = 1, loss: Any = "negative_loss") -> Any: ...
-
-    def slopes(self, balanced: bool = False) -> Tensor: ...
-
-
 @dataclass(frozen=True, eq=False)
 class TrainedCoalitions:
     """Coalitions of clients, and the model that each has come to by the end of a round.
@@ -81,7 +62,7 @@ class TrainedCoalitions:
     masks: Tensor
     build: Callable[[int, Tensor], None]
 
-    def play(self, games: Games, metric: Any, masks: Tensor) -> Tensor:
+    def play(self, games: Any, metric: Any, masks: Tensor) -> Tensor:
         """The utilities ``[K']`` (or ``[K', M]``) of the models of some of these coalitions, bool ``[K', n]``."""
         places = {tuple(mask): place for place, mask in enumerate(self.masks.tolist())}
         asked = [places[tuple(mask)] for mask in masks.tolist()]

@@ -19,7 +19,7 @@ from flsv.errors import ConfigurationError
 from flsv.functional.agreement import common_entries
 from flsv.parameters import Head, ParameterSpace
 from flsv.participants import Channel, Client, LocalData, run_protocol
-from flsv.round.fields import Games, TrainedCoalitions, after, derived, known_after
+from flsv.round.fields import TrainedCoalitions, after, derived, known_after
 from flsv.round.matrix import BLOCK_BYTES, CPU_BLOCK_BYTES, ClientMatrix
 from flsv.seeding import generator_for
 
@@ -55,7 +55,7 @@ class Round:
         server_data: the server's validation set; None where there is none.
         seed: of the round's own random choices; see :meth:`generator`.
         chances: gives each client's probability ``[n]`` to be drawn into this cohort; None: certain.
-        games: the round's coalition games on the server's validation set, or None.
+        games: the round's coalition games on the server's validation set, a ``flsv.games.CoalitionGames``, or None.
         channel: counts what crosses; None outside of a fit.
         server_vector: ``[P]``, the next global model; None before aggregation.
         aggregation_weights: ``[k]``, the clients' weights in it; None before aggregation.
@@ -81,7 +81,7 @@ class Round:
     server_data: LocalData | None = None
     seed: int = 0
     chances: Callable[[], Tensor] | None = None
-    games: Games | None = None
+    games: Any = None
     channel: Channel | None = None
     server_vector: Tensor | None = None
     aggregation_weights: Tensor | None = None
@@ -301,7 +301,7 @@ class Round:
         return later
 
     @property
-    def _games(self) -> Games:
+    def _games(self) -> Any:
         if self.games is None:
             raise RuntimeError("this round has no coalition games: there is no validation set to play them on.")
         return self.games
