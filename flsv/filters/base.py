@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from flsv.data.groups import client_called
+from flsv.errors import ConfigurationError
 from flsv.functional.divergences import distances
 from flsv.personalization import Personalizer
 from flsv.round import ClientMatrix, ClientUpdate
@@ -166,6 +167,8 @@ class UpdateFilter(Component):
     faults: ClassVar[Mapping[str, str]] = {}
     #: Whether a run may be resumed with another of its kind, or without it.
     may_change: ClassVar[bool] = False
+    #: What of the clients it compares, where that asks for everybody to start from the global model.
+    compares: ClassVar[str] = ""
 
     @abstractmethod
     def apply(self, cohort: Cohort) -> Cohort:
@@ -181,6 +184,11 @@ class UpdateFilter(Component):
         Raises:
             ConfigurationError: it cannot.
         """
+        if self.compares and personalizer is not None:
+            raise ConfigurationError(
+                f"FederatedLoop(filters=[{self}], personalizer={personalizer!r}): {self.compares} are compared where "
+                "everybody starts from the global model. Leave one of them out."
+            )
 
     @property
     def excludes(self) -> bool:

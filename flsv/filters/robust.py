@@ -47,16 +47,13 @@ class NormCap(UpdateFilter):
     """
 
     excludes = False
+    compares = "lengths of updates"
 
     def __init__(self, cap: Annotated[float, Gt(0), "It is a number of medians, such as 1.5."]) -> None:
         self.cap = cap
 
     def check(self, personalizer: Personalizer | None, evaluating: Sequence[str]) -> None:
-        if personalizer is not None:
-            raise ConfigurationError(
-                f"FederatedLoop(filters=[{self}], personalizer={personalizer!r}): lengths of updates are compared "
-                "where everybody starts from the global model. Leave one of them out."
-            )
+        super().check(personalizer, evaluating)
         if evaluating:
             raise ConfigurationError(
                 f"FederatedLoop(filters=[{self}]): metrics {list(evaluating)} let clients take their own updates out "
@@ -120,17 +117,11 @@ class MultiKrum(UpdateFilter):
     """
 
     bounds = False
+    compares = "distances of updates"
 
     def __init__(self, byzantine: Annotated[int, Ge(0)], keep: Count | None = None) -> None:
         self.byzantine = byzantine
         self.keep = keep
-
-    def check(self, personalizer: Personalizer | None, evaluating: Sequence[str]) -> None:
-        if personalizer is not None:
-            raise ConfigurationError(
-                f"FederatedLoop(filters=[{self}], personalizer={personalizer!r}): distances of updates are compared "
-                "where everybody starts from the global model. Leave one of them out."
-            )
 
     def resume(self, federation: Federation) -> None:
         super().resume(federation)
