@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +36,6 @@ class Mixture(Personalizer):
 
 
 class Noisy(Plain):
-    """Draws from the global generators everywhere it can."""
-
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         super().validation_step(batch, batch_idx)
         self.log("val_noise", torch.rand(()))
@@ -62,42 +62,20 @@ def checkpoints(folder: Path) -> ModelCheckpoint:
 
 
 def run(
-    folder: Path,
-    rounds: int = 5,
-    callbacks: list[Callback] | None = None,
-    ckpt_path: Any = None,
-    policy: str = "persist",
-    checkpoint: ModelCheckpoint | None = None,
+    folder: Path, rounds: int = 5, callbacks: Sequence[Callback] = (), ckpt_path: Any = None
 ) -> tuple[FederatedLoop, L.LightningModule]:
     loop = FederatedLoop(
-        ShapFedWA("cssv"),
-        {"cssv": ClassSpecificShapley(momentum=0.7)},
-        personalizer=Mixture(),
-        sampler=UniformSampler(3),
-        optimizer_state=policy,
-        evaluation=ClientEvaluation(every=2),
-        reporting=Reporting(figures=4),
-        local_epochs=2,
-        seed=11,
-    )
-    module = Noisy(
-        network(dropout=0.3), adam, lambda o: torch.optim.lr_scheduler.StepLR(o, 7, gamma=0.8), interval="step"
-    )
-    fit(
-        loop,
-        folder,
-        module,
-        toy_data((4, 2, 3, 3, 2)),
-        rounds=rounds,
-        ckpt_path=ckpt_path,
-        logger=TensorBoardLogger(folder, name="", version="log"),
-        enable_checkpointing=True,
-        callbacks=[
-            *(callbacks or []),
-            EarlyStopping("val_acc", mode="max", patience=100),
-            checkpoint or checkpoints(folder),
-        ],
-    )
+        ShapFedWA("cssv"), {"cssv": ClassSpecificShapley(momentum=0.7)}, personalizer=Mixture(),
+        sampler=UniformSampler(3), optimizer_state="persist", evaluation=ClientEvaluation(every=2),
+        reporting=Reporting(figures=4), local_epochs=2, seed=11,
+    )  # fmt: skip
+    steps = partial(torch.optim.lr_scheduler.StepLR, step_size=7, gamma=0.8)
+    module = Noisy(network(dropout=0.3), adam, steps, interval="step")
+    options: dict[str, Any] = {
+        "logger": TensorBoardLogger(folder, name="", version="log"), "enable_checkpointing": True,
+        "callbacks": [*callbacks, EarlyStopping("val_acc", mode="max", patience=100), checkpoints(folder)],
+    }  # fmt: skip
+    fit(loop, folder, module, toy_data((4, 2, 3, 3, 2)), rounds, ckpt_path, **options)
     return loop, module
 
 

@@ -1,4 +1,4 @@
-"""A run that is stopped after two of four rounds and resumed, beside one that is not."""
+"""A run that is stopped, by default after two of four rounds, and resumed, beside one that is not."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ def assert_resumes(
     folder: Path,
     module: Callable[[], L.LightningModule] = Plain,
     data: Callable[[], FederatedDataModule] = toy_data,
+    rounds: tuple[int, int] = (2, 4),
     **options: Any,
 ) -> FederatedLoop:
     """The two end alike to the bit. Gives the first.
@@ -27,13 +28,13 @@ def assert_resumes(
     That is the global model, start points, what clients keep, their trained models, buffers and strategies' states.
     """
     whole, half, rest = make(), make(), make()
-    uninterrupted = fit(whole, folder / "whole", module(), data(), rounds=4, **options)
+    uninterrupted = fit(whole, folder / "whole", module(), data(), rounds=rounds[1], **options)
     saving: dict[str, Any] = {**options, "enable_checkpointing": True, "callbacks": [checkpoints(folder)]}
-    fit(half, folder, module(), data(), rounds=2, **saving)
+    fit(half, folder, module(), data(), rounds=rounds[0], **saving)
     path = folder / "checkpoints/last.ckpt"
     torch.load(path, weights_only=True)
     saving["callbacks"] = [checkpoints(folder / "resumed")]
-    resumed = fit(rest, folder, module(), data(), rounds=4, ckpt_path=path, **saving)
+    resumed = fit(rest, folder, module(), data(), rounds=rounds[1], ckpt_path=path, **saving)
     assert torch.equal(vector(resumed), vector(uninterrupted))
     mine, theirs = rest.state_dict(), whole.state_dict()
     for name in ("starts", "clients", "trained", "buffers", "strategies", "client_scores"):

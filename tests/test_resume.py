@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import copy
+import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import BaseFinetuning, Callback
-from resume_run import Stop, checkpoints, run
-from toys import Plain, fit, sgd, toy_data, trainer_for, vector
+from lightning.pytorch.callbacks import Callback, LambdaCallback
+from resume_run import Stop, run
+from resuming import assert_resumes
+from toys import Plain, network, toy_data, trainer_for, vector
 
-from flsv import ConfigurationError, Reporting
-from flsv.loop import FederatedLoop
+from flsv import ClientEvaluation, ConfigurationError, FederatedLoop, Reporting
+from flsv.aggregation import FedAvg
+from flsv.clients.algorithms import FedProx, FedRep, MoreauSGD
+from flsv.personalization import FedAMP
+from flsv.sampling import UniformSampler
 
 
 @pytest.fixture(scope="module")
@@ -43,35 +50,26 @@ def assert_same_run(folder: Path, loop: FederatedLoop, module: L.LightningModule
 def test_kill_9_in_the_middle_of_a_round(tmp_path: Path, whole: Any) -> None:
     die, here = (3, 4), Path(__file__).parent
     command = [sys.executable, "resume_run.py", str(tmp_path), "--die", *map(str, die)]
-    killed = subprocess.run(command, cwd=here, capture_output=True, text=True, env=_environment(here))
+    path = os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path}
+    killed = subprocess.run(command, cwd=here, capture_output=True, text=True, env=environment)
     assert killed.returncode == -9, killed.stderr
     rounds = [line.split(",")[0] for line in (tmp_path / "log/contributions.csv").read_text().splitlines()[1:]]
     assert set(rounds) == {str(r) for r in range(die[0])}
     assert_same_run(tmp_path, *run(tmp_path, ckpt_path=tmp_path / "checkpoints/last.ckpt"), whole)
 
 
-def _environment(here: Path) -> dict[str, str]:
-    import os
-
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")]),
-    }
-
-
 class SaveAt(Callback):
-    """Saves a checkpoint wherever Lightning lets anybody save one."""
+    """Saves a checkpoint in the third round wherever Lightning lets anybody save one; at batch -1, at all of them."""
 
-    def __init__(self, hook: str, path: Path, round_index: int, batch: int = 0) -> None:
-        self.path, self.round_index, self.batch = path, round_index, batch
+    def __init__(self, hook: str, path: Path, batch: int = 0) -> None:
+        self.path, self.batch = path, batch
         setattr(self, hook, self.save)
 
     def save(self, trainer: L.Trainer, module: L.LightningModule, *args: Any, **kwargs: Any) -> None:
-        if trainer.current_epoch == self.round_index and trainer.training | trainer.validating:
-            place = trainer.fit_loop.epoch_loop.batch_idx if trainer.training else args[-1:]
-            if len(args) >= 2 and place not in (self.batch, (self.batch,)):
-                return
-            if not self.path.exists():
+        if trainer.current_epoch == 2 and trainer.training | trainer.validating:
+            place = trainer.fit_loop.epoch_loop.batch_idx if trainer.training else 0
+            if self.batch == -1 or (not self.path.exists() and (len(args) < 2 or place == self.batch)):
                 trainer.save_checkpoint(self.path)
 
 
@@ -89,36 +87,11 @@ class SaveAt(Callback):
 )
 def test_from_wherever_a_checkpoint_was_saved(tmp_path: Path, whole: Any, hook: str, batch: int) -> None:
     path = tmp_path / "middle.ckpt"
-    if batch == -1:  # the last of the round
-        batch = sum(visit.batches for visit in _visits_of_round(whole[1], 2)) - 1
-    first = tmp_path / "first"
-    run(first, callbacks=[SaveAt(hook, path, 2, batch)])
-    assert path.exists()
+    run(tmp_path / "first", callbacks=[SaveAt(hook, path, batch)])
     resumed = tmp_path / "second"
     loop, module = run(resumed, ckpt_path=path)
     assert loop.round_index == 5
     assert_same_run(resumed, loop, module, whole)
-
-
-def _visits_of_round(loop: FederatedLoop, round_index: int) -> Any:
-    from flsv.clients.cohort import CohortLoader
-    from flsv.seeding import generator_for
-
-    cohort = loop.sampler.sample(5, {}, generator_for(11, "cohort", round_index)).tolist()
-    return CohortLoader(loop._fit.data, cohort, seed=11, round_index=round_index, local_epochs=2).visits
-
-
-def test_a_checkpoint_saved_within_a_round_holds_the_global_model(tmp_path: Path) -> None:
-    states = {}
-
-    class Remember(Callback):
-        def on_train_epoch_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-            states[trainer.current_epoch] = {k: v.clone() for k, v in module.state_dict().items()}
-
-    run(tmp_path, callbacks=[Remember(), SaveAt("on_train_batch_end", tmp_path / "m.ckpt", 2, 5)])
-    checkpoint = torch.load(tmp_path / "m.ckpt", weights_only=False)
-    assert all(torch.equal(value, states[2][name]) for name, value in checkpoint["state_dict"].items())
-    assert checkpoint["epoch"] == 2 - 1 or checkpoint["epoch"] == 2
 
 
 def test_an_exception_discards_the_round_and_leaves_the_global_model(tmp_path: Path, whole: Any) -> None:
@@ -133,35 +106,13 @@ def test_an_exception_discards_the_round_and_leaves_the_global_model(tmp_path: P
     assert_same_run(tmp_path, *run(tmp_path, ckpt_path=tmp_path / "exception.ckpt"), whole)
 
 
-def test_max_time_in_the_middle_of_a_round(tmp_path: Path, whole: Any) -> None:
-    class TimeIsUp(Callback):
-        def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *args: Any) -> None:
-            if trainer.current_epoch == 2 and trainer.fit_loop.epoch_loop.batch_idx == 3:
-                trainer.should_stop = True
-
-    with pytest.warns(UserWarning, match="round 3 is discarded: the epoch ended"):
-        loop, module = run(tmp_path, callbacks=[TimeIsUp()])
-    assert loop.round_index == 2
-    assert vector(module).isfinite().all()
-    assert_same_run(tmp_path, *run(tmp_path, ckpt_path=tmp_path / "checkpoints/last.ckpt"), whole)
-
-
-def test_more_rounds_than_the_first_run_asked_for(tmp_path: Path, whole: Any) -> None:
-    run(tmp_path, rounds=4)
-    assert_same_run(tmp_path, *run(tmp_path, ckpt_path=tmp_path / "checkpoints/last.ckpt"), whole)
-
-
-class StopsInValidation(L.Callback):
-    """An error in the validation after the second round."""
-
-    def on_validation_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
+def test_a_trainer_whose_fit_ended_in_validation_is_refused(tmp_path: Path) -> None:
+    def stop(trainer: L.Trainer, *_: Any) -> None:
         if trainer.current_epoch == 1:
             raise ArithmeticError
 
-
-def test_a_trainer_whose_fit_ended_in_validation_is_refused(tmp_path: Path) -> None:
     loop = FederatedLoop(seed=1, reporting=Reporting(table=False))
-    trainer = trainer_for(loop, tmp_path, 4, callbacks=[StopsInValidation()])
+    trainer = trainer_for(loop, tmp_path, 4, callbacks=[LambdaCallback(on_validation_batch_start=stop)])
     with pytest.raises(ArithmeticError):
         trainer.fit(Plain(), toy_data())
     assert (trainer.current_epoch, loop.round_index) == (1, 2)  # callbacks save by the epoch that was
@@ -169,23 +120,29 @@ def test_a_trainer_whose_fit_ended_in_validation_is_refused(tmp_path: Path) -> N
         trainer.fit(Plain(), toy_data())
 
 
-class Thaws(BaseFinetuning):
-    """The first layer and its BatchNorm train from the second round on."""
-
-    def freeze_before_training(self, module: Any) -> None:
-        self.freeze(module.net[:2], train_bn=False)
-
-    def finetune_function(self, module: Any, epoch: int, optimizer: Any) -> None:
-        if epoch == 1:
-            self.unfreeze_and_add_param_group(module.net[:2], optimizer)
+# ---- Federations of several parts, stopped after two of four rounds: clients are drawn, BatchNorm has its buffers
 
 
-def test_finetuning_goes_on_where_it_was(tmp_path: Path) -> None:
-    def run_for(rounds: int, folder: Path, **kwargs: Any) -> torch.Tensor:
-        module = Plain(optimizer=lambda parameters: sgd([p for p in parameters if p.requires_grad]))
-        saving: dict[str, Any] = {"enable_checkpointing": True, "callbacks": [Thaws(), checkpoints(folder)]}
-        return vector(fit(FederatedLoop(seed=1), folder, module, rounds=rounds, **saving, **kwargs))
+pytestmark = pytest.mark.filterwarnings("ignore:.*tensors stay at their clients.*")
 
-    whole = run_for(4, tmp_path / "whole")
-    run_for(2, tmp_path / "half")
-    assert torch.equal(run_for(4, tmp_path / "rest", ckpt_path=tmp_path / "half/checkpoints/last.ckpt"), whole)
+
+def moreau() -> Plain:
+    return Plain(network(False), partial(MoreauSGD, lr=0.05, outer_lr=0.02, lamda=15.0, inner_steps=2))
+
+
+TRAINED = {"evaluation": ClientEvaluation(every=2, models="trained")}
+NEAR = {"personalizer": FedAMP(2.0, 5.0), "client_algorithm": FedProx(0.5, anchor="start"), "local_epochs": 2}
+HEADS = {"client_algorithm": FedRep(1), "share": ["!head"], "optimizer_state": "persist", "local_epochs": 2}
+RUNS: dict[str, tuple[dict[str, Any], Any]] = {
+    "fedamp": ({**NEAR, **TRAINED, "sampler": UniformSampler(2)}, Plain),
+    "fedrep": ({**HEADS, "evaluation": ClientEvaluation(every=2), "sampler": UniformSampler(2)}, Plain),
+    "pfedme": ({"aggregator": FedAvg("uniform"), **TRAINED}, moreau),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_several_parts_resume_to_the_bit(tmp_path: Path, name: str) -> None:
+    options, module = RUNS[name]
+    loop = assert_resumes(lambda: FederatedLoop(seed=2, **copy.deepcopy(options)), tmp_path, module)
+    assert loop.client_accuracy is not None
+    assert float(loop.client_accuracy.mean()) > 0.5  # they have learned what is kept

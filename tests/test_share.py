@@ -9,9 +9,21 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from by_hand import PROPORTIONS, ROUNDS, assert_kept, assert_same, cohort, plain_sgd, sharing_by_hand, unequal_data
-from lightning.pytorch.callbacks import BaseFinetuning
-from partly_shared import HEAD, NORM, frozen, loop
+from by_hand import (
+    PROPORTIONS,
+    ROUNDS,
+    assert_kept,
+    assert_same,
+    cohort,
+    loop_of,
+    plain_sgd,
+    sharing_by_hand,
+    unequal_data,
+)
+from lightning.pytorch.callbacks import BaseFinetuning, LambdaCallback
+from resume_run import checkpoints
+from resuming import assert_resumes
+from three_of_five import loop
 from torch import Tensor, nn
 from toys import CLASSES, Plain, fit, network, toy_data, vector
 
@@ -25,16 +37,16 @@ from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CommunicationCost, CosineGradientShapley, PartialFederatedShapley
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import FixedCohort
+from flsv.uploads import TopK
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*tensors stay at their clients.*")
+NORM, HEAD = ["1.weight", "1.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked"], ["4.weight", "4.bias"]
 
 
-def test_all_is_what_it_was(tmp_path: Path) -> None:
-    first, second, third = (
-        fit(loop(**o), tmp_path, data=unequal_data()) for o in ({}, {"share": "all"}, {"share": ["*"]})
-    )
-    assert torch.equal(vector(first), vector(second))
-    assert torch.equal(vector(first), vector(third))
+def frozen() -> nn.Module:
+    net = network()
+    net[:2].requires_grad_(False)
+    return net
 
 
 @pytest.mark.parametrize(
@@ -59,24 +71,13 @@ def test_same_models_and_private_parts_as_by_hand(tmp_path: Path, share: Any, ke
         assert torch.equal(module.net.state_dict()[name], net.state_dict()[name])
     drift = {name: max((own[i][name] - net.state_dict()[name]).abs().max() for i in own) for name in kept}
     assert all(value > 1e-3 for value in drift.values())
-    assert_evaluated(federated, expected, own, data)
-
-
-def assert_evaluated(federated: FederatedLoop, expected: nn.Module, own: dict[int, Any], data: Any) -> None:
-    """Every client with its own part; who was in no cohort with the initial one."""
-    assert len(own) < len(PROPORTIONS) or set(own) == set(range(len(PROPORTIONS)))
+    # Every client is evaluated with its own part; who was in no cohort with the initial one.
     for client in range(len(PROPORTIONS)):
         model = copy.deepcopy(expected).eval()
         model.load_state_dict({**model.state_dict(), **own.get(client, {})})
         hits = [(model(x).argmax(-1) == y).float() for x, y in data.client_loader(client, "test")]
         assert federated.client_accuracy is not None
         assert federated.client_accuracy[client] == pytest.approx(float(torch.cat(hits).mean()))
-
-
-class ShiftStays(FedAvg):
-    """A strategy may say so, too."""
-
-    private = ("shift",)
 
 
 class Shifted(Plain):
@@ -95,15 +96,13 @@ class Shifted(Plain):
         return super().training_step(batch, batch_idx)
 
 
-def loop_of(module: L.LightningModule) -> FederatedLoop:
-    return next(each for each in module.trainer.callbacks if isinstance(each, FederatedLoop))
-
-
 def test_nobody_is_evaluated_with_another_clients_part(tmp_path: Path) -> None:
     """The last client of the cohort is still in the module when clients and games are evaluated."""
     seen: list[Tensor] = []
 
-    class Looks(ShiftStays):
+    class Looks(FedAvg):
+        private = ("shift",)  # a strategy may say so, too
+
         def end_round(self, round: Any) -> None:
             assert round.server_data is not None
             seen.append(round.server_data.module(round.global_vector).shift.clone())
@@ -174,9 +173,6 @@ def test_frozen_parameters_that_change_are_refused_or_kept(tmp_path: Path) -> No
     assert states.keys() == set(cohort(0)) | set(cohort(1))
     assert all(state.keys() == {"module.target.weight", "module.target.bias"} for state in states.values())
     assert not any(torch.equal(state["module.target.weight"], module.target.weight) for state in states.values())
-    both = loop(share=["trainable", "target.*"])
-    alone = fit(both, tmp_path, Follows(), unequal_data(), rounds=2)
-    assert torch.equal(vector(alone), vector(fit(loop(), tmp_path, Follows(), unequal_data(), rounds=2)))
 
 
 class Unfreezes(BaseFinetuning):
@@ -202,31 +198,9 @@ def test_noise_and_attacks_touch_what_is_shared_only(tmp_path: Path) -> None:
         fit(federated, tmp_path / name, data=unequal_data(), rounds=1)
     before, after = plain.state_dict()["clients"], noised.state_dict()["clients"]
     assert all(torch.equal(before[c][n], after[c][n]) for c in before for n in before[c])
-    # BatchNorm's statistics are not shared, so that all that is bears the noise; with them it is refused.
-    assert noised.space.size == noised.space.num_parameters
-    with pytest.raises(ConfigurationError, match="running variance turns negative"):
-        fit(
-            loop(share=["!head"], uploads=[GaussianPrivacy(clip=0.01, noise_multiplier=1.0)]),
-            tmp_path,
-            data=unequal_data(),
-        )
-
-
-def test_the_clip_is_of_the_shared_part(tmp_path: Path) -> None:
-    norms: list[Tensor] = []
-
-    class Norms(FedAvg):
-        def end_round(self, round: Any) -> None:
-            norms.append(round.client_updates.double().norm(dim=1))
-
-    federated = loop(aggregator=Norms(), share=["!head"], uploads=[GaussianPrivacy(clip=0.05, noise_multiplier=0.0)])
-    fit(federated, tmp_path, Plain(network(batch_norm=False)), unequal_data(), rounds=1)
-    torch.testing.assert_close(norms[0], torch.full((3,), 0.05, dtype=torch.float64), rtol=1e-5, atol=0)
 
 
 class Scaled(Plain):
-    """A parameter of no use, that one client makes infinite."""
-
     def __init__(self) -> None:
         super().__init__(network(batch_norm=False))
         self.scale = nn.Parameter(torch.ones(2))
@@ -254,30 +228,68 @@ def test_own_models_are_whole(tmp_path: Path) -> None:
     torch.testing.assert_close(own.scores["received"]["accuracy"].float(), federated.client_accuracy)
 
 
-@pytest.mark.parametrize("share", [["!head"], ["!norm"]])
-def test_games_on_a_model_that_is_nowhere_whole_are_refused(tmp_path: Path, share: Any) -> None:
+def test_games_on_a_model_that_is_nowhere_whole_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"metrics \['sv'\] evaluate models on the server's .* stay at their"):
-        fit(loop(share=share, metrics={"sv": PartialFederatedShapley()}), tmp_path)
+        fit(loop(share=["!head"], metrics={"sv": PartialFederatedShapley()}), tmp_path)
 
 
 def test_what_stays_of_a_client_that_uploads_another_model_is_what_it_trained(tmp_path: Path) -> None:
     """pFedMe's clients train theta and upload w: the head that stays is theta's."""
-    heads: dict[int, Tensor] = {}
-
-    class Thetas(Plain):
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            client = loop_of(self).current_client
-            loss = super().training_step(batch, batch_idx)
-            loss.register_hook(lambda _: heads.update({client: self.net[4].weight.detach().clone()}))
-            return loss
-
-    federated = FederatedLoop(share=["!head"], evaluation=ClientEvaluation(models="trained", every=1), seed=1)
-    options: dict[str, Any] = {"lr": 0.001, "outer_lr": 1e-4, "lamda": 15.0, "inner_steps": 1}
-    module = Thetas(network(batch_norm=False), lambda ps: MoreauSGD(ps, **options))
-    start = module.net[4].weight.detach().clone()
+    options: dict[str, Any] = {"lr": 0.001, "outer_lr": 1e-9, "lamda": 15.0, "inner_steps": 1}
+    module = Plain(network(batch_norm=False), lambda ps: MoreauSGD(ps, **options))
+    start = copy.deepcopy(module.net[4].weight.detach())
+    federated = FederatedLoop(share=["!head"], seed=1)
     fit(federated, tmp_path, module, rounds=1)
-    for client, state in federated.state_dict()["clients"].items():
-        theta = state["module.net.4.weight"]
-        # One inner step beyond the last gradient, while w has moved a thousandth of the way.
-        assert (theta - heads[client]).abs().max() < (theta - start).abs().max()
-        assert (theta - start).abs().max() > 1e-3
+    # w has not moved.
+    heads = [state["module.net.4.weight"] for state in federated.state_dict()["clients"].values()]
+    assert all((head - start).abs().max() > 1e-3 for head in heads)
+
+
+# ---- resumed
+
+
+def everything(**changes: Any) -> FederatedLoop:
+    options: dict[str, Any] = {
+        "share": ["!norm"],
+        "metrics": {"cssv": ClassSpecificShapley(), "cos": CosineGradientShapley()},
+        "uploads": [SignFlip(clients=[1]), GaussianPrivacy(clip=1.0, noise_multiplier=0.01), TopK(share=0.5)],
+        "optimizer_state": "persist",
+        "evaluation": ClientEvaluation(every=2, models="trained"),
+    }
+    return loop(**{**options, **changes})
+
+
+def test_resumes(tmp_path: Path) -> None:
+    federated = assert_resumes(everything, tmp_path, data=unequal_data)
+    assert all(f"module.net.{name}" in state for state in federated.state_dict()["clients"].values() for name in NORM)
+
+
+def saves(path: Path) -> LambdaCallback:
+    def save(trainer: L.Trainer, *_: Any) -> None:
+        if trainer.current_epoch == 2 and trainer.fit_loop.epoch_loop.batch_idx == 7:
+            trainer.save_checkpoint(path)
+
+    return LambdaCallback(on_train_batch_end=save)
+
+
+def test_a_checkpoint_in_the_middle_of_a_round_is_that_rounds_start(tmp_path: Path) -> None:
+    path = tmp_path / "middle.ckpt"
+    whole, again = loop(share=["!norm"]), loop(share=["!norm"])
+    expected = fit(
+        whole, tmp_path / "a", data=unequal_data(), rounds=4, callbacks=[saves(path)], enable_checkpointing=True
+    )
+    saved = torch.load(path, weights_only=True)["state_dict"]
+    assert torch.equal(saved["net.1.running_mean"], torch.zeros(8))
+    resumed = fit(again, tmp_path / "b", data=unequal_data(), rounds=4, ckpt_path=path, enable_checkpointing=True)
+    assert torch.equal(vector(expected), vector(resumed))
+    assert_kept(again, {c: {n[11:]: v for n, v in s.items()} for c, s in whole.state_dict()["clients"].items()})
+
+
+def test_other_frozen_layers_are_refused_on_resume(tmp_path: Path) -> None:
+    optimizer = lambda ps: torch.optim.SGD(list(ps), lr=0.1)  # noqa: E731
+    saving: dict[str, Any] = {"enable_checkpointing": True, "callbacks": [checkpoints(tmp_path)]}
+    fit(loop(share="trainable"), tmp_path, Plain(frozen(), optimizer), unequal_data(), rounds=1, **saving)
+    other, path = Plain(network(), optimizer), tmp_path / "checkpoints/last.ckpt"
+    said = r"another part of the module shared \(shared 7 tensors .*was 4 tensors"
+    with pytest.raises(ConfigurationError, match=said):
+        fit(loop(share="trainable"), tmp_path, other, unequal_data(), ckpt_path=path)

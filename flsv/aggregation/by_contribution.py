@@ -93,9 +93,7 @@ class ShapFedWA(Aggregator):
         if cssv is None:
             return torch.ones(len(round))
         gamma, _ = participant_weights(cssv[round.client_ids.to(cssv.device)].double())
-        known = ~gamma.isnan()
-        mean = gamma[known].mean() if known.any() else torch.ones_like(gamma).mean()
-        return torch.where(known, gamma, mean)
+        return known_or_mean(gamma)
 
 
 class CGSV(Aggregator):

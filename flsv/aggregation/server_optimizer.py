@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from flsv.aggregation.fedavg import FedAvg
+from flsv.aggregation.base import FedAvg
 from flsv.declared import Momentum, Positive
 from flsv.errors import ConfigurationError
 from flsv.round import ClientMatrix, Round

@@ -1,9 +1,8 @@
-"""Attacks: what malicious clients do to their updates. One file each."""
+"""Attacks: what malicious clients do to their updates."""
 
 from flsv.attacks.alignment import Alignment, HeadAlignment
-from flsv.attacks.base import Attack
 from flsv.attacks.collusion import ALittleIsEnough, Collusion, InnerProductManipulation, MinMax
-from flsv.attacks.single import FalseReports, FreeRider, GradientPoisoning, Scaling, SignFlip
+from flsv.attacks.single import Attack, FalseReports, FreeRider, GradientPoisoning, Scaling, SignFlip
 
 __all__ = [
     "ALittleIsEnough",

@@ -23,7 +23,7 @@ import torch
 from annotated_types import Gt, Le
 from torch import Tensor
 
-from flsv.attacks.base import Attack
+from flsv.attacks.single import Attack
 from flsv.errors import ConfigurationError
 from flsv.parameters import Head, ParameterSpace
 from flsv.uploads import UploadContext

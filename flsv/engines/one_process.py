@@ -32,7 +32,6 @@ from flsv.participants.sharing import Sharing, sharing
 from flsv.round import FederationState, Instruction, Round
 from flsv.server import ContributionMetrics, RoundServer
 from flsv.server.config import FederationConfig
-from flsv.server.description import federation
 from flsv.strategy import Federation
 
 _BY_WHAT_IS_LOGGED = (
@@ -140,7 +139,7 @@ class OneProcess:
     def facts(self, metrics: Mapping[str, Any]) -> Federation:
         """What strategies are told before the first round."""
         state, optimizers = self._state, self.trainer.optimizers
-        return federation(state.model(), self.space, self.data, state.seed, optimizers, self._config, metrics)
+        return self._config.facts(state.model(), self.space, self.data, state.seed, optimizers, metrics)
 
     def check_algorithm(self) -> None:
         """Let the client algorithm look at the trainer."""

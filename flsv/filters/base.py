@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from flsv.data.groups import client_called
+from flsv.errors import ConfigurationError
 from flsv.functional.divergences import distances
 from flsv.personalization import Personalizer
 from flsv.round import ClientMatrix, ClientUpdate
@@ -23,8 +24,7 @@ from flsv.strategy import Component, Federation
 class Notices:
     """Counts the rounds in which clients were found at fault.
 
-    Whoever goes on failing is not named in every round, but at the 1st, 10th, 100th, ... time, and once more at the end
-    of the run.
+    Whoever goes on failing is not named in every round, but the first time, and once more at the end of the run.
 
     Args:
         words: fault to what a warning says of it.
@@ -45,16 +45,11 @@ class Notices:
         self._words = words
         self.names: Sequence[str] = ()
         self._found = {fault: Counter((found or {}).get(fault, {})) for fault in words}
-        self._told: dict[tuple[str, int], int] = {}
 
     def due(self, fault: str, clients: Sequence[int]) -> bool:
-        """Count one more time for these clients; whether it is time to speak of one of them."""
-        times = self._found[fault]
-        times.update(clients)
-        due = any(_power_of_ten(times[client]) for client in clients)
-        if due:
-            self._told.update({(fault, client): times[client] for client in clients})
-        return due
+        """Count one more time for these clients; whether it is the first of one of them."""
+        self._found[fault].update(clients)
+        return any(self._found[fault][client] == 1 for client in clients)
 
     def name(self, fault: str, clients: Sequence[int]) -> str:
         """These clients in words, and how often each was found."""
@@ -69,21 +64,13 @@ class Notices:
         return f"{self.name(fault, clients)} {self._words[fault]}"
 
     def at_the_end(self) -> list[str]:
-        """The clients that failed more often than has been reported, a text for each fault."""
-        result = []
-        for fault, found in self._found.items():
-            more = [client for client, times in found.items() if times > self._told.get((fault, client), 0)]
-            if more:
-                result.append(self.said(fault, sorted(more)))
-        return result
+        """The clients that failed more than once, a text for each fault."""
+        found = {fault: sorted(c for c, times in counts.items() if times > 1) for fault, counts in self._found.items()}
+        return [self.said(fault, clients) for fault, clients in found.items() if clients]
 
     def state_dict(self) -> dict[str, dict[int, int]]:
         """Fault to client to the number of rounds."""
         return {fault: dict(found) for fault, found in self._found.items()}
-
-
-def _power_of_ten(number: int) -> bool:
-    return str(number).strip("0") == "1"
 
 
 @dataclass(frozen=True)
@@ -180,6 +167,8 @@ class UpdateFilter(Component):
     faults: ClassVar[Mapping[str, str]] = {}
     #: Whether a run may be resumed with another of its kind, or without it.
     may_change: ClassVar[bool] = False
+    #: What of the clients it compares, where that asks for everybody to start from the global model.
+    compares: ClassVar[str] = ""
 
     @abstractmethod
     def apply(self, cohort: Cohort) -> Cohort:
@@ -195,6 +184,11 @@ class UpdateFilter(Component):
         Raises:
             ConfigurationError: it cannot.
         """
+        if self.compares and personalizer is not None:
+            raise ConfigurationError(
+                f"FederatedLoop(filters=[{self}], personalizer={personalizer!r}): {self.compares} are compared where "
+                "everybody starts from the global model. Leave one of them out."
+            )
 
     @property
     def excludes(self) -> bool:

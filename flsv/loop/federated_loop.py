@@ -26,9 +26,9 @@ from flsv.clients.algorithms import ClientAlgorithm
 from flsv.declared import Count, checked
 from flsv.errors import ConfigurationError
 from flsv.filters import OutlierFilter, UpdateFilter, with_guard
-from flsv.loop.findings import Contribution, contribution, events_of, table
+from flsv.loop.federation import Saver
 from flsv.loop.fit import LightningFit
-from flsv.loop.saver import Saver
+from flsv.loop.reports import Contribution, contribution, events_of, table
 from flsv.loop.shadow import shadow_training
 from flsv.metrics import ContributionMetric, PrivacyLoss
 from flsv.parameters import ParameterSpace
@@ -40,8 +40,7 @@ from flsv.round import FederationState
 from flsv.round.result import Event, copies_in, faults_in
 from flsv.sampling import ClientSampler, FullParticipation
 from flsv.server import ContributionMetrics
-from flsv.server.callback_checks import check_callbacks
-from flsv.server.checks import check_names, check_setup
+from flsv.server.checks import check_callbacks, check_names, check_setup
 from flsv.server.config import ClientEvaluation, FederationConfig
 from flsv.server.identity import settings_of
 from flsv.server.resume import check_checkpoint, check_state, complete
@@ -146,7 +145,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         evaluation: ClientEvaluation = ClientEvaluation(),
         reporting: Reporting = Reporting(),
         seed: int | None = None,
-        engine: str | Callable[..., Any] = "sequential",
+        engine: Literal["sequential", "vmap"] | Callable[..., Any] = "sequential",
     ) -> None:
         self.config = config = FederationConfig(  # copies, whatever becomes of the caller's own lists
             aggregator=aggregator or FedAvg(),

@@ -21,14 +21,12 @@ from flsv.data import FederatedDataModule
 from flsv.engines.one_process import OneProcess
 from flsv.engines.ranks import SeveralRanks, agree, ranks_of
 from flsv.engines.vmap import VmapProcess
-from flsv.loop.federation import FederationRun
+from flsv.loop.federation import FederationRun, Saver
 from flsv.loop.reports import RunReports
-from flsv.loop.saver import Saver
 from flsv.privacy import warn_of_noise
 from flsv.report.folder import FolderLock, leaves_files, run_folder
 from flsv.round import FederationState
-from flsv.server.callback_checks import check_stochastic_averaging
-from flsv.server.checks import check_metric_shapes
+from flsv.server.checks import check_metric_shapes, check_stochastic_averaging
 from flsv.server.config import FederationConfig
 from flsv.server.contribution_metrics import ContributionMetrics
 from flsv.server.identity import of_fit
@@ -81,12 +79,11 @@ class LightningFit:
         self.clients: Any = None
         self.boundary: RoundBoundary | None = None
         self.average, self.finetuning = RoundAverage(), FinetuningState()
-        self._patches = list[PatchedAttributes]()
         self._hooks: ClientHooks | None = None
-        self._order: CallbackHooks | None = None
-        self._filters = ExitStack()
+        self._undo = ExitStack()
         self.files = config.reporting.files and leaves_files(trainer)
-        self._lock = FolderLock(run_folder(trainer)) if self.files and trainer.is_global_zero else None
+        if self.files and trainer.is_global_zero:
+            self._undo.callback(FolderLock(run_folder(trainer)).release)
 
     # ---- before the first round
 
@@ -97,7 +94,7 @@ class LightningFit:
             settings: of the loop, see :func:`flsv.server.identity.settings_of`.
         """
         trainer, config, data, state = self.trainer, self.config, self.data, self.state
-        self._filters.enter_context(warnings.catch_warnings())
+        self._undo.enter_context(warnings.catch_warnings())
         for message in _EVERY_ROUND:
             warnings.filterwarnings("ignore", message=message)
         self.saver.identity = of_fit(settings, data)
@@ -149,7 +146,9 @@ class LightningFit:
         trainer, federation, saver = self.trainer, self.running, self.saver
         engine = federation.engine
         assert self.reports is not None
-        self._hooks = None if engine.idle else ClientHooks(trainer, lambda: engine.clients.batch_idx)
+        if not engine.idle:
+            self._hooks = ClientHooks(trainer, lambda: engine.clients.batch_idx)
+            self._undo.callback(self._hooks.remove)
         if saver.asked is not None:
             engine.options.apply(saver.asked)
             saver.asked = None
@@ -158,9 +157,8 @@ class LightningFit:
         saver.optimizers = saver.buffers = None
         clients = self.clients = engine.clients
         # After the engine has looked at whose hooks are whose.
-        self._order = CallbackHooks(
-            trainer, lambda: clients.batch_idx, self.begin_batch, partial(self.end_batch, module)
-        )
+        own = CallbackHooks(trainer, lambda: clients.batch_idx, self.begin_batch, partial(self.end_batch, module))
+        self._undo.callback(own.remove)
         self.reports.look_at_start()
         self.boundary = RoundBoundary(trainer)
         self.average = RoundAverage(trainer.callbacks)  # type: ignore[attr-defined]
@@ -296,17 +294,7 @@ class LightningFit:
     def close(self, failed: bool = False) -> None:
         """Leave the trainer and the module as they were found."""
         self.fitting = False
-        for patch in reversed(self._patches):
-            patch.give_back()
-        if self._order is not None:
-            self._order.remove()
-            self._order = None
-        self._filters.close()
-        if self._hooks is not None:
-            self._hooks.remove()
-            self._hooks = None
-        if self._lock is not None:
-            self._lock.release()
+        self._undo.close()
         if self.reports is not None:
             self.reports.close(failed)
         if self.federation is not None:
@@ -315,7 +303,7 @@ class LightningFit:
     # ---- what the trainer asks
 
     def _change(self, *changes: tuple[Any, str, Any]) -> None:
-        self._patches.append(PatchedAttributes(list(changes)))
+        self._undo.callback(PatchedAttributes(list(changes)).give_back)
 
     def _round_loader(self) -> Any:
         """The train dataloader of the coming round, once it can be had."""

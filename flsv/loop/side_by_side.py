@@ -38,7 +38,6 @@ from flsv.participants import ALONE, ClientStates, Ranks, State
 from flsv.sampling import FixedCohort
 from flsv.seeding import seed_global_rngs
 from flsv.server.config import FederationConfig
-from flsv.server.description import federation
 from flsv.uploads import UploadContext, sanitize_report, upload
 
 #: How far the models may be apart relative to how far they went, and in terms of how far rounding puts them apart.
@@ -230,7 +229,7 @@ class CoalitionTraining(L.Callback):
         models[len(CHECKED) - 1] *= 1 + NUDGE * noise.to(models.device)
         masks = self._masks.to(module.device)
         board.bind(data.num_clients, data.num_classes, data.class_names, data.known_class_counts, data.client_names)
-        facts = federation(models[0], space, data, self._seed, trainer.optimizers, config, board.metrics)
+        facts = config.facts(models[0], space, data, self._seed, trainer.optimizers, board.metrics)
         servers = servers_of(facts, masks, models)
         manager = ClientManager(trainer, data, space, ClientStates())
         self._kept: dict[tuple[int, int], State] = {}

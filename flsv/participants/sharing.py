@@ -102,7 +102,10 @@ def sharing(share: Share, module: nn.Module, head: str | None = None) -> Sharing
         for word in words:
             named = set(_named(word.removeprefix("!"), module, state, frozen, head))
             if not named:
-                raise ConfigurationError(_nothing(share, word, state))
+                raise ConfigurationError(
+                    f"FederatedLoop(share={share!r}): {word!r} names nothing of the module. It has "
+                    f"{listed(list(state), 3, repr)}."
+                )
             if word.startswith("!"):
                 shared, excluded = shared - named, excluded | named
             else:
@@ -162,12 +165,3 @@ def _named(word: str, module: nn.Module, state: dict[str, Tensor], frozen: set[s
 
 def _normalizes(layer: nn.Module) -> bool:
     return any(_NORMALISES.search(kind.__name__) for kind in type(layer).__mro__)
-
-
-def _nothing(share: Any, word: str, state: dict[str, Tensor]) -> str:
-    what = {
-        "norm": "the module has no normalization layer with parameters or statistics",
-        "head": "the module has no linear layer for a classifier head; name its layers",
-        "trainable": "no parameter of the module requires a gradient",
-    }.get(word.removeprefix("!"), f"{word!r} names nothing of the module. It has {listed(list(state), 3, repr)}")
-    return f"FederatedLoop(share={share!r}): {what}."

@@ -19,8 +19,7 @@ from flsv.errors import ConfigurationError
 from flsv.functional.agreement import common_entries
 from flsv.parameters import Head, ParameterSpace
 from flsv.participants import Channel, Client, LocalData, run_protocol
-from flsv.round.fields import after, derived, known_after
-from flsv.round.games import Games, TrainedCoalitions
+from flsv.round.fields import TrainedCoalitions, after, derived, known_after
 from flsv.round.matrix import BLOCK_BYTES, CPU_BLOCK_BYTES, ClientMatrix
 from flsv.seeding import generator_for
 
@@ -56,7 +55,7 @@ class Round:
         server_data: the server's validation set; None where there is none.
         seed: of the round's own random choices; see :meth:`generator`.
         chances: gives each client's probability ``[n]`` to be drawn into this cohort; None: certain.
-        games: the round's coalition games on the server's validation set, or None.
+        games: the round's coalition games on the server's validation set, a ``flsv.games.CoalitionGames``, or None.
         channel: counts what crosses; None outside of a fit.
         server_vector: ``[P]``, the next global model; None before aggregation.
         aggregation_weights: ``[k]``, the clients' weights in it; None before aggregation.
@@ -82,7 +81,7 @@ class Round:
     server_data: LocalData | None = None
     seed: int = 0
     chances: Callable[[], Tensor] | None = None
-    games: Games | None = None
+    games: Any = None
     channel: Channel | None = None
     server_vector: Tensor | None = None
     aggregation_weights: Tensor | None = None
@@ -302,7 +301,7 @@ class Round:
         return later
 
     @property
-    def _games(self) -> Games:
+    def _games(self) -> Any:
         if self.games is None:
             raise RuntimeError("this round has no coalition games: there is no validation set to play them on.")
         return self.games
@@ -337,14 +336,8 @@ known_after(("peer_values",), "personalization")
 _DERIVED = derived(Round)
 #: Fields of one row per client of the cohort, in tensors.
 _PER_CLIENT = (
-    "client_ids",
-    "num_samples",
-    "client_vectors",
-    "losses",
-    "num_steps",
-    "aggregation_weights",
-    "peer_values",
-)
+    "client_ids", "num_samples", "client_vectors", "losses", "num_steps", "aggregation_weights", "peer_values",
+)  # fmt: skip
 _INTERNAL = {"space", "seed", "chances", "games", "channel", "starts", "reports", "left_out", "unmeasured", "trained"}
 #: What a metric's ``update`` may name.
 VOCABULARY = _DERIVED | (set(Round.__dataclass_fields__) - _INTERNAL)

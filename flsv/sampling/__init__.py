@@ -1,4 +1,4 @@
-"""Client samplers draw the cohort of a round. One file each."""
+"""Client samplers draw the cohort of a round."""
 
 from flsv.sampling.base import ClientSampler, FixedCohort, FullParticipation, UniformSampler
 from flsv.sampling.contribution import (

@@ -165,38 +165,22 @@ def cohort_of(
     contributions: Contributions,
     generator: torch.Generator,
     round_index: int,
-    clients: Sequence[Client] = (),
-    model: Tensor | None = None,
+    clients: Sequence[Client],
+    model: Tensor,
 ) -> list[int]:
-    """Client ids of the round's cohort, as ``sampler`` draws it, see :meth:`ClientSampler.choose`; without a model that
-    clients could be asked about, see :meth:`ClientSampler.sample`.
+    """Client ids of the round's cohort, as ``sampler`` draws it, see :meth:`ClientSampler.choose`.
 
     Raises:
         RuntimeError: nobody, a client twice or one that does not exist, or what are no integers ``[k]``.
-
-    Example:
-        >>> cohort_of(FixedCohort([3, 0]), 5, {}, torch.Generator(), 0)
-        [0, 3]
     """
-    if model is None:
-        given = sampler.sample(num_clients, contributions, generator, round_index)
-    else:
-        given = sampler.choose(clients, model, contributions, generator, round_index)
-    drawn = torch.as_tensor(given)
-    what = f"{sampler!r} drew for round {round_index + 1}"
-    if not drawn.numel():
-        raise RuntimeError(f"{sampler!r} drew no client for round {round_index + 1}.")
-    if drawn.ndim != 1:
-        raise RuntimeError(f"{what} a tensor of shape {list(drawn.shape)}; expected the ids [k] of its clients.")
-    if drawn.dtype == torch.bool or drawn.is_floating_point():
-        hint = " Say mask.nonzero().flatten()." if drawn.dtype == torch.bool else ""
-        raise RuntimeError(f"{what} {drawn.dtype}; expected integers, the ids of its clients.{hint}")
+    drawn = torch.as_tensor(sampler.choose(clients, model, contributions, generator, round_index))
     cohort: list[int] = drawn.tolist()
-    if min(cohort) < 0 or max(cohort) >= num_clients:
-        raise RuntimeError(f"{what} {cohort}; there are clients 0 to {num_clients - 1}.")
-    if len(set(cohort)) < len(cohort):
-        twice = next(client for client in cohort if cohort.count(client) > 1)
-        raise RuntimeError(f"{what} {cohort}: client {twice} twice. Draw without replacement.")
+    integers = drawn.ndim == 1 and drawn.dtype != torch.bool and not drawn.is_floating_point()
+    if not integers or not cohort or len({*range(num_clients)} & {*cohort}) < len(cohort):
+        raise RuntimeError(
+            f"{sampler!r} drew {cohort} ({drawn.dtype}) for round {round_index + 1}: expected at least one client, "
+            f"each once, by integers of 0 to {num_clients - 1} in one dimension. Of a mask: mask.nonzero().flatten()."
+        )
     return cohort
 
 
@@ -213,16 +197,11 @@ def chances_of(
         RuntimeError: not one for each client, or one of the cohort's not in (0, 1].
     """
     chances = sampler.inclusion_probabilities(num_clients, contributions, round_index)
-    what = f"{sampler!r}.inclusion_probabilities"
-    if chances.shape != (num_clients,):
+    one_each = chances.shape == (num_clients,)
+    own = chances[torch.as_tensor(cohort, device=chances.device)] if one_each else chances
+    if not one_each or not ((own > 0) & (own <= 1 + _ROUNDING)).all():
         raise RuntimeError(
-            f"{what} gave the shape {list(chances.shape)}; expected one for each client, [{num_clients}]."
-        )
-    own = chances[torch.as_tensor(cohort, device=chances.device)]
-    wrong = (~((own > 0) & (own <= 1 + _ROUNDING))).nonzero().flatten().tolist()
-    if wrong:
-        raise RuntimeError(
-            f"{what}: client {cohort[wrong[0]]} is in the cohort of round {round_index + 1}, and its probability is "
-            f"{own[wrong[0]].item()}; expected more than 0 and at most 1."
+            f"{sampler!r}.inclusion_probabilities gave {own.tolist()[:20]} for the clients {cohort[:20]} of round "
+            f"{round_index + 1}, one of {list(chances.shape)}: expected [{num_clients}], theirs above 0 and at most 1."
         )
     return chances

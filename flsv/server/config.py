@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
+import torch
 from annotated_types import Ge
+from torch import Tensor
+from torch.optim import Optimizer
 from torchmetrics import Metric
 
 from flsv.aggregation import Aggregator
 from flsv.attacks.collusion import check_collusion
+from flsv.data import FederatedDataModule
 from flsv.declared import checked
 from flsv.errors import ConfigurationError
 from flsv.filters import UpdateFilter
+from flsv.parameters import ParameterSpace
 from flsv.participants.sharing import Share, check_share
 from flsv.personalization import Personalizer
 from flsv.privacy import GaussianPrivacy
 from flsv.report.folder import Reporting
 from flsv.sampling import ClientSampler
-from flsv.strategy import Strategy
+from flsv.strategy import Federation, Strategy
 from flsv.uploads import Upload, check_order
 
 ROLES = ("aggregator", "personalizer", "sampler", "client_algorithm")
@@ -93,11 +98,6 @@ class FederationConfig:
                 'FederatedLoop(uploads=[GaussianPrivacy(...)]) adds a metric "epsilon", and there is one of that name: '
                 "choose another."
             )
-        if not callable(self.engine) and self.engine not in ("sequential", "vmap"):
-            raise ConfigurationError(
-                f'FederatedLoop(engine={self.engine!r}): expected "sequential" or "vmap", or in Python what makes an '
-                "engine."
-            )
 
     @property
     def strategies(self) -> Mapping[str, Strategy]:
@@ -118,6 +118,25 @@ class FederationConfig:
         for each in self.filters:
             if type(each).__name__ in state["filters"]:
                 each.load_state_dict(state["filters"][type(each).__name__])
+
+    def facts(
+        self,
+        global_vector: Tensor,
+        space: ParameterSpace,
+        data: FederatedDataModule,
+        seed: int,
+        optimizers: Sequence[Optimizer],
+        metrics: Mapping[str, Metric],
+    ) -> Federation:
+        """What strategies know before the first round."""
+        clients = range(data.num_clients)
+        sizes = {
+            split: torch.tensor([len(data.client_indices(client, split)) for client in clients])
+            for split in ("train", "val", "test")
+        }
+        given = global_vector, space, data.num_clients, data.num_classes, sizes, seed, optimizers
+        known = self.strategies, self.local_epochs, self.uploads
+        return Federation(*given, *known, data.client_names, metrics, self.filters)
 
     @property
     def privacy(self) -> GaussianPrivacy | None:

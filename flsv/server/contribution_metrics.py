@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -25,23 +26,10 @@ RESERVED = (
 GAME_ARGUMENTS = {"utility", "gradient_products", "hessian_products"}
 #: What a round has before any client has uploaded, or that does not depend on what it uploads.
 APART_FROM_UPDATES = {
-    "round_index",
-    "client_ids",
-    "senders",
-    "reached",
-    "num_samples",
-    "global_vector",
-    "losses",
-    "num_steps",
-    "clients",
-    "server_data",
-    "generator",
-    "inclusion_probabilities",
-    "uploaded",
-    "downloaded",
-    "uploaded_bytes",
+    "round_index", "client_ids", "senders", "reached", "num_samples", "global_vector", "losses", "num_steps", "clients",
+    "server_data", "generator", "inclusion_probabilities", "uploaded", "downloaded", "uploaded_bytes",
     "downloaded_bytes",
-}
+}  # fmt: skip
 Field = str | Callable[[Round], Any]
 
 
@@ -56,7 +44,6 @@ class ContributionMetrics:
         num_clients: n, where the metrics are bound already.
 
     Attributes:
-        fields: name of a metric to what its ``update`` asks for: its arguments, and what they are of a round.
         contributions: name to the metric's value, ``[n]`` or ``[n, M]``; a metric not yet updated has no entry.
 
     Raises:
@@ -68,14 +55,15 @@ class ContributionMetrics:
         self.contributions: dict[str, Tensor] = {}
         self._num_clients = num_clients
         self._reported = set(reported)
-        self.fields = {name: _fields(name, metric, self._reported) for name, metric in self.metrics.items()}
+        _ = self.fields  # what is wrong with them, now
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "fields"}  # functions, of the metrics
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self.fields = {name: _fields(name, metric, self._reported) for name, metric in self.metrics.items()}
+    @cached_property
+    def fields(self) -> dict[str, dict[str, Field]]:
+        """Name of a metric to what its ``update`` asks for: its arguments, and what they are of a round."""
+        return {name: _fields(name, metric, self._reported) for name, metric in self.metrics.items()}
 
     @property
     def head_metrics(self) -> list[str]:

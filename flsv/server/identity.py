@@ -10,7 +10,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -19,12 +19,14 @@ from pydoc import locate
 from typing import Any
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torchmetrics import Metric, SumMetric
 
 from flsv.data import FederatedDataModule
 from flsv.errors import listed
 from flsv.seeding import seed_or_default
 from flsv.server.config import ROLES, FederationConfig
+from flsv.strategy import Strategy, own_parts
 
 #: Options that change no number: where things lie and are written, what is shown, and how fast it goes. Of the size of
 #: evaluation batches it holds but for what a module logs with a batch_size of its own.
@@ -269,3 +271,80 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 def _holder(name: str) -> str:
     return "the server's validation set" if name == "server" else f"client {name}"
+
+
+# ---- as people read it
+
+
+def settings(
+    config: FederationConfig, metrics: Mapping[str, Metric], data: FederatedDataModule, seed: int
+) -> dict[str, Any]:
+    """The run's hyper-parameters, flat.
+
+    Args:
+        config: the loop's.
+        metrics: the live ones, by name.
+        data: dealt out.
+        seed: the run's.
+    """
+    result: dict[str, Any] = {"local_epochs": config.local_epochs, "optimizer_state": config.optimizer_state}
+    result |= {"federation_seed": seed}
+    result |= {} if config.share == "all" else {"share": described(config.share)}
+    result |= {role: repr(strategy) for role, strategy in config.strategies.items()}
+    result |= {name: repr(list(parts)) for name in ("uploads", "filters") if (parts := getattr(config, name))}
+    result |= {f"metric/{name}": repr(metric) for name, metric in metrics.items()}
+    return {**result, **{f"data/{name}": value for name, value in data.describe().items()}}
+
+
+def algorithm_name(strategies: Mapping[str, Strategy]) -> str:
+    """What a federation of these strategies is called, from what is not the default.
+
+    Args:
+        strategies: by their roles.
+
+    Example:
+        >>> from flsv.aggregation import FedAvg, ShapFedWA
+        >>> from flsv.personalization import Standalone
+        >>> algorithm_name({"aggregator": FedAvg(), "personalizer": Standalone()})
+        'Standalone'
+        >>> algorithm_name({"aggregator": ShapFedWA("cssv")}), algorithm_name({"aggregator": FedAvg()})
+        ('ShapFedWA', 'FedAvg')
+        >>> from flsv.loop.shadow import ShadowTraining
+        >>> algorithm_name({"client_algorithm": ShadowTraining()})
+        'FedAvg'
+    """
+    names = {role: type(strategy).__name__ for role, strategy in own_parts(strategies).items()}
+    parts = [names[role] for role in ("personalizer", "client_algorithm") if role in names]
+    if names.get("aggregator", "FedAvg") != "FedAvg" or not parts:
+        parts.append(names.get("aggregator", "FedAvg"))
+    return "+".join(parts)
+
+
+def chosen(
+    strategies: Mapping[str, Strategy],
+    data: FederatedDataModule,
+    seed: int,
+    rounds: int | None,
+    optimizers: Sequence[Optimizer],
+) -> dict[str, str | int | float]:
+    """The settings that tell runs apart, for a table of runs: names that a narrow column does not cut.
+
+    Args:
+        strategies: by their roles.
+        data: dealt out.
+        seed: the run's.
+        rounds: that are to be run; None: nobody knows.
+        optimizers: of the module, before the first round.
+    """
+    partitioner = getattr(data, "partitioner", None)
+    facts = {
+        "algorithm": algorithm_name(strategies),
+        "aggregator": type(strategies["aggregator"]).__name__ if "aggregator" in strategies else "FedAvg",
+        "partitioner": None if partitioner is None else type(partitioner).__name__.removesuffix("Partitioner"),
+        "alpha": getattr(partitioner, "alpha", None),
+        "clients": data.num_clients,
+        "learning rate": next((float(each.param_groups[0]["lr"]) for each in optimizers), None),
+        "seed": seed,
+        "rounds": rounds,
+    }
+    return {name: fact for name, fact in facts.items() if isinstance(fact, str | int | float)}

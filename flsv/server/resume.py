@@ -84,9 +84,19 @@ def check_state(state: dict[str, Any], version: str, identity: Identity, seed: A
             "a new run without ckpt_path."
         )
     with complete():
-        check_same(Identity(**state["identity"]), identity)
-        check_seed(state["seed"], seed)
+        differ, started = identity.differences(Identity(**state["identity"])), state["seed"]
         rounds = state["round_index"]
+    if differ:
+        raise ConfigurationError(
+            f"the checkpoint is of another federation: {'; '.join(differ)}. Resume with what the run was started with, "
+            "or start a new one without ckpt_path."
+        )
+    if seed is not None and int(seed) != started:
+        raise ConfigurationError(
+            f"the seed is {seed} and was {started} when the run was started, from which every choice of its rounds "
+            f"derives: it cannot be changed. Give federation.seed={started} (or seed_everything), or start a new run "
+            "without ckpt_path."
+        )
     if max_epochs not in (None, -1) and rounds > max_epochs:
         raise ConfigurationError(
             f"the checkpoint has {rounds} rounds behind it, and max_epochs={max_epochs}. max_epochs counts them too: "
@@ -106,33 +116,6 @@ def complete() -> Iterator[None]:
             f"the checkpoint's federation lacks {error}: it is not as it was saved. Name another, or start a new run "
             "without ckpt_path."
         ) from error
-
-
-def check_same(saved: Identity, now: Identity) -> None:
-    """Compare two identities.
-
-    Raises:
-        ConfigurationError: naming every setting that differs, and the clients that hold other samples.
-    """
-    if differ := now.differences(saved):
-        raise ConfigurationError(
-            f"the checkpoint is of another federation: {'; '.join(differ)}. Resume with what the run was started with, "
-            "or start a new one without ckpt_path."
-        )
-
-
-def check_seed(saved: int, given: Any) -> None:
-    """``given`` is the loop's or ``seed_everything``'s, or None.
-
-    Raises:
-        ConfigurationError: it is not the one that the run was started with.
-    """
-    if given is not None and int(given) != saved:
-        raise ConfigurationError(
-            f"the seed is {given} and was {saved} when the run was started, from which every choice of its rounds "
-            f"derives: it cannot be changed. Give federation.seed={saved} (or seed_everything), or start a new run "
-            "without ckpt_path."
-        )
 
 
 def check_sharing(before: Mapping[str, str] | None, now: Mapping[str, str]) -> None:

@@ -38,9 +38,9 @@ class RoundServer:
         space: the map between modules and vectors.
         channel: counts what crosses.
         filters: what happens to a cohort's updates before they are measured and averaged.
-        games: evaluate models on the server's validation set; None where no metric plays coalition games.
 
     Attributes:
+        games: evaluate models on the server's validation set, see :meth:`bind_games`; None where nobody plays any.
         norms: client id to the norm of its update in the last round; without those that are not finite.
     """
 
@@ -51,7 +51,6 @@ class RoundServer:
         space: ParameterSpace,
         channel: Channel,
         filters: Sequence[UpdateFilter] = (),
-        games: CoalitionGames | None = None,
     ) -> None:
         self.board, self.strategies = board, list[Strategy](strategies.values())
         self.aggregator: Aggregator = strategies["aggregator"]
@@ -59,7 +58,7 @@ class RoundServer:
         self.space, self.channel = space, channel
         self.filters = with_guard(filters)
         self.norms: dict[int, float] = {}
-        self.games = games
+        self.games: CoalitionGames | None = None
 
     def bind_games(self, games: CoalitionGames) -> None:
         """Metrics and strategies play these."""

@@ -1,26 +1,48 @@
-"""Aggregators' weights by hand: FedAvg, ShapFed-WA, AFedSV, FedSV, RFA."""
+"""Aggregators by their numbers, where tests/replay does not lead: before anything is known, buffers, other options."""
 
 from __future__ import annotations
 
+import copy
+import math
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from by_hand import assert_same
 from scipy.optimize import minimize
-from torch import nn
-from toys import fit, toy_data
+from torch import Tensor, nn
+from toys import Plain, fit, network, toy_data
 
-from flsv.aggregation import FedAvg, GeometricMedian, ShapFedWA, ShapleySoftmax, ShapleyWeighted
+from flsv.aggregation import (
+    Aggregator,
+    Bucketing,
+    DivergenceWeighted,
+    FedAvg,
+    FedAvgM,
+    FedBuff,
+    FedCE,
+    FedNova,
+    FedYogi,
+    GeometricMedian,
+    ServerOptimizer,
+    ShapFedWA,
+    ShapleySoftmax,
+    ShapleyWeighted,
+    TrimmedMean,
+)
+from flsv.aggregation.server_optimizer import AdaptiveServer
+from flsv.attacks import Scaling
+from flsv.clients.algorithms import FedDynServer, FedProx
 from flsv.errors import ConfigurationError
-from flsv.functional import participant_weights
+from flsv.filters import MultiKrum
+from flsv.filters.robust import scores
 from flsv.loop import FederatedLoop
 from flsv.metrics import DecayedShapley
 from flsv.parameters import ParameterSpace
 from flsv.round import Round
-from flsv.sampling import BernoulliSampler
+from flsv.sampling import UniformSampler
 
 
 def make_round(ids: list[int], samples: list[int], **kwargs: Any) -> Round:
@@ -29,22 +51,9 @@ def make_round(ids: list[int], samples: list[int], **kwargs: Any) -> Round:
     return Round(0, torch.tensor(ids), torch.tensor(samples), torch.zeros(8), updates, space, **kwargs)
 
 
-def test_fedavg() -> None:
-    round = make_round([0, 1, 2], [10, 30, 60])
-    torch.testing.assert_close(FedAvg().weights(round, {}).float(), torch.tensor([0.1, 0.3, 0.6]))
-    torch.testing.assert_close(FedAvg("uniform").weights(round, {}).float(), torch.full((3,), 1 / 3))
-    vector, weights = FedAvg().aggregate(round, {})
-    torch.testing.assert_close(vector, weights @ round.client_vectors)
-
-
-def test_shapfed_weighs_the_cohort_by_its_share() -> None:
-    cssv = torch.tensor([[0.9, 0.5], [-0.2, 0.1], [0.3, 0.3], [-1.0, -1.0]])
-    weights = ShapFedWA("cssv").weights(make_round([0, 2], [1, 1]), {"cssv": cssv})
-    torch.testing.assert_close(weights, participant_weights(cssv[[0, 2]].double())[1])
-
-
-def test_shapfed_without_contributions_is_uniform() -> None:
-    assert ShapFedWA().weights(make_round([0, 1, 2, 3], [1, 2, 3, 4]), {}).tolist() == [0.25] * 4
+def test_without_contributions_is_uniform() -> None:
+    for rule in (ShapFedWA(), FedCE()):
+        assert rule.weights(make_round([0, 1, 2, 3], [1, 2, 3, 4]), {}).tolist() == [0.25] * 4
     nothing = torch.full((4, 2), float("nan"))
     assert ShapFedWA().weights(make_round([0, 1], [1, 2]), {"cssv": nothing}).tolist() == [0.5] * 2
 
@@ -62,69 +71,29 @@ def test_shapfed_by_samples() -> None:
     expected = torch.tensor([30 * (1.9 + 1.5) / 4, 10 * 1.3 / 2])
     torch.testing.assert_close(rule.weights(round, {"cssv": cssv}).float(), expected / expected.sum())
     assert rule.weights(round, {}).tolist() == FedAvg().weights(round, {}).tolist()
-    assert repr(rule) == "ShapFedWA(weighting='samples')"
-
-
-def test_shapley_weights_count_all_clients_and_divide_by_the_chance() -> None:
-    ssv = torch.tensor([0.9, 0.3, 0.6, 0.2])
-    chances = torch.tensor([1.0, 0.5, 0.8, 0.25])
-    round = make_round([1, 3], [1, 1], chances=lambda: chances)
-    weights = ShapleyWeighted("ssv").weights(round, {"ssv": ssv})
-    torch.testing.assert_close(weights.float(), ssv[[1, 3]] / ssv.sum() / chances[[1, 3]])
-    normalized = ShapleyWeighted("ssv", normalize=True).weights(round, {"ssv": ssv})
-    torch.testing.assert_close(normalized, weights / weights.sum())
-
-
-def test_horvitz_thompson_is_unbiased() -> None:
-    """The mean over many cohorts of the aggregate is the aggregate over all clients (eq. 5)."""
-    torch.manual_seed(0)
-    ssv, updates = torch.tensor([0.9, 0.3, 0.6, 0.2, 0.5]), torch.randn(5, 8)
-    sampler, generator = BernoulliSampler(2), torch.Generator().manual_seed(1)
-    space = ParameterSpace(nn.Linear(3, 2))
-    total, squares, draws = torch.zeros(8), torch.zeros(8), 3000
-    for _ in range(draws):
-        ids = sampler.sample(5, {}, generator)
-        chances = partial(sampler.inclusion_probabilities, 5, {})
-        round = Round(0, ids, torch.ones(len(ids)), torch.zeros(8), updates[ids], space, chances=chances)
-        step, _ = ShapleyWeighted("ssv").aggregate(round, {"ssv": ssv})
-        total, squares = total + step, squares + step**2
-    mean = total / draws
-    error = ((squares / draws - mean**2) / draws).sqrt()
-    assert ((mean - ssv / ssv.sum() @ updates).abs() < 4.5 * error).all()
 
 
 def test_shapley_weights_without_anything_positive_are_equal() -> None:
     round = make_round([0, 1], [1, 1])
     assert ShapleyWeighted("sv").weights(round, {"sv": torch.tensor([-1.0, -2.0])}).tolist() == [0.5, 0.5]
+    normalized = ShapleyWeighted("sv", normalize=True).weights(round, {"sv": torch.tensor([0.6, 0.2, 0.9])})
+    assert normalized.tolist() == pytest.approx([0.75, 0.25])
     with pytest.raises(RuntimeError, match="has no value before the first aggregation"):
         ShapleyWeighted("sv").weights(round, {})
 
 
-def avg_sv_baseline(w: list[np.ndarray], shapley: np.ndarray, ori: np.ndarray) -> np.ndarray:
-    """ShapleyFL's ``fedsv.py``: a softmax of the round's values, half of that average, half of the model before."""
-    weight = np.exp(shapley) / np.exp(shapley).sum()
-    average = w[0] * weight[0]
-    for i in range(1, len(w)):
-        average = average + w[i] * weight[i]
-    return average / 2 + ori / 2
-
-
 def test_fedsv_is_half_a_softmax_average_and_half_the_model_before() -> None:
+    """As in ShapleyFL's ``fedsv.py``; statistics are not drawn back."""
     space = ParameterSpace(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))
     start, vectors = torch.randn(space.size), torch.randn(3, space.size)
     round = Round(0, torch.tensor([0, 2, 3]), torch.tensor([10, 20, 70]), start, vectors, space)
-    values = torch.tensor([0.3, float("nan"), -0.1, 0.9])
-    vector, weights = ShapleySoftmax("sv").aggregate(round, {"sv": values})
-    expected = avg_sv_baseline(
-        list(vectors.double().numpy()), values[[0, 2, 3]].double().numpy(), start.double().numpy()
-    )
+    vector, weights = ShapleySoftmax("sv").aggregate(round, {"sv": torch.tensor([0.3, float("nan"), -0.1, 0.9])})
+    powers = [math.exp(value) for value in (0.3, -0.1, 0.9)]
+    average = sum(power / sum(powers) * row for power, row in zip(powers, vectors))
     cut = space.num_parameters
-    np.testing.assert_allclose(vector[:cut].numpy(), expected[:cut], rtol=1e-5, atol=1e-6)
-    share = values[[0, 2, 3]].softmax(0)
-    torch.testing.assert_close(vector[cut:], share @ vectors[:, cut:])  # statistics are not drawn back
+    torch.testing.assert_close(vector[:cut], (average / 2 + start / 2)[:cut])
+    torch.testing.assert_close(vector[cut:], average[cut:])
     assert weights.sum().item() == pytest.approx(0.5)
-    whole = ShapleySoftmax("sv", step=1, temperature=0.1).weights(round, {"sv": values})
-    torch.testing.assert_close(whole.float(), (10 * values[[0, 2, 3]]).softmax(0))
 
 
 def test_a_softmax_needs_what_is_known_before_aggregation(tmp_path: Path) -> None:
@@ -147,15 +116,19 @@ def test_geometric_median_against_scipy() -> None:
     assert weights.sum() == pytest.approx(1)
 
 
-def test_the_median_does_not_look_at_buffers() -> None:
+@pytest.mark.parametrize("aggregator", [GeometricMedian(), FedYogi()], ids=repr)
+def test_buffers_are_averaged_and_not_looked_at(aggregator: Any) -> None:
     space = ParameterSpace(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
-    cut = space.num_parameters
-    vectors = torch.randn(3, space.size, generator=torch.Generator().manual_seed(0))
-    plain = Round(0, torch.arange(3), torch.ones(3), torch.zeros(space.size), vectors, space)
+    cut, vectors = space.num_parameters, torch.randn(3, space.size)
     other = vectors.clone()
     other[0, cut:] += 1000
-    changed = Round(0, torch.arange(3), torch.ones(3), torch.zeros(space.size), other, space)
-    assert torch.equal(GeometricMedian().weights(plain, {}), GeometricMedian().weights(changed, {}))
+    plain, changed = (
+        aggregator.aggregate(Round(0, torch.arange(3), torch.ones(3), torch.zeros(space.size), rows, space), {})
+        for rows in (vectors, other)
+    )
+    assert torch.equal(plain[1], changed[1])
+    assert torch.equal(plain[0][:cut], changed[0][:cut])
+    torch.testing.assert_close(changed[0][cut:], changed[1] @ other[:, cut:])
 
 
 def test_identical_models_do_not_divide_by_zero() -> None:
@@ -164,3 +137,185 @@ def test_identical_models_do_not_divide_by_zero() -> None:
     vector, weights = GeometricMedian().aggregate(round, {})
     assert torch.equal(vector, torch.ones(8))
     torch.testing.assert_close(weights, torch.tensor([0.25, 0.25, 0.5]))
+
+
+# ---- what FedNova and FedBuff cannot do
+
+
+def sgd(parameters: Any, **options: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, **options)
+
+
+def test_accumulation_counts_steps_and_not_batches(tmp_path: Path) -> None:
+    """With whole epochs in a window every client takes one step a round, and FedNova is FedAvg."""
+    models = [
+        fit(FederatedLoop(aggregator, seed=1), tmp_path, Plain(network()), accumulate_grad_batches=100)
+        for aggregator in (FedNova(), FedAvg())
+    ]
+    assert_same(models[0].net, models[1].net)
+
+
+def test_a_client_that_took_no_step() -> None:
+    space = ParameterSpace(nn.Linear(3, 1))
+    start, samples = torch.zeros(4), torch.tensor([10, 30])
+    vectors = torch.stack([torch.ones(4), start])
+    round = Round(0, torch.arange(2), samples, start, vectors, space, num_steps=torch.tensor([5, 0]))
+    vector, _ = FedNova().aggregate(round, {})
+    torch.testing.assert_close(vector, torch.full((4,), 0.25 * 5 * 0.25 / 5))
+
+
+@pytest.mark.parametrize("optimizer", [partial(sgd, nesterov=True), partial(sgd, dampening=0.5), torch.optim.Adam])
+def test_other_steps_are_refused_before_training(tmp_path: Path, optimizer: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"FedNova\(\) must know what a local step adds to an update"):
+        fit(FederatedLoop(FedNova()), tmp_path, Plain(optimizer=optimizer))
+    with pytest.raises(ConfigurationError, match=r"FedProx\(\) changes the steps"):
+        fit(FederatedLoop(FedNova(), client_algorithm=FedProx()), tmp_path)
+
+
+def test_fedbuff_needs_the_old_models(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="StaleStarts"):
+        fit(FederatedLoop(FedBuff()), tmp_path)
+
+
+# ---- Server optimizers beyond tests/replay: any of torch, failed rounds, pieces, another fit
+
+
+TAU = 1e-3
+
+
+def a_round(seed: int, x: Tensor, index: int = 0) -> Round:
+    space = ParameterSpace(nn.Linear(3, 2))
+    draw = torch.Generator().manual_seed(seed)
+    return Round(index, torch.arange(3), torch.tensor([1, 2, 3]), x, x + torch.randn(3, 8, generator=draw), space)
+
+
+def steps(aggregator: ServerOptimizer, rounds: int = 3) -> Tensor:
+    x = torch.ones(8)
+    for seed in range(rounds):
+        round = a_round(seed, x, seed)
+        x, weights = aggregator.aggregate(round, {})
+        torch.testing.assert_close(weights, torch.tensor([1 / 6, 2 / 6, 3 / 6]))
+        aggregator.end_round(round)
+    return x
+
+
+def test_any_torch_optimizer_will_do() -> None:
+    """Algorithm 2's FedAdagrad with beta1 = 0 is torch.optim.Adagrad."""
+    x, v = torch.ones(8), torch.full((8,), TAU**2)
+    for seed in range(3):
+        round = a_round(seed, x)
+        delta = (round.num_samples / 6) @ (round.client_vectors - x)
+        v = v + delta**2
+        x = x + 0.1 * delta / (v.sqrt() + TAU)
+    adagrad = partial(torch.optim.Adagrad, lr=0.1, initial_accumulator_value=TAU**2, eps=TAU)
+    torch.testing.assert_close(steps(ServerOptimizer(adagrad)), x)
+
+
+def test_a_round_that_fails_leaves_no_trace() -> None:
+    aggregator = FedYogi()
+    steps(aggregator)
+    before = copy.deepcopy(aggregator.state_dict())
+    aggregator.aggregate(a_round(9, torch.ones(8)), {})  # and no end_round
+    after = aggregator.state_dict()
+    for name in ("m", "v"):
+        assert torch.equal(before["moments"][0][name], after["moments"][0][name])
+
+
+@pytest.mark.parametrize("rule", ["adam", "yogi"])
+def test_its_pieces_are_the_whole(monkeypatch: pytest.MonkeyPatch, rule: Any) -> None:
+    def stepped() -> list[Tensor]:
+        torch.manual_seed(0)
+        points = [nn.Parameter(torch.randn(7)), nn.Parameter(torch.randn(5, 2).T), nn.Parameter(torch.randn(()))]
+        optimizer = AdaptiveServer(points, rule=rule)
+        for _ in range(2):
+            for point in points:
+                point.grad = torch.randn_like(point)
+            optimizer.step()
+        return [point.detach() for point in points]
+
+    whole = stepped()
+    monkeypatch.setattr("flsv.aggregation.server_optimizer.PIECE", 3)
+    assert all(map(torch.equal, stepped(), whole))
+
+
+def test_a_new_fit_starts_anew() -> None:
+    aggregator = FedAvgM()
+    first = steps(aggregator)
+    aggregator.begin(None)  # type: ignore[arg-type]
+    assert torch.equal(steps(aggregator), first)
+    assert not torch.equal(steps(aggregator), first)
+
+
+@pytest.mark.parametrize("wrong", [{"lr": -1.0}, {"learning_rate": 1.0}])
+def test_wrong_arguments(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigurationError, match="cannot be made"):
+        ServerOptimizer(partial(torch.optim.SGD, **wrong))
+
+
+# ---- Rules that a minority of bad clients cannot move far, against loops written from the papers
+
+
+class Seen(TrimmedMean):
+    def aggregate(self, round, contributions):
+        self.results = [*getattr(self, "results", []), (round, *super().aggregate(round, contributions))]
+        return self.results[-1][1:]
+
+
+def seen(folder: Path, **options: Any) -> list[tuple[Round, Tensor, Tensor]]:
+    aggregator = Seen(trim=0.2)
+    fit(FederatedLoop(aggregator, seed=1, **options), folder, data=toy_data((4, 3, 4, 3, 2)), rounds=1)
+    return aggregator.results
+
+
+def test_the_trimmed_mean_entry_by_entry(tmp_path: Path) -> None:
+    for round, result, weights in seen(tmp_path):
+        cut, counts = round.space.num_parameters, [0] * 5
+        for j in range(cut):
+            ranked = sorted(range(5), key=lambda i: round.client_vectors[i, j].item())
+            expected = sum(round.client_vectors[i, j].item() for i in ranked[1:4]) / 3
+            assert result[j].item() == pytest.approx(expected, abs=1e-6)
+            for i in ranked[1:4]:
+                counts[i] += 1
+        torch.testing.assert_close(weights, torch.tensor(counts).double() / (3 * cut))
+        torch.testing.assert_close(result[cut:], weights.float() @ round.client_vectors[:, cut:])
+
+
+def test_a_trim_that_leaves_out_nobody_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"leaves out nobody of 3 clients. The least trim that does is 0.334"):
+        fit(FederatedLoop(TrimmedMean(0.1)), tmp_path)
+    assert TrimmedMean(0.3)._cut(10) == 3
+
+
+def test_a_cohort_of_which_nobody_is_left_out_is_said(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="is the plain mean: of 3 clients none is left out. Draw at least 5"):
+        ((round, result, _),) = seen(tmp_path, sampler=UniformSampler(3))
+    torch.testing.assert_close(result, round.client_vectors.mean(0))
+
+
+@pytest.mark.parametrize("inner", [ShapFedWA("cssv"), FedBuff(), FedNova(), FedDynServer(), DivergenceWeighted()])
+def test_a_bucket_has_no_contribution_nor_steps(inner: Aggregator) -> None:
+    with pytest.raises(ConfigurationError, match="which a bucket has not"):
+        Bucketing(inner)
+
+
+def test_krums_scores_by_hand() -> None:
+    points = torch.randn(8, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    squared = torch.cdist(points, points).square()
+    for byzantine in (0, 1, 2):
+        found = scores(squared, byzantine)
+        for i in range(8):
+            others = sorted(((points[i] - points[j]) ** 2).sum().item() for j in range(8) if j != i)
+            assert found[i].item() == pytest.approx(sum(others[: 8 - byzantine - 2]))
+
+
+@pytest.mark.parametrize(("keep", "kept"), [(None, [1, 1, 0, 1, 1]), (1, None)])
+def test_multi_krum_leaves_out_who_lies_apart(tmp_path: Path, keep: int | None, kept: list[int] | None) -> None:
+    loop = FederatedLoop(filters=[MultiKrum(1, keep)], uploads=[Scaling(-8.0, clients=[2])], seed=1)
+    fit(loop, tmp_path, data=toy_data((4, 4, 4, 4, 4)), rounds=1)
+    assert loop.participations.tolist() == kept or loop.participations.sum() == keep
+
+
+@pytest.mark.parametrize(("arguments", "match"), [((2,), "it takes 7"), ((1, 5), "4 at most can be kept")])
+def test_what_krum_cannot_do(tmp_path: Path, arguments: tuple[int, ...], match: str) -> None:
+    with pytest.raises(ConfigurationError, match=match):
+        fit(FederatedLoop(filters=[MultiKrum(*arguments)]), tmp_path, data=toy_data((4, 4, 4, 4, 4)))

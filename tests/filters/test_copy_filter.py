@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from resuming import assert_resumes
 from torch import Tensor
-from toys import Plain, fit, toy_data, trainer_for, vector
+from toys import fit, toy_data
 
-from flsv.aggregation import FedAvg
 from flsv.attacks import Alignment, Attack
-from flsv.filters import Cohort, CopyFilter, OutlierFilter, UpdateFilter
+from flsv.filters import Cohort, CopyFilter, OutlierFilter
 from flsv.loop import FederatedLoop
 from flsv.metrics import CosineGradientShapley
 from flsv.report import open_run
@@ -24,42 +24,42 @@ from flsv.uploads import UploadContext
 
 
 class Sybil(Attack):
-    """What its clients send differs by little, in these rounds."""
+    """What its clients send differs by little, up to this round."""
 
-    def __init__(self, clients: list[int], rounds: range = range(1, 99)) -> None:
+    def __init__(self, clients: list[int], last: int = 99) -> None:
         super().__init__(clients)
-        self.rounds = rounds
+        self.last = last
 
     def attack(self, update: Tensor, context: UploadContext, generator: torch.Generator) -> Tensor:
-        if context.round_index not in self.rounds:
+        if context.round_index > self.last:
             return update
         common = torch.randn(len(update), generator=torch.Generator().manual_seed(context.round_index))
         return update.norm() * (common + 0.1 * torch.randn(len(update), generator=generator)) / len(update) ** 0.5
 
 
-def of_copies(folder: Path, loop: FederatedLoop, rounds: int = 5, **kwargs: Any) -> list[str]:
+def seven() -> Any:
+    return toy_data((4, 3, 4, 3, 4, 3, 4))
+
+
+def told(loop: FederatedLoop, folder: Path, words: str, rounds: int) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        fit(loop, folder, data=toy_data((4, 3, 4, 3, 4, 3, 4)), rounds=rounds, **kwargs)
-    return [str(w.message) for w in caught if "one another's" in str(w.message)]
+        fit(loop, folder, data=seven(), rounds=rounds)
+    return [str(w.message) for w in caught if words in str(w.message)]
 
 
-def of_sybils() -> FederatedLoop:
-    """What clients 1 and 3 send differs by little in every round."""
-    return FederatedLoop(
-        uploads=[Sybil([3, 1], range(99))],
-        metrics={"cgsv": CosineGradientShapley()},
-        filters=[OutlierFilter(), CopyFilter(0.7, gap=None)],
-        seed=1,
-    )
+def of_sybils(last: int = 99, **options: Any) -> FederatedLoop:
+    return FederatedLoop(uploads=[Sybil([3, 1], last)], seed=1, **options)
+
+
+def watching() -> dict[str, Any]:
+    return {"filters": [OutlierFilter(), CopyFilter(0.7, gap=None)]}
 
 
 def test_copies_are_named_together_and_stay_in_the_model(tmp_path: Path) -> None:
-    loop = of_sybils()
-    said = of_copies(tmp_path / "run", loop)
-    assert said[0].startswith(
-        "clients 1, 3 sent updates that are one another's but for little, in several rounds, up to"
-    )
+    loop = of_sybils(metrics={"cgsv": CosineGradientShapley()}, **watching())
+    said = told(loop, tmp_path / "run", "one another's", 5)
+    assert said[0].startswith("clients 1, 3 sent updates that are one another's but for little, in several rounds, ")
     assert "round 3 (similarity 0.9" in said[0]
     assert "Look at it before anything is paid" in said[0]
     assert len(said) == 2  # when it was found, and at the end
@@ -67,31 +67,17 @@ def test_copies_are_named_together_and_stay_in_the_model(tmp_path: Path) -> None
     assert [(each.what, each.client, each.times) for each in loop.events] == [("copy", 1, 3), ("copy", 3, 3)]
     assert loop.copies == [[1, 3]]
     assert loop.contributions["cgsv"].isfinite().all()
-
-    silent = FederatedLoop(uploads=[Sybil([3, 1], range(99))], seed=1)
-    assert of_copies(tmp_path / "silent", silent) == []
-    assert silent.copies == []
+    silent = of_sybils()
+    assert told(silent, tmp_path / "silent", "one another's", 5) == silent.copies == []
     assert torch.equal(loop.state.model(), silent.state.model())
 
 
 def test_who_was_found_stays_found_in_a_resumed_run(tmp_path: Path) -> None:
-    def loop() -> FederatedLoop:
-        return FederatedLoop(
-            uploads=[Sybil([3, 1], range(3))], filters=[OutlierFilter(), CopyFilter(0.7, gap=None)], seed=1
-        )
-
-    whole = fit(first := loop(), tmp_path / "whole", data=toy_data((4, 3, 4, 3, 4, 3, 4)), rounds=6)
-    assert first.copies == [[1, 3]]
-    trainer = trainer_for(loop(), tmp_path / "part", 4)
-    trainer.fit(Plain(), toy_data((4, 3, 4, 3, 4, 3, 4)))
-    trainer.save_checkpoint(tmp_path / "four.ckpt")
-    later = loop()
-    resumed = fit(
-        later, tmp_path / "rest", data=toy_data((4, 3, 4, 3, 4, 3, 4)), rounds=6, ckpt_path=tmp_path / "four.ckpt"
-    )
-    assert later.copies == [[1, 3]]
-    assert torch.equal(vector(resumed), vector(whole))
-    ours, theirs = (each.state_dict()["filters"]["CopyFilter"]["pairs"] for each in (first, later))
+    """Though the copying ends before the run is stopped."""
+    loops = []
+    assert_resumes(lambda: loops.append(of_sybils(2, **watching())) or loops[-1], tmp_path, data=seven, rounds=(3, 5))
+    assert [loop.copies for loop in loops] == [[[1, 3]]] * 3
+    ours, _, theirs = (each.state_dict()["filters"]["CopyFilter"]["pairs"] for each in loops)
     assert torch.equal(ours, theirs)
     assert ours.any()
 
@@ -104,23 +90,15 @@ def grams(similar: float, k: int = 6) -> Tensor:
 
 
 def sent(gram: Tensor, index: int) -> Cohort:
-    """Updates of these products."""
     values, vectors = torch.linalg.eigh(gram)
-    rows = vectors * values.clamp_min(0).sqrt()
-    k = len(rows)
-    updates = tuple(ClientUpdate(i, 1, rows[i], num_steps=1) for i in range(k))
+    rows, k = vectors * values.clamp_min(0).sqrt(), len(gram)
+    updates = tuple(ClientUpdate(i, 1, row, num_steps=1) for i, row in enumerate(rows))
     return Cohort(index, updates, rows, (torch.zeros_like(rows[0]),) * k, torch.ones(k), num_parameters=rows.shape[1])
 
 
-def begun(each: UpdateFilter, n: int = 6) -> Any:
-    known: Any = SimpleNamespace(num_clients=n, client_names=(), strategies={"aggregator": FedAvg()})
-    each.begin(known)
-    return each
-
-
 def compared(rounds: list[Tensor], threshold: float | None = None, gap: float | None = None) -> dict[int, int]:
-    """How often each client is found to send copies."""
-    watch = begun(CopyFilter(threshold, gap))
+    watch, federation = CopyFilter(threshold, gap), SimpleNamespace(num_clients=6, client_names=())
+    watch.begin(federation)  # type: ignore[arg-type]
     for index, gram in enumerate(rounds):
         watch.apply(sent(gram, index))
     return watch.notices.state_dict()["copy"]
@@ -146,16 +124,11 @@ def test_who_sends_the_sum_of_two_others_updates_is_no_copy() -> None:
     assert compared([each @ each.T for each in updates], threshold=0.7) == {0: 1, 2: 1}
 
 
-ECHOING = [OutlierFilter(), CopyFilter(None, gap=None)]
-
-
-def of_an_echo(folder: Path, mix: float = 1.0, **options: Any) -> tuple[FederatedLoop, list[str]]:
+def of_an_echo(folder: Path, mix: float = 1.0, rounds: int = 6) -> tuple[FederatedLoop, list[str]]:
+    filters = [OutlierFilter(), CopyFilter(None, gap=None)]
     metrics = {"cgsv": CosineGradientShapley()}
-    loop = FederatedLoop(uploads=[Alignment(mix, clients=[2])], metrics=metrics, filters=ECHOING, seed=1)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        fit(loop, folder, data=toy_data((4, 3, 4, 3, 4, 3, 4)), **{"rounds": 6, **options})
-    return loop, [str(w.message) for w in caught if "last step back" in str(w.message)]
+    loop = FederatedLoop(uploads=[Alignment(mix, clients=[2])], metrics=metrics, filters=filters, seed=1)
+    return loop, told(loop, folder, "last step back", rounds)
 
 
 def test_who_sends_the_servers_last_step_back_is_named_alone(tmp_path: Path) -> None:
@@ -163,16 +136,14 @@ def test_who_sends_the_servers_last_step_back_is_named_alone(tmp_path: Path) -> 
     # Of six rounds the first has no step before it, and the attacker none to send; three have to speak.
     assert said[0].startswith("client 2 sent the server's own last step back, in several rounds, up to round 4 (")
     assert "(similarity 1.00): aggregated and measured all the same. Look at it" in said[0]
-    assert loop.copies == [[2]]
     assert [(each.what, each.client, each.times) for each in loop.events] == [("echo", 2, 3)]
-    (folder,) = (path.parent for path in tmp_path.rglob("contributions.csv"))
-    run = open_run(folder)
-    assert run.copies == [[2]]
+    run = open_run(tmp_path)
+    assert loop.copies == run.copies == [[2]]
     (line,) = [line for line in red_lines(run) if "last step" in line]
     assert line.startswith("This one sent the model's own last step back, as one does who has not trained: client 2.")
 
 
 @pytest.mark.parametrize(("mix", "rounds"), [(0.5, 6), (1.0, 3)])
 def test_half_an_echo_or_two_rounds_of_one_prove_nothing(tmp_path: Path, mix: float, rounds: int) -> None:
-    loop, said = of_an_echo(tmp_path, mix, rounds=rounds)
+    loop, said = of_an_echo(tmp_path, mix, rounds)
     assert (said, loop.copies, loop.events) == ([], [], [])

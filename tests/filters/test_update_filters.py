@@ -1,56 +1,62 @@
-"""Updates that nobody should average: found in their own round, named, and said once."""
+"""Updates that nobody should average, or that count too much: found in their own round, named once, capped."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
+from by_hand import Diverges
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import TensorBoardLogger
+from small_loops import shapfed
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
-from toys import Plain, fit, network, toy_data, vector
+from toys import Plain, fit, network, sgd, toy_data, vector
 
 from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg, GeometricMedian, ShapleyWeighted
-from flsv.attacks import Attack
-from flsv.filters import Cohort, OutlierFilter
+from flsv.attacks import Attack, Scaling
+from flsv.errors import ConfigurationError
+from flsv.filters import Cohort, MultiKrum, NormCap, OutlierFilter, SampleCap
 from flsv.loop import FederatedLoop
 from flsv.metrics import (
     ClassSpecificShapley,
+    ContributionEstimation,
     CosineGradientShapley,
     GradientAgreement,
     GradientShapley,
     SurrogateFederatedShapley,
 )
+from flsv.personalization import Standalone
 from flsv.report import open_run
-from flsv.round import ClientUpdate
+from flsv.round import ClientUpdate, Round
 from flsv.uploads import UploadContext
 
 
 class Huge(Attack):
-    """Sends an update with one huge entry, in one round."""
+    """Sends an update with one huge entry, or a multiple of its update, in some rounds."""
 
-    def __init__(self, size: float = 1e30, round_index: int = 1, clients: list[int] | None = None) -> None:
-        super().__init__(clients or [1])
-        self.size, self.round_index = size, round_index
+    def __init__(self, size: float | None = None, rounds: Any = (1,), factor: float = 1.0) -> None:
+        super().__init__([1])
+        self.size, self.rounds, self.factor = size, rounds, factor
 
     def attack(self, update: Tensor, context: UploadContext, generator: torch.Generator) -> Tensor:
-        update = update.clone()
-        if context.round_index == self.round_index:
-            update[3] = self.size
-        return update
+        if context.round_index not in self.rounds:
+            return update
+        sent = self.factor * update
+        sent[3] = sent[3] if self.size is None else self.size
+        return sent
 
 
 @pytest.mark.parametrize("size", [1e10, 3e38])
 def test_a_huge_update_is_named_in_its_round_and_left_out_where_nothing_else_would_be_left(
     tmp_path: Path, size: float
 ) -> None:
-    metrics = {"cssv": ClassSpecificShapley(), "cgsv": CosineGradientShapley()}
-    loop = FederatedLoop(uploads=[Huge(size)], metrics=metrics, seed=1)
+    loop = FederatedLoop(uploads=[Huge(size)], metrics={"cgsv": CosineGradientShapley()}, seed=1)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         module = fit(loop, tmp_path, data=toy_data((4, 3, 4, 3)), rounds=4)
@@ -64,11 +70,7 @@ def test_a_huge_update_is_named_in_its_round_and_left_out_where_nothing_else_wou
 
 
 def paid(folder: Path, rounds: range, aggregator: Any, metric: Any, factor: float) -> FederatedLoop:
-    class Times(Huge):
-        def attack(self, update: Tensor, context: UploadContext, generator: torch.Generator) -> Tensor:
-            return factor * update if context.round_index in rounds else update
-
-    loop = FederatedLoop(uploads=[Times()], metrics={"m": metric}, aggregator=aggregator, seed=1)
+    loop = FederatedLoop(uploads=[Huge(None, rounds, factor)], metrics={"m": metric}, aggregator=aggregator, seed=1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         data = toy_data((4, 3, 4, 3, 4), server_val=0.3)
@@ -119,16 +121,10 @@ def test_an_aggregate_that_is_not_finite_leaves_the_model_of_the_round_before(tm
             return (vector * float("inf") if round.round_index in self.rounds else vector), weights
 
     kept: list[Tensor] = []
-
-    class Look(L.Callback):
-        def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-            kept.append(vector(pl_module))
-
+    look = LambdaCallback(on_train_epoch_end=lambda trainer, module: kept.append(vector(module)))
     loop = FederatedLoop(aggregator=Overflows(), metrics={"cssv": ClassSpecificShapley()}, seed=1)
-    with pytest.warns(
-        UserWarning, match=r"round 2: Overflows\(.*not finite\. The model stays that of the round before"
-    ):
-        fit(loop, tmp_path / "once", data=toy_data((4, 3, 4, 3)), rounds=3, callbacks=[Look()])
+    with pytest.warns(UserWarning, match=r"round 2: Overflows\(.*not finite\. The model stays that of the round"):
+        fit(loop, tmp_path / "once", data=toy_data((4, 3, 4, 3)), rounds=3, callbacks=[look])
     assert torch.equal(kept[0], kept[1])
     assert not torch.equal(kept[1], kept[2])
     assert loop.contributions["cssv"].isfinite().all()
@@ -143,14 +139,8 @@ def test_an_aggregate_that_is_not_finite_leaves_the_model_of_the_round_before(tm
 @pytest.mark.parametrize("size", [1e4, 3e38])
 def test_excluded_the_round_goes_on_without_it(tmp_path: Path, size: float) -> None:
     metrics = {"cssv": ClassSpecificShapley(), "cgsv": CosineGradientShapley()}
-    attacks: Any = [Huge(size, 0)]
-    loop = FederatedLoop(
-        metrics=metrics,
-        uploads=attacks,
-        filters=[OutlierFilter(exclude=True)],
-        evaluation=ClientEvaluation(keep_trained=True),
-        seed=1,
-    )
+    options: Any = {"uploads": [Huge(size, [0])], "evaluation": ClientEvaluation(keep_trained=True)}
+    loop = FederatedLoop(metrics=metrics, filters=[OutlierFilter(exclude=True)], seed=1, **options)
     logger = TensorBoardLogger(tmp_path, name="", version="run")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -170,22 +160,108 @@ def test_excluded_the_round_goes_on_without_it(tmp_path: Path, size: float) -> N
     assert seen.Scalars("update_norm")[0].value == pytest.approx(size, rel=1e-5)
 
 
-def cohort(norms: Tensor, broken: list[int] | None = None, index: int = 0, steps: int | list[int] = 1) -> Cohort:
-    """Updates of these lengths."""
-    each = [steps] * len(norms) if isinstance(steps, int) else steps
-    updates = tuple(ClientUpdate(i, 1, norms[i : i + 1].double(), num_steps=each[i]) for i in range(len(norms)))
-    start = torch.zeros(1, dtype=torch.float64)
-    samples = torch.ones(len(norms), dtype=torch.long)
-    return Cohort(
-        index, updates, norms[:, None].double(), (start,) * len(norms), samples, num_parameters=1, broken=broken or ()
-    )
+def cohort(norms: Tensor, index: int = 0, broken: Sequence[int] = ()) -> Cohort:
+    updates = tuple(ClientUpdate(i, 1, norm[None], num_steps=1) for i, norm in enumerate(norms))
+    starts, samples = (torch.zeros(1, dtype=torch.float64),) * len(norms), torch.ones(len(norms), dtype=torch.long)
+    return Cohort(index, updates, norms[:, None], starts, samples, num_parameters=1, broken=broken)
 
 
 def test_who_suffers_from_it_is_not_named() -> None:
     """After an update that was aggregated most return NaN: the message leads back to whose it was."""
     watch = OutlierFilter()
-    watch.apply(cohort(torch.tensor([1.0, 1e4, 1.1, 0.9])))
-    (line,) = watch.apply(cohort(torch.ones(1), [4, 2, 3], index=1)).said
+    watch.apply(cohort(torch.tensor([1.0, 1e4, 1.1, 0.9], dtype=torch.float64)))
+    (line,) = watch.apply(cohort(torch.ones(1, dtype=torch.float64), 1, [4, 2, 3])).said
     assert "3 of 4 clients returned" in line
     assert "further back: client 1 sent an update far larger" in line
     assert watch.notices.state_dict() == {"not_finite": {}, "large": {1: 1}}
+
+
+def failing(*pairs: tuple[int, int]) -> Diverges:
+    return Diverges(network(), sgd, set(pairs))
+
+
+def test_a_client_with_nan_is_left_out_named_and_the_run_goes_on(tmp_path: Path) -> None:
+    loop = shapfed(personalizer=Standalone(), optimizer_state="persist")
+    with pytest.warns(UserWarning, match="client 1 returned a model with NaN or infinite entries in round 2"):
+        module = fit(loop, tmp_path, failing((1, 1), (2, 1)))
+    assert vector(module).isfinite().all()
+    assert loop.weights is not None
+    assert loop.weights.isfinite().tolist() == [True, False, True]
+    assert loop.received()[1].isfinite().all()
+    assert loop.contributions["cssv"].isfinite().all()  # client 1 keeps the row of round 0
+
+
+def test_if_all_clients_fail_the_run_stops_with_the_reason(tmp_path: Path) -> None:
+    with (
+        pytest.warns(UserWarning, match="3 of 3 clients returned"),
+        pytest.raises(RuntimeError, match=r"round 2: every client of the cohort returned a model with NaN"),
+    ):
+        fit(FederatedLoop(seed=1), tmp_path, failing((1, 0), (1, 1), (1, 2)))
+
+
+# ---- NormCap and SampleCap: what metrics and aggregators are given
+
+
+def only_round(folder: Path, **options: Any) -> Round:
+    class Kept(FedAvg):
+        def end_round(self, round: Round) -> None:
+            rounds.append(round)
+
+    rounds: list[Round] = []
+    fit(FederatedLoop(Kept(), seed=1, **options), folder, rounds=1)
+    return rounds[0]
+
+
+def lengths(round: Round) -> torch.Tensor:
+    cut = round.space.num_parameters
+    return (round.client_vectors[:, :cut].double() - round.global_vector[:cut].double()).norm(dim=1)
+
+
+def test_nobody_is_longer_than_the_bound_and_its_direction_stays(tmp_path: Path) -> None:
+    plain = only_round(tmp_path / "plain")
+    filters = [OutlierFilter(), NormCap(1.25)]
+    round = only_round(tmp_path / "capped", uploads=[Scaling(3.0, clients=[1])], filters=filters)
+    honest, cut = lengths(plain), plain.space.num_parameters
+    sent = honest * torch.tensor([1.0, 3.0, 1.0])
+    bound = 1.25 * sent.median()
+    torch.testing.assert_close(lengths(round), sent.clamp_max(bound), rtol=1e-5, atol=0)
+    assert sent.max() > bound
+    mine, other = (r.client_vectors[1] - r.global_vector for r in (round, plain))
+    cosine = torch.nn.functional.cosine_similarity(mine[:cut], other[:cut], dim=0)
+    assert cosine.item() == pytest.approx(1, abs=1e-5)
+    assert torch.equal(mine[cut:], other[cut:])
+
+
+def test_a_bound_that_nobody_reaches_changes_nothing_to_the_bit(tmp_path: Path) -> None:
+    filters = [OutlierFilter(), NormCap(100.0), SampleCap(100.0)]
+    plain, round = only_round(tmp_path / "plain"), only_round(tmp_path / "capped", filters=filters)
+    assert torch.equal(plain.server_vector, round.server_vector)  # type: ignore[arg-type]
+
+
+def test_samples_count_up_to_the_bound_for_the_aggregator_too(tmp_path: Path) -> None:
+    plain = only_round(tmp_path / "plain")
+    round = only_round(tmp_path / "capped", filters=[OutlierFilter(), SampleCap(1.0)])
+    median = int(plain.num_samples.double().quantile(0.5))
+    assert round.num_samples.tolist() == plain.num_samples.clamp_max(median).tolist() != plain.num_samples.tolist()
+    share = round.num_samples.double() / round.num_samples.sum()
+    torch.testing.assert_close(round.aggregation_weights.double(), share, rtol=1e-6, atol=1e-6)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"filters": [NormCap(1.0)], "personalizer": Standalone()}, "everybody starts from the global model"),
+        ({"filters": [NormCap(1.0)], "metrics": {"others": ContributionEstimation()}}, "take their own updates"),
+        ({"filters": [MultiKrum(1)], "personalizer": Standalone()}, "everybody starts from the global model"),
+        ({"filters": [SampleCap(1.0), SampleCap(2.0)]}, "one of a kind"),
+        ({"filters": [SampleCap(1.0), OutlierFilter()]}, "Put it before the others"),
+    ],
+)
+def test_what_cannot_be(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        FederatedLoop(**wrong)
+
+
+def test_krum_keeps_who_lies_closest_to_others() -> None:
+    kept = MultiKrum(1, keep=1).apply(cohort(torch.tensor([5.0, 5.1, 5.2, 1.0, 9.0], dtype=torch.float64)))
+    assert kept.ids == [1]

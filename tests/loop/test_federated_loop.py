@@ -11,89 +11,46 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from by_hand import ROUNDS, SEED, assert_same, sharing_by_hand, unequal_data
 from lightning.pytorch.callbacks import Callback
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, roc_auc_score
 from small_loops import KeepUpdates, shapfed
-from torch import Tensor, nn
+from three_of_five import loop as of_three
+from torch import nn
 from toys import Plain, adam, fit, network, sgd, toy_data, vector
 
 from flsv import ClientEvaluation
-from flsv.aggregation import FedAvg, ShapFedWA
+from flsv.aggregation import FedAvg
 from flsv.attacks import Scaling
-from flsv.data import FederatedDataModule
-from flsv.functional import class_specific_shapley, participant_weights
+from flsv.functional import class_specific_shapley
 from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley
 from flsv.personalization import Standalone
-from flsv.sampling import UniformSampler
+from flsv.sampling import FixedCohort, UniformSampler
 from flsv.seeding import generator_for
 
-SEED = 5
+
+def with_optimizer(make: Any) -> Any:
+    def train(client: nn.Module, epochs: list[list[Any]]) -> None:
+        optimizer = make(client.parameters())
+        for x, y in (batch for epoch in epochs for batch in epoch):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(client(x), y).backward()
+            optimizer.step()
+
+    return train
 
 
-def fedavg_by_hand(
-    net: nn.Module,
-    data: FederatedDataModule,
-    make_optimizer: Any,
-    rounds: int = 3,
-    local_epochs: int = 1,
-    accumulate: int = 1,
-    clip: float | None = None,
-    mu: float = 0.0,
-    weighting: str = "samples",
-) -> dict[str, Tensor]:
-    """FedAvg (and FedProx) in plain PyTorch: no Lightning, no vectors, a deep copy per client."""
-    data.setup("fit")
-    server = copy.deepcopy(net)
-    for r in range(rounds):
-        states, sizes = [], []
-        for client in range(data.num_clients):
-            model = copy.deepcopy(server).train()
-            anchor = [p.detach().clone() for p in model.parameters()]
-            optimizer = make_optimizer(model.parameters())
-            for epoch in range(local_epochs):
-                stream = generator_for(SEED, "shuffle", r, client, epoch)
-                batches = list(data.client_loader(client, "train", generator=stream))
-                for i, (x, y) in enumerate(batches):
-                    x = x.to(anchor[0].dtype)
-                    (nn.functional.cross_entropy(model(x), y) / accumulate).backward()
-                    if (i + 1) % accumulate and i + 1 != len(batches):
-                        continue
-                    for p, a in zip(model.parameters(), anchor):
-                        p.grad += mu * (p.detach() - a)
-                    if clip is not None:
-                        nn.utils.clip_grad_norm_(model.parameters(), clip)
-                    optimizer.step()
-                    optimizer.zero_grad()
-            states.append(model.state_dict())
-            sizes.append(float(data.num_samples[client]) if weighting == "samples" else 1.0)
-        average = {}
-        for name, value in server.state_dict().items():
-            if value.is_floating_point():
-                average[name] = sum(w * s[name].double() for w, s in zip(sizes, states)) / sum(sizes)
-            else:
-                average[name] = states[0][name]
-        server.load_state_dict(average)
-    return server.state_dict()
-
-
-def assert_same(module: Plain, expected: dict[str, Tensor], tolerance: float = 1e-6) -> None:
-    for name, value in module.net.state_dict().items():
-        torch.testing.assert_close(
-            value, expected[name], rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
-        )
-
-
-@pytest.mark.parametrize("optimizer", [sgd, adam])
-@pytest.mark.parametrize("batch_norm", [False, True])
-@pytest.mark.parametrize("weighting", ["samples", "uniform"])
-def test_same_global_model_as_by_hand(tmp_path: Path, optimizer: Any, batch_norm: bool, weighting: str) -> None:
+@pytest.mark.parametrize(
+    ("optimizer", "batch_norm", "weighting"),
+    [(sgd, True, "samples"), (adam, True, "uniform"), (adam, False, "samples")],
+)
+def test_same_global_model_as_by_hand(tmp_path: Path, optimizer: Any, batch_norm: bool, weighting: Any) -> None:
     net = network(batch_norm)
-    expected = fedavg_by_hand(net, toy_data(), optimizer, weighting=weighting)
-    loop = FederatedLoop(aggregator=FedAvg(weighting), seed=SEED)
-    module = fit(loop, tmp_path, Plain(copy.deepcopy(net), optimizer))
-    assert_same(module, expected)
-    assert loop.round_index == 3
+    expected, _ = sharing_by_hand(net, (), with_optimizer(optimizer), uniform=weighting == "uniform")
+    loop = of_three(aggregator=FedAvg(weighting))
+    assert_same(fit(loop, tmp_path, Plain(copy.deepcopy(net), optimizer), unequal_data(), ROUNDS).net, expected)
+    assert loop.round_index == ROUNDS
 
 
 def test_server_lr_moves_parameters_part_of_the_way_and_buffers_all_of_it(tmp_path: Path) -> None:
@@ -129,55 +86,13 @@ def test_replaced_loops_share_no_state(tmp_path: Path) -> None:
 
 
 def test_a_client_does_not_depend_on_who_else_is_in_the_cohort(tmp_path: Path) -> None:
-    class Only(UniformSampler):
-        def sample(
-            self, num_clients: int, contributions: Any, generator: torch.Generator, round_index: int = 0
-        ) -> Tensor:
-            return torch.tensor([1])
-
     everyone, alone = KeepUpdates(), KeepUpdates()
     fit(FederatedLoop(everyone, seed=1), tmp_path, Plain(network(dropout=0.5)), rounds=1)
-    fit(FederatedLoop(alone, sampler=Only(1), seed=1), tmp_path, Plain(network(dropout=0.5)), rounds=1)
+    fit(FederatedLoop(alone, sampler=FixedCohort([1]), seed=1), tmp_path, Plain(network(dropout=0.5)), rounds=1)
     assert torch.equal(everyone.rounds[0][1], alone.rounds[0][1])
 
 
 # ---- metric to weight and back
-
-
-def test_shapfed_weighs_a_round_with_the_contributions_of_the_rounds_before(tmp_path: Path) -> None:
-    """Algorithm 1's order, recomputed from the clients' own vectors."""
-    seen: list[tuple[Any, Tensor | None, Tensor]] = []
-
-    class Recorded(ShapFedWA):
-        def weights(self, round: Any, contributions: Any) -> Tensor:
-            weights = super().weights(round, contributions)
-            before = contributions.get("cssv")
-            seen.append((round, None if before is None else before.clone(), weights))
-            return weights
-
-    loop = FederatedLoop(Recorded("cssv"), {"cssv": ClassSpecificShapley(momentum=0.5)}, seed=1)
-    module = fit(loop, tmp_path, rounds=4)
-    running = None
-    for r, (round, before, weights) in enumerate(seen):
-        if r == 0:
-            assert before is None
-            torch.testing.assert_close(weights, torch.full((3,), 1 / 3))
-        else:
-            torch.testing.assert_close(before, running)
-            torch.testing.assert_close(weights, participant_weights(running)[1].to(weights))
-        w = weights.to(round.client_vectors)
-        heads = round.space.head.rows(round.client_vectors - round.global_vector)
-        now = class_specific_shapley(heads, torch.einsum("k,kmd->md", w, heads))
-        running = now if running is None else 0.5 * running + 0.5 * now
-        if r + 1 < len(seen):
-            torch.testing.assert_close(seen[r + 1][0].global_vector, w @ round.client_vectors, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(loop.metrics["cssv"].compute(), running)
-    torch.testing.assert_close(loop.contributions["cssv"].by_class, running)
-    torch.testing.assert_close(loop.weights, seen[-1][2].float())
-    last, _, weights = seen[-1]
-    torch.testing.assert_close(
-        loop.space.read(module), weights.to(last.client_vectors) @ last.client_vectors, rtol=1e-5, atol=1e-6
-    )
 
 
 def test_source_weights_compares_weights(tmp_path: Path) -> None:
@@ -233,22 +148,6 @@ def test_clients_own_models_are_evaluated_on_their_own_test_split(tmp_path: Path
         }
         assert {name: scores[client].item() for name, scores in loop.client_scores.items()} == pytest.approx(expected)
     assert not torch.equal(before, vector(module))
-
-
-# ---- optimizers and schedulers
-
-
-def test_kept_optimizers_remember_reset_ones_do_not(tmp_path: Path) -> None:
-    runs = {
-        policy: fit(FederatedLoop(optimizer_state=policy, seed=1), tmp_path, rounds=2)
-        for policy in ("reset", "persist")
-    }
-    assert not torch.equal(vector(runs["reset"]), vector(runs["persist"]))
-    once = {
-        policy: fit(FederatedLoop(optimizer_state=policy, seed=1), tmp_path, rounds=1)
-        for policy in ("reset", "persist")
-    }
-    assert torch.equal(vector(once["reset"]), vector(once["persist"]))
 
 
 # ---- memory

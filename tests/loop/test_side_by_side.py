@@ -12,6 +12,7 @@ import pytest
 import torch
 from sifted import slow_except
 from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 from toys import Plain, adam, network, toy_data, trainer_for
 
 from flsv import FederatedLoop, Reporting
@@ -25,30 +26,28 @@ from flsv.aggregation import (
     ShapFedWA,
     ShapleySoftmax,
     ShapleyWeighted,
-    TrimmedMean,
 )
-from flsv.attacks import Alignment, FreeRider, MinMax, Scaling, SignFlip
+from flsv.attacks import Alignment, FreeRider, MinMax, Scaling
 from flsv.clients.algorithms import Ditto, FedProx
-from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError
 from flsv.filters import NormCap, OutlierFilter, SampleCap
 from flsv.functional.shapley.game import all_coalitions
 from flsv.games.retraining import RetrainedUtility
-from flsv.loop.side_by_side import CoalitionTraining, NotSideBySide, SideBySideUtility, check_same
+from flsv.loop.side_by_side import NotSideBySide, SideBySideUtility, check_same
 from flsv.metrics import ClassSpecificShapley, CosineGradientShapley, SurrogateFederatedShapley, WassersteinContribution
 from flsv.personalization import Standalone
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import FixedCohort
 from flsv.uploads import TopK
 
-MASKS = all_coalitions(3)
+#: Nobody, one client, two, and all.
+MASKS = all_coalitions(3)[[0, 2, 5, 7]]
 
 
 def alone(
     folder: Path,
     make: Any = dict,
     module: L.LightningModule | None = None,
-    data: FederatedDataModule | None = None,
     metric: str = "negative_loss",
     mode: Any = None,
     **options: Any,
@@ -59,7 +58,7 @@ def alone(
         loop = FederatedLoop(**make(), sampler=cohort, seed=5, reporting=Reporting(table=False))
         return trainer_for(loop, folder, rounds=2, limit_val_batches=0, **options)
 
-    data = toy_data((4, 3, 3), server_val=0.3) if data is None else data
+    data = toy_data((4, 3, 3), server_val=0.3)
     return RetrainedUtility(trainer, module or Plain(network(batch_norm=False)), data, metric, mode=mode)
 
 
@@ -69,24 +68,17 @@ def cssv() -> dict[str, Any]:
 
 FEDERATIONS: dict[str, Any] = {
     "FedAvg": dict,
-    "uniform": lambda: {"aggregator": FedAvg(weighting="uniform")},
-    "server_lr": lambda: {"aggregator": FedAvg(server_lr=0.5)},
-    "two epochs": lambda: {"local_epochs": 2},
-    "no filters": lambda: {"filters": []},
+    "server_lr": lambda: {"aggregator": FedAvg("uniform", server_lr=0.5)},
     "ShapFed-WA": cssv,
-    "geometric median": lambda: {"aggregator": GeometricMedian()},
-    "trimmed mean": lambda: {"aggregator": TrimmedMean(0.34)},
     "FedAdam": lambda: {"aggregator": FedAdam(lr=0.02)},
     "FedNova": lambda: {"aggregator": FedNova()},
     "CGSV": lambda: {"aggregator": CGSV(scale=0.1), "metrics": {"cgsv": CosineGradientShapley()}},
     "buckets": lambda: {"aggregator": Bucketing(GeometricMedian())},
-    "by distance to the server's data": lambda: {
+    "distance to the server's data": lambda: {
         "aggregator": ShapleySoftmax("distance"),
         "metrics": {"distance": WassersteinContribution()},
     },
     "FedProx": lambda: {"client_algorithm": FedProx(0.5), "local_epochs": 2},
-    "FedProx and FedAdam": lambda: {"client_algorithm": FedProx(0.5), "aggregator": FedAdam(lr=0.02)},
-    "sign flip": lambda: {"uploads": [SignFlip(clients=[1])]},
     "alignment, which remembers": lambda: {"uploads": [Alignment(clients=[0])]},
     "free rider": lambda: {"uploads": [FreeRider(mode="noise", scale=0.5, clients=[2])]},
     "privacy": lambda: {"uploads": [GaussianPrivacy(1.0, 0.1)]},
@@ -104,20 +96,20 @@ def both(folder: Path, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.T
 
 
 #: One of each way in which coalitions could come to something else.
-FAST = ("FedAvg", "two epochs", "ShapFed-WA", "FedAdam", "FedProx", "CGSV", "privacy", "error feedback", "excluded")
+FAST = ("FedAvg", "ShapFed-WA", "FedAdam", "FedProx", "CGSV", "privacy", "error feedback", "excluded")
 
 
 @pytest.mark.parametrize("name", slow_except(FAST, FEDERATIONS))
 def test_the_same_as_one_after_the_other(tmp_path: Path, name: str) -> None:
     found, expected = both(tmp_path, FEDERATIONS[name])
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    assert expected.unique().numel() > 5  # the coalitions do differ
+    assert expected.unique().numel() > 2  # the coalitions do differ
 
 
 @pytest.mark.parametrize("filters", [[], [OutlierFilter()]], ids=["none", "outliers"])
 def test_who_drowns_the_others_is_left_out(tmp_path: Path, filters: list[Any]) -> None:
     """Whatever the threshold, where an upload may be changed to that."""
-    masks = MASKS[~(MASKS[:, 1] & (MASKS.sum(1) == 1))]
+    masks = MASKS[[0, 2, 3]]  # not the client alone
 
     def make() -> dict[str, Any]:
         return {"uploads": [Scaling(1e15, clients=[1])], "filters": filters}
@@ -133,27 +125,19 @@ class Noisy(Plain):
         return (x + 0.1 * torch.randn_like(x), y) if self.trainer.training else batch
 
 
+def rows_of(*args: Any, **kwargs: Any) -> Any:
+    return lambda: Plain(network(batch_norm=False), *args, **kwargs)
+
+
 MODULES: dict[str, Any] = {
-    "BatchNorm": {"module": partial(Plain, network(batch_norm=True))},
-    "Adam": {"module": partial(Plain, network(batch_norm=False), adam)},
-    "clipped": {"module": partial(Plain, network(batch_norm=False)), "gradient_clip_val": 0.1},
-    "schedule of rounds": {
-        "module": partial(
-            Plain, network(batch_norm=False), scheduler=partial(torch.optim.lr_scheduler.StepLR, step_size=1)
-        )
-    },
-    "schedule of steps": {
-        "module": partial(
-            Plain,
-            network(batch_norm=False),
-            scheduler=partial(torch.optim.lr_scheduler.StepLR, step_size=3, gamma=0.5),
-            interval="step",
-        )
-    },
-    "dropout": {"module": partial(Plain, network(batch_norm=False, dropout=0.5))},
+    "BatchNorm": {"module": Plain},
+    "Adam": {"module": rows_of(adam)},
+    "clipped": {"module": rows_of(), "gradient_clip_val": 0.1},
+    "schedule of rounds": {"module": rows_of(scheduler=partial(StepLR, step_size=1))},
+    "schedule of steps": {"module": rows_of(scheduler=partial(StepLR, step_size=3, gamma=0.5), interval="step")},
     "augmentation and dropout": {"module": lambda: Noisy(network(batch_norm=False, dropout=0.5))},
-    "mixed precision": {"module": partial(Plain, network(batch_norm=False)), "precision": "bf16-mixed", "rtol": 0.02},
-    "few batches": {"module": partial(Plain, network(batch_norm=False)), "limit_train_batches": 2},
+    "mixed precision": {"module": rows_of(), "precision": "bf16-mixed", "rtol": 0.02},
+    "few batches": {"module": rows_of(), "limit_train_batches": 2},
 }
 
 
@@ -165,25 +149,21 @@ def test_modules_and_trainers(tmp_path: Path, name: str) -> None:
     torch.testing.assert_close(found, expected, rtol=rtol, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["schedule of rounds", "schedule of steps"])
-def test_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    def module() -> Plain:
-        return MODULES[name]["module"]()
+def test_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def utilities() -> torch.Tensor:
+        return SideBySideUtility(alone(tmp_path, module=MODULES["schedule of steps"]["module"]()), 5)(MASKS)
 
-    whole = SideBySideUtility(alone(tmp_path, module=module()), 5)(MASKS)
-    size = sum(p.numel() for p in module().parameters()) * 4
-    monkeypatch.setattr("flsv.loop.side_by_side.BYTES", 6 * 4 * size)  # four at a time, eight and three of them
+    whole = utilities()
+    size = sum(p.numel() for p in network(batch_norm=False).parameters()) * 4
+    monkeypatch.setattr("flsv.loop.side_by_side.BYTES", 6 * 4 * size)  # four at a time, four and three of them
     monkeypatch.setattr("flsv.loop.side_by_side.LEAST", 4)
-    parts = SideBySideUtility(alone(tmp_path, module=module()), 5)(MASKS)
-    torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(utilities(), whole, rtol=1e-4, atol=1e-5)
     monkeypatch.setattr("flsv.loop.side_by_side.LEAST", 5)
     with pytest.raises(NotSideBySide, match="too large to train at once"):
-        SideBySideUtility(alone(tmp_path, module=module()), 5)(MASKS)
+        utilities()
 
 
 class Fussy(Plain):
-    """Looks at what a row of a batched model does not have."""
-
     def __init__(self) -> None:
         super().__init__(network(batch_norm=False))
 
@@ -191,23 +171,6 @@ class Fussy(Plain):
         if type(self.net[0].weight) is not nn.Parameter:
             raise KeyError("a weight that is no parameter")
         return super().training_step(batch, batch_idx)
-
-
-def test_whatever_a_step_raises_of_rows_is_a_reason(tmp_path: Path) -> None:
-    with pytest.raises(NotSideBySide, match="KeyError: 'a weight that is no parameter'"):
-        SideBySideUtility(alone(tmp_path, module=Fussy()), 5)(MASKS)
-
-
-class ByHand(Plain):
-    def __init__(self) -> None:
-        super().__init__(network(batch_norm=False))
-        self.automatic_optimization = False
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        optimizer: Any = self.optimizers()
-        optimizer.zero_grad()
-        self.manual_backward(super().training_step(batch, batch_idx))
-        optimizer.step()
 
 
 class Annealed(Plain):
@@ -224,27 +187,10 @@ class Annealed(Plain):
         return super().training_step(batch, batch_idx) * self.share
 
 
-REFUSED: dict[str, tuple[Any, Any, str]] = {
-    "personalizer": (lambda: {"personalizer": Standalone()}, None, "gives each client a start point of its own"),
-    "algorithm": (lambda: {"client_algorithm": Ditto()}, None, "client_algorithm=Ditto"),
-    "optimizers": (lambda: {"optimizer_state": "persist"}, None, "optimizers go on"),
-    "colluders": (lambda: {"uploads": [MinMax(clients=[0])]}, None, "compare the updates of one cohort"),
-    "a game in every round": (
-        lambda: {"aggregator": ShapleyWeighted("ssv"), "metrics": {"ssv": SurrogateFederatedShapley()}},
-        None,
-        r"metrics \['ssv'\] evaluate models in every round",
-    ),
-    "steps by hand": (dict, ByHand, "steps its optimizers itself"),
-    "hooks between rounds": (dict, Annealed, "comes to another model than the run itself"),
-    "a schedule by a value": (
-        dict,
-        lambda: Plateau(network(batch_norm=False), scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau),
-        "ReduceLROnPlateau steps by a value",
-    ),
-}
-
-
 class Plateau(Plain):
+    def __init__(self) -> None:
+        super().__init__(network(batch_norm=False), scheduler=ReduceLROnPlateau)
+
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         loss = super().training_step(batch, batch_idx)
         self.log("loss", loss)
@@ -256,6 +202,22 @@ class Plateau(Plain):
         return made
 
 
+def by_values() -> dict[str, Any]:
+    return {"aggregator": ShapleyWeighted("ssv"), "metrics": {"ssv": SurrogateFederatedShapley()}}
+
+
+REFUSED: dict[str, tuple[Any, Any, str]] = {
+    "personalizer": (lambda: {"personalizer": Standalone()}, None, "gives each client a start point of its own"),
+    "algorithm": (lambda: {"client_algorithm": Ditto()}, None, "client_algorithm=Ditto"),
+    "optimizers": (lambda: {"optimizer_state": "persist"}, None, "optimizers go on"),
+    "colluders": (lambda: {"uploads": [MinMax(clients=[0])]}, None, "compare the updates of one cohort"),
+    "a game in every round": (by_values, None, r"metrics \['ssv'\] evaluate models in every round"),
+    "hooks between rounds": (dict, Annealed, "comes to another model than the run itself"),
+    "whatever a step raises": (dict, Fussy, "KeyError: 'a weight that is no parameter'"),
+    "a schedule by a value": (dict, Plateau, "ReduceLROnPlateau steps by a value"),
+}
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(tmp_path: Path, name: str) -> None:
     make, module, match = REFUSED[name]
@@ -264,21 +226,13 @@ def test_refused(tmp_path: Path, name: str) -> None:
         SideBySideUtility(game, 5)(MASKS)
 
 
-def test_a_schedule_that_is_not_stepped_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = MODULES["schedule of rounds"]["module"]()
-    monkeypatch.setattr(CoalitionTraining, "_step_schedules", lambda *_: None)
-    with pytest.raises(NotSideBySide, match="comes to another model"):
-        SideBySideUtility(alone(tmp_path, module=module), 5)(MASKS)
-
-
 def test_by_what_the_module_logs(tmp_path: Path) -> None:
     one, other = (alone(tmp_path, metric="val_acc", mode="max") for _ in range(2))
     torch.testing.assert_close(SideBySideUtility(other, 5)(MASKS), one(MASKS), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
-def test_two_ways_may_be_as_far_apart_as_rounding_drives_them(scale: float) -> None:
-    start, real = torch.zeros(8), torch.ones(8) * scale
+def test_two_ways_may_be_as_far_apart_as_rounding_drives_them() -> None:
+    start, real = torch.zeros(8), torch.ones(8) * 1e-3
     for off, nudged, fine in [(0.005, 0.0, True), (0.05, 0.0, False), (0.05, 0.02, True), (0.05, 0.01, False)]:
         mine = real * (1 + off)
         models = torch.stack([mine, start, mine + nudged * real])

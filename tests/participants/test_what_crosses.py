@@ -18,24 +18,16 @@ ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "configs"
 NO_ALGORITHM = {"cifar10_resnet34", "digits", "fashion_mnist", "quickstart", "value"}
 ALGORITHMS = sorted({path.stem for path in CONFIGS.glob("*.yaml")} - NO_ALGORITHM)
-QUICK = {
-    "trainer.max_epochs": 3,
-    "trainer.limit_train_batches": 1,
-    "trainer.limit_val_batches": 1,
-    "trainer.logger": "false",
-    "trainer.enable_checkpointing": "false",
-    "trainer.enable_progress_bar": "false",
-    "trainer.enable_model_summary": "false",
-    "federation.reporting.table": "false",
-    "federation.reporting.figures": 0,
-}
+QUICK = [
+    "--trainer.max_epochs=3", "--trainer.limit_train_batches=1", "--trainer.limit_val_batches=1",
+    "--trainer.logger=false", "--trainer.enable_checkpointing=false", "--trainer.enable_progress_bar=false",
+    "--trainer.enable_model_summary=false", "--federation.reporting={table: false, figures: 0}",
+]  # fmt: skip
 
 Crossed = set[tuple[str, str]]
 
 
 class Listening(L.Callback):
-    """What has crossed in any round."""
-
     def __init__(self, loop: FederatedLoop) -> None:
         self.loop, self.heard = loop, set[tuple[str, str]]()
 
@@ -70,8 +62,7 @@ def crossed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
     def run(algorithm: str, *before: str) -> Crossed:
         options = ["--config", str(CONFIGS / "digits.yaml"), *before]
-        options += ["--config", str(CONFIGS / f"{algorithm}.yaml"), *(f"--{key}={QUICK[key]}" for key in QUICK)]
-        cli = make_cli(options, run=False)
+        cli = make_cli([*options, "--config", str(CONFIGS / f"{algorithm}.yaml"), *QUICK], run=False)
         (loop,) = (each for each in cli.trainer.callbacks if isinstance(each, FederatedLoop))
         listening = Listening(loop)
         cli.trainer.callbacks.append(listening)

@@ -22,14 +22,15 @@ Batches = list[tuple[Tensor, Tensor]]
 
 @dataclass
 class PlainRound:
-    """A round after its clients have sent: the model ``x [P]``, and by client its row ``[P]`` and samples."""
+    """A round after its clients have sent: the model ``x [P]``, by client x and its update ``[P]``, samples, steps."""
 
     number: int
     x: Tensor
     rows: dict[int, Tensor]
     samples: dict[int, int]
+    steps: dict[int, int]
     class_counts: Tensor
-    #: What a rule keeps from round to round.
+    #: What a rule keeps from round to round: ``"starts"``, by client, where it is not x.
     memory: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -64,13 +65,15 @@ def replay(net: nn.Module, rule: Rule, train: Train = sgd, send: Send | None = N
     data, server, memory = unequal_data(), copy.deepcopy(net), dict[str, Any]()
     for r in range(ROUNDS):
         x = parameters_to_vector(server.parameters()).detach()
-        rows = {}
+        rows, steps = {}, {}
         for i in cohort(r):
-            client = copy.deepcopy(server)
-            train(client, list(batches(data, r, i)))
-            rows[i] = parameters_to_vector(client.parameters()).detach()
+            client, given = copy.deepcopy(server), list(batches(data, r, i))
+            start = memory.get("starts", {}).get(i, x)
+            vector_to_parameters(start.clone(), client.parameters())
+            train(client, given)
+            rows[i], steps[i] = x + parameters_to_vector(client.parameters()).detach() - start, len(given)
         samples = {i: int(data.num_samples[i]) for i in rows}
-        made = PlainRound(r, x, rows, samples, data.class_counts, memory)
+        made = PlainRound(r, x, rows, samples, steps, data.class_counts, memory)
         if send is not None:
             send(made)
         vector_to_parameters(rule(made), server.parameters())

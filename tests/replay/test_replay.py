@@ -1,5 +1,5 @@
-"""Aggregators, client algorithms and uploads that no test of their own replays: a fit under partial participation,
-unequal steps and an attack, whole and resumed after two of four rounds, against a plain loop."""
+"""Aggregators, client algorithms and uploads against a plain loop: a fit under partial participation, unequal steps and
+an attack, whole and resumed after two of four rounds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from by_hand import COHORT, LOCAL_EPOCHS, ROUNDS, SEED, unequal_data
-from replay.plain import CLIENTS, Batches, PlainRound, Rule, Send, Train, replay, sgd
+from replay.plain import CLIENTS, MOMENTUM, Batches, PlainRound, Rule, Send, Train, replay, sgd
 from resume_run import checkpoints
 from torch import Tensor, nn
 from toys import Plain, fit, network, vector
@@ -24,23 +24,28 @@ from flsv.aggregation import (
     Aggregator,
     Bucketing,
     DivergenceWeighted,
+    FedAdam,
     FedAvg,
+    FedAvgM,
+    FedBuff,
     FedCE,
+    FedNova,
+    FedYogi,
     GeometricMedian,
     ShapFedWA,
     ShapleySoftmax,
     ShapleyWeighted,
+    StaleStarts,
     TrimmedMean,
 )
-from flsv.attacks import ALittleIsEnough, FreeRider, InnerProductManipulation, MinMax, Scaling, SignFlip
+from flsv.attacks import ALittleIsEnough, InnerProductManipulation, MinMax, SignFlip
 from flsv.clients.algorithms import FedProx, MoreauSGD
 from flsv.loop import FederatedLoop
 from flsv.metrics import ContributionMetric, CosineGradientShapley
 from flsv.metrics.base import latest
-from flsv.privacy import GaussianPrivacy
 from flsv.sampling import UniformSampler
 from flsv.seeding import generator_for
-from flsv.uploads import Upload
+from flsv.uploads import Quantized, TopK, Upload
 
 
 class Moved(ContributionMetric):
@@ -60,8 +65,6 @@ class Moved(ContributionMetric):
 
 
 class MovedByClass(Moved):
-    """The same times 1, 2, 3: ``[n, M]``."""
-
     per_class = True
 
     def compute(self) -> Tensor:
@@ -163,8 +166,41 @@ def estimated(round: PlainRound) -> Tensor:
     return round.moved([kept[i] / sum(kept[j] for j in round.clients) for i in round.clients])
 
 
+def normalized(round: PlainRound) -> Tensor:
+    """FedNova, equation 4: what a client's gradients count in its update adds up to |a|; the mean of it is gone."""
+    lengths = [sum(MOMENTUM**k for first in range(n) for k in range(n - first)) for n in round.steps.values()]
+    effective = sum(p * length for p, length in zip(shares(round), lengths))
+    return round.moved([effective * p / length for p, length in zip(shares(round), lengths)])
+
+
+def buffered(round: PlainRound) -> Tensor:
+    """FedBuff, algorithm 1: updates from models that are tau steps old weigh (1 + tau)^-1/2; the newest goes back."""
+    versions, starts = (round.memory.setdefault(name, {}) for name in ("versions", "starts"))
+    stale = [round.number - versions.get(i, round.number) for i in round.clients]
+    model = round.moved([(1 + tau) ** -0.5 / COHORT for tau in stale])
+    versions.update(dict.fromkeys(round.clients, round.number + 1))
+    starts.update(dict.fromkeys(round.clients, model))
+    return model
+
+
+def optimized(rule: str, lr: float) -> Rule:
+    """Reddi et al., algorithms 1 and 2, with beta1 = 0.9, beta2 = 0.5, tau = 1e-3."""
+
+    def step(round: PlainRound) -> Tensor:
+        kept, delta = round.memory, averaged(round) - round.x
+        if rule == "momentum":
+            kept["m"] = 0.9 * kept.get("m", 0.0) + delta
+            return round.x + lr * kept["m"]
+        kept["m"] = 0.9 * kept.get("m", 0.0) + 0.1 * delta
+        v = kept.get("v", torch.full_like(delta, 1e-6))
+        adam = 0.5 * v + 0.5 * delta**2
+        kept["v"] = adam if rule == "adam" else v - 0.5 * delta**2 * torch.sign(v - delta**2)
+        return round.x + lr * kept["m"] / (kept["v"].sqrt() + 1e-3)
+
+    return step
+
+
 def flipped(round: PlainRound) -> None:
-    """Client 1's update is the opposite."""
     change(round, 1, lambda d: -d)
 
 
@@ -173,17 +209,40 @@ def change(round: PlainRound, client: int, how: Callable[[Tensor], Tensor]) -> N
         round.rows[client] = round.x + how(round.rows[client] - round.x)
 
 
-def scaled(round: PlainRound) -> None:
-    change(round, 1, lambda d: 4.0 * d)
+def compressed(compress: Callable[[Tensor, int, int], Tensor], feedback: bool = True) -> Send:
+    """p = d + e, C(p), e = p - C(p)."""
+
+    def send(round: PlainRound) -> None:
+        errors = round.memory.setdefault("errors", {})
+        for i in round.clients:
+            p = round.rows[i] - round.x + errors.get(i, 0.0)
+            sent = compress(p, round.number, i)
+            errors[i] = p - sent if feedback else 0.0
+            round.rows[i] = round.x + sent
+
+    return send
 
 
-def idle(round: PlainRound) -> None:
-    change(round, 1, torch.zeros_like)
+def largest(p: Tensor, number: int, client: int) -> Tensor:
+    """The tenth of the largest magnitude, by sorting."""
+    kept = set(sorted(range(len(p)), key=lambda j: -abs(p[j]))[: math.ceil(0.1 * len(p))])
+    return torch.stack([each if j in kept else torch.zeros(()) for j, each in enumerate(p)])
 
 
-def clipped(round: PlainRound) -> None:
-    for i in round.clients:
-        change(round, i, lambda d: d * min(1.0, 0.3 / float(d.norm())))
+def rounded(bits: int, stochastic: bool) -> Callable[[Tensor, int, int], Tensor]:
+    """Bucket by bucket of 16."""
+
+    def compress(p: Tensor, number: int, client: int) -> Tensor:
+        levels, shape = 2 ** (bits - 1) - 1, (-(-len(p) // 16), 16)
+        noise = torch.rand(shape, generator=generator_for(SEED, "compression", 0, number, client))
+        sent = []
+        for part, own in zip(p.split(16), noise):
+            scale = part.abs().max() / levels
+            u = own[: len(part)] if stochastic else 0.5
+            sent.append((part / scale + u).floor().clamp(-levels, levels) * scale)
+        return torch.cat(sent)
+
+    return compress
 
 
 def little(round: PlainRound) -> None:
@@ -251,8 +310,6 @@ def moreau(net: nn.Module, epochs: Batches) -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """A federation, and what it is by hand."""
-
     rule: Rule = averaged
     make: Callable[[], Aggregator] = FedAvg
     train: Train = sgd
@@ -278,11 +335,17 @@ CASES: dict[str, Case] = {
     "ShapleySoftmax": Case(softmax, lambda: ShapleySoftmax("moved", 0.7, 0.5), options=reads(Moved)),
     "ShapleyWeighted": Case(weighted_by_chance, lambda: ShapleyWeighted("moved"), options=reads(Moved)),
     "FedCE": Case(estimated, lambda: FedCE("moved"), options=reads(Moved)),
+    "FedNova": Case(normalized, FedNova),
+    "FedBuff": Case(buffered, FedBuff, options=lambda: {"personalizer": StaleStarts()}),
+    "FedAvgM": Case(optimized("momentum", 0.5), lambda: FedAvgM(lr=0.5)),
+    "FedAdam": Case(optimized("adam", 0.03), lambda: FedAdam(lr=0.03, beta2=0.5)),
+    "FedYogi": Case(optimized("yogi", 0.03), lambda: FedYogi(lr=0.03, beta2=0.5)),
     "FedProx": Case(train=proximal, options=lambda: {"client_algorithm": FedProx(mu=0.5)}),
     "MoreauSGD": Case(train=moreau, optimizer=lambda p: MoreauSGD(p, lr=0.05, outer_lr=0.1, lamda=3.0, inner_steps=2)),
-    "Scaling": Case(send=scaled, uploads=lambda: [Scaling(4.0, clients=[1])]),
-    "FreeRider": Case(send=idle, uploads=lambda: [FreeRider(clients=[1])]),
-    "GaussianPrivacy": Case(send=clipped, uploads=lambda: [GaussianPrivacy(clip=0.3, noise_multiplier=0.0)]),
+    "TopK": Case(send=compressed(largest), uploads=lambda: [TopK(0.1)]),
+    "TopK alone": Case(send=compressed(largest, feedback=False), uploads=lambda: [TopK(0.1, error_feedback=False)]),
+    "nearest": Case(send=compressed(rounded(4, False)), uploads=lambda: [Quantized(4, 16, stochastic=False)]),
+    "stochastic": Case(send=compressed(rounded(8, True)), uploads=lambda: [Quantized(8, 16)]),
     "ALittleIsEnough": Case(send=little, uploads=lambda: [ALittleIsEnough(clients=[0, 2, 4])]),
     "MinMax": Case(send=min_max, uploads=lambda: [MinMax(clients=[0, 2])]),
     "InnerProductManipulation": Case(send=opposite, uploads=lambda: [InnerProductManipulation(1.0, clients=[0, 2])]),

@@ -1,12 +1,29 @@
-"""Round: what is derived from the clients' vectors, against the formulas written out."""
+"""Round: what is derived from the clients' vectors, in memory or in a file; what the server leaves as it is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from toys import fit, toy_data, vector
 
+from flsv import FederatedLoop
+from flsv.aggregation import Aggregator, FedAdam
+from flsv.attacks import ALittleIsEnough, Scaling
 from flsv.errors import ConfigurationError
+from flsv.filters import MultiKrum, OutlierFilter
+from flsv.metrics import ClassSpecificShapley, ContributionEstimation, CumulativeShapley
 from flsv.parameters import ParameterSpace
-from flsv.round import VOCABULARY, Round, stage_of
+from flsv.participants import Channel
+from flsv.round import VOCABULARY, FederationState, Round, matrix, stage_of
+from flsv.round.matrix import copied_rows, empty_rows
+from flsv.server import ContributionMetrics
+from flsv.server.round_server import RoundServer
 
 
 def make_round(starts: bool = False, module: nn.Module | None = None) -> Round:
@@ -32,30 +49,18 @@ def test_updates_and_heads_count_from_where_the_client_started(starts: bool) -> 
     expected = round.space.head.rows(round.client_updates)
     assert torch.equal(round.client_heads, expected)
     assert round.client_heads.shape == (2, 3, 7)
+    torch.testing.assert_close(round.matrix.norms(), round.client_updates.double().norm(dim=1))
 
 
-def test_combine_is_the_weighted_mean_when_the_weights_sum_to_one() -> None:
+def test_combine_moves_parameters_by_the_weighted_updates_and_averages_buffers() -> None:
+    """Whatever the weights sum to: running statistics are never extrapolated."""
     round = make_round()
-    weights = torch.tensor([0.25, 0.75])
-    expected = 0.25 * round.client_vectors[0] + 0.75 * round.client_vectors[1]
-    torch.testing.assert_close(round.combine(weights), expected)
-
-
-def test_combine_moves_parameters_by_the_weighted_updates_whatever_the_sum() -> None:
-    round = make_round()
-    x, cut = round.global_vector, round.space.num_parameters
+    x, cut, (one, other) = round.global_vector, round.space.num_parameters, round.client_vectors
+    torch.testing.assert_close(round.combine(torch.tensor([0.25, 0.75])), 0.25 * one + 0.75 * other)
     result = round.combine(torch.tensor([0.5, 1.5]))
-    expected = x + 0.5 * (round.client_vectors[0] - x) + 1.5 * (round.client_vectors[1] - x)
-    torch.testing.assert_close(result[:cut], expected[:cut])
-
-
-def test_combine_never_extrapolates_running_statistics() -> None:
-    round = make_round()
-    cut = round.space.num_parameters
-    result = round.combine(torch.tensor([1.0, 3.0]))
-    torch.testing.assert_close(result[cut:], (0.25 * round.client_vectors[0] + 0.75 * round.client_vectors[1])[cut:])
-    nothing = round.combine(torch.zeros(2))
-    torch.testing.assert_close(nothing, round.global_vector)
+    torch.testing.assert_close(result[:cut], (x + 0.5 * (one - x) + 1.5 * (other - x))[:cut])
+    torch.testing.assert_close(result[cut:], (0.25 * one + 0.75 * other)[cut:])
+    torch.testing.assert_close(round.combine(torch.zeros(2)), x)
 
 
 def test_what_clients_agree_on_is_not_taken_over_where_nobody_has_a_weight() -> None:
@@ -98,3 +103,104 @@ def test_server_fields_exist_only_after_aggregation() -> None:
 def test_no_head() -> None:
     with pytest.raises(ConfigurationError, match="no linear layer"):
         _ = make_round(module=nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))).client_heads
+
+
+# ---- A cohort whose models lie in a file: the same numbers, no trace of the file, and a full disk said before it kills
+
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="files are mapped on Linux only")
+
+
+def in_a_file(rows: Tensor) -> bool:
+    return rows.untyped_storage().filename is not None
+
+
+class Seen(ClassSpecificShapley):
+    round_fields = {"client_vectors": lambda round: round.client_vectors}  # noqa: RUF012
+
+    def update(self, client_ids: Any, client_heads: Any, server_head: Any, client_vectors: Any) -> None:
+        self.lay = [*getattr(self, "lay", []), in_a_file(client_vectors)]
+        super().update(client_ids, client_heads, server_head)
+
+
+def run(folder: Path, **options: Any) -> tuple[Tensor, dict[str, Tensor], list[bool]]:
+    metrics = {"cssv": Seen(), "sums": CumulativeShapley(), "else": ContributionEstimation()}
+    data = toy_data((1,) * 6, server_val=0.2, client_val=0.2)
+    module = fit(FederatedLoop(metrics=metrics, seed=0, **options), folder, data=data, rounds=2)
+    return vector(module), {name: each.compute() for name, each in metrics.items()}, metrics["cssv"].lay
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        lambda: {"aggregator": FedAdam()},
+        lambda: {"filters": [OutlierFilter(), MultiKrum(1, keep=3)]},
+        lambda: {"uploads": [ALittleIsEnough(clients=[0, 1])]},
+        lambda: {"uploads": [Scaling(1e30, clients=[1])], "filters": [OutlierFilter(exclude=True)]},
+    ],
+    ids=["FedAdam", "some are left out", "some collude", "one is far too large"],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_the_same_to_the_bit(
+    options: Callable[[], dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, values, seen = run(tmp_path / "memory", **options())
+    assert seen == [False, False]
+    monkeypatch.setattr(matrix, "LARGE", 0)
+    mapped, again, lay = run(tmp_path / "file", **options())
+    assert lay == [True, True]
+    assert torch.equal(mapped, model)
+    torch.testing.assert_close(again, values, rtol=0, atol=0, equal_nan=True)
+    assert not list(tmp_path.rglob(".flsv-cohort*"))
+
+
+def test_files_have_no_name_and_copies_lie_in_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = empty_rows(3, torch.zeros(4), tmp_path)
+    assert (in_a_file(few), in_a_file(copied_rows(few))) == (False, False)
+    monkeypatch.setattr(matrix, "LARGE", 0)
+    rows = empty_rows(3, torch.zeros(4, dtype=torch.bfloat16), tmp_path)
+    rows[:] = torch.arange(12).view(3, 4)
+    copy = copied_rows(rows, torch.tensor([2, 0]))
+    rows.zero_()
+    assert copy.tolist() == [[8, 9, 10, 11], [0, 1, 2, 3]]
+    assert (in_a_file(rows), in_a_file(copy)) == (True, True)
+    assert not list(tmp_path.iterdir())
+    assert len(empty_rows(2, torch.zeros(4), "s3://elsewhere")) == 2
+
+
+def test_a_control_groups_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, limit = matrix.memory_bytes(), tmp_path / "memory.max"
+    monkeypatch.setattr(matrix, "GROUP_LIMIT", limit)
+    limit.write_text("max\n")
+    assert matrix.memory_bytes() >= machine
+    limit.write_text("4096\n")
+    assert matrix.memory_bytes() == 4096
+
+
+# ---- The server's part of a round leaves what clients have sent as it is
+
+
+class First(Aggregator):
+    def weights(self, round: Round, contributions: Any) -> Tensor:
+        return torch.tensor([1.0, 0.0])
+
+    def aggregate(self, round: Round, contributions: Any) -> tuple[Tensor, Tensor]:
+        return round.client_vectors[0], self.weights(round, contributions)
+
+
+def test_an_aggregate_that_is_a_clients_model_leaves_that_model_alone() -> None:
+    """Part of the way to it, with buffers all the way, and metrics and clients still see what was sent."""
+    space = ParameterSpace(nn.BatchNorm1d(1))
+    models = torch.arange(2.0 * space.size).view(2, space.size)
+    before = models.clone()
+    start = torch.full((space.size,), 10.0)
+    aggregator = First(server_lr=0.5)
+    server = RoundServer(ContributionMetrics({}), {"aggregator": aggregator}, space, Channel())
+    round = Round(0, torch.arange(2), torch.tensor([1, 1]), start, models, space)
+    done = server.finish(round, FederationState(2, global_vector=start))
+    cut = space.num_parameters
+    assert 0 < cut < space.size
+    torch.testing.assert_close(done.server_vector[:cut], (before[0, :cut] + 10) / 2)  # type: ignore[index]
+    assert torch.equal(done.server_vector[cut:], before[0, cut:])  # type: ignore[index]
+    assert torch.equal(done.client_vectors, before)
+    assert start.eq(10).all()

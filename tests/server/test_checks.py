@@ -8,27 +8,28 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from data_options import grouped
+from lightning.pytorch.callbacks import LearningRateFinder, ModelPruning
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchmetrics import Metric
 from toys import Plain, fit, network, toy_data, toy_sets, trainer_for
 
-from flsv import ClientEvaluation, ConfigurationError, Reporting
+from flsv import ClientEvaluation, ConfigurationError
 from flsv.aggregation import CGSV, FedAvg, ShapFedWA, ShapleyWeighted
 from flsv.attacks import HeadAlignment, SignFlip
-from flsv.data import FederatedDataModule, IIDPartitioner
 from flsv.loop import FederatedLoop
 from flsv.metrics import (
     ClassSpecificShapley,
     ContributionEstimation,
+    ContributionMetric,
     CosineGradientShapley,
     DomainRelevance,
     PartialFederatedShapley,
 )
-from flsv.personalization import FedFomo, PFedSV, ShapFedPersonalizer, SparsifiedReward
+from flsv.participants import LocalData
+from flsv.personalization import FedFomo, PFedSV, ShapFedPersonalizer, Standalone
 from flsv.privacy import GaussianPrivacy
-from flsv.sampling import ShapleyImportanceSampler, SoftmaxSampler, UniformSampler
+from flsv.sampling import FullParticipation, SoftmaxSampler, UniformSampler
 from flsv.uploads import TopK
 
 
@@ -37,37 +38,42 @@ class NeverTrained(Plain):
         raise AssertionError("training had started")
 
 
-def refused(loop: FederatedLoop, folder: Path, match: str, net: Any = None, **kwargs: Any) -> None:
-    with pytest.raises(ConfigurationError, match=match):
-        fit(loop, folder, NeverTrained(net), **kwargs)
-
-
 def cssv(head: str | None = None) -> dict[str, Any]:
     return {"cssv": ClassSpecificShapley(head=head)}
 
 
-def test_a_metric_nobody_defines(tmp_path: Path) -> None:
-    refused(
-        FederatedLoop(ShapFedWA("cssv"), {"shapley": ClassSpecificShapley()}),
-        tmp_path,
-        r"aggregator ShapFedWA\(\) reads the metric 'cssv', which is not defined. Defined: \['shapley'\]",
-    )
+WIDE = nn.Sequential(nn.Linear(6, 7))
+NO_LINEAR = nn.Sequential(nn.Unflatten(1, (6, 1)), nn.Conv1d(6, 3, 1), nn.Flatten())
+EVALUATED = {"evaluation": ClientEvaluation(every=1)}
 
 
-def test_class_count_that_does_not_match_the_head(tmp_path: Path) -> None:
-    wide = nn.Sequential(nn.Linear(6, 7))
-    refused(FederatedLoop(metrics=cssv()), tmp_path, "the head 'net.0' has 7 rows and the data have 3 classes", wide)
-    refused(FederatedLoop(metrics=cssv("net.0")), tmp_path, "has 7 rows", wide)
-
-
-def test_unknown_head_and_no_linear_head(tmp_path: Path) -> None:
-    refused(
-        FederatedLoop(metrics=cssv("fc")),
-        tmp_path,
-        r"head='fc' is not a layer of the module. Its linear layers: \['net.0'",
-    )
-    no_linear = nn.Sequential(nn.Unflatten(1, (6, 1)), nn.Conv1d(6, 3, 1), nn.Flatten())
-    refused(FederatedLoop(metrics=cssv()), tmp_path, r"metrics \['cssv'\] need a classifier head", no_linear)
+@pytest.mark.parametrize(
+    ("loop", "match", "options"),
+    [
+        (
+            {"aggregator": ShapFedWA("cssv"), "metrics": {"shapley": ClassSpecificShapley()}},
+            r"aggregator ShapFedWA\(\) reads the metric 'cssv', which is not defined. Defined: \['shapley'\]",
+            {},
+        ),
+        ({"metrics": cssv()}, "the head 'net.0' has 7 rows and the data have 3 classes", {"net": WIDE}),
+        ({"metrics": cssv("fc")}, r"head='fc' is not a layer of the module. Its linear layers: \['net.0'", {}),
+        ({"metrics": cssv()}, r"metrics \['cssv'\] need a classifier head", {"net": NO_LINEAR}),
+        (
+            {"metrics": {"cssv": ClassSpecificShapley(num_clients=5, num_classes=3)}},
+            r"num_clients=5\) does not fit the federation, which has num_clients=3",
+            {},
+        ),
+        ({"sampler": UniformSampler(4)}, r"UniformSampler\(cohort_size=4\) cannot be met", {}),
+        (EVALUATED, r"clients \[0, 1, 2\] have none. Set .*client_test", {"data": toy_data(client_test=0)}),
+        ({}, "val_check_interval=0.5: in the middle of a round there is no global", {"val_check_interval": 0.5}),
+        ({}, "max_steps=7 would stop in the middle of a round", {"max_steps": 7}),
+        ({}, "LearningRateFinder tries training out", {"callbacks": [LearningRateFinder()]}),
+        ({}, "ModelPruning changes", {"callbacks": [ModelPruning("l1_unstructured")]}),
+    ],
+)
+def test_refused_before_training(tmp_path: Path, loop: dict[str, Any], match: str, options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=match):
+        fit(FederatedLoop(**loop), tmp_path, NeverTrained(options.pop("net", None)), **options)
 
 
 def test_a_head_that_is_not_linear_can_be_named(tmp_path: Path) -> None:
@@ -80,67 +86,18 @@ def test_a_head_that_is_not_linear_can_be_named(tmp_path: Path) -> None:
     assert loop.contributions["cssv"].by_class.shape == (3, 3)
 
 
-def test_metric_made_for_another_federation(tmp_path: Path) -> None:
-    refused(
-        FederatedLoop(metrics={"cssv": ClassSpecificShapley(num_clients=5, num_classes=3)}),
-        tmp_path,
-        r"num_clients=5\) does not fit the federation, which has num_clients=3",
-    )
-
-
-def test_cohort_larger_than_the_federation(tmp_path: Path) -> None:
-    refused(FederatedLoop(sampler=UniformSampler(4)), tmp_path, r"UniformSampler\(cohort_size=4\) cannot be met")
-
-
-def test_personal_evaluation_without_test_split_or_forward(tmp_path: Path) -> None:
-    loop = FederatedLoop(evaluation=ClientEvaluation(every=1))
-    refused(
-        loop,
-        tmp_path,
-        r"clients \[0, 1, 2\] have none. Set .*client_test",
-        data=toy_data(client_test=0),
-    )
-
-    class NoForward(L.LightningModule):
-        def training_step(self, batch: Any, batch_idx: int) -> None:
-            raise AssertionError("training had started")
-
-        def configure_optimizers(self) -> Any:
-            return None
-
-    with pytest.raises(ConfigurationError, match=r"calls NoForward.forward\(x\), which is not defined"):
-        fit(loop, tmp_path, NoForward())
-
-
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"val_check_interval": 0.5}, "val_check_interval=0.5: in the middle of a round there is no global model"),
-        ({"max_steps": 7}, "max_steps=7 would stop in the middle of a round"),
-    ],
-)
-def test_trainer_options_that_cut_a_round(tmp_path: Path, options: dict[str, Any], match: str) -> None:
-    refused(FederatedLoop(), tmp_path, match, **options)
-
-
-def test_more_than_one_process(tmp_path: Path) -> None:
+def test_more_than_one_process_and_data_that_are_not_federated(tmp_path: Path) -> None:
     trainer = trainer_for(FederatedLoop(), tmp_path)
+    said = r"trains on a FederatedDataModule, and got dataloaders. Wrap .*FederatedDataModule\(loader\.dataset, val="
+    with pytest.raises(ConfigurationError, match=said):
+        trainer.fit(NeverTrained(), DataLoader(toy_sets()[0], batch_size=8))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(trainer), "world_size", 2)
         with pytest.raises(ConfigurationError, match="runs in one process on one device, and the trainer has 2"):
             trainer.fit(NeverTrained(), toy_data())
 
 
-def test_data_that_are_not_federated(tmp_path: Path) -> None:
-    trainer = trainer_for(FederatedLoop(), tmp_path)
-    said = r"trains on a FederatedDataModule, and got dataloaders. Wrap .*FederatedDataModule\(loader\.dataset, val="
-    with pytest.raises(ConfigurationError, match=said):
-        trainer.fit(NeverTrained(), DataLoader(toy_sets()[0], batch_size=8))
-
-
 class Bare(L.LightningModule):
-    """Neither ``forward`` nor ``validation_step``."""
-
     def __init__(self) -> None:
         super().__init__()
         self.net = network(batch_norm=False)
@@ -161,73 +118,22 @@ LOGGED: dict[str, Any] = {"performance": "val_loss", "mode": "min"}
 
 
 @pytest.mark.parametrize(
-    ("kind", "metric", "said"),
+    ("kind", "loop", "said"),
     [
-        (Bare, PartialFederatedShapley(**LOGGED), r"validation_step, which is not defined\. Define it\. Class"),
-        (
-            Bare,
-            PartialFederatedShapley(),
-            r"forward\(x\), which is not defined\. Let it return the logits \[B, M\]\. C",
-        ),
-        (Bare, ContributionEstimation(), r"metrics \['mine'\] call Bare\.forward"),
+        (Bare, {"metrics": {"mine": PartialFederatedShapley(**LOGGED)}}, r"validation_step, .*\. Define it\. Class"),
+        (Bare, {"metrics": {"mine": PartialFederatedShapley()}}, r"forward\(x\), which .* logits \[B, M\]\. C"),
+        (Bare, {"metrics": {"mine": ContributionEstimation()}}, r"metrics \['mine'\] call Bare\.forward"),
         (
             Calls,
-            ContributionEstimation(performance="val_acc", mode="max"),
+            {"metrics": {"mine": ContributionEstimation(performance="val_acc", mode="max")}},
             r"metrics \['mine'\] ask .* Define it, or measure by forward\(x\): .*need neither",
         ),
+        (Bare, EVALUATED, r"calls Bare.forward\(x\), which is not defined"),
     ],
 )
-def test_a_module_that_metrics_cannot_evaluate_is_told_of_those_that_need_not(
-    tmp_path: Path, kind: Any, metric: Any, said: str
-) -> None:
-    data = toy_data(client_val=0.2)
+def test_a_module_that_cannot_be_evaluated(tmp_path: Path, kind: Any, loop: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
-        fit(FederatedLoop(metrics={"mine": metric}), tmp_path, kind(), data, rounds=1)
-
-
-def test_empty_client_too_many_clients_and_empty_validation_set(tmp_path: Path) -> None:
-    small = toy_sets(samples=12)[0]
-    for kwargs, match in (
-        ({"partitioner": IIDPartitioner(20)}, "20 clients"),
-        ({"partitioner": IIDPartitioner(10), "client_test": 0.5}, "client"),
-        ({"partitioner": IIDPartitioner(2), "server_val": 0.01}, "server_val=0.01"),
-    ):
-        refused(FederatedLoop(), tmp_path, match, data=FederatedDataModule(small, batch_size=4, **grouped(kwargs)))
-    with pytest.raises(ConfigurationError, match="at least 2 clients"):
-        IIDPartitioner(1)
-    with pytest.raises(ConfigurationError, match="at least 2 clients"):
-        IIDPartitioner(0)
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "match"),
-    [
-        ({"local_epochs": 0}, r"local_epochs=0\): expected a whole number of at least 1"),
-        ({"optimizer_state": "clear"}, 'expected "reset" or "persist"'),
-        ({"metrics": cssv("b"), "uploads": [HeadAlignment(clients=[0], head="a")]}, "name different heads"),
-        ({"uploads": [TopK(0.1), SignFlip(clients=[0])]}, "expected attacks first"),
-        ({"uploads": [GaussianPrivacy(1.0, 1.0), GaussianPrivacy(1.0, 1.0)]}, "one GaussianPrivacy"),
-        ({"metrics": {"weight": ClassSpecificShapley()}}, "'weight' is taken by the reports"),
-        ({"metrics": {"train_loss": ClassSpecificShapley()}}, "'train_loss' is taken by the reports"),
-    ],
-)
-def test_wrong_arguments(kwargs: dict[str, Any], match: str) -> None:
-    with pytest.raises(ConfigurationError, match=match):
-        FederatedLoop(**kwargs)
-
-
-@pytest.mark.parametrize(
-    ("make", "match"),
-    [
-        (lambda: FedAvg(server_lr=0.0), r"FedAvg\(server_lr=0.0\): expected a finite number above 0"),
-        (lambda: ClientEvaluation(every=-1), "expected a whole number of at least 0"),
-        (lambda: ClientEvaluation(models="own"), 'expected "received" or "trained"'),  # type: ignore[arg-type]
-        (lambda: Reporting(figures=-1), "expected a whole number of at least 0"),
-    ],
-)
-def test_wrong_parts(make: Any, match: str) -> None:
-    with pytest.raises(ConfigurationError, match=match):
-        make()
+        fit(FederatedLoop(**loop), tmp_path, kind(), toy_data(client_val=0.2), rounds=1)
 
 
 class Wants(Metric):
@@ -247,20 +153,34 @@ class Wants(Metric):
         return self.norms
 
 
+class Asks(Wants):
+    def update(self, client_ids: Tensor, raw_images: Tensor) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "match"),
+    [
+        ({"metrics": cssv("b"), "uploads": [HeadAlignment(clients=[0], head="a")]}, "name different heads"),
+        ({"uploads": [TopK(0.1), SignFlip(clients=[0])]}, "expected attacks first"),
+        ({"uploads": [GaussianPrivacy(1.0, 1.0), GaussianPrivacy(1.0, 1.0)]}, "one GaussianPrivacy"),
+        ({"metrics": {"weight": ClassSpecificShapley()}}, "'weight' is taken by the reports"),
+        ({"metrics": {"mine": Asks()}}, r"asks for \['raw_images'\].*It may ask for \['aggregation_weights'"),
+        ({"engine": "threads"}, 'expected "sequential" or "vmap"'),
+        ({"metrics": {"epsilon": Asks()}, "uploads": [GaussianPrivacy(1.0, 1.0)]}, 'adds a metric "epsilon"'),
+        ({"evaluation": 1}, r"evaluation=1\): expected evaluation=flsv.ClientEvaluation"),
+    ],
+)
+def test_wrong_arguments(kwargs: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigurationError, match=match):
+        FederatedLoop(**kwargs)
+
+
 def test_any_torchmetric_that_speaks_the_vocabulary_will_do(tmp_path: Path) -> None:
     loop = FederatedLoop(metrics={"norm": Wants()}, seed=1)
     fit(loop, tmp_path)
     assert (loop.contributions["norm"] > 0).all()
     with pytest.raises(ValueError, match=r"metric 'norm': compute\(\) must give one row per .*it gave \[5\]"):
         fit(FederatedLoop(metrics={"norm": Wants((5,))}), tmp_path)
-
-
-def test_a_metric_that_asks_for_what_a_round_does_not_have() -> None:
-    class Asks(Wants):
-        def update(self, client_ids: Tensor, raw_images: Tensor) -> None: ...
-
-    with pytest.raises(ConfigurationError, match=r"asks for \['raw_images'\].*It may ask for \['aggregation_weights'"):
-        FederatedLoop(metrics={"mine": Asks()})
 
 
 def test_one_optimizer_with_two_paces(tmp_path: Path) -> None:
@@ -286,15 +206,8 @@ CLIENTS, CLASSES, PAIRS = CosineGradientShapley, ClassSpecificShapley, DomainRel
         ({"aggregator": ShapFedWA("m")}, CLIENTS, r"aggregator ShapFedWA\(metric='m'\) needs a metric \[n, M\] ="),
         ({"aggregator": ShapleyWeighted("m")}, CLASSES, r"aggregator ShapleyWeighted.* needs a metric \[n\] = \[4\]"),
         ({"aggregator": CGSV("m")}, CLASSES, r"CGSV.* needs a metric \[n\] = \[4\], and 'm' .* gives \[4, 3\]"),
-        ({"sampler": SoftmaxSampler(2, "m")}, CLASSES, r"sampler SoftmaxSampler.* needs a metric \[n\]"),
         ({"sampler": SoftmaxSampler(2, "m")}, PAIRS, r"gives \[4, 4\]. Name a metric with one value per client"),
-        ({"sampler": ShapleyImportanceSampler(2, "m")}, CLASSES, r"sampler ShapleyImportanceSampler.* gives \[4, 3\]"),
-        ({"personalizer": SparsifiedReward("m")}, CLASSES, r"personalizer SparsifiedReward.* gives \[4, 3\]"),
-        (
-            {"personalizer": ShapFedPersonalizer("m")},
-            CLIENTS,
-            r"ShapFedPersonalizer.* = \[4, 3\].* gives \[4\]",
-        ),
+        ({"personalizer": ShapFedPersonalizer("m")}, CLIENTS, r"ShapFedPersonalizer.* = \[4, 3\].* gives \[4\]"),
         ({"personalizer": PFedSV("m")}, CLASSES, r"personalizer PFedSV.* \[n, n\] = \[4, 4\].* gives \[4, 3\]"),
     ],
 )
@@ -302,7 +215,8 @@ def test_a_metric_of_another_shape(tmp_path: Path, loop: dict[str, Any], metric:
     data = toy_data((3, 1, 2, 2), client_val=0.2)
     if metric is PAIRS:
         loop = {**loop, "personalizer": FedFomo()}  # whose clients say what the others are worth
-    refused(FederatedLoop(**loop, metrics={"m": metric()}), tmp_path, needed, data=data)
+    with pytest.raises(ConfigurationError, match=needed):
+        fit(FederatedLoop(**loop, metrics={"m": metric()}), tmp_path, NeverTrained(), data)
 
 
 def test_a_metric_that_cannot_say_its_shape_yet_is_believed(tmp_path: Path) -> None:
@@ -312,7 +226,70 @@ def test_a_metric_that_cannot_say_its_shape_yet_is_believed(tmp_path: Path) -> N
                 raise RuntimeError("nothing yet")
             return self.norms
 
-    for metric in (Late(), Wants()):
-        loop = FederatedLoop(ShapleyWeighted("norm"), {"norm": metric}, seed=1)
-        fit(loop, tmp_path)
-        assert loop.round_index == 3
+    loop = FederatedLoop(ShapleyWeighted("norm"), {"norm": Late()}, seed=1)
+    fit(loop, tmp_path, rounds=1)
+    assert loop.round_index == 1
+
+
+# ---- the names under which strategies let tensors cross
+
+
+class Height(FedAvg):
+    reports = ("height",)
+
+    def report(self, local: LocalData) -> dict[str, Any]:
+        return {"height": torch.tensor([1.0, 2.0]) * local.class_counts.sum()}
+
+
+class AlsoHeight(FullParticipation):
+    reports = ("height",)
+
+
+class Heights(ContributionMetric):
+    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+        self.add_state("values", torch.full((num_clients, 2), float("nan")), dist_reduce_fx="sum")
+
+    def update(self, client_ids: Tensor, height: Tensor) -> None:
+        self.values[client_ids] = height
+
+    def compute(self) -> Tensor:
+        return self.values
+
+
+def test_any_name_and_shape_can_be_reported(tmp_path: Path) -> None:
+    loop = FederatedLoop(Height(), metrics={"heights": Heights()})
+    fit(loop, tmp_path, rounds=1)
+    assert loop.contributions["heights"].by_class.tolist() == [[54.0, 108.0], [14.0, 28.0], [26.0, 52.0]]
+
+
+class Silent(FedAvg):
+    def report(self, local: LocalData) -> dict[str, Any]:
+        return {"height": 1.0}
+
+
+class Losses(FedAvg):
+    reports = ("losses",)
+
+
+class Another(Height):
+    def report(self, local: LocalData) -> dict[str, Any]:
+        return {"width": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"aggregator": Height(), "sampler": AlsoHeight()}, r"sampler AlsoHeight.* and .* reports = 'height'"),
+        ({"aggregator": Losses()}, "a round's own word"),
+        ({"aggregator": Silent()}, "without declaring its names"),
+        ({"metrics": {"heights": Heights()}, "personalizer": Standalone()}, r"asks for \['height'\]"),
+    ],
+)
+def test_names_are_declared_once(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        FederatedLoop(**options)
+
+
+def test_what_was_not_declared_is_not_reported(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="discarded"), pytest.raises(RuntimeError, match=r"report \['width'\]"):
+        fit(FederatedLoop(Another()), tmp_path, rounds=1)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import lightning as L
 import numpy as np
 import pytest
 import torch
@@ -15,7 +12,6 @@ from torch import Tensor, nn
 from torchmetrics.classification import MulticlassF1Score
 from toys import CLASSES, Plain, fit, network, toy_data
 
-import flsv
 from flsv import ConfigurationError, FederatedLoop, ParameterSpace, Round, value_round
 from flsv.aggregation import FedAvg
 from flsv.metrics import (
@@ -33,7 +29,6 @@ from flsv.metrics import (
     OneRoundShapley,
     PartialFederatedShapley,
     SurrogateFederatedShapley,
-    WassersteinContribution,
 )
 from flsv.sampling import UniformSampler
 
@@ -41,8 +36,6 @@ SEED, ROUNDS = 5, 2
 
 
 class Kept(FedAvg):
-    """Keeps what it is given."""
-
     def __init__(self) -> None:
         super().__init__()
         self.rounds: list[Round] = []
@@ -97,14 +90,10 @@ def played(module: nn.Module, data: Any, rounds: list[Round], metrics: Any, form
     return found
 
 
-def as_state(module: nn.Module) -> Callable[[Tensor], dict[str, Tensor]]:
-    space, other = ParameterSpace(module), type(module)(network()) if isinstance(module, Plain) else network()
-
-    def state(vector: Tensor) -> dict[str, Tensor]:
-        space.write(other, vector)
-        return {name: tensor.clone() for name, tensor in other.state_dict().items()}
-
-    return state
+def as_state(vector: Tensor) -> dict[str, Tensor]:
+    net = network()
+    ParameterSpace(net).write(net, vector)
+    return net.state_dict()
 
 
 def test_every_metric_is_what_a_loop_says_of_the_same_rounds(trained: Any) -> None:
@@ -121,33 +110,9 @@ def test_every_metric_is_what_a_loop_says_of_the_same_rounds(trained: Any) -> No
     assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
     table = found.to_frame()
     mine = table[(table["metric"] == "classes") & (table["class"] == "1")].set_index("client")["value"]
-    assert mine.to_dict() == pytest.approx(
-        {i: v for i, v in enumerate(found.per_class["classes"][:, 1].tolist()) if v == v}
-    )
+    known = {i: v for i, v in enumerate(found.per_class["classes"][:, 1].tolist()) if v == v}
+    assert mine.to_dict() == pytest.approx(known)
     assert set(table["round"]) == {ROUNDS - 1}
-
-
-class Weighed(ContributionMetric):
-    """Keeps the weights."""
-
-    per_class = False
-
-    def init_states(self, num_clients: int, num_classes: int | None) -> None:
-        self.seen: list[Tensor] = []
-
-    def update(self, client_ids: Tensor, aggregation_weights: Tensor) -> None:
-        self.seen.append(aggregation_weights)
-
-    def compute(self) -> Tensor:
-        return torch.zeros(3)
-
-
-def test_weights_are_as_exact_as_a_loops(tmp_path: Path) -> None:
-    kept, data, loops, mine = Kept(), toy_data(), Weighed(), Weighed()
-    module = fit(FederatedLoop(kept, {"weighed": loops}, seed=1), tmp_path, Logs(), data, rounds=2)
-    played(module, data, kept.rounds, {"weighed": mine}, lambda vector: vector)
-    assert len(mine.seen) == len(loops.seen) == 2
-    assert all(one.dtype == other.dtype and torch.equal(one, other) for one, other in zip(mine.seen, loops.seen))
 
 
 PLAIN = {"sv": PartialFederatedShapley, "agreement": GradientAgreement, "cssv": ClassSpecificShapley}
@@ -160,26 +125,16 @@ def test_whatever_form_models_come_in(trained: Any, what: str) -> None:
     net.load_state_dict(module.net.state_dict())
     metrics = {name: make() for name, make in PLAIN.items()}
     expected = played(net, data, rounds, {name: make() for name, make in PLAIN.items()}, lambda vector: vector)
-    state = as_state(net)
-    if what == "state_dict":
-        found = played(net, data, rounds, metrics, state)
-    elif what == "arrays":
-        found = played(net, data, rounds, metrics, lambda vector: [np.asarray(v) for v in state(vector).values()])
-    elif what == "fabric":
-        fabric = Fabric(accelerator="cpu", devices=1)
-        found = played(fabric.setup(net), data, rounds, metrics, state)
-    else:
-        for round in rounds:
-            found = value_round(
-                net, round.global_vector, [*(round.client_vectors - round.global_vector)], data.val_dataloader(),
-                deltas=True, metrics=CosineGradientShapley(), num_samples=round.num_samples.tolist(),
-            )  # fmt: skip
-        again = value_round(
-            net, rounds[-1].global_vector, [*rounds[-1].client_vectors], metrics=[CosineGradientShapley()],
-            num_samples=rounds[-1].num_samples.tolist(),
-        )  # fmt: skip
-        torch.testing.assert_close(found["CosineGradientShapley"], again["CosineGradientShapley"])
+    if what == "deltas":
+        kind, samples = CosineGradientShapley, rounds[0].num_samples.tolist()
+        start, models = rounds[0].global_vector, rounds[0].client_vectors
+        found = value_round(net, start, [*(models - start)], metrics=kind(), num_samples=samples, deltas=True)
+        again = value_round(net, start, [*models], metrics=[kind()], num_samples=samples)
+        torch.testing.assert_close(found[kind.__name__], again[kind.__name__])
         return
+    form = (lambda vector: [np.asarray(v) for v in as_state(vector).values()]) if what == "arrays" else as_state
+    given = Fabric(accelerator="cpu", devices=1).setup(net) if what == "fabric" else net
+    found = played(given, data, rounds, metrics, form)
     for name in PLAIN:
         assert torch.equal(found[name].nan_to_num(9), expected[name].nan_to_num(9)), name
 
@@ -232,11 +187,6 @@ def test_clients_by_name_and_weights_of_the_aggregation(trained: Any) -> None:
     assert metric.rounds == 2  # and its omega is the second round's
 
 
-def test_it_is_on_the_front_page() -> None:
-    assert "value_round" in flsv.__all__
-    assert flsv.value_round is value_round
-
-
 NET = network()
 VECTOR = ParameterSpace(NET).read(NET)
 STATE = NET.state_dict()
@@ -249,36 +199,28 @@ LOGGED = LeaveOneOut(performance="val_loss", mode="min")
         ({"start": VECTOR[1:]}, r"model of start does not fit.*a vector \[\d+\].*ParameterSpace"),
         ({"updates": [VECTOR, {"0.weight": STATE["0.weight"]}]}, r"client 1 does not fit.*'1.weight'"),
         ({"updates": [VECTOR, {**STATE, "5.bias": VECTOR}]}, r"client 1 does not fit.*\['5.bias'\] differ"),
-        ({"updates": [VECTOR, {**STATE, "4.bias": torch.zeros(4)}]}, r"client 1.*\['4.bias'\] differ"),
         ({"updates": [VECTOR, [1.0, 2.0]]}, r"client 1 does not fit.*or its \d+ entries as arrays"),
         ({"updates": [VECTOR, VECTOR * float("nan")]}, "model of client 1 holds NaN"),
         ({"updates": []}, "models of at least one client"),
         ({"updates": VECTOR}, "updates=Tensor.*in a list"),
         ({"updates": {"Lyon": VECTOR, 1: VECTOR}}, r"\['Lyon', 1\] are not all among .*client_names"),
-        ({"updates": {2**40: VECTOR}, "num_clients": 2}, r"\[1099511627776\] are not all among"),
-        ({"updates": {0: VECTOR}, "client_names": [2**40, 7]}, r"\[0\] are not all among the clients \[1099511627776"),
         ({"num_samples": [3, 0]}, "num_samples=0.*at least 1"),
         ({"updates": {4: VECTOR}, "num_clients": 3}, r"\[4\] are not all among"),
-        ({"client_names": ["Lyon"]}, r"there are the clients \['Lyon'\].*at least 2"),
         ({"num_samples": [1]}, r"num_samples=...\) is given of \[0\], expected of \[0, 1\]"),
         ({"weights": {0: 1.0, 1: 2.0}}, r"weights=...\) is given of \[0, 1\], expected of 2 as"),
         ({"metrics": "Shapely"}, r"metrics=\['Shapely'\]\): expected"),
         ({"metrics": CosineGradientShapley(), "val_loader": [1], "loss": nn.functional.mse_loss}, "measures it"),
         ({"updates": [VECTOR]}, r"there are the clients \['0'\].*at least 2.*against other clients'"),
-        ({"num_clients": 0}, "num_clients=0"),
         ({"client_names": ["Lyon", "Lyon"]}, "each once"),
-        ({"updates": {"0": VECTOR, 0: VECTOR}, "client_names": ["0", "1"]}, "are not all among"),
-        ({"weights": [float("nan"), 1.0]}, "expected a finite number"),
-        ({"round_index": -1}, "round_index=-1"),
-        ({"start": VECTOR * float("inf")}, "model of start holds NaN or infinite"),
         ({"metrics": [LeaveOneOut(), LeaveOneOut()]}, "names of their own"),
         ({"metrics": LeaveOneOut(num_clients=4), "num_clients": 3}, "num_clients=4.*does not fit"),
         ({"metrics": LeaveOneOut()}, "metrics \\['LeaveOneOut'\\] evaluate models.*give val_loader"),
         ({"metrics": ContributionEstimation()}, r"asks for \['clients'\].*only a FederatedLoop"),
-        ({"metrics": WassersteinContribution()}, r"asks for \['clients', 'server_data'\]"),
         ({"metrics": CommunicationCost()}, r"asks for \['reached'\]"),
         ({"metrics": ClassSpecificShapley(head="4"), "num_classes": 7}, "has 3 rows and the data have 7 classes"),
         ({"metrics": LOGGED, "val_loader": [1]}, "PlainModule logs no 'val_loss'"),
+        ({"metrics": InRunShapley()}, "in_run_values"),
+        ({"module": Logs(), "val_loader": [1], "loss": nn.functional.mse_loss}, "name what the LightningModule logs"),
     ],
 )
 def test_what_does_not_fit_is_said(arguments: dict[str, Any], message: str) -> None:
@@ -296,53 +238,27 @@ def test_clients_are_the_same_after_every_round() -> None:
     assert metric.rounds == 2
 
 
-def test_other_things_that_do_not_fit() -> None:
-    with pytest.raises(ConfigurationError, match="in_run_values"):
-        value_round(NET, VECTOR, [VECTOR], metrics=InRunShapley())
-    with pytest.raises(ConfigurationError, match="for plain modules: name what the LightningModule logs"):
-        value_round(Logs(), VECTOR, [VECTOR] * 2, [(torch.ones(1, 6), torch.ones(1))], loss=nn.functional.mse_loss)
+def test_a_module_without_a_head_is_told_its_classes() -> None:
     convolution = nn.Sequential(nn.Conv2d(1, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     own = ParameterSpace(convolution).read(convolution)
     batches = [(torch.ones(2, 1, 4, 4), torch.tensor([0, 1]))]
     with pytest.raises(ConfigurationError, match="say num_classes"):
         value_round(convolution, own, [own, own], batches)
-    assert value_round(convolution, own, [own, own], batches, num_classes=2)["PartialFederatedShapley"].tolist() == [
-        0,
-        0,
-    ]
+    found = value_round(convolution, own, [own, own], batches, num_classes=2)
+    assert found["PartialFederatedShapley"].tolist() == [0, 0]
 
 
-def test_five_lines_around_a_training_by_hand(tmp_path: Path) -> None:
-    """The number that a user's own loop gets is that of the game, worked out by hand."""
-    net = nn.Linear(1, 1, bias=False)
-    nn.init.zeros_(net.weight)
-    start = {"weight": torch.zeros(1, 1)}
-    models = [{"weight": torch.tensor([[1.0]])}, {"weight": torch.tensor([[3.0]])}]
-    found = value_round(net, start, models, [(torch.ones(1, 1), 2 * torch.ones(1, 1))], loss=nn.functional.mse_loss)
-    # U of nobody, of either, of both: -4, -1, -1 and 0.
-    assert found["PartialFederatedShapley"].tolist() == [2.0, 2.0]
-
-
-class OfDictionaries(L.LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Linear(2, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x)
-
+class OfDictionaries(Plain):
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         self.log("val_acc", (self(batch["x"]).argmax(1) == batch["y"]).float().mean(), batch_size=len(batch["y"]))
 
 
 def test_batches_that_are_dictionaries_are_measured_by_what_is_logged() -> None:
-    torch.manual_seed(0)
-    x, y = torch.randn(60, 2), torch.arange(60) % 3
-    module = OfDictionaries()
-    start = {name: value.clone() for name, value in module.state_dict().items()}
-    updates = [{name: value + torch.randn_like(value) for name, value in start.items()} for _ in range(3)]
-    logged = {"performance": "val_acc", "mode": "max"}
-    found = value_round(module, start, updates, [{"x": x, "y": y}], metrics=PartialFederatedShapley(**logged))
+    x, y, module = torch.randn(60, 6), torch.arange(60) % 3, OfDictionaries(network(batch_norm=False))
+    start = ParameterSpace(module).read(module)
+    updates = [start + torch.randn_like(start) for _ in range(3)]
+    logged = PartialFederatedShapley(performance="val_acc", mode="max")
+    found = value_round(module, start, updates, [{"x": x, "y": y}], metrics=logged)
     plain = value_round(module, start, updates, [(x, y)], metrics=PartialFederatedShapley())
     torch.testing.assert_close(found["PartialFederatedShapley"], plain["PartialFederatedShapley"])
     with pytest.raises(ConfigurationError, match=r"a batch is dict\. .*performance='val_acc', mode='max'"):

@@ -16,8 +16,7 @@ from flsv._lightning.durable import replacing
 from flsv.declared import checked
 from flsv.engines.remote.messages import Refused
 from flsv.errors import ConfigurationError
-from flsv.privacy import GaussianPrivacy
-from flsv.privacy.accounting import gaussian_epsilon
+from flsv.privacy import GaussianPrivacy, gaussian_epsilon
 
 
 @checked

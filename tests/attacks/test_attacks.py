@@ -1,0 +1,270 @@
+"""Attacks by their numbers, to whom they are applied, from which randomness; in federations: tests/replay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import norm
+from torch import Tensor, nn
+from toys import Plain, fit, network, toy_data, vector
+
+from flsv import ClientEvaluation
+from flsv.attacks import (
+    Alignment,
+    Attack,
+    Collusion,
+    FalseReports,
+    FreeRider,
+    GradientPoisoning,
+    HeadAlignment,
+    MinMax,
+    Scaling,
+    SignFlip,
+)
+from flsv.attacks.collusion import largest_z
+from flsv.benchmark.registry import TrainingLoss
+from flsv.errors import ConfigurationError
+from flsv.loop import FederatedLoop
+from flsv.metrics import CommunicationCost
+from flsv.parameters import ParameterSpace
+from flsv.personalization import Standalone
+from flsv.privacy import GaussianPrivacy
+from flsv.uploads import TopK, UploadContext
+
+SIZE = 100_000
+
+UPDATE = torch.randn(SIZE, generator=torch.Generator().manual_seed(0)) * 0.01
+SHORT = UPDATE[:50]
+
+
+def sent(attack, seed=7):
+    return attack.attack(UPDATE, None, torch.Generator().manual_seed(seed))
+
+
+def cosine(a, b):
+    return torch.nn.functional.cosine_similarity(a.double(), b.double(), dim=0).item()
+
+
+def test_gradient_poisoning_multiplies_every_entry_by_its_own_uniform_factor():
+    factor = (sent(GradientPoisoning()).double() / UPDATE.double()).numpy()
+    assert (factor.min(), factor.max()) == pytest.approx((0.5, 1.5), abs=1e-3)
+    # U[0.5, 1.5]: every tenth of the range has a tenth of the entries (standard deviation 95 of 10,000).
+    assert np.abs(np.histogram(factor, bins=10, range=(0.5, 1.5))[0] - SIZE / 10).max() < 5 * 95
+    assert abs(np.corrcoef(factor, UPDATE)[0, 1]) < 0.02
+    # A range that is not centered scales as well: E[1 + b] = 3.
+    assert (sent(GradientPoisoning(1, 3)) / UPDATE).mean().item() == pytest.approx(3, abs=0.01)
+
+
+@pytest.mark.parametrize("scale", [0.5, 4.0])
+def test_a_free_rider_that_sends_noise_of_a_typical_norm(scale):
+    noise = sent(FreeRider("noise", scale=scale))
+    assert (noise.norm() / UPDATE.norm()).item() == pytest.approx(scale, rel=1e-4)
+    # Independent directions have a cosine of about 1 / sqrt(P) = 0.003.
+    assert abs(cosine(noise, UPDATE)) < 0.015
+    assert abs(cosine(noise, sent(FreeRider("noise", scale=scale), seed=1))) < 0.015
+
+
+def send(attacks, update=SHORT, client=0, num_clients=5, num_parameters=None, round_index=0):
+    context = UploadContext(client, num_clients, len(update) if num_parameters is None else num_parameters, round_index)
+    for position, attack in enumerate(attacks):
+        update = attack.apply(update, context.at(position))
+    return update
+
+
+def test_only_the_chosen_clients_are_concerned():
+    attack = SignFlip(fraction=0.4, seed=3)
+    changed = [client for client in range(5) if not torch.equal(send([attack], client=client), SHORT)]
+    assert changed == attack.chosen(5)
+    honest = next(client for client in range(5) if client not in changed)
+    assert send([attack], client=honest) is SHORT
+    assert send([]) is SHORT
+
+
+@pytest.mark.parametrize("attack", [GradientPoisoning(), FreeRider("noise")])
+def test_noise_depends_on_seed_round_and_client(attack):
+    first = send([attack])
+    assert torch.equal(first, send([attack]))
+    again = type(attack)(seed=1)
+    again.mode = getattr(attack, "mode", None)
+    for other in (send([attack], round_index=1), send([attack], client=1), send([again])):
+        assert not torch.equal(first, other)
+
+
+def test_attacks_act_in_turn_and_draw_apart():
+    assert torch.equal(send([Scaling(3.0), SignFlip()]), SHORT * 3 * -1)
+    once, twice = (send([GradientPoisoning()] * times) / SHORT for times in (1, 2))
+    assert not torch.allclose(once**2, twice)
+    buffers = send([FreeRider()], num_parameters=40)[40:]
+    assert not buffers.any()  # it has not trained
+    assert torch.equal(send([Scaling(3.0)], num_parameters=40)[40:], SHORT[40:])
+
+
+def test_an_attack_of_ones_own_keeps_the_shape():
+    class Short(Attack):
+        def attack(self, update, context, generator):
+            return update[1:]
+
+    with pytest.raises(ConfigurationError, match=r"made \[49\] out of an update \[50\]"):
+        send([Short()])
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vmap"])
+def test_the_loss_is_what_it_says_and_nothing_else_changes(tmp_path: Path, engine: str) -> None:
+    def run(attacks: list[Attack]) -> tuple[Tensor, Tensor]:
+        loop = FederatedLoop(metrics={"m": TrainingLoss()}, uploads=attacks, seed=1, engine=engine)
+        module = fit(loop, tmp_path / str(len(attacks)), Plain(network(batch_norm=False)), rounds=2)
+        return loop.contributions["m"], vector(module)
+
+    (honest, model), (told, same) = run([]), run([FalseReports(loss=0.001, clients=[1])])
+    assert told[1] == pytest.approx(-0.001)
+    assert honest[1] < -0.01
+    assert torch.equal(told[[0, 2]], honest[[0, 2]])
+    assert torch.equal(model, same)
+
+
+# ---- Updates and classifier heads that go where the server went last
+
+
+def context(state: dict[str, torch.Tensor], start: torch.Tensor, client: int = 1) -> UploadContext:
+    return UploadContext(client, 3, num_parameters=3, round_index=1, state=state, start=start)
+
+
+def test_half_way_between_the_own_direction_and_the_servers() -> None:
+    state: dict[str, torch.Tensor] = {}
+    attack = Alignment(mix=0.5)
+    update = torch.tensor([0.0, 3.0, 4.0, 9.0])  # the last is a buffer
+    assert torch.equal(attack.apply(update, context(state, torch.zeros(4))), update)
+    sent = attack.apply(update, context(state, torch.tensor([2.0, 0.0, 0.0, 5.0])))
+    assert sent[:3].norm().item() == pytest.approx(5)
+    assert sent[3] == 9
+    expected = torch.tensor([1.0, 0.6, 0.8]) / 2**0.5 * 5
+    torch.testing.assert_close(sent[:3], expected)
+    # The step is counted from when it last took part.
+    torch.testing.assert_close(state["attack.0.start"], torch.tensor([2.0, 0.0, 0.0]))
+
+
+def test_nothing_to_turn_to() -> None:
+    still = {"attack.0.start": torch.ones(3)}
+    update = torch.tensor([1.0, 2.0, 3.0])
+    assert torch.equal(Alignment().apply(update, context(dict(still), torch.ones(3))), update)
+    assert not Alignment().apply(torch.zeros(3), context(dict(still), torch.zeros(3))).any()
+    opposite = Alignment(mix=0.5).apply(torch.tensor([1.0, 0.0, 0.0]), context(still, torch.tensor([0.0, 1.0, 1.0])))
+    assert opposite.isfinite().all()
+
+
+def test_in_a_federation_the_whole_mix_is_the_servers_last_step(tmp_path: Path) -> None:
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    class Seen(Alignment):
+        def attack(self, update, context, generator):
+            seen.append((context.start.clone(), super().attack(update, context, generator)))
+            return seen[-1][1]
+
+    fit(FederatedLoop(uploads=[Seen(mix=1.0, clients=[1])], seed=1), tmp_path, rounds=3)
+    (first, _), (second, sent), (third, last) = seen
+    for got, step in ((sent, second - first), (last, third - second)):
+        cosine = torch.nn.functional.cosine_similarity(got, step[: len(sent)], dim=0)
+        assert cosine.item() == pytest.approx(1, abs=1e-5)
+
+
+def test_rows_are_the_servers_at_their_own_length_and_all_else_stays() -> None:
+    space = ParameterSpace(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)))
+    assert space.head is not None
+    generator = torch.Generator().manual_seed(0)
+    update, first, second = torch.randn(3, space.size, generator=generator)
+    attack, state = HeadAlignment(classes=[1]), {}
+    attack.check(space)
+
+    def sent(start: torch.Tensor) -> torch.Tensor:
+        return attack.apply(update, UploadContext(0, 2, space.num_parameters, 1, state=state, start=start))
+
+    torch.testing.assert_close(sent(first), update)
+    after = sent(second)
+    mine, own, step = (space.head.rows(each) for each in (after, update, second - first))
+    torch.testing.assert_close(mine[0], own[0])
+    torch.testing.assert_close(mine[1], step[1] * own[1].norm() / step[1].norm())
+    before_head = space.head.weight.start
+    assert torch.equal(after[:before_head], update[:before_head])
+
+
+def test_what_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"has no classes \[7\]; they are 0 .. 2"):
+        fit(FederatedLoop(uploads=[HeadAlignment(classes=[7])]), tmp_path)
+    with pytest.raises(ConfigurationError, match="has none that is shared"):
+        HeadAlignment().check(ParameterSpace(nn.Conv1d(2, 2, 1)))
+
+
+# ---- Attackers who look at each other's updates, against loops written from the papers
+
+
+UPDATES = torch.randn(7, 40, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(("n", "m"), [(50, 24), (10, 3), (5, 1), (20, 4)])
+def test_z_is_the_papers(n: int, m: int) -> None:
+    s = n // 2 + 1 - m
+    assert largest_z(n, m) == pytest.approx(norm.ppf((n - m - s) / (n - m)))
+
+
+@pytest.mark.parametrize("direction", ["std", "sign"])
+def test_min_max_against_the_papers_search(direction: Any) -> None:
+    """Algorithm 1: halve the step, go up where the bound holds, down where it does not."""
+    mean = UPDATES.mean(0)
+    p = {"std": -UPDATES.std(0, correction=0), "sign": -mean.sign()}[direction]
+    bound = max((a - b).norm() for a in UPDATES for b in UPDATES)
+    gamma, step, best = 50.0, 25.0, 0.0
+    for _ in range(60):
+        if max((mean + gamma * p - each).norm() for each in UPDATES) <= bound:
+            best, gamma = gamma, gamma + step
+        else:
+            gamma -= step
+        step /= 2
+    sent = MinMax(direction, clients=[0, 3]).sent(range(7), UPDATES, 7, 0)
+    torch.testing.assert_close(sent[0], mean + best * p, rtol=0, atol=1e-4)
+
+
+class Quarter(Collusion):
+    def collude(self, updates: Tensor, colluders: int, cohort: int, generator: torch.Generator) -> Tensor:
+        self.seen = [*getattr(self, "seen", []), updates.clone()]
+        return updates.mean(0) / 4
+
+
+def run(folder: Path, *uploads: Any, **options: Any) -> FederatedLoop:
+    loop = FederatedLoop(uploads=list(uploads), metrics={"cost": CommunicationCost()}, seed=1, **options)
+    fit(loop, folder, data=toy_data((4, 3, 4, 3)), rounds=1)
+    return loop
+
+
+def test_what_colluders_have_trained_is_still_their_own(tmp_path: Path) -> None:
+    keep = {"evaluation": ClientEvaluation(every=1, models="trained")}
+    honest = run(tmp_path / "honest", **keep)
+    loop = run(tmp_path / "attacked", Quarter(clients=[1, 2]), **keep)
+    for client in range(4):
+        assert torch.equal(loop.trained[client], honest.trained[client])
+
+
+def test_colluders_come_last_and_send_dense_updates(tmp_path: Path) -> None:
+    attack = Quarter(clients=[0], knows="all")
+    loop = run(tmp_path, TopK(0.1), attack)
+    uploaded = loop.contributions["cost"].by_class[:, 0]
+    assert uploaded[0] == loop.space.size
+    assert uploaded[1] < loop.space.size / 2
+    assert (attack.seen[0] == 0).float().mean() > 0.5  # what the others are about to send
+    with pytest.raises(ConfigurationError, match="then collusion"):
+        FederatedLoop(uploads=[attack, GaussianPrivacy(1.0, 1.0)])
+
+
+def test_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="colluders compare updates where everybody starts"):
+        FederatedLoop(uploads=[MinMax()], personalizer=Standalone())
+
+    class Short(Collusion):
+        def collude(self, updates: Tensor, colluders: int, cohort: int, generator: torch.Generator) -> Tensor:
+            return updates[:, :2]
+
+    with pytest.raises(ConfigurationError, match=r"made \[1, 2\]; expected \[40\] or \[1, 40\]"):
+        Short(clients=[1]).sent(range(7), UPDATES, 7, 0)
