@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -13,6 +13,19 @@ from toys import sgd
 from flsv.data import FederatedDataModule
 from flsv.sampling import UniformSampler
 from flsv.seeding import generator_for
+
+
+class Batches:
+    """A list that Lightning does not take for several loaders."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._batches)
 
 
 def cohort(seed: int, round_index: int, num_clients: int = 3, size: int = 2) -> list[int]:

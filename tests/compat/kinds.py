@@ -1,0 +1,305 @@
+"""Modules of the kinds that public projects have: transferred, supervised, sequences, full of hooks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning as L
+import task_kinds
+import torch
+from compat.base import Kind, Sets, Small, drawn, images
+from compat.unsupervised import BYOL, GAN, VAE, MoCo, pixels, views
+from lightning.pytorch.callbacks import BackboneFinetuning, LambdaCallback
+from task_kinds import Items
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+from torchmetrics import MaxMetric, MeanMetric
+from torchmetrics.classification import MulticlassAccuracy
+from toys import sgd
+
+# ---- networks of which a part is frozen, for a while or for good
+
+
+class Transferred(Small):
+    def __init__(self, frozen: bool = False) -> None:
+        super().__init__()
+        self.backbone, self.head = self.net[:4], self.net[5]
+        del self.net
+        if frozen:
+            self.backbone.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.backbone(x))
+
+    def configure_optimizers(self) -> Any:
+        return sgd([p for p in self.parameters() if p.requires_grad])
+
+
+# ---- classification and regression
+
+
+class Template(Small):
+    """As lightning-hydra-template's: metric objects, logged by epoch, and a schedule by epoch."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda o: torch.optim.lr_scheduler.StepLR(o, 1, 0.5), "epoch")
+        self.train_loss, self.val_loss, self.val_acc = MeanMetric(), MeanMetric(), MulticlassAccuracy(3)
+        self.val_acc_best = MaxMetric()
+
+    def on_train_start(self) -> None:
+        for metric in (self.val_loss, self.val_acc, self.val_acc_best):
+            metric.reset()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = self.loss(batch)
+        self.train_loss(loss)
+        self.log("train/loss", self.train_loss, on_step=False, on_epoch=True, prog_bar=True)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.val_loss(self.loss(batch))
+        self.val_acc(self(batch[0]), batch[1])
+        self.log("val/loss", self.val_loss, on_step=False, on_epoch=True, prog_bar=True)
+        self.log("val/acc", self.val_acc, on_step=False, on_epoch=True, prog_bar=True)
+
+    def on_validation_epoch_end(self) -> None:
+        self.val_acc_best(self.val_acc.compute())
+        self.log("val/acc_best", self.val_acc_best.compute(), sync_dist=True, prog_bar=True)
+
+
+class Regression(task_kinds.Kind):
+    """Validates on two sets, which Lightning names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(5, 12), nn.Tanh(), nn.Linear(12, 1))
+
+    def loss(self, batch: Any) -> Tensor:
+        x, y = batch
+        return nn.functional.mse_loss(self.net(x).squeeze(-1), y)
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:  # type: ignore[override]
+        super().validation_step(batch, batch_idx)
+
+
+class ManualAccumulation(Regression):
+    """The accumulation of Lightning's guide to manual optimization: a step after every second batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        optimizer, loss = self.optimizers(), self.loss(batch) / 2
+        self.manual_backward(loss)
+        if (batch_idx + 1) % 2 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss
+
+
+def _tables() -> Sets:
+    x = torch.randn(84, 5, generator=drawn(1))
+    sets = TensorDataset(x, x[:, 0] - 0.5 * x[:, 1] * x[:, 2])
+    return Sets(*(TensorDataset(*sets[part]) for part in (slice(52), slice(52, 64), slice(64, 84))))
+
+
+# ---- sequences
+
+
+class GLUE(L.LightningModule):
+    """As Lightning's text-classification example: batches are dictionaries, the rate rises and falls per step."""
+
+    def __init__(self, warmup: int = 2) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(11, 8, padding_idx=0)
+        self.encoder = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
+        self.classifier = nn.Linear(8, 2)
+        self.outputs: list[Tensor] = []
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Tensor:
+        hidden = self.encoder(self.embedding(input_ids), src_key_padding_mask=attention_mask == 0)
+        return nn.functional.cross_entropy(self.classifier(hidden[:, 0]), labels)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self(**batch)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.outputs.append(self(**batch))
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("val_loss", torch.stack(self.outputs).mean())
+        self.outputs.clear()
+
+    def configure_optimizers(self) -> Any:
+        decayed = [p for n, p in self.named_parameters() if "bias" not in n and "norm" not in n]
+        others = [p for n, p in self.named_parameters() if "bias" in n or "norm" in n]
+        groups = [{"params": decayed, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
+        optimizer = torch.optim.AdamW(groups, lr=1e-2, eps=1e-6)
+        total, warmup = self.trainer.estimated_stepping_batches, self.hparams.warmup
+
+        def rate(step: int) -> float:
+            return step / warmup if step < warmup else max(0.0, (total - step) / max(1, total - warmup))
+
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+        return [optimizer], [{"scheduler": scheduler, "interval": "step", "frequency": 1}]
+
+
+def _sentence(index: int) -> dict[str, Tensor]:
+    ids = torch.randint(1, 11, (6,), generator=drawn(index))
+    ids[3 + index % 4 :] = 0
+    return {"input_ids": ids, "attention_mask": (ids > 0).long(), "labels": (ids[1] > 5).long()}
+
+
+class Carried(task_kinds.Kind):
+    """Carries a recurrent network's state from batch to batch, in an attribute, from the epoch's first batch on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net, self.head = nn.LSTM(1, 8, batch_first=True), nn.Linear(8, 1)
+        self.state: Any = None
+
+    def on_train_epoch_start(self) -> None:
+        self.state = None
+
+    def _run(self, batch: Any, state: Any) -> tuple[Tensor, Any]:
+        x, y = batch
+        out, state = self.net(x, state)
+        return nn.functional.mse_loss(self.head(out), y), state
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss, state = self._run(batch, self.state)
+        self.state = tuple(part.detach() for part in state)
+        return loss
+
+    def loss(self, batch: Any) -> Tensor:
+        return self._run(batch, None)[0]
+
+
+def _series() -> Sets:
+    """32 and 16 training samples, so that all batches are full: a carried state has the batch's size."""
+    wave = torch.sin(6 * (torch.rand(60, 1, generator=drawn()) + torch.arange(13) / 13))[..., None]
+    pairs = TensorDataset(wave[:, :-1], wave[:, 1:])
+    return Sets(TensorDataset(*pairs[:48]), TensorDataset(*pairs[48:]))
+
+
+# ---- modules that use much of what a LightningModule may
+
+
+class KnowsItsClasses(Sets):
+    """A data module with attributes that the module asks for, and with a batch hook of its own."""
+
+    outputs = 3
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        x, y = batch
+        return 0.5 * x, y
+
+
+class Hooked(Small):
+    """Its layers come in ``configure_model``, its dimensions from the data module, callbacks of its own."""
+
+    def __init__(self, dropout: float = 0.2) -> None:
+        super().__init__(lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9))
+        self.save_hyperparameters()
+        self.net, self.seen = None, []
+
+    def configure_model(self) -> None:
+        if self.net is None:
+            torch.manual_seed(0)
+            layers = [nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Dropout(self.hparams.dropout)]
+            self.net = nn.Sequential(*layers, nn.Linear(12, self.trainer.datamodule.outputs))
+
+    def configure_callbacks(self) -> Any:
+        return [LambdaCallback(on_train_start=lambda trainer, module: module.seen.append("callback"))]
+
+    def on_fit_start(self) -> None:
+        self.register_buffer("scale", torch.full((), 0.5), persistent=False)
+
+    def on_train_epoch_start(self) -> None:
+        self.seen.append(f"epoch {self.current_epoch}")
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        x, y = batch
+        return x.float() * self.scale, y
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.loss(batch) * (1 + self.current_epoch)
+
+    def on_after_backward(self) -> None:
+        for p in self.parameters():
+            p.grad.mul_(0.5)
+
+    def configure_gradient_clipping(self, optimizer: Any, gradient_clip_val: Any = None, **kwargs: Any) -> None:
+        self.clip_gradients(optimizer, gradient_clip_val=0.1, gradient_clip_algorithm="norm")
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+        scheduler.step()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["seen"] = self.seen
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.seen = checkpoint["seen"]
+
+
+class Fetches(Small):
+    """Gets its batches itself."""
+
+    def training_step(self, dataloader_iter: Any) -> Tensor:  # type: ignore[override]
+        return self.loss(next(dataloader_iter)[0])
+
+
+class Odd(Small):
+    """An empty parameter, a whole number among the parameters, layers without a gradient, batches that are left out,
+    and outputs that are kept for the end of the epoch, which is the round's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nothing, self.idle = nn.Parameter(torch.empty(0)), nn.Linear(3, 3)
+        self.number = nn.Parameter(torch.tensor(3), requires_grad=False)
+        self.outputs: list[Tensor] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:  # type: ignore[override]
+        if batch_idx == 1:
+            return None
+        self.outputs.append(self.loss(batch))
+        return self.outputs[-1]
+
+    def on_train_epoch_end(self) -> None:
+        self.log("train_loss_epoch_mean", torch.stack(self.outputs).detach().mean())
+        self.outputs.clear()
+
+
+def _backbone() -> list[L.Callback]:
+    return [BackboneFinetuning(1, lambda epoch: 2.0, backbone_initial_ratio_lr=0.1)]
+
+
+KINDS = {
+    "vae": Kind(VAE, pixels),
+    # 4 and 2 batches, with a step of the generator after every third: the client's own third.
+    "wgan-spectral-norm": Kind(GAN, images, clients=(3, 2), tolerance=5e-6),
+    "byol": Kind(BYOL, views),
+    "moco": Kind(MoCo, views),
+    "backbone-finetuning": Kind(Transferred, images, callbacks=_backbone),
+    "frozen-backbone": Kind(lambda: Transferred(frozen=True), images),
+    "hydra-template": Kind(Template, images, logged="val/loss"),
+    "several-val-loaders": Kind(Regression, _tables, logged="val_loss/dataloader_idx_1"),
+    # 5 and 2 batches: a window of one client's last batch must not end with the next one's first.
+    "manual-accumulation": Kind(ManualAccumulation, _tables, logged="val_loss/dataloader_idx_0", clients=(5, 2)),
+    # In double precision, or Adam makes steps of the rounding noise that the keys' bias has for a gradient.
+    "glue": Kind(
+        GLUE,
+        lambda: Sets(Items(_sentence, range(44)), Items(_sentence, range(44, 56))),
+        trainer={"precision": "64-true"},
+        tolerance=1e-9,
+    ),
+    "carried-lstm-state": Kind(Carried, _series),
+    "hooks": Kind(Hooked, lambda: KnowsItsClasses(images().train, *images().val)),
+    "dataloader-iter": Kind(Fetches, images),
+    "odd-parts": Kind(Odd, images),
+}
