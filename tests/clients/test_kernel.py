@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -74,77 +75,73 @@ def one_by_one(
     return models, torch.tensor(losses)
 
 
-def assert_equal(trained: dict[str, Tensor], models: list[dict[str, Tensor]]) -> None:
-    for i, model in enumerate(models):
-        for name, tensor in model.items():
-            torch.testing.assert_close(trained[name][i], tensor, rtol=1e-5, atol=1e-5)
-
-
 def sgd(**options: Any) -> Make:
     return lambda parameters: torch.optim.SGD(parameters, lr=0.1, **options)
 
 
-OPTIMIZERS: dict[str, Make] = {
-    "sgd": sgd(),
-    "nesterov": sgd(momentum=0.9, nesterov=True, weight_decay=0.01),
-    **{name: lambda p, name=name: getattr(torch.optim, name)(p) for name in ELEMENTWISE if name != "SGD"},  # type: ignore[misc]
-    "AMSGrad": lambda p: torch.optim.Adam(p, amsgrad=True, weight_decay=0.01),
-    "foreach": lambda p: torch.optim.AdamW(p, foreach=True),
+def groups(parameters: Any) -> torch.optim.Optimizer:
+    first, *rest = parameters
+    return torch.optim.SGD([{"params": [first], "lr": 0.01}, {"params": rest, "momentum": 0.9}], lr=0.1)
+
+
+class Decayed(Net):
+    """The first weight is in the loss twice, once by itself."""
+
+    def training_step(self, batch: Any, batch_idx: Any) -> Tensor:
+        return super().training_step(batch, batch_idx) + self.net[0].weight.square().sum()  # type: ignore[union-attr, operator]
+
+
+class Penalized(Net):
+    """A gradient by the inputs is in the loss."""
+
+    def training_step(self, batch: Any, batch_idx: Any) -> Tensor:
+        x, y = batch
+        slope = torch.func.grad(lambda x: nn.functional.cross_entropy(self.net(x), y))(x)
+        return super().training_step(batch, batch_idx) + slope.square().sum()
+
+
+def named(name: str) -> Make:
+    return lambda parameters: getattr(torch.optim, name)(parameters)
+
+
+CASES: dict[str, tuple[Callable[[], Net], Make, float | None]] = {
+    **{name: (Net, named(name), None) for name in ELEMENTWISE},
+    "nesterov": (Net, sgd(momentum=0.9, nesterov=True, weight_decay=0.01), None),
+    "AMSGrad": (Net, lambda p: torch.optim.Adam(p, amsgrad=True, weight_decay=0.01), None),
+    "foreach": (Net, lambda p: torch.optim.AdamW(p, foreach=True), None),
+    "groups keep their options": (Net, groups, None),
+    "buffers are each model's own": (partial(Net, norm=True), sgd(), None),
+    "norms are clipped model by model": (Net, sgd(), 0.5),
+    "norms are never raised": (Net, sgd(), 100.0),
+    "a weight in the loss": (Decayed, sgd(), None),
+    "a gradient in the loss": (Penalized, sgd(), None),
 }
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_optimizer_steps_as_one_per_model(name: str) -> None:
-    net, make, given = Net(), OPTIMIZERS[name], batches_of()
+@pytest.mark.parametrize("name", CASES)
+def test_each_model_is_trained_as_alone(name: str) -> None:
+    make_net, make, clip = CASES[name]
+    net, given = make_net(), batches_of()
     optimizer, untouched = make(net.parameters()), make(net.parameters()).state_dict()
-    trained, losses = RowTraining(net, optimizer).train(starts(net), GivenBatches(given))
-    models, expected = one_by_one(net, make, given)
-    assert_equal(trained, models)
+    trained, losses = RowTraining(net, optimizer, clip_norm=clip).train(starts(net), GivenBatches(given))
+    models, expected = one_by_one(make_net(), make, given, clip)
+    for i, model in enumerate(models):
+        for key, tensor in model.items():
+            torch.testing.assert_close(trained[key][i], tensor, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(losses, expected)
     assert str(optimizer.state_dict()) == str(untouched)
-    assert all(torch.equal(p, q) for p, q in zip(net.parameters(), Net().parameters()))
-
-
-def test_buffers_are_each_models_own() -> None:
-    net, given = Net(norm=True), batches_of()
-    trained, _ = RowTraining(net, sgd()(net.parameters())).train(starts(net), GivenBatches(given))
-    models, _ = one_by_one(net, sgd(), given)
-    assert_equal(trained, models)
-    assert trained["net.1.num_batches_tracked"].tolist() == [i + steps for i, (steps, _) in enumerate(MODELS)]
-
-
-@pytest.mark.parametrize("norm", [0.5, 100.0])
-def test_norms_are_clipped_model_by_model_and_never_raised(norm: float) -> None:
-    net, given = Net(), batches_of()
-    trained, _ = RowTraining(net, sgd()(net.parameters()), clip_norm=norm).train(starts(net), GivenBatches(given))
-    models, _ = one_by_one(net, sgd(), given, clip=norm)
-    unclipped, _ = one_by_one(net, sgd(), given)
-    assert_equal(trained, models)
-    same = torch.allclose(models[0]["net.0.weight"], unclipped[0]["net.0.weight"], atol=1e-3)
-    assert same == (norm > 1)
-
-
-def test_groups_of_parameters_keep_their_options() -> None:
-    net, given = Net(), batches_of()
-
-    def make(parameters: Any) -> torch.optim.Optimizer:
-        first, *rest = parameters
-        return torch.optim.SGD([{"params": [first], "lr": 0.01}, {"params": rest, "momentum": 0.9}], lr=0.1)
-
-    trained, _ = RowTraining(net, make(net.parameters())).train(starts(net), GivenBatches(given))
-    assert_equal(trained, one_by_one(net, make, given)[0])
+    assert all(torch.equal(p, q) for p, q in zip(net.parameters(), make_net().parameters()))
 
 
 def test_what_requires_no_gradient_or_has_none_stays_to_the_bit() -> None:
-    net, given = Net(), batches_of()
+    net = Net()
     net.spare = nn.Parameter(torch.ones(3))
     net.net[0].bias.requires_grad_(False)
-    make, before = sgd(weight_decay=0.1), starts(net)
-    training = RowTraining(net, make(net.parameters()), apart={"spare"})
-    trained, _ = training.train({name: tensor.clone() for name, tensor in before.items()}, GivenBatches(given))
-    for name in ("spare", "net.0.bias"):
-        assert torch.equal(trained[name], before[name])
-    assert_equal(trained, one_by_one(net, make, given)[0])
+    before = starts(net)
+    training = RowTraining(net, sgd(weight_decay=0.1)(net.parameters()), apart={"spare"})
+    trained, _ = training.train({name: tensor.clone() for name, tensor in before.items()}, GivenBatches(batches_of()))
+    moved = {name for name in before if not torch.equal(trained[name], before[name])}
+    assert moved == {"net.0.weight", "net.3.weight", "net.3.bias"}
 
 
 def test_gathered_batches_are_the_given_ones() -> None:
@@ -170,26 +167,3 @@ def test_batches_of_any_nesting_are_stacked() -> None:
     assert batch["more"][0].tolist() == [[0, 0], [1, 1]]
     with pytest.raises(ConfigurationError, match="one holds a str"):
         list(GivenBatches([[(torch.ones(2), "name")]]).at([0], 0))
-
-
-class Decayed(Net):
-    """The first weight is in the loss twice, once by itself."""
-
-    def training_step(self, batch: Any, batch_idx: Any) -> Tensor:
-        return super().training_step(batch, batch_idx) + self.net[0].weight.square().sum()  # type: ignore[union-attr, operator]
-
-
-class Penalized(Net):
-    """A gradient by the inputs is in the loss."""
-
-    def training_step(self, batch: Any, batch_idx: Any) -> Tensor:
-        x, y = batch
-        slope = torch.func.grad(lambda x: nn.functional.cross_entropy(self.net(x), y))(x)
-        return super().training_step(batch, batch_idx) + slope.square().sum()
-
-
-@pytest.mark.parametrize("net", [Decayed, Penalized])
-def test_weights_and_gradients_may_be_in_the_loss(net: type[Net]) -> None:
-    module, given = net(), batches_of()
-    trained, _ = RowTraining(module, sgd()(module.parameters())).train(starts(net()), GivenBatches(given))
-    assert_equal(trained, one_by_one(net(), sgd(), given)[0])

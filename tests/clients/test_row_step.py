@@ -1,8 +1,9 @@
-"""Losses and gradients of stacked models, against torch's autograd on each of them alone."""
+"""Losses and gradients of stacked models, against autograd on each of them alone; and steps that are played back."""
 
 from __future__ import annotations
 
 import copy
+import random
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from flsv.clients.row_step import RowStep
 
-MODELS, BATCH = 3, 5
+MODELS, BATCH, OFTEN = 3, 5, 2
 
 
 class Step(nn.Module):
@@ -117,3 +118,90 @@ def test_a_layer_that_is_frozen_and_not_stacked() -> None:
         loss.backward()
         torch.testing.assert_close(losses[i], loss.detach())
         torch.testing.assert_close(gradients["net.1.weight"][i], weight.grad)
+
+
+# ---- steps that are played back, against the same steps taken anew
+
+
+class Counts(Step):
+    count = 0
+
+    def training_step(self, batch: Tensor) -> Tensor:
+        self.count += 1
+        return super().training_step(batch) * self.count
+
+
+class Chance(Step):
+    def training_step(self, batch: Tensor) -> Tensor:
+        return super().training_step(batch) * random.random()
+
+
+class Looks(Step):
+    """At the batch, which all models share."""
+
+    def training_step(self, batch: Tensor) -> Tensor:
+        return super().training_step(batch) * (2 if batch[0, 0].item() > 0 else 1)
+
+
+def mlp(*between: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), *between, nn.ReLU(), nn.Linear(8, 3))
+
+
+RECORDED: dict[str, tuple[Any, int]] = {
+    "MLP": (lambda: Step(mlp()), 1),
+    "batch norm": (lambda: Step(mlp(nn.BatchNorm1d(8))), 1),
+    "dropout": (lambda: Step(mlp(nn.Dropout(0.5))), 0),
+    "counts": (lambda: Counts(mlp()), 0),
+    "chance": (lambda: Chance(mlp()), 0),
+    "looks": (lambda: Looks(mlp()), 0),
+}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_played_back_is_the_same_and_what_may_change_is_not_recorded(name: str) -> None:
+    make, recorded = RECORDED[name]
+    torch.manual_seed(0)
+    module = make()
+    names = [name for name, _ in module.named_parameters()]
+    held = dict(module.state_dict())
+    start = {n: torch.randn(MODELS, *t.shape).abs().to(t.dtype) for n, t in held.items()}
+    results = []
+    for step in (RowStep(module, names, shared=True, often=99), RowStep(module, names, shared=True, often=OFTEN)):
+        module.count, taken = 0, []
+        states = {n: t.clone() for n, t in start.items()}
+        torch.manual_seed(1)
+        random.seed(1)
+        for place in range(5):
+            x = torch.randn(BATCH, 4, generator=torch.Generator().manual_seed(place))
+            gradients, losses = step.played(states, x) or step(states, x)
+            taken.append({**gradients, "losses": losses, **{n: states[n].clone() for n in states if n not in names}})
+        results.append(taken)
+    assert step.recorded == recorded
+    for expected, found in zip(*results):
+        assert expected.keys() == found.keys()
+        assert all(torch.equal(found[key], value) for key, value in expected.items())
+
+
+class Moves(Step):
+    """On what a round may change."""
+
+    share = 1.0
+
+    def training_step(self, batch: Tensor) -> Tensor:
+        return super().training_step(batch) * self.share
+
+
+def test_a_recording_in_doubt_is_compared_before_it_is_played_again() -> None:
+    module = Moves(mlp())
+    states = {name: p.detach().expand(MODELS, *p.shape).clone() for name, p in module.named_parameters()}
+    step, batch = RowStep(module, list(states), shared=True, often=1), torch.randn(BATCH, 4)
+    step(states, batch)
+    for share, plays in ((1.0, True), (0.5, False)):
+        module.share = share
+        step.doubt()
+        assert step.played(states, batch) is None
+        gradients, _ = step(states, batch)
+        assert (step.played(states, batch) is not None) == plays
+    assert step.recorded == 0
+    expected = RowStep(module, list(states), shared=True)(states, batch)[0]
+    assert all(torch.equal(gradient, expected[name]) for name, gradient in gradients.items())
