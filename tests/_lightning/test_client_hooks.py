@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from small_loops import KeepUpdates
 from torch import Tensor
 from toys import Plain, fit, toy_data
 
@@ -55,34 +54,11 @@ class Fails(Counts):
         raise ZeroDivisionError("mine")
 
 
-@pytest.mark.parametrize("kind", [Counts, Fails])
-def test_the_module_gets_its_hooks_back(tmp_path: Path, kind: type[Counts]) -> None:
-    module = kind()
+def test_the_module_gets_its_hooks_back(tmp_path: Path) -> None:
+    module = Fails()
     given = module.on_train_batch_start = lambda batch, batch_idx: None  # type: ignore[method-assign]
-    try:
+    with pytest.raises(ZeroDivisionError):
         fit(FederatedLoop(seed=1), tmp_path, module, rounds=1)
-    except ZeroDivisionError:
-        assert kind is Fails
     assert module.__dict__["on_train_batch_start"] is given
     assert not {"on_train_batch_end", "optimizer_step"} & module.__dict__.keys()
     assert "_build_kwargs" not in module.trainer.fit_loop.epoch_loop.__dict__
-
-
-class Follows(Plain):
-    """A slow copy of the network follows when a batch has ended."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.slow = torch.nn.Parameter(self.net[0].weight.detach().clone(), requires_grad=False)
-
-    @torch.no_grad()
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.slow.copy_(self.net[0].weight)
-
-
-def test_what_a_module_does_after_a_batch_leaves_with_the_client(tmp_path: Path) -> None:
-    aggregator = KeepUpdates()
-    loop = FederatedLoop(aggregator, seed=1)
-    fit(loop, tmp_path, Follows(), rounds=1)
-    sent = loop.space.unflatten(torch.stack(list(aggregator.rounds[-1].values())))
-    assert torch.equal(sent["slow"], sent["net.0.weight"])
