@@ -8,9 +8,8 @@ import lightning as L
 import task_kinds
 import torch
 from compat.base import Kind, Sets, Small, drawn, images
-from compat.unsupervised import BYOL, GAN, VAE, MoCo, pixels, views
+from compat.unsupervised import BYOL, GAN, MoCo, views
 from lightning.pytorch.callbacks import BackboneFinetuning, LambdaCallback
-from task_kinds import Items
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from torchmetrics import MaxMetric, MeanMetric
@@ -67,23 +66,7 @@ class Template(Small):
         self.log("val/acc_best", self.val_acc_best.compute(), sync_dist=True, prog_bar=True)
 
 
-class Regression(task_kinds.Kind):
-    """Validates on two sets, which Lightning names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.net = nn.Sequential(nn.Linear(5, 12), nn.Tanh(), nn.Linear(12, 1))
-
-    def loss(self, batch: Any) -> Tensor:
-        x, y = batch
-        return nn.functional.mse_loss(self.net(x).squeeze(-1), y)
-
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:  # type: ignore[override]
-        super().validation_step(batch, batch_idx)
-
-
-class ManualAccumulation(Regression):
+class ManualAccumulation(task_kinds.Regression):
     """The accumulation of Lightning's guide to manual optimization: a step after every second batch."""
 
     def __init__(self) -> None:
@@ -97,61 +80,6 @@ class ManualAccumulation(Regression):
             optimizer.step()
             optimizer.zero_grad()
         return loss
-
-
-def _tables() -> Sets:
-    x = torch.randn(84, 5, generator=drawn(1))
-    sets = TensorDataset(x, x[:, 0] - 0.5 * x[:, 1] * x[:, 2])
-    return Sets(*(TensorDataset(*sets[part]) for part in (slice(52), slice(52, 64), slice(64, 84))))
-
-
-# ---- sequences
-
-
-class GLUE(L.LightningModule):
-    """As Lightning's text-classification example: batches are dictionaries, the rate rises and falls per step."""
-
-    def __init__(self, warmup: int = 2) -> None:
-        super().__init__()
-        self.save_hyperparameters()
-        torch.manual_seed(0)
-        self.embedding = nn.Embedding(11, 8, padding_idx=0)
-        self.encoder = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
-        self.classifier = nn.Linear(8, 2)
-        self.outputs: list[Tensor] = []
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Tensor:
-        hidden = self.encoder(self.embedding(input_ids), src_key_padding_mask=attention_mask == 0)
-        return nn.functional.cross_entropy(self.classifier(hidden[:, 0]), labels)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return self(**batch)
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.outputs.append(self(**batch))
-
-    def on_validation_epoch_end(self) -> None:
-        self.log("val_loss", torch.stack(self.outputs).mean())
-        self.outputs.clear()
-
-    def configure_optimizers(self) -> Any:
-        decayed = [p for n, p in self.named_parameters() if "bias" not in n and "norm" not in n]
-        others = [p for n, p in self.named_parameters() if "bias" in n or "norm" in n]
-        groups = [{"params": decayed, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
-        optimizer = torch.optim.AdamW(groups, lr=1e-2, eps=1e-6)
-        total, warmup = self.trainer.estimated_stepping_batches, self.hparams.warmup
-
-        def rate(step: int) -> float:
-            return step / warmup if step < warmup else max(0.0, (total - step) / max(1, total - warmup))
-
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
-        return [optimizer], [{"scheduler": scheduler, "interval": "step", "frequency": 1}]
-
-
-def _sentence(index: int) -> dict[str, Tensor]:
-    ids = torch.randint(1, 11, (6,), generator=drawn(index))
-    ids[3 + index % 4 :] = 0
-    return {"input_ids": ids, "attention_mask": (ids > 0).long(), "labels": (ids[1] > 5).long()}
 
 
 class Carried(task_kinds.Kind):
@@ -279,8 +207,15 @@ def _backbone() -> list[L.Callback]:
     return [BackboneFinetuning(1, lambda epoch: 2.0, backbone_initial_ratio_lr=0.1)]
 
 
+def of_task(kind: Any, **options: Any) -> Kind:
+    def make() -> L.LightningModule:
+        torch.manual_seed(0)
+        return kind()
+
+    return Kind(make, kind.data, **options)
+
+
 KINDS = {
-    "vae": Kind(VAE, pixels),
     # 4 and 2 batches, with a step of the generator after every third: the client's own third.
     "wgan-spectral-norm": Kind(GAN, images, clients=(3, 2), tolerance=5e-6),
     "byol": Kind(BYOL, views),
@@ -288,16 +223,12 @@ KINDS = {
     "backbone-finetuning": Kind(Transferred, images, callbacks=_backbone),
     "frozen-backbone": Kind(lambda: Transferred(frozen=True), images),
     "hydra-template": Kind(Template, images, logged="val/loss"),
-    "several-val-loaders": Kind(Regression, _tables, logged="val_loss/dataloader_idx_1"),
     # 5 and 2 batches: a window of one client's last batch must not end with the next one's first.
-    "manual-accumulation": Kind(ManualAccumulation, _tables, logged="val_loss/dataloader_idx_0", clients=(5, 2)),
-    # In double precision, or Adam makes steps of the rounding noise that the keys' bias has for a gradient.
-    "glue": Kind(
-        GLUE,
-        lambda: Sets(Items(_sentence, range(44)), Items(_sentence, range(44, 56))),
-        trainer={"precision": "64-true"},
-        tolerance=1e-9,
-    ),
+    "manual-accumulation": of_task(ManualAccumulation, clients=(5, 2)),
+    "vae": of_task(task_kinds.VAE),
+    "several-val-loaders": of_task(task_kinds.SeveralLoaders, logged="val_loss/dataloader_idx_1"),
+    "dictionaries": of_task(task_kinds.Glue, logged="loss_all"),
+    "next-character": of_task(task_kinds.LanguageModel, logged="val/perplexity"),
     "carried-lstm-state": Kind(Carried, _series),
     "hooks": Kind(Hooked, lambda: KnowsItsClasses(images().train, *images().val)),
     "dataloader-iter": Kind(Fetches, images),

@@ -1,4 +1,4 @@
-"""Modules that learn without labels: autoencoders, adversarial networks, two views of a picture."""
+"""Modules that learn without labels: adversarial networks, two views of a picture."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import lightning as L
 import task_kinds
 import torch
-from compat.base import Sets, drawn, images
+from compat.base import Sets, drawn
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset
 
 PIXELS, LATENT, WIDTH = 64, 4, 16
 
@@ -22,40 +22,6 @@ def _mlp(*widths: int) -> nn.Sequential:
     for a, b in itertools.pairwise(widths):
         layers += [nn.Linear(a, b), nn.LeakyReLU(0.2)]
     return nn.Sequential(*layers[:-1])
-
-
-class VAE(L.LightningModule):
-    """Draws its code whenever it is called, in validation, too; its step gives a dictionary."""
-
-    def __init__(self, beta: float = 0.1) -> None:
-        super().__init__()
-        self.save_hyperparameters()
-        torch.manual_seed(0)
-        self.encoder, self.decoder = _mlp(PIXELS, 16, 2 * LATENT), _mlp(LATENT, 16, PIXELS)
-
-    def _losses(self, x: Tensor) -> dict[str, Tensor]:
-        mean, log_variance = self.encoder(x.flatten(1)).chunk(2, 1)
-        code = torch.distributions.Normal(mean, (0.5 * log_variance).exp()).rsample()
-        error = nn.functional.mse_loss(self.decoder(code).view_as(x), x)
-        divergence = -0.5 * (1 + log_variance - mean**2 - log_variance.exp()).sum(1).mean()
-        return {"error": error, "kl": divergence, "loss": error + self.hparams.beta * divergence}
-
-    def training_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
-        losses = self._losses(batch[0])
-        self.log_dict({f"train_{name}": value for name, value in losses.items()})
-        return losses
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.log_dict({f"val_{name}": value for name, value in self._losses(batch[0]).items()})
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.AdamW(self.parameters(), lr=1e-2)
-
-
-def pixels() -> Sets:
-    """Without labels."""
-    like = images()
-    return Sets(*(TensorDataset(each.tensors[0]) for each in (like.train, *like.val)))
 
 
 class GAN(L.LightningModule):
