@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flsv.clients.kernel import ELEMENTWISE, GatheredBatches, GivenBatches, RowTraining
+from flsv.clients.kernel import ELEMENTWISE, GivenBatches, RowTraining
 from flsv.clients.row_step import RowStep
 from flsv.errors import ConfigurationError
 
@@ -189,20 +189,6 @@ def test_what_requires_no_gradient_has_none_or_is_not_stacked_stays_to_the_bit()
     for i, (model, _) in enumerate(one_by_one(module, states, given, sgd(weight_decay=0.1), None)):
         for key, tensor in trained.items():
             torch.testing.assert_close(tensor[i], model[key], rtol=1e-5, atol=1e-5)
-
-
-def test_gathered_batches_are_the_given_ones() -> None:
-    draw = torch.Generator().manual_seed(0)
-    x, y = torch.randn(40, 20, generator=draw), torch.randint(4, (40,), generator=draw)
-    rows = [list(torch.randperm(40, generator=draw)[:n].split(8)) for n in (24, 19, 8, 3)]
-    gathered = GatheredBatches((x, y), rows)
-    given = GivenBatches([[(x[r], y[r]) for r in each] for each in rows])
-    assert gathered.lengths == given.lengths == [3, 3, 1, 1]
-    for clients, step in (([0, 1, 2, 3], 0), ([0, 1], 2), ([1, 0], 1)):
-        for (places, batch), (expected, other) in zip(gathered.at(clients, step), given.at(clients, step), strict=True):
-            assert places == expected
-            assert all(torch.equal(a, b) for a, b in zip(batch, other))
-    assert torch.equal(gathered.one(1, 2)[0], x[rows[1][2]])
 
 
 def test_batches_of_any_nesting_are_stacked() -> None:
