@@ -183,20 +183,19 @@ def test_stochastic_averaging_without_batch_norm(tmp_path: Path, scheduler: Any,
         def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
             rates.add((trainer.current_epoch, round(trainer.optimizers[0].param_groups[0]["lr"], 6)))
 
-    def run(both: list[Callback], **kwargs: Any) -> Plain:
+    def run(*callbacks: Callback, path: Path | None = None, **kwargs: Any) -> Tensor:
         module = Plain(network(batch_norm=False), sgd, scheduler)
-        trainer_for(None, tmp_path, ROUNDS, callbacks=both, **kwargs).fit(module, toy_data(), ckpt_path=path)
-        return module
+        trainer_for(None, tmp_path, ROUNDS, callbacks=callbacks, **kwargs).fit(module, toy_data(), ckpt_path=path)
+        return vector(module)
 
-    path = None
     within = ModelCheckpoint(tmp_path / "c", every_n_train_steps=30, save_top_k=-1, filename="{step}")
-    module = run([*both, Rates(), within], enable_checkpointing=True)
+    whole = run(*both, Rates(), within, enable_checkpointing=True)
     assert loop.round_index == ROUNDS
     expected = [0.1, 0.1, 0.075, 0.05, 0.05] if scheduler is None else [0.1, 0.08, 0.065, 0.05, 0.05]
     assert sorted(rates) == list(enumerate(expected))
-    torch.testing.assert_close(vector(module), mean(models.made[0:4]), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(whole, mean(models.made[0:4]), rtol=1e-5, atol=1e-6)
     for path in sorted((tmp_path / "c").iterdir()):
-        assert torch.equal(vector(run(both_orders(stochastic(), first)[1])), vector(module)), path
+        assert torch.equal(run(*both_orders(stochastic(), first)[1], path=path), whole), path
 
 
 class PerBatch(averaging.WeightAveraging):
@@ -204,34 +203,22 @@ class PerBatch(averaging.WeightAveraging):
         super().on_train_batch_end(*args)
 
 
-def without_norm(interval: str = "epoch") -> Plain:
-    return Plain(network(batch_norm=False), sgd, decaying, interval)
-
-
 INSTEAD = "Use lightning.pytorch.callbacks.WeightAveraging"
+ONE = "WeightAveraging and EMAWeightAveraging: a checkpoint has room"
 
 
 @pytest.mark.parametrize(
-    ("module", "callbacks", "match"),
+    ("batch_norm", "interval", "callbacks", "match"),
     [
-        (Plain, lambda: [stochastic()], f"a round in which nobody trains.* {INSTEAD}"),
-        (
-            lambda: without_norm("step"),
-            lambda: [stochastic()],
-            f"in the place of one that steps per batch.* {INSTEAD}",
-        ),
-        (
-            without_norm,
-            lambda: [PerBatch()],
-            r"PerBatch has its own on_train_batch_end, .* Say in should_update",
-        ),
-        (
-            without_norm,
-            lambda: [WeightAveraging(), ema()],
-            "WeightAveraging and EMAWeightAveraging: a checkpoint has room",
-        ),
+        (True, "epoch", [stochastic], f"a round in which nobody trains.* {INSTEAD}"),
+        (False, "step", [stochastic], f"in the place of one that steps per batch.* {INSTEAD}"),
+        (False, "epoch", [PerBatch], r"PerBatch has its own on_train_batch_end, .* Say in should_update"),
+        (False, "epoch", [WeightAveraging, ema], ONE),
     ],
 )
-def test_averages_that_cannot_be_right_are_refused(tmp_path: Path, module: Any, callbacks: Any, match: str) -> None:
+def test_averages_that_cannot_be_right_are_refused(
+    tmp_path: Path, batch_norm: bool, interval: str, callbacks: Any, match: str
+) -> None:
+    module = Plain(network(batch_norm), sgd, decaying, interval)
     with pytest.raises(ConfigurationError, match=match):
-        fit(FederatedLoop(seed=1), tmp_path, module(), callbacks=callbacks())
+        fit(FederatedLoop(seed=1), tmp_path, module, callbacks=[make() for make in callbacks])

@@ -131,15 +131,14 @@ def test_every_clients_schedule_is_that_of_training_alone(tmp_path: Path, kind: 
 
 
 def test_a_linear_decay_ends_at_zero_whoever_is_drawn_how_often(tmp_path: Path) -> None:
-    module = fit(
-        FederatedLoop(sampler=UniformSampler(2), seed=SEED, local_epochs=2), tmp_path, Scheduled(linear), rounds=5
-    )
-    counts = set()
+    loop = FederatedLoop(sampler=UniformSampler(2), seed=SEED, local_epochs=2)
+    ends_at_zero(fit(loop, tmp_path, Scheduled(linear), rounds=5))
+
+
+def ends_at_zero(module: Scheduled) -> None:
     for rates in module.rates.values():
-        expected = [0.1 * (1 - step / len(rates)) for step in range(len(rates))]
-        assert [rate for rate, _ in rates] == pytest.approx(expected)
-        counts.add(len(rates))
-    assert len(counts) > 1
+        assert [rate for rate, _ in rates] == pytest.approx([0.1 * (1 - i / len(rates)) for i in range(len(rates))])
+    assert len({len(rates) for rates in module.rates.values()}) > 1
 
 
 class Opinionated(FixedCohort):
@@ -196,10 +195,11 @@ class Foreign(Plain):
     ],
 )
 def test_what_would_pass_from_client_to_client_is_refused(tmp_path: Path, module: Any, message: str) -> None:
-    before = L.Trainer.is_last_batch, L.Trainer.estimated_stepping_batches
+    names = ("is_last_batch", "estimated_stepping_batches", "num_training_batches", "train_dataloader")
+    before = [getattr(L.Trainer, name) for name in names]
     with pytest.raises(ConfigurationError, match=message):
         fit(FederatedLoop(seed=SEED), tmp_path, module(), rounds=3)
-    assert before == (L.Trainer.is_last_batch, L.Trainer.estimated_stepping_batches)
+    assert [getattr(L.Trainer, name) for name in names] == before
 
 
 def sets_the_loader_up(trainer: Any) -> float:
@@ -220,34 +220,27 @@ class Asking(Scheduled):
     """Its schedule follows from the batches of a round, however it learns of them."""
 
     def __init__(self, ways: list[Callable[[Any], float]]) -> None:
-        super().__init__(linear)
+        super().__init__(lambda optimizer, _: linear(optimizer, self.length() * self.trainer.max_epochs))
         self.ways = ways
 
-    def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+    def length(self) -> float:
         (length,) = {way(self.trainer) for way in self.ways}
-        return [optimizer], [{"scheduler": linear(optimizer, length * self.trainer.max_epochs), "interval": "step"}]
+        return length
 
 
 @pytest.mark.parametrize("ways", [*([way] for way in WAYS), WAYS[::-1]])
 def test_every_length_is_one_clients(tmp_path: Path, ways: list[Callable[[Any], float]]) -> None:
-    names = ("estimated_stepping_batches", "num_training_batches", "train_dataloader")
-    before = [getattr(L.Trainer, name) for name in names]
-    module = fit(FederatedLoop(seed=SEED), tmp_path, Asking(ways), rounds=2)
-    for rates in module.rates.values():
-        assert [rate for rate, _ in rates] == pytest.approx([0.1 * (1 - i / len(rates)) for i in range(len(rates))])
-    assert len({len(rates) for rates in module.rates.values()}) > 1
-    assert [getattr(L.Trainer, name) for name in names] == before
+    ends_at_zero(fit(FederatedLoop(seed=SEED), tmp_path, Asking(ways), rounds=2))
 
 
 def test_lengths_in_setup_are_the_largest_and_are_warned_of(tmp_path: Path) -> None:
-    class AsksInSetup(Scheduled):
+    class AsksInSetup(Asking):
         def setup(self, stage: str) -> None:
-            (self.length,) = {way(self.trainer) for way in WAYS}
+            self.asked = self.length()
 
     with pytest.warns(UserWarning, match="read in setup, where no client trains: it is that of the client with the"):
-        module = fit(FederatedLoop(seed=SEED), tmp_path, AsksInSetup(linear), rounds=2)
-    assert 2 * module.length == max(len(rates) for rates in module.rates.values())
+        module = fit(FederatedLoop(seed=SEED), tmp_path, AsksInSetup(WAYS), rounds=2)
+    assert 2 * module.asked == max(len(rates) for rates in module.rates.values())
 
 
 class CountsInItsGroups(torch.optim.SGD):

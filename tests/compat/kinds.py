@@ -1,20 +1,126 @@
-"""Modules of the kinds that public projects have: transferred, supervised, sequences, full of hooks."""
+"""Modules of the kinds that public projects have: unsupervised, transferred, supervised, carried states, hooks."""
 
 from __future__ import annotations
 
+import copy
+import itertools
 from typing import Any
 
 import lightning as L
 import task_kinds
 import torch
 from compat.base import Kind, Sets, Small, drawn, images
-from compat.unsupervised import BYOL, GAN, MoCo, views
 from lightning.pytorch.callbacks import BackboneFinetuning, LambdaCallback
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
-from torchmetrics import MaxMetric, MeanMetric
-from torchmetrics.classification import MulticlassAccuracy
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
+from torch.utils.data import Dataset, TensorDataset
 from toys import sgd
+
+PIXELS, LATENT, WIDTH = 64, 4, 16
+
+
+def _mlp(*widths: int) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for a, b in itertools.pairwise(widths):
+        layers += [nn.Linear(a, b), nn.LeakyReLU(0.2)]
+    return nn.Sequential(*layers[:-1])
+
+
+class GAN(L.LightningModule):
+    """Two optimizers by hand, the generator's in every third batch, and weights that are normalized."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        torch.manual_seed(0)
+        self.generator, self.discriminator = _mlp(LATENT, 16, PIXELS), _mlp(PIXELS, 16, 1)
+        for place in (0, 2):
+            spectral_norm(self.discriminator[place])
+        weight_norm(self.generator[2])
+
+    def _judged(self, x: Tensor, real: bool) -> Tensor:
+        verdict = self.discriminator(x)
+        return nn.functional.binary_cross_entropy_with_logits(verdict, torch.full_like(verdict, float(real)))
+
+    def _step(self, optimizer: Any, name: str, loss: Any) -> None:
+        self.toggle_optimizer(optimizer)
+        value = loss()
+        self.log(name, value)
+        self.manual_backward(value)
+        optimizer.step()
+        optimizer.zero_grad()
+        self.untoggle_optimizer(optimizer)
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        real = batch[0].flatten(1)
+        for_generator, for_discriminator = self.optimizers()
+        z = torch.randn(len(real), LATENT)
+        if (batch_idx + 1) % 3 == 0:
+            self._step(for_generator, "g_loss", lambda: self._judged(self.generator(z), real=True))
+
+        def judges() -> Tensor:
+            return (self._judged(real, real=True) + self._judged(self.generator(z).detach(), real=False)) / 2
+
+        self._step(for_discriminator, "d_loss", judges)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", self._judged(batch[0].flatten(1), real=True))
+
+    def configure_optimizers(self) -> Any:
+        parts = (self.generator, self.discriminator)
+        return [torch.optim.Adam(part.parameters(), lr=2e-3, betas=(0.5, 0.999)) for part in parts], []
+
+
+# ---- self-supervised learning from two views of a picture
+
+
+class TwoViews(Dataset):
+    """Views drawn when a sample is read, from the global generator, as torchvision's transforms draw."""
+
+    def __init__(self, samples: int, seed: int, fixed: bool = False) -> None:
+        self.x, self.fixed = torch.randn(samples, 1, 8, 8, generator=drawn(seed)), fixed
+        self.targets = torch.arange(samples) % 3
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[tuple[Tensor, Tensor], Tensor]:
+        return (self._view(self.x[index]), self._view(self.x[index])), self.targets[index]
+
+    def _view(self, x: Tensor) -> Tensor:
+        if self.fixed:
+            return x + 0.1 * x.flip(-1)
+        return x.roll(int(torch.randint(0, 8, ())), -1) + 0.1 * torch.randn_like(x)
+
+
+def views() -> Sets:
+    return Sets(TwoViews(44, 0), TwoViews(12, 1, fixed=True))
+
+
+class BYOL(task_kinds.Kind):
+    """The target network follows the online one after every batch, by a hook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        layers = [nn.Flatten(), nn.Linear(PIXELS, WIDTH, bias=False), nn.BatchNorm1d(WIDTH), nn.ReLU()]
+        self.online = nn.Sequential(*layers, nn.Linear(WIDTH, LATENT))
+        self.target = copy.deepcopy(self.online).requires_grad_(False)
+        self.predictor = nn.Linear(LATENT, LATENT)
+
+    @torch.no_grad()
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        for slow, fast in zip(self.target.parameters(), self.online.parameters()):
+            slow.mul_(0.9).add_(fast, alpha=0.1)
+
+    def loss(self, batch: Any) -> Tensor:
+        (a, b), _ = batch
+        alike = nn.functional.cosine_similarity
+        return -sum(alike(self.predictor(self.online(x)), self.target(y)).mean() for x, y in ((a, b), (b, a)))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD([*self.online.parameters(), *self.predictor.parameters()], lr=0.1)
+
 
 # ---- networks of which a part is frozen, for a while or for good
 
@@ -32,38 +138,6 @@ class Transferred(Small):
 
     def configure_optimizers(self) -> Any:
         return sgd([p for p in self.parameters() if p.requires_grad])
-
-
-# ---- classification and regression
-
-
-class Template(Small):
-    """As lightning-hydra-template's: metric objects, logged by epoch, and a schedule by epoch."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda o: torch.optim.lr_scheduler.StepLR(o, 1, 0.5), "epoch")
-        self.train_loss, self.val_loss, self.val_acc = MeanMetric(), MeanMetric(), MulticlassAccuracy(3)
-        self.val_acc_best = MaxMetric()
-
-    def on_train_start(self) -> None:
-        for metric in (self.val_loss, self.val_acc, self.val_acc_best):
-            metric.reset()
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = self.loss(batch)
-        self.train_loss(loss)
-        self.log("train/loss", self.train_loss, on_step=False, on_epoch=True, prog_bar=True)
-        return loss
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.val_loss(self.loss(batch))
-        self.val_acc(self(batch[0]), batch[1])
-        self.log("val/loss", self.val_loss, on_step=False, on_epoch=True, prog_bar=True)
-        self.log("val/acc", self.val_acc, on_step=False, on_epoch=True, prog_bar=True)
-
-    def on_validation_epoch_end(self) -> None:
-        self.val_acc_best(self.val_acc.compute())
-        self.log("val/acc_best", self.val_acc_best.compute(), sync_dist=True, prog_bar=True)
 
 
 class ManualAccumulation(task_kinds.Regression):
@@ -219,10 +293,8 @@ KINDS = {
     # 4 and 2 batches, with a step of the generator after every third: the client's own third.
     "wgan-spectral-norm": Kind(GAN, images, clients=(3, 2), tolerance=5e-6),
     "byol": Kind(BYOL, views),
-    "moco": Kind(MoCo, views),
     "backbone-finetuning": Kind(Transferred, images, callbacks=_backbone),
     "frozen-backbone": Kind(lambda: Transferred(frozen=True), images),
-    "hydra-template": Kind(Template, images, logged="val/loss"),
     # 5 and 2 batches: a window of one client's last batch must not end with the next one's first.
     "manual-accumulation": of_task(ManualAccumulation, clients=(5, 2)),
     "vae": of_task(task_kinds.VAE),

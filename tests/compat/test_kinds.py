@@ -39,9 +39,9 @@ def test_is_valued_as_by_hand(pair: Pair) -> None:
     torch.testing.assert_close(pair.loop.contributions["value"].double(), expected, rtol=1e-6, atol=1e-6)
 
 
-#: State in odd places. Fast: two optimizers, buffers outside of the state dictionary, a state that is carried on.
+#: State in odd places. Fast: two optimizers, a state that is carried on.
 RESUMED = ("byol", "frozen-backbone", "manual-accumulation", "hooks")
-FAST = ("wgan-spectral-norm", "moco", "carried-lstm-state")
+FAST = ("wgan-spectral-norm", "carried-lstm-state")
 
 
 @pytest.mark.parametrize("name", slow_except(FAST, (*FAST, *RESUMED)))

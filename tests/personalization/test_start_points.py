@@ -11,6 +11,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from by_hand import loop_of
 from personalization.watched import watched
 from torch import Tensor
 from toys import Plain, fit, network, sgd, toy_data, toy_sets
@@ -138,37 +139,27 @@ def test_clients_start_from_the_mixture_of_the_last_uploads(tmp_path: Path, amp:
 # ---- FedEM
 
 
-WEIGHTS = "network.responsibility"
-
-
-class Counting(FedEM):
-    """Remembers how many samples the clients found each component responsible for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: dict[Any, Tensor] = {}
-
-    def keep(self, local: Any) -> None:
-        self.counts[len(self.counts)] = local.state[f"module.{WEIGHTS}"].clone()
-        super().keep(local)
+NAME = "module.network.responsibility"
 
 
 class Begun(L.Callback):
     """Remembers what every client started from: the vector, and its mixture weights."""
 
-    def __init__(self, loop: FederatedLoop) -> None:
-        self.loop, self.models = loop, {}  # type: ignore[var-annotated]
+    def __init__(self) -> None:
+        self.models: dict[Any, tuple[Tensor, Tensor]] = {}
 
     def on_train_batch_start(self, trainer: Any, module: Any, *_: Any) -> None:
-        visit = self.loop.round_index, self.loop.current_client
-        self.models.setdefault(visit, (self.loop.space.read(module), module.network.responsibility.clone()))
+        loop = loop_of(module)
+        now = loop.space.read(module), module.network.responsibility.clone()
+        self.models.setdefault((loop.round_index, loop.current_client), now)
 
 
 def test_fedem_shares_components_and_keeps_weights(tmp_path: Path) -> None:
-    personalizer = Counting()
+    personalizer, begun, counts = FedEM(), Begun(), []
+    keep = personalizer.keep
+    personalizer.keep = lambda local: (counts.append(local.state[NAME].clone()), keep(local))  # type: ignore[method-assign]
     seen = watched(personalizer, after=lambda round: (round.uploaded.tolist(), round.downloaded.tolist()))
     loop = FederatedLoop(FedAvg(), personalizer=personalizer, sampler=UniformSampler(2), seed=1)
-    begun = Begun(loop)
     torch.manual_seed(0)
     mixture = MixtureClient(num_components=3, network="mlp", network_args={"hidden": [8]}, optimizer=sgd)
     module = fit(loop, tmp_path, mixture, toy_data((2, 3, 2, 3)), rounds=5, callbacks=[begun])
@@ -177,7 +168,6 @@ def test_fedem_shares_components_and_keeps_weights(tmp_path: Path) -> None:
     assert module.network.responsibility.tolist() == [pytest.approx(1 / 3)] * 3
     assert loop.state_dict()["strategies"]["personalizer"] == loop.state.starts == {}
     weights: dict[int, Tensor] = {}
-    counts = iter(personalizer.counts.values())
     for round, _, _, traffic in seen:
         assert round.start_vectors is None  # everybody starts from the global one
         for client, samples in zip(round.client_ids.tolist(), round.num_samples.tolist()):
@@ -185,7 +175,7 @@ def test_fedem_shares_components_and_keeps_weights(tmp_path: Path) -> None:
             assert torch.equal(vector, round.global_vector)
             torch.testing.assert_close(start, weights.get(client, torch.full((3,), 1 / 3)))
             # One for where it started, and one for every training sample.
-            count = next(counts)
+            count = counts.pop(0)
             assert float(count.sum()) == pytest.approx(1 + samples, rel=1e-4)
             weights[client] = count / count.sum()
         assert traffic == ([loop.space.size] * 2, [loop.space.size] * 2)
@@ -193,10 +183,9 @@ def test_fedem_shares_components_and_keeps_weights(tmp_path: Path) -> None:
         torch.testing.assert_close(round.server_vector.double(), average, rtol=1e-4, atol=1e-5)
     assert len(weights) > 2
     assert any(float(w.max()) > 0.4 for w in weights.values())
-    kept = loop.state_dict()["clients"]
-    assert {client: kept[client][f"module.{WEIGHTS}"].tolist() for client in kept} == {
-        client: weight.tolist() for client, weight in weights.items()
-    }
+    kept = {client: state[NAME] for client, state in loop.state_dict()["clients"].items()}
+    assert kept.keys() == weights.keys()
+    assert all(torch.equal(kept[client], weight) for client, weight in weights.items())
 
 
 def test_fedem_needs_a_mixture(tmp_path: Path) -> None:
