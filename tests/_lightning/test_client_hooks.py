@@ -1,15 +1,19 @@
-"""A module's own hooks count and see the client, not the cohort."""
+"""A module's own hooks count the client's batches; patched attributes leave no trace."""
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torchmetrics import PearsonCorrCoef
 from toys import Plain, fit, toy_data
 
+from flsv._lightning.patches import PatchedAttributes
+from flsv._lightning.several_processes import _merge_states, _state
 from flsv.loop import FederatedLoop
 
 LOCAL_EPOCHS = 2
@@ -62,3 +66,26 @@ def test_the_module_gets_its_hooks_back(tmp_path: Path) -> None:
     assert module.__dict__["on_train_batch_start"] is given
     assert not {"on_train_batch_end", "optimizer_step"} & module.__dict__.keys()
     assert "_build_kwargs" not in module.trainer.fit_loop.epoch_loop.__dict__
+
+
+def test_a_state_that_has_no_reduction_is_refused() -> None:
+    metric = PearsonCorrCoef()
+    with pytest.raises(RuntimeError, match="PearsonCorrCoef .* has no reduction: .* Log its values"):
+        _merge_states(metric, [_state(metric), _state(metric)])
+
+
+class Speaks:
+    word = "yes"
+
+    def say(self) -> str:
+        return self.word
+
+
+def test_a_method_is_its_class_s_again() -> None:
+    speaker = Speaks()
+    patched = PatchedAttributes([(speaker, "say", lambda: "no"), (speaker, "word", "maybe")])
+    assert (speaker.say(), speaker.word) == ("no", "maybe")
+    patched.give_back()
+    assert (speaker.say(), speaker.word) == ("yes", "yes")
+    assert "say" not in vars(speaker)
+    assert pickle.loads(pickle.dumps(speaker)).say() == "yes"
