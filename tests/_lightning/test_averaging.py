@@ -12,7 +12,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, StochasticWeightAveraging
 from torch import Tensor
-from toys import Plain, fit, network, sgd, toy_data, trainer_for, vector
+from toys import Plain, fit, toy_data, trainer_for, vector
 
 from flsv import Reporting
 from flsv.aggregation import FedAvg
@@ -111,7 +111,7 @@ def test_a_run_killed_anywhere_resumes_bit_for_bit(tmp_path: Path) -> None:
     def run(*callbacks: Callback, path: Path | None = None) -> tuple[Tensor, Tensor]:
         loop, both, _ = both_orders(ema(), False)
         trainer = trainer_for(None, tmp_path, 4, callbacks=[*both, *callbacks], enable_checkpointing=bool(callbacks))
-        trainer.fit(module := Plain(network()), toy_data(), ckpt_path=path)
+        trainer.fit(module := Plain(), toy_data(), ckpt_path=path)
         return vector(module), loop.state.model()
 
     within = ModelCheckpoint(tmp_path / "within", every_n_train_steps=20, save_top_k=-1, filename="{step}")
@@ -165,60 +165,19 @@ def test_an_exception_during_validation_leaves_the_global_model_in_the_module(tm
     assert torch.equal(*ends)
 
 
-def stochastic() -> StochasticWeightAveraging:
-    return StochasticWeightAveraging(swa_lrs=0.05, swa_epoch_start=2, annealing_epochs=2)
-
-
-def decaying(optimizer: torch.optim.Optimizer) -> Any:
-    return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
-
-
-@pytest.mark.parametrize(("scheduler", "first"), [(None, True), (decaying, False)])
-def test_stochastic_averaging_without_batch_norm(tmp_path: Path, scheduler: Any, first: bool) -> None:
-    """Lightning's own takes in the models at the beginnings of its epochs, so not the last one's end."""
-    loop, both, models = both_orders(stochastic(), first)
-    rates: set[tuple[int, float]] = set()
-
-    class Rates(Callback):
-        def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
-            rates.add((trainer.current_epoch, round(trainer.optimizers[0].param_groups[0]["lr"], 6)))
-
-    def run(*callbacks: Callback, path: Path | None = None, **kwargs: Any) -> Tensor:
-        module = Plain(network(batch_norm=False), sgd, scheduler)
-        trainer_for(None, tmp_path, ROUNDS, callbacks=callbacks, **kwargs).fit(module, toy_data(), ckpt_path=path)
-        return vector(module)
-
-    within = ModelCheckpoint(tmp_path / "c", every_n_train_steps=30, save_top_k=-1, filename="{step}")
-    whole = run(*both, Rates(), within, enable_checkpointing=True)
-    assert loop.round_index == ROUNDS
-    expected = [0.1, 0.1, 0.075, 0.05, 0.05] if scheduler is None else [0.1, 0.08, 0.065, 0.05, 0.05]
-    assert sorted(rates) == list(enumerate(expected))
-    torch.testing.assert_close(whole, mean(models.made[0:4]), rtol=1e-5, atol=1e-6)
-    for path in sorted((tmp_path / "c").iterdir()):
-        assert torch.equal(run(*both_orders(stochastic(), first)[1], path=path), whole), path
-
-
 class PerBatch(averaging.WeightAveraging):
     def on_train_batch_end(self, *args: Any) -> None:
         super().on_train_batch_end(*args)
 
 
-INSTEAD = "Use lightning.pytorch.callbacks.WeightAveraging"
-ONE = "WeightAveraging and EMAWeightAveraging: a checkpoint has room"
-
-
 @pytest.mark.parametrize(
-    ("batch_norm", "interval", "callbacks", "match"),
+    ("callbacks", "match"),
     [
-        (True, "epoch", [stochastic], f"a round in which nobody trains.* {INSTEAD}"),
-        (False, "step", [stochastic], f"in the place of one that steps per batch.* {INSTEAD}"),
-        (False, "epoch", [PerBatch], r"PerBatch has its own on_train_batch_end, .* Say in should_update"),
-        (False, "epoch", [WeightAveraging, ema], ONE),
+        ([partial(StochasticWeightAveraging, 0.1)], "nobody trains.* Use lightning.pytorch.callbacks.WeightAveraging"),
+        ([PerBatch], r"PerBatch has its own on_train_batch_end, .* Say in should_update"),
+        ([WeightAveraging, ema], "WeightAveraging and EMAWeightAveraging: a checkpoint has room"),
     ],
 )
-def test_averages_that_cannot_be_right_are_refused(
-    tmp_path: Path, batch_norm: bool, interval: str, callbacks: Any, match: str
-) -> None:
-    module = Plain(network(batch_norm), sgd, decaying, interval)
+def test_averages_that_cannot_be_right_are_refused(tmp_path: Path, callbacks: Any, match: str) -> None:
     with pytest.raises(ConfigurationError, match=match):
-        fit(FederatedLoop(seed=1), tmp_path, module, callbacks=[make() for make in callbacks])
+        fit(FederatedLoop(seed=1), tmp_path, callbacks=[make() for make in callbacks])

@@ -123,29 +123,22 @@ def test_a_shared_extractor() -> None:
 
 def test_start_points() -> None:
     vector, own = torch.arange(7.0), torch.full((7,), -1.0)
-    state = FederationState(2, global_vector=vector)
-    whole, shared = begun(2, PFedSV()), begun(2, PFedSV(mode="extractor"))
-    # A newcomer: the initial model, which begun() sets to zeros, on the extractor that there is.
-    for method, expected in ((whole, [0] * 7), (shared, [0, 1, 2, 0, 0, 0, 0])):
-        start = method.start(1, state)
-        assert start is not None
-        assert start.tolist() == expected
-        assert method.send(1, start, state) == {}
-    # Who has been there has chosen a model, and keeps it; after an absence it is sent the extractor that there is now.
-    local = Judged(1, lambda v: 0).data
-    for method, there, expected in (
-        (whole, False, [-1] * 7),
-        (whole, True, [-1] * 7),
-        (shared, False, [0, 1, 2, -1, -1, -1, -1]),
-        (shared, True, [-1] * 7),
-    ):
-        method._uploads, method._cohort = {1: own}, [1] if there else [0]
-        assert method.start(1, state) is None
-        instruction = Instruction(4, 1, 0, None, method.send(1, None, state))
-        with at(local):
-            local.state[OWN_MODEL] = own
-            assert method.receive(local, instruction).tolist() == expected
-    assert vector.tolist() == list(range(7))
+    state, local = FederationState(2, global_vector=vector.clone()), Judged(1, lambda v: 0).data
+    # A newcomer: the initial model, which begun() sets to zeros, on the extractor that there is. Who has been there has
+    # chosen a model, and keeps it; after an absence it is sent the extractor that there is now.
+    for mode, new, back in (("model", [0] * 7, [-1] * 7), ("extractor", [0, 1, 2, *[0] * 4], [0, 1, 2, *[-1] * 4])):
+        method = begun(2, PFedSV(mode=mode))
+        assert method.start(1, state).tolist() == new
+        assert method.send(1, method.start(1, state), state) == {}
+        for there, expected in ((False, back), (True, [-1] * 7)):
+            method._uploads, method._cohort = {1: own}, [1] if there else [0]
+            assert method.start(1, state) is None
+            with at(local):
+                local.state[OWN_MODEL] = own
+                assert (
+                    method.receive(local, Instruction(4, 1, 0, None, method.send(1, None, state))).tolist() == expected
+                )
+    assert torch.equal(state.model(), vector)
     assert own.tolist() == [-1] * 7
 
 
