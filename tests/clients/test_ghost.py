@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad
 
-from flsv.clients import ghost as ghost_module
 from flsv.clients.ghost import GhostProducts
 from flsv.errors import ConfigurationError
 
@@ -93,13 +92,12 @@ def test_every_layer(name: str) -> None:
     ghost.samples = B
     F.cross_entropy(module(x), y).backward()
     found = ghost.take()
-    assert found is not None
     torch.testing.assert_close(found, expected)
     assert expected.abs().max() > 1e-3
     torch.testing.assert_close(found.sum(), sum((p.grad * g[n]).sum() for n, p in module.named_parameters()))
     ghost.remove()  # nothing is watched any more
     F.cross_entropy(module(x), y).backward()
-    assert ghost.take() is None
+    assert len(ghost.take()) == 0
 
 
 def test_what_is_frozen_or_not_in_g_has_no_part() -> None:
@@ -138,11 +136,9 @@ def test_rows_that_are_no_samples() -> None:
         module(torch.randn(B, 7, 4))
 
 
-@pytest.mark.parametrize("held", [0, 2**18], ids=["at once", "together"])
 @pytest.mark.parametrize("name", ["tied", "conv2d", "embedding"])
-def test_several_batches(name: str, held: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_batches(name: str) -> None:
     """The data's buffer is overwritten for every batch, a batch is not watched, and one comes by without a pass."""
-    monkeypatch.setattr(ghost_module, "_HELD", held)
     module, x, y, g = setting(name)
     ghost = GhostProducts(module, g)
     expected, buffer = [], torch.empty_like(x)
@@ -159,16 +155,4 @@ def test_several_batches(name: str, held: int, monkeypatch: pytest.MonkeyPatch) 
             ghost.samples = size
         F.cross_entropy(module(buffer[:size]), targets, reduction="sum").backward()
     torch.testing.assert_close(ghost.take(), torch.cat(expected))
-    assert ghost.take() is None
-
-
-def test_what_is_changed_after_the_backward_pass_is_noticed() -> None:
-    module, hidden = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3)), []
-    module[1].register_forward_hook(lambda layer, args, output: hidden.append(output))
-    ghost = GhostProducts(module, {name: p.detach() for name, p in module.named_parameters()})
-    ghost.samples = B
-    F.cross_entropy(module(torch.randn(B, 4)), torch.zeros(B, dtype=torch.long)).backward()
-    with torch.no_grad():
-        hidden[0].zero_()
-    with pytest.raises(ConfigurationError, match="layer '2'.*changed in place"):
-        ghost.take()
+    assert len(ghost.take()) == 0

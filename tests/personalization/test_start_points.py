@@ -215,6 +215,8 @@ def test_ifca(tmp_path: Path) -> None:
     seen = watched(personalizer, lambda *_: personalizer._clusters.clone(), after)
     loop = FederatedLoop(personalizer=personalizer, sampler=UniformSampler(3), seed=0)
     fit(loop, tmp_path, data=data, rounds=4)
+    initial = seen[0][0].global_vector
+    assert [torch.equal(cluster, initial) for cluster in seen[0][1]] == [True, False, False]
     used = set()
     for round, before, _, (clusters, traffic) in seen:
         members: dict[int, list[Tensor]] = {}
