@@ -21,20 +21,12 @@ import lightning as L
 import torch
 from one_client import Batches
 from torch import Tensor
+from toys import trainer_for
 
 from flsv.data import FederatedDataModule
 from flsv.seeding import generator_for, isolated_rngs, seed_global_rngs
 
 SEED = 5
-
-QUIET: dict[str, Any] = {
-    "logger": False,
-    "enable_checkpointing": False,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-    "accelerator": "cpu",
-    "num_sanity_val_steps": 0,
-}
 
 
 @dataclass(frozen=True)
@@ -109,10 +101,12 @@ def fedavg(
                 torch.save(checkpoint, path)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                own = L.Trainer(
-                    **{**QUIET, "max_epochs": rounds, "limit_val_batches": 0, **trainer},
+                own = trainer_for(
+                    None,
+                    folder,
+                    rounds,
                     callbacks=[OneRound(r, client), *callbacks()],
-                    default_root_dir=folder,
+                    **{"limit_val_batches": 0, **trainer},
                 )
                 given = copy.copy(source)
                 given.train_dataloader = partial(ClientBatches, data, r, client)
@@ -170,6 +164,6 @@ def validated(module: L.LightningModule, source: L.LightningDataModule, name: st
     given.val_dataloader = lambda: batches
     with warnings.catch_warnings(), isolated_rngs(SEED, "utility"):
         warnings.simplefilter("ignore")
-        own = L.Trainer(**{**QUIET, **trainer})
+        own = trainer_for(None, Path(), **trainer)
         results = own.validate(module, datamodule=given, verbose=False)
     return next(result[name] for result in results if name in result)

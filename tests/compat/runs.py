@@ -10,9 +10,10 @@ from typing import Any
 import lightning as L
 import torch
 from compat.base import Kind, federated
-from compat.by_hand import QUIET, SEED, HandRound, fedavg
+from compat.by_hand import SEED, HandRound, fedavg
 from small_loops import KeepUpdates
 from torch import Tensor
+from toys import trainer_for
 
 from flsv import FederatedLoop, Reporting
 
@@ -63,12 +64,8 @@ def run(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         own = list(kind.callbacks())
-        trainer = L.Trainer(
-            **{**QUIET, "max_epochs": rounds, **kind.trainer},
-            callbacks=[federation, *own] if first else [*own, federation],
-            default_root_dir=folder,
-        )
-        trainer.fit(module, federated(kind))
+        callbacks = [federation, *own] if first else [*own, federation]
+        trainer_for(None, folder, rounds, callbacks=callbacks, **kind.trainer).fit(module, federated(kind))
     return module, federation
 
 

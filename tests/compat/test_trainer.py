@@ -79,7 +79,7 @@ CHANGES_NOTHING: dict[str, Callable[[Path], dict[str, Any]]] = {
         "enable_model_summary": True,
         "enable_checkpointing": True,
     },
-    "barebones": lambda f: {"barebones": True, **dict.fromkeys(SWITCHED)},
+    "barebones": lambda f: {"barebones": True, **dict.fromkeys((*SWITCHED, "log_every_n_steps"))},
     "checks": lambda f: {
         "profiler": PyTorchProfiler(f, schedule=None),
         "benchmark": True,
