@@ -108,8 +108,7 @@ class RowTraining:
         try:
             for step in range(lengths[0]):
                 active = sum(length > step for length in lengths)
-                everybody = active == len(order)
-                now = stacked if everybody else {name: tensor[:active] for name, tensor in stacked.items()}
+                now = {name: tensor[:active] for name, tensor in stacked.items()}
                 gradients = self._derive(now, batches.at(order[:active], step), losses[:active])
                 self.take(gradients, active)
                 after_step()
