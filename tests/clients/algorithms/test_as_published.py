@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import in_run_by_hand as in_run
 import pytest
 import torch
 from by_hand import (
@@ -341,6 +342,17 @@ def test_scaffold_reports_no_more_than_the_upload_and_nothing_without_a_step(tmp
         loop, module = scaffold(**options), Plain(network(batch_norm=False), sgd, schedule)
         fit(loop, tmp_path, module, unequal_data(), rounds=2)
         assert variate(loop).abs().max() <= most
+
+
+# ---- in-run values; of every step: tests/metrics/test_in_run_shapley.py
+
+
+def test_in_run_values_of_every_fourth_step_count_for_all(tmp_path: Path) -> None:
+    dealt = in_run.data()
+    _, kept, rounds = in_run.run(in_run.federation(every=4), tmp_path, Plain(in_run.small(), sgd), dealt, rounds=4)
+    for client in range(3):
+        expected = sum(in_run.by_hand(dealt, round, client, LR, 0.0, 1, 1, every=4)[0] for round in rounds)
+        torch.testing.assert_close(kept[client], expected, atol=1e-6, rtol=1e-4)
 
 
 # ---- what is refused before training
