@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import ProgressBar
 from torch import Tensor
 from torchmetrics import PearsonCorrCoef
 from toys import Plain, fit, toy_data
@@ -45,12 +46,25 @@ class Counts(Plain):
         self._note("end", batch_idx)
 
 
+class Bar(ProgressBar):
+    """Lightning's own count the cohort."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[int] = []
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+        self.told.append(batch_idx)
+
+
 def test_batches_are_counted_in_the_clients_local_epoch(tmp_path: Path) -> None:
-    module, data = Counts(), toy_data()
-    fit(FederatedLoop(seed=1, local_epochs=LOCAL_EPOCHS), tmp_path, module, data, rounds=2)
+    module, data, bar = Counts(), toy_data(), Bar()
+    loop = FederatedLoop(seed=1, local_epochs=LOCAL_EPOCHS)
+    fit(loop, tmp_path, module, data, rounds=2, callbacks=[bar], enable_progress_bar=True)
     lengths = [len(data.client_loader(client, generator=torch.Generator())) for client in range(3)]
     expected = [i for _ in range(2) for n in lengths for _ in range(LOCAL_EPOCHS) for i in range(n)]
     assert module.told == dict.fromkeys(("start", "step", "optimizer", "end"), expected)
+    assert bar.told == 2 * list(range(len(expected) // 2))
 
 
 class Fails(Counts):
