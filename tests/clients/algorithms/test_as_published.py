@@ -125,6 +125,7 @@ def test_dittos_global_model_is_trained_as_without_to_the_bit(tmp_path: Path) ->
     models = []
     for name, algorithm in (("with", Ditto()), ("without", None)):
         module = Plain(network(dropout=0.5))
+        module.spare = nn.Parameter(torch.ones(2))  # without a gradient
         fit(ditto(client_algorithm=algorithm), tmp_path / name, module, unequal_data(), rounds=2)
         models.append(module.state_dict())
     assert all(torch.equal(value, models[1][name]) for name, value in models[0].items())
