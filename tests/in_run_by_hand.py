@@ -82,8 +82,9 @@ def by_hand(
     window: int,
     epochs: int,
     limit: int | None = None,
+    every: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """A client's training, sample by sample: its samples' values, and its model."""
+    """A client's training, sample by sample: its samples' values, by one step of ``every``, and its model."""
     g = validation_gradient(small(), round.global_vector, dealt)
     model = small()
     ParameterSpace(model).write(model, round.global_vector)
@@ -97,6 +98,7 @@ def by_hand(
         )[:limit]
     ]
     steps = [batches[i : i + window] for i in range(0, len(batches), window)]
+    looked = range(round.round_index % min(every, len(batches)), len(steps), every)
 
     def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(functional_call(model, parameters, (x[None],)), y[None])
@@ -104,7 +106,7 @@ def by_hand(
     values = torch.zeros(len(mine), dtype=torch.float64)
     for t, step in enumerate(steps):
         # The k-th step after this one still moves by momentum^k of this one's gradients.
-        reach = sum(lr * momentum**k for k in range(len(steps) - t))
+        reach = sum(lr * momentum**k for k in range(len(steps) - t)) * (t in looked) * len(steps) / max(len(looked), 1)
         optimizer.zero_grad()
         for x, y in step:
             parameters = {name: p.detach() for name, p in model.named_parameters()}

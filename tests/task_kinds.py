@@ -221,16 +221,18 @@ class Glue(Kind):
         self.embedding, self.head = nn.Embedding(11, 8), nn.Linear(8, 2)
         self.outputs: list[Any] = []
 
-    def loss(self, batch: Any) -> Tensor:
+    def _run(self, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
         labels, mask = batch.pop("labels"), batch["input"]["mask"][..., None]
         words = self.embedding(batch["input"]["ids"]) * mask
-        self.logits = self.head(words.sum(1) / mask.sum(1))
-        return F.cross_entropy(self.logits, labels)
+        logits = self.head(words.sum(1) / mask.sum(1))
+        return F.cross_entropy(logits, labels), logits, labels
+
+    def loss(self, batch: Any) -> Tensor:
+        return self._run(batch)[0]
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        labels = batch["labels"]
-        loss = self.loss(batch)
-        self.outputs.append((self.logits.argmax(-1) == labels, loss))
+        loss, logits, labels = self._run(batch)
+        self.outputs.append((logits.argmax(-1) == labels, loss))
 
     def on_validation_epoch_end(self) -> None:
         hits, losses = zip(*self.outputs)

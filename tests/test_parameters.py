@@ -20,35 +20,24 @@ def float_state(module: nn.Module) -> dict[str, torch.Tensor]:
     return {name: value for name, value in module.state_dict().items() if value.is_floating_point()}
 
 
-def test_reads_all_floating_point_state_parameters_first() -> None:
-    module = network()
+def test_reads_all_floating_point_state_parameters_first_and_writes_the_inverse() -> None:
+    module, other = network(), network()
     space = ParameterSpace(module)
     vector = space.read(module)
     parameters = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
     assert torch.equal(vector[: space.num_parameters], parameters)
     assert torch.equal(vector[space.num_parameters :], torch.cat([module[1].running_mean, module[1].running_var]))
     assert space.size == sum(value.numel() for value in float_state(module).values())
-
-
-def test_write_is_the_inverse_of_read_and_reaches_buffers() -> None:
-    module, other = network(), network()
-    space = ParameterSpace(module)
     with torch.no_grad():
         for value in float_state(other).values():
             value.normal_()
-    space.write(module, space.read(other))
-    for name, value in float_state(module).items():
-        assert torch.equal(value, float_state(other)[name]), name
-
-
-def test_read_into_a_row() -> None:
-    module = network()
-    space = ParameterSpace(module)
     matrix = torch.zeros(3, space.size)
-    row = space.read(module, out=matrix[1])
-    assert torch.equal(matrix[1], space.read(module))
+    row = space.read(other, out=matrix[1])
     assert row.data_ptr() == matrix[1].data_ptr()
     assert matrix[0].abs().sum() == 0
+    space.write(module, row)
+    for name, value in float_state(module).items():
+        assert torch.equal(value, float_state(other)[name]), name
 
 
 def test_unflatten_gives_views_also_of_a_stack() -> None:
@@ -73,15 +62,6 @@ def test_scalar_parameters_and_mixed_precision() -> None:
     assert module.weight.dtype == torch.bfloat16
     assert module.temperature.item() == 1
     assert ParameterSpace(nn.Linear(2, 2).double()).dtype == torch.float64
-
-
-def test_tied_parameters_appear_once_and_non_persistent_buffers_not_at_all() -> None:
-    module = nn.Module()
-    module.a, module.b = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
-    module.b.weight = module.a.weight
-    module.register_buffer("table", torch.ones(4), persistent=False)
-    module.register_buffer("mean", torch.ones(2))
-    assert ParameterSpace(module).size == 9 + 2
 
 
 def test_private_state_is_not_part_of_the_vector() -> None:
@@ -133,10 +113,12 @@ def test_errors_say_what_to_do() -> None:
         ParameterSpace(module)
 
 
-def test_parameters_are_torchs_in_their_order() -> None:
+def test_names_are_torchs_in_their_order_tied_ones_once_and_only_what_is_saved() -> None:
     shared = nn.Linear(2, 2)
     net = nn.ModuleDict({"a": nn.Sequential(shared, nn.Sequential(nn.Tanh(), shared)), "b": nn.Linear(2, 2)})
     net.register_module("none", None)
     net["metric"] = MeanMetric()
     net["b"].weight = shared.weight
-    assert ParameterSpace(net).names == tuple(name for name, _ in net.named_parameters())
+    net.register_buffer("table", torch.ones(4), persistent=False)
+    net.register_buffer("mean", torch.ones(2))
+    assert ParameterSpace(net).names == (*(name for name, _ in net.named_parameters()), "mean")

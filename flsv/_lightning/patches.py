@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import lightning as L
 from lightning.pytorch.core.optimizer import _init_optimizers_and_lr_schedulers
@@ -120,24 +120,14 @@ def unprofiled(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
     return [(profiler, "profile", nullcontext)] if type(profiler) is PassThroughProfiler else []
 
 
-class Counts(Protocol):
-    """Numbers of steps and batches, see :class:`flsv.clients.local_steps.LocalSteps`."""
-
-    begun: bool
-    last_batch: bool | None
-
-    def answer(self) -> float: ...
-    def length(self) -> Sized: ...
-
-
-def counted_length(trainer: L.Trainer, counts: Counts) -> Sized | None:
-    """What only has a length, of a client's batches: before the first cohort's batches are there, and in
-    ``configure_optimizers``, whose schedules are a client's. None: the round's batches are there."""
+def counted_length(trainer: L.Trainer, counts: Any) -> Sized | None:
+    """What has the length of a client's batches, by a :class:`flsv.clients.local_steps.LocalSteps`: before the first
+    cohort's are there, and in ``configure_optimizers``, whose schedules are a client's. None: the round's are there."""
     configuring = trainer.lightning_module._current_fx_name == CONFIGURE
     return counts.length() if configuring or not counts.begun else None
 
 
-def stepping(trainer: L.Trainer, counts: Counts) -> list[tuple[Any, str, Any]]:
+def stepping(trainer: L.Trainer, counts: Any) -> list[tuple[Any, str, Any]]:
     """The attributes to patch so that a Trainer tells the client that trains its own numbers of steps and batches. They
     are properties, so for the length of a fit this one trainer is of a class of its own; others, and copies of it, keep
     what they have.

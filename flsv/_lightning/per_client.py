@@ -156,7 +156,6 @@ class CallbackHooks:
                 for each in others
                 for name in ("on_train_batch_start", "on_train_batch_end")
                 if not isinstance(each, ProgressBar)
-                and (name in vars(each) or getattr(type(each), name) is not getattr(L.Callback, name))
             ]
         )
 

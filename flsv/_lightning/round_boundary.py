@@ -241,7 +241,7 @@ class DurableCheckpointIO(TorchCheckpointIO):
         Raises:
             OSError: naming the file; what was there is as it was.
         """
-        if _is_remote(path) or storage_options is not None:
+        if "://" in str(path) or storage_options is not None:
             super().save_checkpoint(checkpoint, path, storage_options)
             return
         target = Path(path)
@@ -281,25 +281,18 @@ def install(trainer: L.Trainer, check: Check) -> None:
         strategy.checkpoint_io = DurableCheckpointIO(check)
 
 
-def _is_remote(path: Any) -> bool:
-    return "://" in str(path)
-
-
 def _check_sums(path: Any) -> None:
     """Raise where a byte is not what was written: torch reads weights without a look at their checksums."""
-    if not _is_remote(path) and zipfile.is_zipfile(path):
+    if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             if broken := archive.testzip():
                 raise zipfile.BadZipFile(broken)
 
 
 def _why(path: Any, error: Exception) -> str:
-    if not _is_remote(path) and Path(path).is_file():
-        if Path(path).stat().st_size == 0:
-            return "the file is empty. Name another."
-        if isinstance(error, pickle.UnpicklingError) and zipfile.is_zipfile(path):
-            return (
-                "it holds objects that may run code of their own when they are loaded. Where you trust whoever wrote "
-                "it, say weights_only=False."
-            )
+    if isinstance(error, pickle.UnpicklingError) and zipfile.is_zipfile(path):
+        return (
+            "it holds objects that may run code of their own when they are loaded. Where you trust whoever wrote it, "
+            "say weights_only=False."
+        )
     return f"it is damaged, or something else ({type(error).__name__}). Name another."

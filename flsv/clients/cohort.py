@@ -15,7 +15,6 @@ from flsv.clients.local_steps import limited
 from flsv.clients.train_client import LocalTraining
 from flsv.data import FederatedDataModule
 from flsv.data.groups import client_called
-from flsv.data.loaders import TensorBatches
 from flsv.functional.divergences import distances
 from flsv.participants import Traffic, at
 from flsv.round import ClientUpdate, Instruction
@@ -68,25 +67,6 @@ class CohortLoader(Iterable[Any]):
             batches = limited(len(loaders[0]), limit)
             self._epochs += [(client, loader, batches) for loader in loaders]
             self.visits.append(ClientBatches(client, batches * local_epochs, batches))
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...] | None:
-        """What all batches are rows of; None where they are made otherwise."""
-        loaders = [loader for _, loader, _ in self._epochs]
-        first = loaders[0]
-        if not isinstance(first, TensorBatches):
-            return None
-        alike = all(isinstance(loader, TensorBatches) and loader.tensors is first.tensors for loader in loaders)
-        return first.tensors if alike else None
-
-    def rows(self, place: int) -> list[Tensor]:
-        """Which rows of :attr:`tensors` the batches of the client at this place of the cohort are, in their order."""
-        given: list[Tensor] = []
-        for client, loader, batches in self._epochs[place * self._local_epochs : (place + 1) * self._local_epochs]:
-            rows = loader.rows()[:batches]
-            self._check_given(client, len(rows), batches)
-            given += rows
-        return given
 
     def __len__(self) -> int:
         return sum(visit.batches for visit in self.visits)

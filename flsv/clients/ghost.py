@@ -39,8 +39,6 @@ LAYERS: tuple[type[nn.Module], ...] = (
     nn.InstanceNorm2d,
     nn.InstanceNorm3d,
 )
-#: Numbers that go into a layer and out of it, up to which it waits for more batches; and that all layers hold so.
-_SMALL, _HELD = 2**17, 2**18
 _BATCH_NORM = nn.modules.batchnorm._BatchNorm
 _INSTANCE_NORM = nn.modules.instancenorm._InstanceNorm
 
@@ -49,8 +47,7 @@ class GhostProducts:
     """Hooks that collect, for each sample z, the product of g with z's part of the batch gradient, float64 ``[B]``.
 
     The products of a batch sum to <g, gradient of the batch's loss>, whatever the loss: a mean or a sum, with weights
-    or without. One more forward pass of every layer. Since g stays the same, small layers do it for several batches at
-    once: their inputs and their outputs' gradients are held so long, up to some MB.
+    or without. One more forward pass of every layer.
 
     Args:
         module: whose passes are watched while :attr:`samples` is not None.
@@ -73,10 +70,8 @@ class GhostProducts:
         check_layers(module, set(reference))
         self._samples: int | None = None
         self._device = next((p.device for p in module.parameters()), None)
-        self._end = 0
-        self._rows: Tensor | None = None
-        self._done: list[tuple[Tensor, Tensor]] = []
-        self._watched: list[tuple[nn.Module, _Layer]] = []
+        self._products: list[Tensor] = []
+        self._watched: list[tuple[nn.Module, str, nn.Module]] = []
         self._handles: list[RemovableHandle] = []
         by_parameter = {p: reference[name] for name, p in module.named_parameters() if name in reference}
         for name, layer in module.named_modules():
@@ -87,7 +82,7 @@ class GhostProducts:
                     for n, p in own.items()
                     if p is not None
                 }
-                self._watched.append((layer, _Layer(name, _with(layer, own, g))))
+                self._watched.append((layer, name, _with(layer, own, g)))
 
     @property
     def samples(self) -> int | None:
@@ -97,30 +92,21 @@ class GhostProducts:
 
     @samples.setter
     def samples(self, samples: int | None) -> None:
-        if sum(layer.held for _, layer in self._watched) > _HELD:
-            self._work()
-        self._samples, self._rows = samples, None
+        self._samples = samples
         if samples is None:  # a hook that does nothing costs, too
             self.remove()
             return
-        self._begin(samples)
+        self._products.append(torch.zeros(samples, dtype=torch.float64, device=self._device))
         if not self._handles:
             self._handles = [
-                layer.register_forward_hook(self._hook(of), with_kwargs=True) for layer, of in self._watched
+                layer.register_forward_hook(self._hook(name, twin), with_kwargs=True)
+                for layer, name, twin in self._watched
             ]
 
-    def take(self) -> Tensor | None:
-        """``[sum of B]``, the products of all batches since the last call, in their order; None where no watched
-        gradient has reached a layer."""
-        self._work()
-        done, self._done = self._done, []
-        products = None
-        if done:
-            products = torch.zeros(self._end, dtype=torch.float64, device=self._device)
-            for rows, found in done:
-                products.index_add_(0, rows.to(products.device), found.to(products))
-        self._end, self._rows = 0, None
-        return products
+    def take(self) -> Tensor:
+        """``[sum of B]``, the products of all batches since the last call, in their order."""
+        products, self._products = self._products, []
+        return torch.cat(products) if products else torch.empty(0, dtype=torch.float64, device=self._device)
 
     def remove(self) -> None:
         """Take the hooks away, until the next batch that is watched; what they have brought can still be taken."""
@@ -128,77 +114,27 @@ class GhostProducts:
             handle.remove()
         self._handles = []
 
-    def _begin(self, samples: int) -> Tensor:
-        """A batch: its rows among the products."""
-        self._rows = torch.arange(self._end, self._end + samples, device=self._device)
-        self._end += samples
-        return self._rows
-
-    def _work(self) -> None:
-        self._done += [found for _, layer in self._watched for found in layer.work()]
-
-    def _hook(self, of: _Layer) -> Callable[..., None]:
+    def _hook(self, name: str, twin: nn.Module) -> Callable[..., None]:
         def hook(layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             samples = self._samples
             if samples is None or not torch.is_grad_enabled() or not output.requires_grad:
                 return
             if len(output) != samples or not samples:
                 raise ConfigurationError(
-                    f"layer {of.name!r} gives {len(output)} rows for a batch of {samples} samples: whose is which "
+                    f"layer {name!r} gives {len(output)} rows for a batch of {samples} samples: whose is which "
                     "cannot be told. In-run values need layers whose first dimension is the batch."
                 )
-            rows = self._begin(samples) if self._rows is None else self._rows
-            x = None if kwargs or len(args) != 1 else args[0]
-            if x is not None and len(x) == samples and of.waits(x, output):
-                # What no gradient runs through may be a buffer of the data's that the next batch overwrites.
-                kept = x.detach() if x.requires_grad else x.detach().clone()
-                output.register_hook(lambda gradient: of.keep(rows, kept, gradient))
-                return
+            products = self._products[-1]
             with torch.no_grad():
-                ahead = of.twin.forward(*args, **kwargs)
+                ahead = twin.forward(*args, **kwargs)
 
             def add(gradient: Tensor) -> None:
                 product = torch.linalg.vecdot(gradient.detach().flatten(1).to(ahead.dtype), ahead.flatten(1))
-                self._done.append((rows, product))
+                products.add_(product.to(products))
 
             output.register_hook(add)
 
         return hook
-
-
-class _Layer:
-    """A layer with g in place of its parameters, and what it has not yet worked on: rows, inputs and gradients."""
-
-    def __init__(self, name: str, twin: nn.Module) -> None:
-        self.name, self.twin, self.held = name, twin, 0
-        self._dtype = next(p.dtype for p in twin._parameters.values() if p is not None)
-        self._kept: list[tuple[Tensor, Tensor, Tensor, tuple[int, int]]] = []
-
-    def waits(self, x: Tensor, output: Tensor) -> bool:
-        """Whether it is small enough to wait for more, and its twin gives the same output at any time: not where
-        autocast gives it another type."""
-        return x.dtype == output.dtype == self._dtype and x.numel() + output.numel() <= _SMALL
-
-    def keep(self, rows: Tensor, x: Tensor, gradient: Tensor) -> None:
-        gradient = gradient.detach()
-        self._kept.append((rows, x, gradient, (x._version, gradient._version)))
-        self.held += x.numel() + gradient.numel()
-
-    @torch.no_grad()
-    def work(self) -> list[tuple[Tensor, Tensor]]:
-        """Rows and their products."""
-        kept, self._kept, self.held = self._kept, [], 0
-        if any((x._version, gradient._version) != versions for _, x, gradient, versions in kept):
-            raise ConfigurationError(
-                f"layer {self.name!r}: its input or its output's gradient was changed in place after the backward "
-                "pass, and in-run values still need it. Change a copy."
-            )
-        found = []
-        for shape in dict.fromkeys(x.shape[1:] for _, x, _, _ in kept):  # sequences may differ in length
-            rows, inputs, gradients, _ = zip(*(each for each in kept if each[1].shape[1:] == shape))
-            ahead = self.twin.forward(torch.cat(inputs))
-            found.append((torch.cat(rows), torch.linalg.vecdot(torch.cat(gradients).flatten(1), ahead.flatten(1))))
-        return found
 
 
 def check_layers(module: nn.Module, names: set[str]) -> None:

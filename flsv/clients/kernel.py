@@ -10,7 +10,6 @@ common, as :class:`flsv.metrics.ShadowShapley` has, which takes step after step 
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from flsv.clients.optimizers import SCHEDULED
 from flsv.clients.row_step import RowStep, State
@@ -85,7 +84,7 @@ class RowTraining:
         self._starts: State = {}
 
     def train(
-        self, states: State, batches: ManyBatches, after_step: Callable[[], None] = lambda: None
+        self, states: State, batches: GivenBatches | SharedBatches, after_step: Callable[[], None] = lambda: None
     ) -> tuple[State, Tensor]:
         """Train every row on its batches, one after the other.
 
@@ -109,8 +108,7 @@ class RowTraining:
         try:
             for step in range(lengths[0]):
                 active = sum(length > step for length in lengths)
-                everybody = active == len(order)
-                now = stacked if everybody else {name: tensor[:active] for name, tensor in stacked.items()}
+                now = {name: tensor[:active] for name, tensor in stacked.items()}
                 gradients = self._derive(now, batches.at(order[:active], step), losses[:active])
                 self.take(gradients, active)
                 after_step()
@@ -255,34 +253,14 @@ def clip(gradients: State, norm: float) -> None:
         gradient.mul_(factors.view(-1, *[1] * (gradient.ndim - 1)))
 
 
-class ManyBatches(ABC):
-    """The training batches of several clients.
-
-    Attributes:
-        lengths: every client's number of batches.
-    """
-
-    lengths: list[int]
-
-    @abstractmethod
-    def at(self, clients: Sequence[int], step: int) -> Iterator[tuple[list[int], Any]]:
-        """The ``step``-th batches of some clients. Those of one size come together, since a mean over padding would be
-        another loss: places among ``clients``, and their batches stacked."""
-
-    def one(self, client: int, step: int) -> Any:
-        """One batch as it is."""
-        ((_, stacked),) = self.at([client], step)
-        return tree_map_only(Tensor, lambda tensor: tensor[0].clone(), stacked)
-
-
-class GivenBatches(ManyBatches):
+class GivenBatches:
     """Stacks existing batches.
 
     Args:
         given: of every client.
 
-    Raises:
-        ConfigurationError: from :meth:`at`, batches that hold something else than tensors.
+    Attributes:
+        lengths: every client's number of batches.
 
     Example:
         >>> many = GivenBatches([[torch.zeros(4, 2)], [torch.ones(4, 2), torch.ones(1, 2)], [torch.ones(3, 2)]])
@@ -294,53 +272,21 @@ class GivenBatches(ManyBatches):
         self._given, self.lengths = given, [len(batches) for batches in given]
 
     def at(self, clients: Sequence[int], step: int) -> Iterator[tuple[list[int], Any]]:
+        """The ``step``-th batches of some clients. Those of one size come together, since a mean over padding would be
+        another loss: places among ``clients``, and their batches stacked.
+
+        Raises:
+            ConfigurationError: batches that hold something else than tensors.
+        """
         flat = [tree_flatten(self._given[client][step]) for client in clients]
-        for places in _alike([tuple(map(_shape, leaves)) for leaves, _ in flat]):
+        shapes = [tuple(map(_shape, leaves)) for leaves, _ in flat]
+        for shape in dict.fromkeys(shapes):
+            places = [place for place, each in enumerate(shapes) if each == shape]
             leaves = [torch.stack(parts) for parts in zip(*(flat[place][0] for place in places))]
             yield places, tree_unflatten(leaves, flat[places[0]][1])
 
 
-class GatheredBatches(ManyBatches):
-    """Gathers the batches of many clients from the same tensors with one ``index_select``.
-
-    Batches of one shape are gathered into the same memory: one of them is good until the next is asked for.
-
-    Args:
-        tensors: ``[N, ...]`` each.
-        rows: which of their rows, int64 ``[B]`` for every client's every batch.
-        move: to where the batches are needed.
-
-    Example:
-        >>> many = GatheredBatches([torch.arange(5)], [[torch.tensor([4, 0])], [torch.tensor([1, 2])]])
-        >>> list(many.at([0, 1], 0))
-        [([0, 1], (tensor([[4, 0],
-                [1, 2]]),))]
-    """
-
-    def __init__(
-        self,
-        tensors: Sequence[Tensor],
-        rows: Sequence[Sequence[Tensor]],
-        move: Callable[[Any], Any] = lambda batch: batch,
-    ) -> None:
-        self._tensors, self._rows, self._move = tensors, rows, move
-        self.lengths = [len(each) for each in rows]
-        self._gathered: dict[torch.Size, list[Tensor]] = {}
-
-    def at(self, clients: Sequence[int], step: int) -> Iterator[tuple[list[int], Any]]:
-        rows = [self._rows[client][step] for client in clients]
-        for places in _alike([each.shape for each in rows]):
-            index = torch.stack([rows[place] for place in places])
-            if index.shape not in self._gathered:
-                new = [tensor.new_empty(index.numel(), *tensor.shape[1:]) for tensor in self._tensors]
-                self._gathered[index.shape] = new
-            gathered = self._gathered[index.shape]
-            for tensor, out in zip(self._tensors, gathered):
-                torch.index_select(tensor, 0, index.flatten(), out=out)
-            yield places, self._move(tuple(out.unflatten(0, index.shape) for out in gathered))
-
-
-class SharedBatches(ManyBatches):
+class SharedBatches:
     """The same batches for all rows, as they come.
 
     Args:
@@ -354,12 +300,6 @@ class SharedBatches(ManyBatches):
 
     def at(self, clients: Sequence[int], step: int) -> Iterator[tuple[list[int], Any]]:
         yield list(range(len(clients))), next(self._batches)
-
-
-def _alike(keys: Sequence[Any]) -> Iterator[list[int]]:
-    """Places with the same key."""
-    for key in dict.fromkeys(keys):
-        yield [place for place, each in enumerate(keys) if each == key]
 
 
 def _shape(leaf: Any) -> Any:

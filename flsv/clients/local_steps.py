@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import lightning as L
@@ -73,10 +73,10 @@ class LocalSteps:
         """The steps of the client that takes the most: for schedules that are no client's."""
         return max(self.of(client) for client in range(self._data.num_clients))
 
-    def length(self) -> TrainLength:
-        """What stands for the train dataloader in ``configure_optimizers``: one client's batches in a round; the
-        largest number where no client trains."""
-        return TrainLength(int(self._answer(self._batches, "the number of training batches")))
+    def length(self) -> range:
+        """What stands for the train dataloader in ``configure_optimizers``: as long as one client's batches in a round,
+        or as the largest number where no client trains."""
+        return range(int(self._answer(self._batches, "the number of training batches")))
 
     def answer(self) -> float:
         """What ``trainer.estimated_stepping_batches`` is."""
@@ -138,16 +138,3 @@ class LocalSteps:
 def limited(length: int, limit: float) -> int:
     """Batches of a local epoch of ``length`` under Lightning's ``limit_train_batches``."""
     return min(length, limit) if isinstance(limit, int) else max(1, int(length * limit))
-
-
-class TrainLength:
-    """A stand-in for the train dataloader that only has a length: of a client's batches in a round."""
-
-    def __init__(self, batches: int) -> None:
-        self._batches = batches
-
-    def __len__(self) -> int:
-        return self._batches
-
-    def __iter__(self) -> Iterator[Any]:
-        raise RuntimeError("a round's batches are known from the start of the fit on; here they can be counted only.")

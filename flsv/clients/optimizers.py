@@ -258,23 +258,21 @@ class Schedules:
         tracked = [c for c in configs if c.interval == "step"]
         self._places = [configs.index(config) for config in tracked]
         self._schedulers: list[Any] = [config.scheduler for config in tracked]
+        self._by_round = [config.scheduler for config in configs if config not in tracked]
         self._frequencies = [(c, c.frequency) for c in tracked if not self._manual and c.frequency > 1]
         self._check()
         self._families: dict[float, _Family] = {}
         self._own = [vars(scheduler) for scheduler in self._schedulers]
         self._federations: list[Any] | None = None
-        self._of_rounds = [c.scheduler for c in configs if self._manual and c.interval != "step"]
         self._begun: list[Any] = []
 
     def is_federations(self, optimizer: Optimizer) -> bool:
         """Whether an optimizer's learning rate follows the rounds, by a scheduler that is told to."""
-        # As they are now: StochasticWeightAveraging brings its own when its time comes.
-        present = [config.scheduler for config in self._trainer.lr_scheduler_configs]
-        return any(each.optimizer is optimizer for each in present if each not in self._schedulers)
+        return any(each.optimizer is optimizer for each in self._by_round)
 
     def load(self, client: int, states: dict[int, Any] | None) -> None:
         """Put the schedulers where the client has left them; at their beginning where it comes for the first time."""
-        self._begun = [deepcopy(scheduler.state_dict()) for scheduler in self._of_rounds]
+        self._begun = [deepcopy(scheduler.state_dict()) for scheduler in self._by_round if self._manual]
         if not self._schedulers:
             return
         self._federations = self.states()
@@ -338,7 +336,7 @@ class Schedules:
 
     def _check_owner(self) -> None:
         begun, self._begun = self._begun, []
-        for scheduler, state in zip(self._of_rounds, begun):
+        for scheduler, state in zip(self._by_round, begun):
             if not same(scheduler.state_dict(), state):
                 raise ConfigurationError(
                     f"{type(scheduler).__name__} is stepped while a client trains, and its interval is a round's: it "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import lightning as L
@@ -11,9 +11,10 @@ import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from flsv._lightning.evaluation import TOLERANCES, share_of_way, tolerance
-from flsv.clients.kernel import ELEMENTWISE, GivenBatches, ManyBatches, RowTraining, is_elementwise
+from flsv.clients.kernel import ELEMENTWISE, GivenBatches, RowTraining, is_elementwise
 from flsv.clients.row_step import Watch, batched_steps, loss_of, pure_step, refusal, refusing, step_arguments
 
 #: Hooks around a step, of which a batched one has none.
@@ -93,16 +94,16 @@ def _unseen(trainer: L.Trainer) -> str | None:
 
 
 def try_batched(
-    trainer: L.Trainer, batches: ManyBatches, clip_norm: float | None, apart: Collection[str] = ()
+    trainer: L.Trainer, batches: Sequence[Any], clip_norm: float | None, apart: Collection[str] = ()
 ) -> set[str]:
-    """Train the model that is in a trainer's module on the first, second and last batch of the first of these clients,
+    """Train the model that is in a trainer's module on the first, second and last of these batches,
     with ``training_step`` and its optimizer one after the other, and as one of two models at once.
 
     The module, its optimizer and the random state are left as they were.
 
     Args:
         trainer: with its optimizers set up.
-        batches: of one client or more.
+        batches: of one client.
         clip_norm: see :class:`RowTraining`.
         apart: names of what is the same at all clients, and not stacked.
 
@@ -113,7 +114,8 @@ def try_batched(
         ConfigurationError: the two differ, or the module cannot be trained so; with the reason.
     """
     module = trainer.lightning_module
-    given = [batches.one(0, step) for step in sorted({0, min(1, batches.lengths[0] - 1), batches.lengths[0] - 1})]
+    last = len(batches) - 1
+    given = [tree_map_only(Tensor, torch.clone, batches[step]) for step in sorted({0, min(1, last), last})]
     own = {name: tensor.detach() for name, tensor in (*module.named_parameters(), *module.named_buffers())}
     start = {name: tensor.clone() for name, tensor in own.items()}
     watch = Watch(module)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -14,8 +13,8 @@ from flsv._lightning.several_processes import Counted, add
 from flsv.clients.algorithms import ClientContext
 from flsv.clients.client_manager import ClientManager
 from flsv.clients.cohort import CohortLoader, CohortTraining
-from flsv.clients.kernel import GatheredBatches, GivenBatches, ManyBatches, RowTraining
-from flsv.clients.row_checks import moves_batches, not_batched, try_batched
+from flsv.clients.kernel import GivenBatches, RowTraining
+from flsv.clients.row_checks import not_batched, try_batched
 from flsv.clients.row_step import State, batched_steps
 from flsv.clients.train_client import LocalTraining
 from flsv.declared import Count, checked
@@ -28,7 +27,7 @@ ON_CPU, ON_GPU = 50, 256
 
 
 class _Begun(NamedTuple):
-    """A client that waits to be trained: its turn, its model, its batches (or which rows they are)."""
+    """A client that waits to be trained: its turn, its model, its batches."""
 
     turn: ClientContext
     state: State
@@ -56,7 +55,6 @@ class VmapCohort(CohortTraining):
         super().__init__(local, manager)
         self._module: Any = local.module
         self._chunk = chunk or (ON_GPU if self._module.device.type == "cuda" else ON_CPU)
-        self._transfers = moves_batches(self._trainer)
         # The same at all clients: the module's own will do.
         self._apart = {*local.space.constant_names, *local.space.left_names}
         self._training: RowTraining | None = None
@@ -64,8 +62,7 @@ class VmapCohort(CohortTraining):
 
     def begin_round(self, loader: CohortLoader, instructions: dict[int, Instruction], num_samples: Tensor) -> None:
         super().begin_round(loader, instructions, num_samples)
-        self._loader, self._now = loader, None
-        self._tensors = None if self._transfers else loader.tensors
+        self._now = None
         self._batches = iter(loader)
         named = (*self._module.named_parameters(), *self._module.named_buffers())
         self._own = {name: tensor.detach() for name, tensor in named if name not in self._apart}
@@ -99,26 +96,16 @@ class VmapCohort(CohortTraining):
         visit = self._visits[place]
         self._now = visit.client
         client = visit.client
-        begin = partial(
-            self.local.begin,
-            self._instructions[client],
-            self._manager.locals[client],
-            int(self._samples[client]),
-            visit.batches,
-        )
-        if self._tensors is not None:
-            given: list[Any] = self._loader.rows(place)
-            begin()
-        else:
-            # The first is transferred before the client begins and the others after it, as in a Trainer: what
-            # augmentation draws follows from that.
-            given = [as_given(self._trainer, next(self._batches))]
-            begin()
-            given += [as_given(self._trainer, next(self._batches)) for _ in range(visit.batches - 1)]
+        # The first is transferred before the client begins and the others after it, as in a Trainer: what augmentation
+        # draws follows from that.
+        given = [as_given(self._trainer, next(self._batches))]
+        data, samples = self._manager.locals[client], int(self._samples[client])
+        self.local.begin(self._instructions[client], data, samples, visit.batches)
+        given += [as_given(self._trainer, next(self._batches)) for _ in range(visit.batches - 1)]
         state = {name: tensor.clone() for name, tensor in self._own.items()}
         if self._training is None:
             clip: Any = self._trainer.gradient_clip_val
-            unused = try_batched(self._trainer, self._stacked([given]), clip, self._apart)
+            unused = try_batched(self._trainer, given, clip, self._apart)
             self._training = RowTraining(self._module, self._trainer.optimizers[0], clip, unused)
         turn = self.local.suspend()
         self._now = None
@@ -129,7 +116,7 @@ class VmapCohort(CohortTraining):
         states = {name: torch.stack([each.state[name] for each in begun]) for name in begun[0].state}
         try:
             with batched_steps(self._trainer):
-                trained, losses = self._training.train(states, self._stacked([each.given for each in begun]))
+                trained, losses = self._training.train(states, GivenBatches([each.given for each in begun]))
         except RuntimeError as error:
             if is_oom_error(error):
                 error.add_note(f"{len(begun)} clients at once: engine=partial(VmapProcess, chunk=...) takes fewer.")
@@ -140,13 +127,6 @@ class VmapCohort(CohortTraining):
             self.local.resume(each.turn, losses[row])
             self._end_client()
         self._now = None
-
-    def _stacked(self, given: list[list[Any]]) -> ManyBatches:
-        return (
-            GivenBatches(given)
-            if self._tensors is None
-            else GatheredBatches(self._tensors, given, partial(as_given, self._trainer))
-        )
 
 
 @checked
@@ -159,11 +139,10 @@ class VmapProcess(IdleProcess):
     they agree to 1e-5. A round is equal to ``engine="sequential"``'s to rounding, not to the bit; runs of this engine
     resume bit for bit, as long as as many clients train at once.
 
-    What ``training_step`` logs is left out, and callbacks' batch hooks see one idle batch a round. Where every client's
-    batches are rows of the same tensors, those of all clients are gathered at once.
+    What ``training_step`` logs is left out, and callbacks' batch hooks see one idle batch a round.
 
-    Memory: beside the cohort's matrix, for every client that trains at once its model, gradient, optimizer state and
-    activations.
+    Memory: beside the cohort's matrix, for every client that trains at once its model, gradient, optimizer state,
+    training batches and activations.
 
     Args:
         options: what :class:`OneProcess` takes.

@@ -26,7 +26,7 @@ from flsv.loop.reports import RunReports
 from flsv.privacy import warn_of_noise
 from flsv.report.folder import FolderLock, leaves_files, run_folder
 from flsv.round import FederationState
-from flsv.server.checks import check_metric_shapes, check_stochastic_averaging
+from flsv.server.checks import check_metric_shapes
 from flsv.server.config import FederationConfig
 from flsv.server.contribution_metrics import ContributionMetrics
 from flsv.server.identity import of_fit
@@ -126,7 +126,6 @@ class LightningFit:
         """Everything is on its device and set up: make the run, and begin the reports."""
         trainer, saver, config = self.trainer, self.saver, self.config
         self._change((self.data, "_dealt", self.data.near(trainer)))
-        check_stochastic_averaging(trainer)
         self.finetuning = FinetuningState(trainer)
         self.finetuning.restore(module, saver.finetuned)
         make = _ENGINES[config.engine] if isinstance(config.engine, str) else config.engine

@@ -343,7 +343,7 @@ def _shape(metric: Metric) -> tuple[int, ...] | None:
 
 
 def check_callbacks(trainer: L.Trainer, loop: L.Callback) -> None:
-    """Check what does not depend on the optimizers; and put those that change optimizers and schedulers behind the
+    """Check what does not depend on the optimizers; and put those that change optimizers behind the
     loop, as Lightning itself puts checkpoints behind everybody. The loop has to see what ``configure_optimizers`` gave,
     and what stood at a round's beginning.
 
@@ -355,7 +355,14 @@ def check_callbacks(trainer: L.Trainer, loop: L.Callback) -> None:
         ConfigurationError: a callback that cannot be right, and what to use instead.
     """
     callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    averaging = [c for c in callbacks if isinstance(c, (WeightAveraging, StochasticWeightAveraging))]
+    if any(isinstance(c, StochasticWeightAveraging) for c in callbacks):
+        raise ConfigurationError(
+            "StochasticWeightAveraging ends with an epoch that renews BatchNorm's statistics: a round in which nobody "
+            "trains. Use lightning.pytorch.callbacks.WeightAveraging, which averages the global models, these "
+            "statistics included; to anneal the learning rate, return torch.optim.swa_utils.SWALR from "
+            "configure_optimizers."
+        )
+    averaging = [c for c in callbacks if isinstance(c, WeightAveraging)]
     if len(averaging) > 1:
         raise ConfigurationError(
             f"{' and '.join(type(c).__name__ for c in averaging)}: a checkpoint has room for one averaged model. Keep "
@@ -363,40 +370,14 @@ def check_callbacks(trainer: L.Trainer, loop: L.Callback) -> None:
         )
     for callback in averaging:
         own = [name for name in REPLACED if getattr(type(callback), name) is not getattr(WeightAveraging, name, None)]
-        if isinstance(callback, WeightAveraging) and own:
+        if own:
             raise ConfigurationError(
                 f"{type(callback).__name__} has its own {own[0]}, which would average clients in the middle of their "
                 "training. Say in should_update(step_idx, epoch_idx) when to average: it is done once a round, with "
                 "the global model."
             )
-    changing = [c for c in callbacks if isinstance(c, (BaseFinetuning, StochasticWeightAveraging))]
+    changing = [c for c in callbacks if isinstance(c, BaseFinetuning)]
     if changing:
         rest = [c for c in callbacks if c not in changing]
         place = rest.index(loop) + 1
         trainer.callbacks = [*rest[:place], *changing, *rest[place:]]  # type: ignore[attr-defined]
-
-
-def check_stochastic_averaging(trainer: L.Trainer) -> None:
-    """Check what depends on layers and schedulers, as soon as they exist.
-
-    Raises:
-        ConfigurationError: StochasticWeightAveraging with BatchNorm or with a scheduler that steps per batch.
-    """
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if not isinstance(callback, StochasticWeightAveraging):
-            continue
-        instead = (
-            "Use lightning.pytorch.callbacks.WeightAveraging, which averages the global models, their BatchNorm "
-            "statistics included; to anneal the learning rate, return torch.optim.swa_utils.SWALR from "
-            "configure_optimizers."
-        )
-        if callback.pl_module_contains_batch_norm(trainer.lightning_module):
-            raise ConfigurationError(
-                "StochasticWeightAveraging renews BatchNorm's statistics in an epoch of its own, after the last one: a "
-                f"round in which nobody trains, and which would be aggregated and valued like any other. {instead}"
-            )
-        if any(config.interval == "step" for config in trainer.lr_scheduler_configs):
-            raise ConfigurationError(
-                "StochasticWeightAveraging puts its own scheduler, which steps once a round, in the place of one that "
-                f"steps per batch and belongs to the clients. {instead}"
-            )

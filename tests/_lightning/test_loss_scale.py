@@ -26,15 +26,6 @@ def test_a_client_finds_its_own_scale(tmp_path: Path) -> None:
     assert torch.equal(everyone.rounds[0][1], alone.rounds[0][1])
 
 
-def test_it_goes_on_with_it_when_it_comes_back(tmp_path: Path) -> None:
-    loop = FederatedLoop(seed=1)
-    trainer = fit(loop, tmp_path, rounds=2, **half()).trainer
-    paces = loop.state_dict()["optimizers"]["paces"]
-    assert set(paces) == {0, 1, 2}
-    assert all(0 < pace["scale"]["scale"] < 2.0**19 for pace in paces.values())
-    assert trainer.precision_plugin.scaler.get_scale() == 2.0**19  # nobody's
-
-
 def test_resumes_to_the_bit(tmp_path: Path) -> None:
     whole = vector(fit(FederatedLoop(seed=1), tmp_path / "whole", rounds=4, **half()))
     saving: dict[str, Any] = {"enable_checkpointing": True, "callbacks": [checkpoints(tmp_path)]}

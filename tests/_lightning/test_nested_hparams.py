@@ -6,90 +6,73 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 import yaml
 from lightning.pytorch.cli import LightningCLI
-from toys import vector
+from torch.utils.data import DataLoader, TensorDataset
+from toys import FEATURES, Plain, network, vector
 
 from flsv import FederatedDataModule
 from flsv.cli.parser import make_cli
 
-PROJECT = """
-import lightning as L
-import torch
-from torch.utils.data import DataLoader, TensorDataset
-from toys import FEATURES, Plain, network
-
 
 class Module(Plain):
-    def __init__(self, width: int = 8):
+    def __init__(self, width: int = 8) -> None:
         super().__init__(network(batch_norm=False))
         self.save_hyperparameters()
 
 
 class Data(L.LightningDataModule):
-    def __init__(self, batch_size: int = 8, samples: int = 100):
+    def __init__(self, batch_size: int = 8, samples: int = 100) -> None:
         super().__init__()
         self.save_hyperparameters()
         self.half = self.hparams.samples // 2  # in __init__ already
 
-    def setup(self, stage):
+    def setup(self, stage: str) -> None:
         x = torch.randn(2 * self.half, FEATURES, generator=torch.Generator().manual_seed(0))
         self.sets = TensorDataset(x, (x[:, 0] > 0).long() + (x[:, 1] > 0))
 
-    def train_dataloader(self):
+    def train_dataloader(self) -> Any:
         return DataLoader(self.sets, batch_size=self.hparams.batch_size, shuffle=True)
-"""
-SOURCE = {"class_path": "nested_project.Data", "init_args": {"samples": 60}}
-DEALT = {"source": SOURCE, "partitioner": {"class_path": "flsv.data.IIDPartitioner", "init_args": {"num_clients": 3}}}
+
+
+HERE = "_lightning.test_nested_hparams"
 OWN = {"batch_size": 8, "samples": 60}
-FEDERATED: dict[str, Any] = {"datamodule_class": FederatedDataModule}
 
 
-@pytest.fixture(autouse=True)
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    (tmp_path / "nested_project.py").write_text(PROJECT)
-    monkeypatch.syspath_prepend(tmp_path)
+def test_a_plain_lightning_cli_federates_by_its_callbacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["fit.py"])
-    yield
-    sys.modules.pop("nested_project", None)
-
-
-def written(folder: Path, **sections: Any) -> str:
+    partitioner = {"class_path": "flsv.data.IIDPartitioner", "init_args": {"num_clients": 3}}
+    source = {"class_path": f"{HERE}.Data", "init_args": {"samples": 60}}
     loop = {"metrics": {"cssv": "flsv.metrics.ClassSpecificShapley"}, "seed": 1, "reporting": {"table": False}}
     trainer = {
         "max_epochs": 2,
         "accelerator": "cpu",
         "enable_progress_bar": False,
         "enable_model_summary": False,
-        "default_root_dir": str(folder),
+        "default_root_dir": str(tmp_path),
         "callbacks": [{"class_path": "flsv.FederatedLoop", "init_args": loop}],
     }
-    config = {"model": "nested_project.Module", "trainer": trainer, "seed_everything": 3, **sections}
-    path = folder / "federation.yaml"
-    path.write_text(yaml.safe_dump(config))
-    return str(path)
+    config = {"model": f"{HERE}.Module", "data": {"source": source, "partitioner": partitioner}}
+    own, path = tmp_path / "own.yaml", tmp_path / "federation.yaml"
+    own.write_text(yaml.safe_dump(config))
+    path.write_text(yaml.safe_dump({**config, "trainer": trainer, "seed_everything": 3}))
 
+    def run(*more: str) -> LightningCLI:
+        return LightningCLI(datamodule_class=FederatedDataModule, args=["fit", "--config", str(path), *more])
 
-def test_a_plain_lightning_cli_federates_by_its_callbacks(tmp_path: Path) -> None:
-    path = written(tmp_path, data=DEALT)
-    whole = LightningCLI(**FEDERATED, args=["fit", "--config", path])
+    whole = run()
     assert dict(whole.datamodule.source.hparams) == OWN
     assert whole.datamodule.num_samples.sum() == 54
-    assert (whole.model.hparams.width, whole.model.hparams._class_path) == (8, "nested_project.Module")
-    run = Path(whole.trainer.log_dir or "")
-    assert (run / "contributions.csv").is_file()
-
-    half = LightningCLI(**FEDERATED, args=["fit", "--config", path, "--trainer.max_epochs", "1"])
+    assert (whole.model.hparams.width, whole.model.hparams._class_path) == (8, f"{HERE}.Module")
+    assert Path(whole.trainer.log_dir or "", "contributions.csv").is_file()
+    half = run("--trainer.max_epochs", "1")
     (checkpoint,) = Path(half.trainer.log_dir or "", "checkpoints").iterdir()
-    resumed = LightningCLI(**FEDERATED, args=["fit", "--config", path, "--ckpt_path", str(checkpoint)])
+    resumed = run("--ckpt_path", str(checkpoint))
     assert resumed.trainer.current_epoch == 2
     assert torch.equal(vector(resumed.model), vector(whole.model))
-
-
-def test_so_it_is_on_flsvs_own_command_line(tmp_path: Path) -> None:
-    path = tmp_path / "own.yaml"
-    path.write_text(yaml.safe_dump({"model": "nested_project.Module", "data": DEALT}))
-    made = make_cli(["--config", str(path)], run=False, quiet=True)
+    # So it is on flsv's own command line.
+    made = make_cli(["--config", str(own)], run=False, quiet=True)
     assert dict(made.datamodule.source.hparams) == OWN

@@ -92,7 +92,7 @@ def test_other_runs_below_the_root_folder_are_not_looked_at(
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "the file is empty"),
+        (b"", "cannot be read as a checkpoint"),
         (None, "there is no checkpoint"),
         ("half", "cannot be read as a checkpoint"),
     ],

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from by_hand import loop_of
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
+from task_kinds import Items
 from torch import Tensor
-from torch.utils.data import Dataset
 from toys import Plain, fit, toy_sets, vector
 
 from flsv.data import FederatedDataModule, SizePartitioner, Splits
@@ -22,27 +23,20 @@ PLACE = f"while client {CLIENT} trained in round {ROUND + 1}"
 class Failing(Plain):
     """Fails in the middle of one client's training."""
 
-    def __init__(self, failure: BaseException | None, where: str = "training_step", manual: bool = False) -> None:
+    def __init__(self, failure: BaseException, where: str) -> None:
         super().__init__()
-        self.failure, self.where, self.automatic_optimization = failure, where, not manual
-        self.seen = 0
+        self.failure, self.where, self.seen = failure, where, 0
 
     def maybe_fail(self, where: str) -> None:
-        if where == self.where and self.failure is not None:
-            loop = next(c for c in self.trainer.callbacks if isinstance(c, FederatedLoop))
+        if where == self.where:
+            loop = loop_of(self)
             if loop.round_index == ROUND and loop.current_client == CLIENT and self.seen >= BATCH:
                 raise self.failure
             self.seen += loop.round_index == ROUND and loop.current_client == CLIENT
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         self.maybe_fail("training_step")
-        loss = super().training_step(batch, batch_idx)
-        if not self.automatic_optimization:
-            optimizer = self.optimizers()
-            optimizer.zero_grad()
-            self.manual_backward(loss)
-            optimizer.step()
-        return loss
+        return super().training_step(batch, batch_idx)
 
     def on_before_optimizer_step(self, optimizer: Any) -> None:
         self.maybe_fail("on_before_optimizer_step")
@@ -52,25 +46,6 @@ class Failing(Plain):
         if self.where == "skip" and self.trainer.current_epoch == ROUND:
             return -1
         return None
-
-
-class Samples(Dataset[Any]):
-    """A data set that fails at one sample once it has been read often enough."""
-
-    def __init__(self, failure: type[BaseException]) -> None:
-        self.samples, self.failure = toy_sets()[0], failure
-        self.targets = self.samples.tensors[1]
-        self.bad, self.reads = -1, 0
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def __getitem__(self, index: int) -> Any:
-        if index == self.bad:
-            self.reads += 1
-            if self.reads > ROUND:
-                raise self.failure("bad sample")
-        return self.samples[index]
 
 
 def federation(**kwargs: Any) -> FederatedLoop:
@@ -85,8 +60,14 @@ def said(error: pytest.ExceptionInfo[BaseException]) -> str:
     return "\n".join([str(error.value), *getattr(error.value, "__notes__", [])])
 
 
-@pytest.mark.parametrize("where", ["training_step", "on_before_optimizer_step", "on_train_batch_start"])
-@pytest.mark.parametrize("failure", [ZeroDivisionError("mine"), torch.cuda.OutOfMemoryError("CUDA out of memory.")])
+@pytest.mark.parametrize(
+    ("where", "failure"),
+    [
+        ("training_step", torch.cuda.OutOfMemoryError("CUDA out of memory.")),
+        ("on_before_optimizer_step", ZeroDivisionError("mine")),
+        ("on_train_batch_start", ZeroDivisionError("mine")),
+    ],
+)
 def test_the_error_names_client_and_round_and_the_global_model_is_there(
     tmp_path: Path, where: str, failure: BaseException
 ) -> None:
@@ -113,36 +94,36 @@ def test_the_error_names_client_and_round_and_the_global_model_is_there(
 
 
 @pytest.mark.parametrize(
-    ("where", "manual", "match"),
+    ("where", "match"),
     [
-        ("training_step", False, f"last batch {PLACE}: a hook raised"),
-        ("on_train_batch_start", False, f"last batch {PLACE}: a hook raised"),
-        ("skip", False, f"last batch while client 0 trained in round {ROUND + 1}: .* on_train_batch_start returned -1"),
+        ("training_step", f"last batch {PLACE}: a hook raised"),
+        ("skip", f"last batch while client 0 trained in round {ROUND + 1}: .* on_train_batch_start returned -1"),
     ],
 )
-def test_stop_iteration_does_not_end_the_training(tmp_path: Path, where: str, manual: bool, match: str) -> None:
-    loop, module = federation(), Failing(StopIteration("mine"), where, manual)
+def test_stop_iteration_does_not_end_the_training(tmp_path: Path, where: str, match: str) -> None:
+    loop, module = federation(), Failing(StopIteration("mine"), where)
     with pytest.warns(UserWarning, match="is discarded"), pytest.raises(RuntimeError, match=match):
         fit(loop, tmp_path, module)
     assert loop.round_index == ROUND
-    if not manual:
-        assert torch.equal(vector(module), after(ROUND, tmp_path))
+    assert torch.equal(vector(module), after(ROUND, tmp_path))
 
 
-@pytest.mark.parametrize("failure", [ValueError, StopIteration])
-def test_a_sample_that_cannot_be_read(tmp_path: Path, failure: type[BaseException]) -> None:
-    samples = Samples(failure)
-    data = FederatedDataModule(samples, SizePartitioner([4, 1, 2]), batch_size=8, splits=Splits(client_test=0.2))
+def test_a_sample_that_cannot_be_read(tmp_path: Path) -> None:
+    samples, bad, loop, module = toy_sets()[0], [-1], federation(), Plain()
+
+    def item(index: int) -> Any:
+        if index == bad[0] and loop.round_index == ROUND:
+            raise StopIteration("bad sample")
+        return samples[index]
+
+    read = Items(item, range(len(samples)))
+    read.targets = samples.tensors[1]
+    data = FederatedDataModule(read, SizePartitioner([4, 1, 2]), batch_size=8, splits=Splits(client_test=0.2))
     data.prepare_data()
     data.setup("fit")
-    samples.bad = int(data.client_indices(CLIENT)[0])
-    loop, module = federation(), Plain()
-    expected = RuntimeError if failure is StopIteration else failure
-    with pytest.warns(UserWarning, match="is discarded"), pytest.raises(expected) as error:
+    bad[0] = int(data.client_indices(CLIENT)[0])
+    expected = rf"client {CLIENT} gave .* batches in round {ROUND + 1}: its data set raised StopIteration"
+    with pytest.warns(UserWarning, match="is discarded"), pytest.raises(RuntimeError, match=expected):
         fit(loop, tmp_path, module, data)
-    assert f"client {CLIENT}" in said(error)
-    assert f"round {ROUND + 1}" in said(error)
-    if failure is StopIteration:
-        assert "batches in round 2: its data set raised StopIteration" in str(error.value)
     assert loop.round_index == ROUND
     assert vector(module).isfinite().all()

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad
 
-from flsv.clients import ghost as ghost_module
 from flsv.clients.ghost import GhostProducts
 from flsv.errors import ConfigurationError
 
@@ -85,24 +84,20 @@ def one_by_one(module: nn.Module, x: Tensor, y: Tensor, g: dict[str, Tensor]) ->
     return torch.stack([sum((slope[n] * g[n]).sum() for n in slope if n in g) for slope in slopes])
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("name", MODULES)
-def test_every_layer(name: str, reduction: str) -> None:
+def test_every_layer(name: str) -> None:
     module, x, y, g = setting(name)
-    expected = one_by_one(module, x, y, g) / (B if reduction == "mean" else 1)
+    expected = one_by_one(module, x, y, g) / B
     ghost = GhostProducts(module, g)
     ghost.samples = B
-    F.cross_entropy(module(x), y, reduction=reduction).backward()
+    F.cross_entropy(module(x), y).backward()
     found = ghost.take()
-    assert found is not None
     torch.testing.assert_close(found, expected)
     assert expected.abs().max() > 1e-3
     torch.testing.assert_close(found.sum(), sum((p.grad * g[n]).sum() for n, p in module.named_parameters()))
-    # Nothing is left, and nothing is watched any more.
-    assert ghost.take() is None
-    ghost.remove()
+    ghost.remove()  # nothing is watched any more
     F.cross_entropy(module(x), y).backward()
-    assert ghost.take() is None
+    assert len(ghost.take()) == 0
 
 
 def test_what_is_frozen_or_not_in_g_has_no_part() -> None:
@@ -115,17 +110,6 @@ def test_what_is_frozen_or_not_in_g_has_no_part() -> None:
     ghost.samples = B
     F.cross_entropy(module(x), y, reduction="sum").backward()
     torch.testing.assert_close(ghost.take(), expected)
-
-
-class Flat(nn.Module):
-    """Looks at tokens one by one, without a dimension of the batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x.flatten(0, 1)).view(len(x), -1)
 
 
 @pytest.mark.parametrize(
@@ -144,18 +128,17 @@ def test_layers_without_a_ghost_product_are_named(module: nn.Module, says: str) 
 
 
 def test_rows_that_are_no_samples() -> None:
-    module = Flat()
+    """Tokens one by one, without a dimension of the batch."""
+    module = nn.Sequential(nn.Flatten(0, 1), nn.Linear(4, 3))
     ghost = GhostProducts(module, {name: p.detach() for name, p in module.named_parameters()})
     ghost.samples = B
-    with pytest.raises(ConfigurationError, match="'layer' gives 35 rows for a batch of 5 samples"):
+    with pytest.raises(ConfigurationError, match="'1' gives 35 rows for a batch of 5 samples"):
         module(torch.randn(B, 7, 4))
 
 
-@pytest.mark.parametrize("held", [0, 2**18], ids=["at once", "together"])
-@pytest.mark.parametrize("name", ["linear", "tied", "conv2d", "embedding", "layer norm"])
-def test_several_batches(name: str, held: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["tied", "conv2d", "embedding"])
+def test_several_batches(name: str) -> None:
     """The data's buffer is overwritten for every batch, a batch is not watched, and one comes by without a pass."""
-    monkeypatch.setattr(ghost_module, "_HELD", held)
     module, x, y, g = setting(name)
     ghost = GhostProducts(module, g)
     expected, buffer = [], torch.empty_like(x)
@@ -172,25 +155,4 @@ def test_several_batches(name: str, held: int, monkeypatch: pytest.MonkeyPatch) 
             ghost.samples = size
         F.cross_entropy(module(buffer[:size]), targets, reduction="sum").backward()
     torch.testing.assert_close(ghost.take(), torch.cat(expected))
-    assert ghost.take() is None
-
-
-class Leaking(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.hidden = self.first(x).tanh()
-        return self.last(self.hidden)
-
-
-def test_what_is_changed_after_the_backward_pass_is_noticed() -> None:
-    module = Leaking()
-    ghost = GhostProducts(module, {name: p.detach() for name, p in module.named_parameters()})
-    ghost.samples = B
-    F.cross_entropy(module(torch.randn(B, 4)), torch.zeros(B, dtype=torch.long)).backward()
-    with torch.no_grad():
-        module.hidden.zero_()
-    with pytest.raises(ConfigurationError, match="layer 'last'.*changed in place"):
-        ghost.take()
+    assert len(ghost.take()) == 0

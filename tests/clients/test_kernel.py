@@ -1,8 +1,9 @@
-"""Models trained side by side, against the same models trained one after the other by a plain loop."""
+"""Models trained side by side against the same models trained one after the other; and steps that are played back."""
 
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -10,155 +11,184 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flsv.clients.kernel import ELEMENTWISE, GatheredBatches, GivenBatches, RowTraining
+from flsv.clients.kernel import ELEMENTWISE, GivenBatches, RowTraining
+from flsv.clients.row_step import RowStep
 from flsv.errors import ConfigurationError
 
-Batches = list[list[tuple[Tensor, Tensor]]]
 #: Steps of every model, and the size of its last batch.
-MODELS = [(3, 8), (5, 8), (5, 3), (1, 8), (4, 3), (2, 3)]
+STEPS = [(3, 8), (5, 8), (5, 3), (1, 8), (4, 3), (2, 3)]
 
 
-class Net(nn.Module):
-    def __init__(self, norm: bool = False) -> None:
+class Step(nn.Module):
+    """Any network's step."""
+
+    def __init__(self, net: nn.Module) -> None:
         super().__init__()
-        torch.manual_seed(0)
-        layers = [nn.Linear(20, 16, bias=not norm), nn.BatchNorm1d(16) if norm else nn.Identity(), nn.Tanh()]
-        self.net = nn.Sequential(*layers, nn.Linear(16, 4))
+        self.net = net
 
-    def training_step(self, batch: Any, batch_idx: Any) -> Tensor:
-        x, y = batch
-        return nn.functional.cross_entropy(self.net(x), y)
+    def training_step(self, batch: Tensor) -> Tensor:
+        return (self.net(batch) - 1).square().mean()
 
 
-def batches_of(seed: int = 1) -> Batches:
-    draw = torch.Generator().manual_seed(seed)
-    sizes = [[8] * (steps - 1) + [last] for steps, last in MODELS]
-    return [
-        [(torch.randn(n, 20, generator=draw), torch.randint(4, (n,), generator=draw)) for n in each] for each in sizes
-    ]
+class Decayed(Step):
+    """The first weight is in the loss twice, once by itself."""
+
+    def training_step(self, batch: Tensor) -> Tensor:
+        return super().training_step(batch) + self.net[0].weight.square().sum()  # type: ignore[union-attr, operator]
 
 
-def starts(net: nn.Module) -> dict[str, Tensor]:
-    """A different one for every model."""
-    draw = torch.Generator().manual_seed(7)
+class Penalized(Step):
+    """A gradient by the inputs is in the loss."""
 
-    def differ(tensor: Tensor) -> Tensor:
-        if not tensor.is_floating_point():
-            return torch.arange(len(MODELS)) + tensor
-        return tensor + 0.1 * torch.rand(len(MODELS), *tensor.shape, generator=draw)
+    def training_step(self, batch: Tensor) -> Tensor:
+        slope = torch.func.grad(lambda x: self.net(x).square().mean())(batch)
+        return super().training_step(batch) + slope.square().sum()
 
-    return {name: differ(tensor.detach()) for name, tensor in net.state_dict().items()}
+
+def mlp(*between: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), *between, nn.Tanh(), nn.Linear(8, 3))
+
+
+class Tied(nn.Module):
+    """One weight in two layers, and once as a bare tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(4, 4), nn.Linear(4, 4, bias=False)
+        self.other.weight = self.one.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x @ self.other.weight.T, weight=self.one.weight) + self.other(self.one(x))
+
+
+class Recurrent(nn.LSTM):
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x)[0][:, -1]
+
+
+class OneVector(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x[0])
+
+
+class Counting(nn.Module):
+    """Puts a new tensor in its buffer's place, and writes into the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+        self.register_buffer("seen", torch.zeros(4))
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = self.seen + x.sum(0)
+        self.steps += 1
+        return x * self.weight + self.seen
 
 
 Make = Callable[[Any], torch.optim.Optimizer]
 
 
-def one_by_one(
-    net: nn.Module, make: Make, given: Batches, clip: float | None = None
-) -> tuple[list[dict[str, Tensor]], Tensor]:
-    models, losses, begun = [], [], starts(net)
+def sgd(**options: Any) -> Make:
+    return lambda parameters: torch.optim.SGD(parameters, **{"lr": 0.1, **options})
+
+
+def groups(parameters: Any) -> torch.optim.Optimizer:
+    first, *rest = parameters
+    return torch.optim.SGD([{"params": [first], "lr": 0.01}, {"params": rest, "momentum": 0.9}], lr=0.1)
+
+
+def named(name: str) -> Make:
+    return lambda parameters: getattr(torch.optim, name)(parameters)
+
+
+slow = sgd(lr=0.001)
+#: The module, a sample's shape, the optimizer, and the largest norm of a gradient.
+CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], Make, float | None]] = {
+    **{name: (mlp, (4,), named(name), None) for name in ELEMENTWISE},
+    "nesterov": (mlp, (4,), sgd(momentum=0.9, nesterov=True, weight_decay=0.01), None),
+    "AMSGrad": (mlp, (4,), lambda p: torch.optim.Adam(p, amsgrad=True, weight_decay=0.01), None),
+    "foreach": (mlp, (4,), lambda p: torch.optim.AdamW(p, foreach=True), None),
+    "groups": (mlp, (4,), groups, None),
+    "norms that are clipped": (mlp, (4,), sgd(), 0.2),
+    "norms that are small": (mlp, (4,), sgd(), 100.0),
+    "batch norm": (lambda: mlp(nn.BatchNorm1d(8)), (4,), sgd(), None),
+    "a weight in the loss": (lambda: Decayed(mlp()), (4,), sgd(), None),
+    "a gradient in the loss": (lambda: Penalized(mlp()), (4,), sgd(), None),
+    "linear of sequences": (lambda: nn.Linear(4, 3), (6, 4), sgd(), None),
+    "linear of one vector": (lambda: OneVector(4, 3, bias=False), (4,), sgd(), None),
+    "tied": (Tied, (4,), sgd(), None),
+    "convolution": (lambda: nn.Conv2d(2, 3, 3), (2, 4, 4), sgd(), None),
+    "attention": (lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True), (3, 4), sgd(), None),
+    "recurrent": (lambda: Recurrent(4, 3, batch_first=True), (3, 4), sgd(), None),
+    "buffers": (Counting, (4,), slow, None),
+}
+
+
+def setting(name: str) -> tuple[nn.Module, dict[str, Tensor], list[list[Tensor]]]:
+    """The module, other states of it for every model, and their batches."""
+    torch.manual_seed(0)
+    make, shape, *_ = CASES[name]
+    net = make()
+    module = net if isinstance(net, Step) else Step(net)
+
+    def differ(tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point():
+            return torch.arange(len(STEPS)) + tensor
+        return tensor + 0.1 * torch.rand(len(STEPS), *tensor.shape)
+
+    states = {n: differ(t.detach()) for n, t in (*module.named_parameters(), *module.named_buffers())}
+    return module, states, [[torch.randn(n, *shape) for n in [8] * (steps - 1) + [last]] for steps, last in STEPS]
+
+
+def one_by_one(module: nn.Module, states: dict[str, Tensor], given: list[list[Tensor]], make: Make, clip: Any) -> Any:
     for i, batches in enumerate(given):
-        own = copy.deepcopy(net)
-        own.load_state_dict({name: tensor[i] for name, tensor in begun.items()})
+        own = copy.deepcopy(module)
+        own.load_state_dict({name: tensor[i] for name, tensor in states.items()}, strict=False)
         optimizer, total = make(own.parameters()), 0.0
         for batch in batches:
             optimizer.zero_grad()
-            loss = own.training_step(batch, 0)
+            loss = own.training_step(batch)
             loss.backward()
             if clip is not None:
                 torch.nn.utils.clip_grad_norm_(own.parameters(), clip)
             optimizer.step()
             total += loss.item()
-        models.append(own.state_dict())
-        losses.append(total / len(batches))
-    return models, torch.tensor(losses)
+        yield own.state_dict(), total / len(batches)
 
 
-def assert_equal(trained: dict[str, Tensor], models: list[dict[str, Tensor]]) -> None:
-    for i, model in enumerate(models):
-        for name, tensor in model.items():
-            torch.testing.assert_close(trained[name][i], tensor, rtol=1e-5, atol=1e-5)
-
-
-def sgd(**options: Any) -> Make:
-    return lambda parameters: torch.optim.SGD(parameters, lr=0.1, **options)
-
-
-OPTIMIZERS: dict[str, Make] = {
-    "sgd": sgd(),
-    "nesterov": sgd(momentum=0.9, nesterov=True, weight_decay=0.01),
-    **{name: lambda p, name=name: getattr(torch.optim, name)(p) for name in ELEMENTWISE if name != "SGD"},  # type: ignore[misc]
-    "AMSGrad": lambda p: torch.optim.Adam(p, amsgrad=True, weight_decay=0.01),
-    "foreach": lambda p: torch.optim.AdamW(p, foreach=True),
-}
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_optimizer_steps_as_one_per_model(name: str) -> None:
-    net, make, given = Net(), OPTIMIZERS[name], batches_of()
-    optimizer, untouched = make(net.parameters()), make(net.parameters()).state_dict()
-    trained, losses = RowTraining(net, optimizer).train(starts(net), GivenBatches(given))
-    models, expected = one_by_one(net, make, given)
-    assert_equal(trained, models)
-    torch.testing.assert_close(losses, expected)
+@pytest.mark.parametrize("name", CASES)
+def test_each_model_is_trained_as_alone(name: str) -> None:
+    module, states, given = setting(name)
+    _, _, make, clip = CASES[name]
+    before = copy.deepcopy(module.state_dict())
+    optimizer, untouched = make(module.parameters()), make(module.parameters()).state_dict()
+    begun = {key: tensor.clone() for key, tensor in states.items()}
+    trained, losses = RowTraining(module, optimizer, clip_norm=clip).train(begun, GivenBatches(given))
+    for i, (model, loss) in enumerate(one_by_one(module, states, given, make, clip)):
+        for key, tensor in trained.items():
+            torch.testing.assert_close(tensor[i], model[key], rtol=1e-5, atol=1e-5)
+        assert losses[i].item() == pytest.approx(loss, rel=1e-5)
     assert str(optimizer.state_dict()) == str(untouched)
-    assert all(torch.equal(p, q) for p, q in zip(net.parameters(), Net().parameters()))
+    assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
 
 
-def test_buffers_are_each_models_own() -> None:
-    net, given = Net(norm=True), batches_of()
-    trained, _ = RowTraining(net, sgd()(net.parameters())).train(starts(net), GivenBatches(given))
-    models, _ = one_by_one(net, sgd(), given)
-    assert_equal(trained, models)
-    assert trained["net.1.num_batches_tracked"].tolist() == [i + steps for i, (steps, _) in enumerate(MODELS)]
-
-
-@pytest.mark.parametrize("norm", [0.5, 100.0])
-def test_norms_are_clipped_model_by_model_and_never_raised(norm: float) -> None:
-    net, given = Net(), batches_of()
-    trained, _ = RowTraining(net, sgd()(net.parameters()), clip_norm=norm).train(starts(net), GivenBatches(given))
-    models, _ = one_by_one(net, sgd(), given, clip=norm)
-    unclipped, _ = one_by_one(net, sgd(), given)
-    assert_equal(trained, models)
-    same = torch.allclose(models[0]["net.0.weight"], unclipped[0]["net.0.weight"], atol=1e-3)
-    assert same == (norm > 1)
-
-
-def test_groups_of_parameters_keep_their_options() -> None:
-    net, given = Net(), batches_of()
-
-    def make(parameters: Any) -> torch.optim.Optimizer:
-        first, *rest = parameters
-        return torch.optim.SGD([{"params": [first], "lr": 0.01}, {"params": rest, "momentum": 0.9}], lr=0.1)
-
-    trained, _ = RowTraining(net, make(net.parameters())).train(starts(net), GivenBatches(given))
-    assert_equal(trained, one_by_one(net, make, given)[0])
-
-
-def test_what_requires_no_gradient_or_has_none_stays_to_the_bit() -> None:
-    net, given = Net(), batches_of()
-    net.spare = nn.Parameter(torch.ones(3))
-    net.net[0].bias.requires_grad_(False)
-    make, before = sgd(weight_decay=0.1), starts(net)
-    training = RowTraining(net, make(net.parameters()), apart={"spare"})
-    trained, _ = training.train({name: tensor.clone() for name, tensor in before.items()}, GivenBatches(given))
-    for name in ("spare", "net.0.bias"):
-        assert torch.equal(trained[name], before[name])
-    assert_equal(trained, one_by_one(net, make, given)[0])
-
-
-def test_gathered_batches_are_the_given_ones() -> None:
-    draw = torch.Generator().manual_seed(0)
-    x, y = torch.randn(40, 20, generator=draw), torch.randint(4, (40,), generator=draw)
-    rows = [list(torch.randperm(40, generator=draw)[:n].split(8)) for n in (24, 19, 8, 3)]
-    gathered = GatheredBatches((x, y), rows)
-    given = GivenBatches([[(x[r], y[r]) for r in each] for each in rows])
-    assert gathered.lengths == given.lengths == [3, 3, 1, 1]
-    for clients, step in (([0, 1, 2, 3], 0), ([0, 1], 2), ([1, 0], 1)):
-        for (places, batch), (expected, other) in zip(gathered.at(clients, step), given.at(clients, step), strict=True):
-            assert places == expected
-            assert all(torch.equal(a, b) for a, b in zip(batch, other))
-    assert torch.equal(gathered.one(1, 2)[0], x[rows[1][2]])
+def test_what_requires_no_gradient_has_none_or_is_not_stacked_stays_to_the_bit() -> None:
+    module, states, given = setting("SGD")
+    module.spare = nn.Parameter(torch.ones(3))
+    module.net[0].requires_grad_(False)
+    fixed = {name: states.pop(f"net.0.{name}")[0] for name in ("weight", "bias")}
+    module.net[0].load_state_dict(fixed)
+    spare = torch.ones(len(STEPS), 3)
+    training = RowTraining(module, sgd(weight_decay=0.1)(module.parameters()), apart={"spare"})
+    begun = {name: tensor.clone() for name, tensor in states.items()}
+    trained, _ = training.train({**begun, "spare": spare.clone()}, GivenBatches(given))
+    assert torch.equal(trained.pop("spare"), spare)
+    states |= {f"net.0.{name}": tensor.expand(len(STEPS), *tensor.shape) for name, tensor in fixed.items()}
+    del module.spare
+    for i, (model, _) in enumerate(one_by_one(module, states, given, sgd(weight_decay=0.1), None)):
+        for key, tensor in trained.items():
+            torch.testing.assert_close(tensor[i], model[key], rtol=1e-5, atol=1e-5)
 
 
 def test_batches_of_any_nesting_are_stacked() -> None:
@@ -172,24 +202,84 @@ def test_batches_of_any_nesting_are_stacked() -> None:
         list(GivenBatches([[(torch.ones(2), "name")]]).at([0], 0))
 
 
-class Decayed(Net):
-    """The first weight is in the loss twice, once by itself."""
-
-    def training_step(self, batch: Any, batch_idx: Any) -> Tensor:
-        return super().training_step(batch, batch_idx) + self.net[0].weight.square().sum()  # type: ignore[union-attr, operator]
+# ---- steps that are played back, against the same steps taken anew
 
 
-class Penalized(Net):
-    """A gradient by the inputs is in the loss."""
+class Counts(Step):
+    count = 0
 
-    def training_step(self, batch: Any, batch_idx: Any) -> Tensor:
-        x, y = batch
-        slope = torch.func.grad(lambda x: nn.functional.cross_entropy(self.net(x), y))(x)
-        return super().training_step(batch, batch_idx) + slope.square().sum()
+    def training_step(self, batch: Tensor) -> Tensor:
+        self.count += 1
+        return super().training_step(batch) * self.count
 
 
-@pytest.mark.parametrize("net", [Decayed, Penalized])
-def test_weights_and_gradients_may_be_in_the_loss(net: type[Net]) -> None:
-    module, given = net(), batches_of()
-    trained, _ = RowTraining(module, sgd()(module.parameters())).train(starts(net()), GivenBatches(given))
-    assert_equal(trained, one_by_one(net(), sgd(), given)[0])
+class Chance(Step):
+    def training_step(self, batch: Tensor) -> Tensor:
+        return super().training_step(batch) * random.random()
+
+
+class Looks(Step):
+    """At the batch, which all models share."""
+
+    def training_step(self, batch: Tensor) -> Tensor:
+        return super().training_step(batch) * (2 if batch[0, 0].item() > 0 else 1)
+
+
+RECORDED: dict[str, tuple[Any, int]] = {
+    "MLP": (lambda: Step(mlp()), 1),
+    "batch norm": (lambda: Step(mlp(nn.BatchNorm1d(8))), 1),
+    "dropout": (lambda: Step(mlp(nn.Dropout(0.5))), 0),
+    "counts": (lambda: Counts(mlp()), 0),
+    "chance": (lambda: Chance(mlp()), 0),
+    "looks": (lambda: Looks(mlp()), 0),
+}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_played_back_is_the_same_and_what_may_change_is_not_recorded(name: str) -> None:
+    make, recorded = RECORDED[name]
+    torch.manual_seed(0)
+    module = make()
+    names = [name for name, _ in module.named_parameters()]
+    held = dict(module.state_dict())
+    start = {n: torch.randn(3, *t.shape).abs().to(t.dtype) for n, t in held.items()}
+    results = []
+    for step in (RowStep(module, names, shared=True, often=99), RowStep(module, names, shared=True, often=2)):
+        module.count, taken = 0, []
+        states = {n: t.clone() for n, t in start.items()}
+        torch.manual_seed(1)
+        random.seed(1)
+        for place in range(5):
+            x = torch.randn(5, 4, generator=torch.Generator().manual_seed(place))
+            gradients, losses = step.played(states, x) or step(states, x)
+            taken.append({**gradients, "losses": losses, **{n: states[n].clone() for n in states if n not in names}})
+        results.append(taken)
+    assert step.recorded == recorded
+    for expected, found in zip(*results):
+        assert expected.keys() == found.keys()
+        assert all(torch.equal(found[key], value) for key, value in expected.items())
+
+
+class Moves(Step):
+    """On what a round may change."""
+
+    share = 1.0
+
+    def training_step(self, batch: Tensor) -> Tensor:
+        return super().training_step(batch) * self.share
+
+
+def test_a_recording_in_doubt_is_compared_before_it_is_played_again() -> None:
+    module = Moves(mlp())
+    states = {name: p.detach().expand(3, *p.shape).clone() for name, p in module.named_parameters()}
+    step, batch = RowStep(module, list(states), shared=True, often=1), torch.randn(5, 4)
+    step(states, batch)
+    for share, plays in ((1.0, True), (0.5, False)):
+        module.share = share
+        step.doubt()
+        assert step.played(states, batch) is None
+        gradients, _ = step(states, batch)
+        assert (step.played(states, batch) is not None) == plays
+    assert step.recorded == 0
+    expected = RowStep(module, list(states), shared=True)(states, batch)[0]
+    assert all(torch.equal(gradient, expected[name]) for name, gradient in gradients.items())

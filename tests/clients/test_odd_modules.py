@@ -1,4 +1,4 @@
-"""Modules whose state is of an unusual kind."""
+"""Modules whose state is of an unusual kind; and what their forward gives, which is tried before training."""
 
 from __future__ import annotations
 
@@ -13,22 +13,13 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 from toys import FEATURES, Plain, fit, network, toy_data, vector
 
-from flsv.aggregation import FedAdam, FedAvg
+from flsv import ClientEvaluation
+from flsv.aggregation import FedAdam
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
-from flsv.metrics import PartialFederatedShapley
+from flsv.metrics import LeaveOneOut, PartialFederatedShapley
 from flsv.personalization import FedAMP
 from flsv.sampling import UniformSampler
-
-
-class OneElementLoss(Plain):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return super().training_step(batch, batch_idx).reshape(1)
-
-
-def test_a_loss_of_shape_1_is_a_loss(tmp_path: Path) -> None:
-    runs = [fit(FederatedLoop(seed=1), tmp_path, module()) for module in (Plain, OneElementLoss)]
-    assert torch.equal(vector(runs[0]), vector(runs[1]))
 
 
 class Masked(Plain):
@@ -43,6 +34,9 @@ class Masked(Plain):
         attention = (x[:, :, None] * x[:, None, :] + self.mask).softmax(-1)
         return self.net((attention @ x[:, :, None])[..., 0] + self.frozen.exp().sum() - 1)
 
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return super().training_step(batch, batch_idx).reshape(1)  # a loss of one element is a loss
+
 
 class MaskedByHand(Masked):
     """The same without anything infinite in its state."""
@@ -53,16 +47,17 @@ class MaskedByHand(Masked):
         self.frozen = torch.tensor([0.0, -torch.inf])
         self.register_buffer("mask", self.mask, persistent=False)
 
+    training_step = Plain.training_step
 
-@pytest.mark.parametrize("sampler", [None, UniformSampler(2)])
-def test_infinite_constants_are_kept_exactly(tmp_path: Path, sampler: Any) -> None:
-    def loop() -> FederatedLoop:
-        return FederatedLoop(metrics={"sv": PartialFederatedShapley()}, sampler=sampler, seed=1)
 
-    loops, data = [loop(), loop()], {"server_val": 0.2}
-    modules: list[Any] = [Masked(), MaskedByHand()]
+def game() -> FederatedLoop:
+    return FederatedLoop(metrics={"sv": PartialFederatedShapley()}, sampler=UniformSampler(2), seed=1)
+
+
+def test_infinite_constants_are_kept_exactly(tmp_path: Path) -> None:
+    loops, modules = [game(), game()], [Masked(), MaskedByHand()]
     for each, module in zip(loops, modules):
-        fit(each, tmp_path, module, toy_data(**data))
+        fit(each, tmp_path, module, toy_data(server_val=0.2))
     assert torch.equal(modules[0].mask, Masked().mask)
     assert torch.equal(modules[0].frozen, Masked().frozen)
     assert all(torch.equal(a, b) for a, b in zip(modules[0].net.parameters(), modules[1].net.parameters()))
@@ -126,24 +121,15 @@ class Frozen(Plain):
         return super().training_step(batch, batch_idx)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"aggregator": FedAvg()},
-        {"aggregator": FedAdam()},
-        {"aggregator": FedAvg(), "sampler": UniformSampler(2)},
-        {"personalizer": FedAMP()},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("arguments", [{"aggregator": FedAdam()}, {"personalizer": FedAMP()}])
 def test_what_nobody_changes_stays_as_it_is(tmp_path: Path, arguments: Any) -> None:
     module = Frozen()
     before = copy.deepcopy(module.state_dict())
-    loop = FederatedLoop(**arguments, seed=1)
-    fit(loop, tmp_path, module, toy_data((4, 1, 2, 3, 3)), rounds=6)
+    loop = FederatedLoop(**arguments, sampler=UniformSampler(2), seed=1)
+    fit(loop, tmp_path, module, toy_data((4, 1, 2, 3, 3)))
     for name in ("net.0.weight", "net.0.bias", "mean"):
         assert torch.equal(module.state_dict()[name], before[name]), name
-    assert torch.equal(module.seen, torch.full((1,), 0.1 * 6))
+    assert torch.equal(module.seen, torch.full((1,), 0.1 * 3))
     assert not torch.equal(module.net[4].weight, before["net.4.weight"])
 
 
@@ -151,8 +137,72 @@ def test_a_module_that_was_pruned_before_keeps_its_masks(tmp_path: Path) -> None
     module = Plain(network(batch_norm=False))
     prune.l1_unstructured(module.net[0], "weight", 0.5)
     mask = module.net[0].weight_mask.clone()
-    loop = FederatedLoop(metrics={"sv": PartialFederatedShapley()}, seed=1)
-    fit(loop, tmp_path, module, toy_data(server_val=0.2))
+    fit(loop := game(), tmp_path, module, toy_data(server_val=0.2))
     assert torch.equal(module.net[0].weight_mask, mask)
     assert (module.net[0].weight[mask == 0] == 0).all()
     assert loop.contributions["sv"].abs().max() > 0
+
+
+# ---- what forward gives is tried before training
+
+
+class OneLogit(Plain):
+    """A binary classifier as many are written: one logit, [B] or [B, 1]."""
+
+    def __init__(self, squeeze: bool) -> None:
+        super().__init__(nn.Linear(FEATURES, 1))
+        self.squeeze = squeeze
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x).squeeze(1) if self.squeeze else self.net(x)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        raise AssertionError("training had started")
+
+
+EVERY: dict[str, Any] = {"evaluation": ClientEvaluation(every=1)}
+
+
+@pytest.mark.parametrize(
+    ("loop", "asking", "squeeze"),
+    [
+        (EVERY, r"ClientEvaluation\(every=1\)", True),
+        ({"metrics": {"mine": LeaveOneOut()}}, r"metrics \['mine'\]", False),
+    ],
+)
+def test_one_logit_is_no_classifier(tmp_path: Path, loop: dict[str, Any], asking: str, squeeze: bool) -> None:
+    shape = r"\[\d+\]" if squeeze else r"\[\d+, 1\]"
+    match = rf"{asking}: the module's forward gives torch.float32 {shape} for \d+ samples of 3 classes; expected logits"
+    with pytest.raises(ConfigurationError, match=match):
+        fit(FederatedLoop(**loop), tmp_path, OneLogit(squeeze), toy_data(server_val=0.2))
+
+
+def test_the_trial_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forward that counts and draws, and a dropout in a layer that is to stay in evaluation mode."""
+
+    class Restless(Plain):
+        def __init__(self) -> None:
+            super().__init__(network(dropout=0.5))
+            self.register_buffer("calls", torch.zeros(()))
+
+        def on_train_start(self) -> None:
+            self.net[1].eval()  # a frozen BatchNorm
+            self.seen = [layer.training for layer in self.modules()], float(self.calls), torch.get_rng_state()
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return self.net(x) + 1e-3 * torch.rand(1)
+
+    runs = []
+    for tried in (True, False):
+        with monkeypatch.context() as patch:
+            if not tried:
+                patch.setattr("flsv.engines.one_process.try_forward", lambda *_: None)
+            module = Restless()
+            torch.manual_seed(5)
+            fit(FederatedLoop(**EVERY, seed=1), tmp_path, module, toy_data())
+            runs.append((module, vector(module)))
+    (tried, one), (untried, other) = runs
+    assert tried.seen[:2] == untried.seen[:2]
+    assert torch.equal(tried.seen[2], untried.seen[2])
+    assert torch.equal(one, other)

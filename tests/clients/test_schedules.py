@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
+from one_client import Batches
 from resume_run import Stop
 from torch import Tensor
 from torch.optim import lr_scheduler
@@ -72,26 +73,11 @@ class Scheduled(Plain):
     def on_before_optimizer_step(self, optimizer: Any) -> None:
         loops = [each for each in self.trainer.callbacks if isinstance(each, FederatedLoop)]
         (group,) = optimizer.param_groups
-        client = loops[0].current_client if loops else -1
-        assert client is not None
-        self.rates[client].append((group["lr"], group["momentum"]))
+        self.rates[loops[0].current_client if loops else -1].append((group["lr"], group["momentum"]))
 
     def on_train_epoch_end(self) -> None:
         if self.manual == "epoch":
             self.lr_schedulers().step()
-
-
-class Batches:
-    """A list that Lightning does not take for several loaders."""
-
-    def __init__(self, batches: list[Any]) -> None:
-        self.batches = batches
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.batches)
 
 
 class OneClient(L.LightningDataModule):
@@ -119,7 +105,6 @@ KINDS: dict[str, tuple[Callable[[], Scheduled], dict[str, Any]]] = {
     "linear": (lambda: Scheduled(linear), {}),
     "one cycle": (lambda: Scheduled(one_cycle), {}),
     "warm, then cosine": (lambda: Scheduled(warm_then_cosine), {}),
-    "stairs": (lambda: Scheduled(stairs), {}),
     "every second step": (lambda: Scheduled(linear, frequency=2), {}),
     "accumulation": (lambda: Scheduled(linear), {"accumulate_grad_batches": 2}),
     "limited": (lambda: Scheduled(one_cycle), {"limit_train_batches": 0.5}),
@@ -130,38 +115,30 @@ KINDS: dict[str, tuple[Callable[[], Scheduled], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_clients_schedule_is_that_of_training_alone(tmp_path: Path, kind: str) -> None:
+    """And the model of a client that trains alone is that of a plain fit."""
     make, kwargs = KINDS[kind]
-    module = make()
+    module, alones = make(), [make() for _ in range(CLIENTS)]
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*lr_scheduler.step\\(\\)")
         fit(FederatedLoop(seed=SEED), tmp_path, module, rounds=ROUNDS, **kwargs)
     assert len({len(module.rates[client]) for client in range(CLIENTS)}) == CLIENTS  # they differ in steps
     for client in range(CLIENTS):
-        assert module.rates[client] == alone(make(), client, tmp_path, **kwargs)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_one_client_is_a_plain_fit(tmp_path: Path, kind: str) -> None:
-    make, kwargs = KINDS[kind]
-    plain = make()
-    alone(plain, 0, tmp_path, **kwargs)
-    # Another client, who never takes part, keeps the first one's data the same.
-    loop = FederatedLoop(seed=SEED, optimizer_state="persist", sampler=UniformSampler(1))
-    loop.sampler.sample = lambda *_, **__: torch.tensor([0])  # type: ignore[method-assign]
+        assert module.rates[client] == alone(alones[client], client, tmp_path, **kwargs)
+    # Others, who never take part, keep the first one's data the same.
+    loop = FederatedLoop(seed=SEED, optimizer_state="persist", sampler=FixedCohort([0]))
     federated = fit(loop, tmp_path, make(), rounds=ROUNDS, **kwargs)
-    assert torch.equal(vector(federated), vector(plain))
+    assert torch.equal(vector(federated), vector(alones[0]))
 
 
 def test_a_linear_decay_ends_at_zero_whoever_is_drawn_how_often(tmp_path: Path) -> None:
-    module = fit(
-        FederatedLoop(sampler=UniformSampler(2), seed=SEED, local_epochs=2), tmp_path, Scheduled(linear), rounds=5
-    )
-    counts = set()
+    loop = FederatedLoop(sampler=UniformSampler(2), seed=SEED, local_epochs=2)
+    ends_at_zero(fit(loop, tmp_path, Scheduled(linear), rounds=5))
+
+
+def ends_at_zero(module: Scheduled) -> None:
     for rates in module.rates.values():
-        expected = [0.1 * (1 - step / len(rates)) for step in range(len(rates))]
-        assert [rate for rate, _ in rates] == pytest.approx(expected)
-        counts.add(len(rates))
-    assert len(counts) > 1
+        assert [rate for rate, _ in rates] == pytest.approx([0.1 * (1 - i / len(rates)) for i in range(len(rates))])
+    assert len({len(rates) for rates in module.rates.values()}) > 1
 
 
 class Opinionated(FixedCohort):
@@ -218,22 +195,11 @@ class Foreign(Plain):
     ],
 )
 def test_what_would_pass_from_client_to_client_is_refused(tmp_path: Path, module: Any, message: str) -> None:
-    before = L.Trainer.is_last_batch, L.Trainer.estimated_stepping_batches
+    names = ("is_last_batch", "estimated_stepping_batches", "num_training_batches", "train_dataloader")
+    before = [getattr(L.Trainer, name) for name in names]
     with pytest.raises(ConfigurationError, match=message):
         fit(FederatedLoop(seed=SEED), tmp_path, module(), rounds=3)
-    assert before == (L.Trainer.is_last_batch, L.Trainer.estimated_stepping_batches)
-
-
-def asks_for_steps(trainer: Any) -> float:
-    return trainer.estimated_stepping_batches / trainer.max_epochs
-
-
-def asks_for_batches(trainer: Any) -> float:
-    return trainer.num_training_batches
-
-
-def asks_for_the_loader(trainer: Any) -> float:
-    return len(trainer.train_dataloader)
+    assert [getattr(L.Trainer, name) for name in names] == before
 
 
 def sets_the_loader_up(trainer: Any) -> float:
@@ -241,46 +207,40 @@ def sets_the_loader_up(trainer: Any) -> float:
     return trainer.num_training_batches
 
 
-def asks_the_data_module(trainer: Any) -> float:
-    return len(trainer.datamodule.train_dataloader())
-
-
-WAYS = [asks_for_steps, asks_for_batches, asks_for_the_loader, sets_the_loader_up, asks_the_data_module]
+WAYS: list[Callable[[Any], float]] = [
+    lambda trainer: trainer.estimated_stepping_batches / trainer.max_epochs,
+    lambda trainer: trainer.num_training_batches,
+    lambda trainer: len(trainer.train_dataloader),
+    sets_the_loader_up,
+    lambda trainer: len(trainer.datamodule.train_dataloader()),
+]
 
 
 class Asking(Scheduled):
     """Its schedule follows from the batches of a round, however it learns of them."""
 
     def __init__(self, ways: list[Callable[[Any], float]]) -> None:
-        super().__init__(linear)
+        super().__init__(lambda optimizer, _: linear(optimizer, self.length() * self.trainer.max_epochs))
         self.ways = ways
 
-    def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+    def length(self) -> float:
         (length,) = {way(self.trainer) for way in self.ways}
-        return [optimizer], [{"scheduler": linear(optimizer, length * self.trainer.max_epochs), "interval": "step"}]
+        return length
 
 
-@pytest.mark.parametrize("ways", [*([way] for way in WAYS), WAYS, WAYS[::-1]])
+@pytest.mark.parametrize("ways", [*([way] for way in WAYS), WAYS[::-1]])
 def test_every_length_is_one_clients(tmp_path: Path, ways: list[Callable[[Any], float]]) -> None:
-    names = ("estimated_stepping_batches", "num_training_batches", "train_dataloader")
-    before = [getattr(L.Trainer, name) for name in names]
-    module = fit(FederatedLoop(seed=SEED), tmp_path, Asking(ways), rounds=2)
-    for rates in module.rates.values():
-        assert [rate for rate, _ in rates] == pytest.approx([0.1 * (1 - i / len(rates)) for i in range(len(rates))])
-    assert len({len(rates) for rates in module.rates.values()}) > 1
-    assert [getattr(L.Trainer, name) for name in names] == before
+    ends_at_zero(fit(FederatedLoop(seed=SEED), tmp_path, Asking(ways), rounds=2))
 
 
-@pytest.mark.parametrize("way", WAYS[1:])
-def test_lengths_in_setup_are_the_largest_and_are_warned_of(tmp_path: Path, way: Callable[[Any], float]) -> None:
-    class AsksInSetup(Scheduled):
+def test_lengths_in_setup_are_the_largest_and_are_warned_of(tmp_path: Path) -> None:
+    class AsksInSetup(Asking):
         def setup(self, stage: str) -> None:
-            self.length = way(self.trainer)
+            self.asked = self.length()
 
     with pytest.warns(UserWarning, match="read in setup, where no client trains: it is that of the client with the"):
-        module = fit(FederatedLoop(seed=SEED), tmp_path, AsksInSetup(linear), rounds=2)
-    assert 2 * module.length == max(len(rates) for rates in module.rates.values())
+        module = fit(FederatedLoop(seed=SEED), tmp_path, AsksInSetup(WAYS), rounds=2)
+    assert 2 * module.asked == max(len(rates) for rates in module.rates.values())
 
 
 class CountsInItsGroups(torch.optim.SGD):
@@ -312,8 +272,7 @@ def test_what_an_optimizer_keeps_in_its_groups_goes_with_its_state(tmp_path: Pat
     assert "weight_sum" not in optimizer.param_groups[0]
 
 
-@pytest.mark.parametrize("kind", ["one cycle", "by hand"])
-@pytest.mark.parametrize("within", [False, True])
+@pytest.mark.parametrize(("kind", "within"), [("one cycle", False), ("by hand", True)])
 def test_schedules_are_resumed(tmp_path: Path, kind: str, within: bool) -> None:
     make, _ = KINDS[kind]
     whole = fit(FederatedLoop(seed=SEED), tmp_path / "whole", make(), rounds=4)

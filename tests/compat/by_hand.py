@@ -19,21 +19,14 @@ from typing import Any
 
 import lightning as L
 import torch
+from one_client import Batches
 from torch import Tensor
+from toys import trainer_for
 
 from flsv.data import FederatedDataModule
 from flsv.seeding import generator_for, isolated_rngs, seed_global_rngs
 
 SEED = 5
-
-QUIET: dict[str, Any] = {
-    "logger": False,
-    "enable_checkpointing": False,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-    "accelerator": "cpu",
-    "num_sanity_val_steps": 0,
-}
 
 
 @dataclass(frozen=True)
@@ -66,19 +59,6 @@ class ClientBatches:
         yield from batches
 
 
-class Batches:
-    """What Lightning takes for a loader: a list of batches, but no list."""
-
-    def __init__(self, batches: list[Any]) -> None:
-        self._batches = batches
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._batches)
-
-
 class OneRound(L.Callback):
     """Seeds the client's training, and ends the fit after one epoch of the many that the schedules are made for."""
 
@@ -103,20 +83,8 @@ def fedavg(
     callbacks: Callable[[], Sequence[L.Callback]] = list,
     **trainer: Any,
 ) -> tuple[L.LightningModule, list[HandRound]]:
-    """Every client takes part in every round.
-
-    Args:
-        module: stays as it is.
-        source: the project's own data module, of which copies give a client's batches in place of all.
-        data: who has which samples.
-        folder: for the clients' checkpoints.
-        rounds: how many.
-        callbacks: makes the project's own.
-        trainer: the Trainer's arguments.
-
-    Returns:
-        The global model after the last round, and the rounds.
-    """
+    """Every client takes part in every round; ``data`` says who has which samples, ``source`` is the project's own data
+    module, of which copies give a client's batches in place of all. The last global model, and the rounds."""
     data.setup("fit")
     server, history = copy.deepcopy(module), []
     for r in range(rounds):
@@ -133,10 +101,12 @@ def fedavg(
                 torch.save(checkpoint, path)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                own = L.Trainer(
-                    **{**QUIET, "max_epochs": rounds, "limit_val_batches": 0, **trainer},
+                own = trainer_for(
+                    None,
+                    folder,
+                    rounds,
                     callbacks=[OneRound(r, client), *callbacks()],
-                    default_root_dir=folder,
+                    **{"limit_val_batches": 0, **trainer},
                 )
                 given = copy.copy(source)
                 given.train_dataloader = partial(ClientBatches, data, r, client)
@@ -164,13 +134,8 @@ def average(models: Sequence[L.LightningModule], sizes: Sequence[float]) -> L.Li
 def coalition_values(
     round: HandRound, measure: Callable[[L.LightningModule], float], weights: Sequence[float]
 ) -> Tensor:
-    """The Shapley values of a round's clients: all coalitions, each a model that ``measure`` is asked about.
-
-    Args:
-        round: by hand.
-        measure: of a model, more is better.
-        weights: of the clients inside a coalition, up to a factor.
-    """
+    """The Shapley values of a round's clients: all coalitions, averaged by these weights, each a model that ``measure``
+    is asked about."""
     players = range(len(round.clients))
     worth = {}
     for size in range(len(players) + 1):
@@ -194,11 +159,11 @@ def coalition_values(
 def validated(module: L.LightningModule, source: L.LightningDataModule, name: str, **trainer: Any) -> float:
     """What the module logs under ``name`` when a Trainer validates it, from the random state of every such model."""
     given, loaders = copy.copy(source), source.val_dataloader()
-    # Lists of batches: a DataLoader draws from the global generator when it starts.
-    batches = [list(loader) for loader in (loaders if isinstance(loaders, list) else [loaders])]
-    given.val_dataloader = lambda: [Batches(each) for each in batches]
+    # Batches that are there already: a DataLoader draws from the global generator when it starts.
+    batches = [Batches(list(loader)) for loader in (loaders if isinstance(loaders, list) else [loaders])]
+    given.val_dataloader = lambda: batches
     with warnings.catch_warnings(), isolated_rngs(SEED, "utility"):
         warnings.simplefilter("ignore")
-        own = L.Trainer(**{**QUIET, **trainer})
+        own = trainer_for(None, Path(), **trainer)
         results = own.validate(module, datamodule=given, verbose=False)
     return next(result[name] for result in results if name in result)

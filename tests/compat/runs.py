@@ -9,38 +9,20 @@ from typing import Any
 
 import lightning as L
 import torch
-from compat.by_hand import QUIET, SEED, HandRound, fedavg
-from compat.kinds.base import Kind, federated
+from compat.base import Kind, federated
+from compat.by_hand import SEED, HandRound, fedavg
+from small_loops import KeepUpdates
 from torch import Tensor
+from toys import trainer_for
 
 from flsv import FederatedLoop, Reporting
-from flsv.aggregation import FedAvg
 
 ROUNDS = 2
 
 
-class Remembers(FedAvg):
-    """Keeps what the clients of the first round sent."""
-
-    first: Tensor
-
-    def weights(self, round: Any, contributions: Any) -> Tensor:
-        if round.round_index == 0:
-            self.first = round.client_vectors.clone()
-        return super().weights(round, contributions)
-
-
 @dataclass(frozen=True)
 class Pair:
-    """The same training twice.
-
-    Attributes:
-        kind: of what.
-        module: trained by the loop.
-        loop: the federation.
-        expected: trained by hand.
-        history: the rounds by hand.
-    """
+    """The same training twice: by the loop, and by hand, with its rounds."""
 
     kind: Kind
     module: L.LightningModule
@@ -51,12 +33,12 @@ class Pair:
     def check(self) -> None:
         """The first round's clients are the same to the bit, the last global model is to rounding."""
         tolerance, aggregator = self.kind.tolerance, self.loop.aggregator
-        assert isinstance(aggregator, Remembers)
-        for vector, client in zip(aggregator.first, self.history[0].clients, strict=True):
+        assert isinstance(aggregator, KeepUpdates)
+        for vector, client in zip(aggregator.rounds[0].values(), self.history[0].clients, strict=True):
             state = client.state_dict()
-            for name, value in plain_names(self.loop.space.unflatten(vector)).items():
+            for name, value in self.loop.space.unflatten(vector).items():
                 assert torch.equal(value, state[name].to(value)), f"{name} of a client in the first round"
-        found, expected = plain_names(_tensors(self.module)), _tensors(self.expected)
+        found, expected = _tensors(self.module), _tensors(self.expected)
         assert found.keys() == expected.keys()
         for name, value in expected.items():
             torch.testing.assert_close(
@@ -68,40 +50,23 @@ class Pair:
 
 def both(kind: Kind, folder: Path, rounds: int = ROUNDS, **loop: Any) -> Pair:
     """Train twice."""
-    module, federation = run(kind, folder, rounds, aggregator=Remembers(), **loop)
-    start = (kind.by_hand or kind.module)()
-    expected, history = fedavg(start, kind.data(), federated(kind), folder, rounds, kind.callbacks, **kind.trainer)
+    module, federation = run(kind, folder, rounds, aggregator=KeepUpdates(), **loop)
+    data = federated(kind)
+    expected, history = fedavg(kind.module(), kind.data(), data, folder, rounds, kind.callbacks, **kind.trainer)
     return Pair(kind, module, federation, expected, history)
 
 
 def run(
     kind: Kind, folder: Path, rounds: int = ROUNDS, *, first: bool = True, **loop: Any
 ) -> tuple[L.LightningModule, FederatedLoop]:
-    """Train in a federation.
-
-    Args:
-        kind: of module and data.
-        folder: for what is written.
-        rounds: how many.
-        first: whether the loop is the first callback, or the last.
-        loop: the FederatedLoop's arguments.
-    """
+    """Train in a federation, which is the ``first`` callback, or the last."""
     module, federation = kind.module(), FederatedLoop(seed=SEED, reporting=Reporting(table=False), **loop)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         own = list(kind.callbacks())
-        trainer = L.Trainer(
-            **{**QUIET, "max_epochs": rounds, **kind.trainer},
-            callbacks=[federation, *own] if first else [*own, federation],
-            default_root_dir=folder,
-        )
-        trainer.fit(module, federated(kind))
+        callbacks = [federation, *own] if first else [*own, federation]
+        trainer_for(None, folder, rounds, callbacks=callbacks, **kind.trainer).fit(module, federated(kind))
     return module, federation
-
-
-def plain_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Without what torch.compile adds."""
-    return {name.replace("_orig_mod.", ""): value for name, value in tensors.items()}
 
 
 def _tensors(module: L.LightningModule) -> dict[str, Tensor]:

@@ -1,32 +1,24 @@
-"""Every kind of module, as it is, in a federation: what comes out is what a loop written by hand gives."""
+"""Every kind of module, as it is, in a federation: what comes out is what a loop written by hand gives, and resumes."""
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
+
 import pytest
 import torch
-from compat.by_hand import coalition_values, validated
-from compat.kinds import contrastive, generative, hooks, sequences, supervised, transfer
-from compat.kinds.base import Kind
+from compat.base import federated
+from compat.by_hand import SEED, coalition_values, validated
+from compat.kinds import KINDS
 from compat.runs import Pair, both
+from resuming import assert_resumes
 from sifted import slow_except
 
+from flsv import FederatedLoop, Reporting
 from flsv.metrics import PartialFederatedShapley
 
-KINDS: dict[str, Kind] = {
-    **generative.KINDS,
-    **contrastive.KINDS,
-    **transfer.KINDS,
-    **supervised.KINDS,
-    **sequences.KINDS,
-    **hooks.KINDS,
-}
 
-
-#: Another of the same kind is fast.
-SLOW = ("spectral-norm-gan", "byol-before-zero-grad", "moco", "hydra-template-compiled")
-
-
-@pytest.fixture(scope="module", params=slow_except([name for name in KINDS if name not in SLOW], KINDS))
+@pytest.fixture(scope="module", params=KINDS)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """The same training in a federation that plays a game every round, and by hand."""
     kind = KINDS[request.param]
@@ -43,6 +35,22 @@ def test_is_valued_as_by_hand(pair: Pair) -> None:
     kind, last = pair.kind, pair.history[-1]
     source, logged = kind.data(), kind.logged
     expected = coalition_values(last, lambda model: -validated(model, source, logged, **kind.trainer), last.sizes)
-    found = pair.loop.contributions["value"].double()
-    assert expected.abs().max() > 100 * kind.values_tolerance
-    torch.testing.assert_close(found, expected, rtol=kind.values_tolerance, atol=kind.values_tolerance)
+    assert expected.abs().max() > 1e-4
+    torch.testing.assert_close(pair.loop.contributions["value"].double(), expected, rtol=1e-6, atol=1e-6)
+
+
+#: State in odd places. Fast: two optimizers, a state that is carried on.
+RESUMED = ("byol", "frozen-backbone", "manual-accumulation", "hooks")
+FAST = ("wgan-spectral-norm", "carried-lstm-state")
+
+
+@pytest.mark.parametrize("name", slow_except(FAST, (*FAST, *RESUMED)))
+def test_resumes_to_the_bit(tmp_path: Path, name: str) -> None:
+    kind = KINDS[name]
+
+    def loop() -> FederatedLoop:
+        value = PartialFederatedShapley(performance=kind.logged, mode="min")
+        reporting = Reporting(table=False)
+        return FederatedLoop(metrics={"value": value}, optimizer_state="persist", seed=SEED, reporting=reporting)
+
+    assert_resumes(loop, tmp_path, kind.module, partial(federated, kind))

@@ -15,13 +15,13 @@ import torch
 from by_hand import LOCAL_EPOCHS, ROUNDS, cohort, sharing_by_hand, unequal_data
 from lightning.pytorch.callbacks import (
     BackboneFinetuning,
+    BaseFinetuning,
     Callback,
     LambdaCallback,
     LearningRateMonitor,
     ModelCheckpoint,
     ModelSummary,
     RichProgressBar,
-    StochasticWeightAveraging,
     ThroughputMonitor,
     TQDMProgressBar,
 )
@@ -143,10 +143,10 @@ def test_finetuning_thaws_by_rounds(tmp_path: Path) -> None:
 
 def test_those_that_change_optimizers_come_right_after_the_loop_in_their_own_order() -> None:
     loop, first, last = FederatedLoop(), Callback(), Callback()
-    thaws, anneals = BackboneFinetuning(), StochasticWeightAveraging(swa_lrs=0.1)
-    trainer: Any = SimpleNamespace(callbacks=[thaws, first, anneals, loop, last])
+    thaws, freezes = BackboneFinetuning(), BaseFinetuning()
+    trainer: Any = SimpleNamespace(callbacks=[thaws, first, freezes, loop, last])
     check_callbacks(trainer, loop)
-    assert trainer.callbacks == [first, loop, thaws, anneals, last]
+    assert trainer.callbacks == [first, loop, thaws, freezes, last]
 
 
 class Batchwise(Callback):

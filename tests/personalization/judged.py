@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -36,20 +37,16 @@ class Judged:
     def __call__(self, vectors: Tensor) -> Any:
         self.asked.append(vectors.clone())
         values = torch.tensor([float(self.accuracy(vector)) for vector in vectors], dtype=torch.float64)
-        return type(
-            "Scores",
-            (),
-            {"value": staticmethod(lambda measure: {"accuracy": values, "negative_loss": values}[measure])},
-        )
+        return SimpleNamespace(value=lambda measure: values)
 
 
 NETWORK = nn.Sequential(nn.Linear(2, 1), nn.Linear(1, 2))  # 3 + 4 parameters, the last 4 are the head
 SPACE = ParameterSpace(NETWORK)
 
 
-def begun(n: int, method: PFedSV, val: Tensor | None = None, space: ParameterSpace = SPACE) -> PFedSV:
+def begun(n: int, method: PFedSV, space: ParameterSpace = SPACE) -> PFedSV:
     some = torch.ones(n, dtype=torch.long)
-    sizes = {"train": some, "val": some if val is None else val, "test": some}
+    sizes = {"train": some, "val": some, "test": some}
     method.begin(Federation(torch.zeros(space.size), space, n, 2, sizes, 0))
     return method
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from personalization.watched import watched
 from toys import Plain, fit, network, toy_data
 
 from flsv.loop import FederatedLoop
@@ -20,23 +23,11 @@ from flsv.sampling import UniformSampler
 DATA = partial(toy_data, (3, 2, 3, 2), client_val=0.3, drop_last=True)
 
 
-class Watched(FedFomo):
-    """Remembers what it was given and gave."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.seen: list[Any] = []
-
-    def personalize(self, round: Any, contributions: Any, models: Any) -> Any:
-        uploads = {client: upload.clone() for client, upload in self._uploads.items()}
-        self.before = uploads, self._affinity.clone()
-        return super().personalize(round, contributions, models)
-
-    def end_round(self, round: Any) -> None:
-        traffic = round.uploaded, round.downloaded
-        assert len(round.matrix.starts) == len(round)  # the clients are asked for them, which is not counted any more
-        own = {client.id: client.ask(lambda local: local.state[OWN_MODEL].clone()) for client in round.clients}
-        self.seen.append((round, *self.before, own, traffic))
+def kept(round: Any) -> tuple[Any, dict[int, torch.Tensor]]:
+    """What has crossed, and the models that the clients go on from."""
+    traffic = round.uploaded, round.downloaded
+    assert len(round.matrix.starts) == len(round)  # the clients are asked for them, which is not counted any more
+    return traffic, {client.id: client.ask(lambda local: local.state[OWN_MODEL].clone()) for client in round.clients}
 
 
 def losses(loop: FederatedLoop, data: Any, client: int, vectors: list[torch.Tensor]) -> list[float]:
@@ -54,11 +45,12 @@ def losses(loop: FederatedLoop, data: Any, client: int, vectors: list[torch.Tens
 
 @pytest.mark.parametrize("sampler", [None, UniformSampler(2)])
 def test_equation_3(tmp_path: Path, sampler: Any) -> None:
-    personalizer, data = Watched(num_downloads=2), DATA()
+    personalizer, data = FedFomo(num_downloads=2), DATA()
+    seen = watched(personalizer, lambda *_: deepcopy((personalizer._uploads, personalizer._affinity)), kept)
     loop = FederatedLoop(personalizer=personalizer, sampler=sampler, seed=3)
     fit(loop, tmp_path, data=data, rounds=4)
     moved = 0
-    for round, before, affinity, own, (uploaded, downloaded) in personalizer.seen:
+    for round, (before, affinity), _, ((uploaded, downloaded), own) in seen:
         uploads = before | dict(zip(round.client_ids.tolist(), round.client_vectors))
         for row, client in enumerate(round.client_ids.tolist()):
             start = round.matrix.starts[row]
@@ -88,47 +80,30 @@ def test_equation_3(tmp_path: Path, sampler: Any) -> None:
     torch.testing.assert_close(personalizer._affinity, affinity)
 
 
-class Local:
-    """A client whose models' losses are given."""
-
-    def __init__(self, start: torch.Tensor, model: torch.Tensor, losses: list[float]) -> None:
-        self.start, self.model, self.losses = start, model, torch.tensor(losses, dtype=torch.float64)
-        self.state: dict[str, torch.Tensor] = {}
-
-    def utility(self, vectors: torch.Tensor, performance: str) -> torch.Tensor:
-        assert len(vectors) == len(self.losses)
-        assert performance == "negative_loss"
-        return -self.losses
-
-
 def test_a_model_that_is_the_start_and_a_broken_one_weigh_nothing() -> None:
     start, other = torch.zeros(3), torch.tensor([1.0, 0.0, 0.0])
-    local = Local(start, start, [1.0, 1.0, 0.5, float("nan"), float("inf")])
+    losses = torch.tensor([1.0, 1.0, 0.5, float("nan"), float("inf")], dtype=torch.float64)
+    local = SimpleNamespace(start=start, model=start, state={}, utility=lambda vectors, performance: -losses)
     values = mix_models(local, [other, 2 * other, 3 * other], 3)  # type: ignore[arg-type]
     assert torch.equal(local.state[OWN_MODEL], other)
     assert values.tolist() == [0, 1, 0, 0]
 
 
-def chosen(personalizer: FedFomo, affinity: list[float], rounds: int = 200, first: int = 0) -> np.ndarray:
-    """How often client 0 downloads each of the others."""
-
-    class Round:
-        seed, round_index = 0, 0
-
-    personalizer._uploads = {client: torch.zeros(1) for client in range(len(affinity))}
-    personalizer._affinity = torch.tensor([affinity])
-    counts = np.zeros(len(affinity))
-    for Round.round_index in range(first, first + rounds):
-        counts[personalizer._choose(0, Round)] += 1  # type: ignore[arg-type]
-    return counts / rounds
+def chosen(personalizer: FedFomo, rounds: range) -> np.ndarray:
+    """How often client 0, to whom only client 1 is worth something, downloads each of the others."""
+    personalizer._uploads = {client: torch.zeros(1) for client in range(5)}
+    personalizer._affinity = torch.tensor([[0.0, 1.0, 0.0, 0.0, 0.0]])
+    counts = np.zeros(5)
+    for index in rounds:
+        counts[personalizer._choose(0, SimpleNamespace(seed=0, round_index=index))] += 1  # type: ignore[arg-type]
+    return counts / len(rounds)
 
 
 def test_exploration_and_its_decay() -> None:
-    affinity = [0.0, 1.0, 0.0, 0.0, 0.0]
-    explored = chosen(FedFomo(1, epsilon=0.4, epsilon_decay=0), affinity, rounds=400)
+    explored = chosen(FedFomo(1, epsilon=0.4, epsilon_decay=0), range(400))
     assert explored[1] == pytest.approx(0.6 + 0.4 / 4, abs=0.08)
     assert (explored[2:] > 0.04).all()
-    assert chosen(FedFomo(1, epsilon=0.4, epsilon_decay=0.1), affinity, first=4)[1] == 1
+    assert chosen(FedFomo(1, epsilon=0.4, epsilon_decay=0.1), range(4, 200))[1] == 1
 
 
 class Logs(Plain):
@@ -141,8 +116,8 @@ class Logs(Plain):
 def test_by_what_the_module_logs(tmp_path: Path) -> None:
     runs = []
     for measure in ({}, {"performance": "my/loss", "mode": "min"}):
-        personalizer = Watched(num_downloads=2, **measure)
+        seen = watched(personalizer := FedFomo(num_downloads=2, **measure))
         fit(FederatedLoop(personalizer=personalizer, seed=3), tmp_path, Logs(), DATA(), rounds=2)
-        runs.append([round.peer_values for round, *_ in personalizer.seen])
+        runs.append([round.peer_values for round, *_ in seen])
     for one, other in zip(*runs):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4, equal_nan=True)

@@ -1,7 +1,8 @@
-"""PFedSV by hand: who is worth what to whom, what is downloaded, mixed and saved."""
+"""PFedSV: who is worth what to whom, what is downloaded, mixed and saved; by hand, and in whole federations."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,12 +10,16 @@ import pytest
 import torch
 from personalization.judged import SPACE, Judged, begun, closeness, exact_values, nan, play, random_models
 from torch import nn
+from toys import fit, toy_data
 
 from flsv.errors import ConfigurationError
+from flsv.loop import FederatedLoop
+from flsv.metrics import CommunicationCost, DomainRelevance
 from flsv.parameters import ParameterSpace
-from flsv.participants import at
+from flsv.participants import Client, at
 from flsv.personalization import PFedSV
 from flsv.personalization.base import OWN_MODEL
+from flsv.personalization.pfedsv import collaborate
 from flsv.round import FederationState, Instruction
 
 
@@ -118,29 +123,22 @@ def test_a_shared_extractor() -> None:
 
 def test_start_points() -> None:
     vector, own = torch.arange(7.0), torch.full((7,), -1.0)
-    state = FederationState(2, global_vector=vector)
-    whole, shared = begun(2, PFedSV()), begun(2, PFedSV(mode="extractor"))
-    # A newcomer: the initial model, which begun() sets to zeros, on the extractor that there is.
-    for method, expected in ((whole, [0] * 7), (shared, [0, 1, 2, 0, 0, 0, 0])):
-        start = method.start(1, state)
-        assert start is not None
-        assert start.tolist() == expected
-        assert method.send(1, start, state) == {}
-    # Who has been there has chosen a model, and keeps it; after an absence it is sent the extractor that there is now.
-    local = Judged(1, lambda v: 0).data
-    for method, there, expected in (
-        (whole, False, [-1] * 7),
-        (whole, True, [-1] * 7),
-        (shared, False, [0, 1, 2, -1, -1, -1, -1]),
-        (shared, True, [-1] * 7),
-    ):
-        method._uploads, method._cohort = {1: own}, [1] if there else [0]
-        assert method.start(1, state) is None
-        instruction = Instruction(4, 1, 0, None, method.send(1, None, state))
-        with at(local):
-            local.state[OWN_MODEL] = own
-            assert method.receive(local, instruction).tolist() == expected
-    assert vector.tolist() == list(range(7))
+    state, local = FederationState(2, global_vector=vector.clone()), Judged(1, lambda v: 0).data
+    # A newcomer: the initial model, which begun() sets to zeros, on the extractor that there is. Who has been there has
+    # chosen a model, and keeps it; after an absence it is sent the extractor that there is now.
+    for mode, new, back in (("model", [0] * 7, [-1] * 7), ("extractor", [0, 1, 2, *[0] * 4], [0, 1, 2, *[-1] * 4])):
+        method = begun(2, PFedSV(mode=mode))
+        assert method.start(1, state).tolist() == new
+        assert method.send(1, method.start(1, state), state) == {}
+        for there, expected in ((False, back), (True, [-1] * 7)):
+            method._uploads, method._cohort = {1: own}, [1] if there else [0]
+            assert method.start(1, state) is None
+            with at(local):
+                local.state[OWN_MODEL] = own
+                assert (
+                    method.receive(local, Instruction(4, 1, 0, None, method.send(1, None, state))).tolist() == expected
+                )
+    assert torch.equal(state.model(), vector)
     assert own.tolist() == [-1] * 7
 
 
@@ -158,18 +156,14 @@ def test_the_classifier_may_be_several_layers() -> None:
 
 
 def test_batch_norms_statistics_are_averaged_but_do_not_count_as_distance() -> None:
-    network = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1))  # 4 + 3 parameters, 4 statistics
-    space = ParameterSpace(network)
+    space = ParameterSpace(nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1)))  # 4 + 3 parameters, 4 statistics
     vectors = torch.randn(3, space.size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    vectors[:, 7:] = 1 + 1000 * torch.rand(3, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    vectors[:, 7:] = 1 + 1000 * vectors[:, 7:].abs()
     clients = [Judged(i, lambda v: 0.5 + 0.01 * float(v[0])) for i in range(3)]
-    method = begun(3, PFedSV(), space=space)
-    models, round = play(method, clients, vectors, space=space)
-    assert round.peer_values is not None
-    values = round.peer_values[0].double()
+    models, round = play(begun(3, PFedSV(), space=space), clients, vectors, space=space)
     distances = (vectors - vectors[0])[:, :7].norm(dim=1)
     distances[0] = distances[1:].mean()
-    weights = values.clamp_min(0) / distances
+    weights = round.peer_values[0].double().clamp_min(0) / distances
     torch.testing.assert_close(models[0], weights / weights.sum() @ vectors, atol=1e-4, rtol=0)
 
 
@@ -187,6 +181,36 @@ def test_wrong_arguments(arguments: Any) -> None:
         PFedSV(**arguments)
 
 
-def test_a_metric_of_another_kind() -> None:
+def federation() -> FederatedLoop:
+    metrics = {"relevance": DomainRelevance(), "cost": CommunicationCost()}
+    return FederatedLoop(metrics=metrics, personalizer=PFedSV(k=2), seed=4)
+
+
+def test_wrong_parts(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="DomainRelevance"):
         play(begun(2, PFedSV()), [Judged(0, lambda v: 0)], random_models(1), torch.zeros(2))
+    with pytest.raises(ConfigurationError, match=r"clients \[0, 1, 2\] have none.*client_val"):
+        fit(federation(), tmp_path)
+
+
+def test_no_sample_leaves_a_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a question returns is one number for each model that was played with."""
+    crossed: list[Any] = []
+    ask = Client.ask
+
+    def watched(self: Client, question: Any, *args: Any, **kwargs: Any) -> Any:
+        answer = ask(self, question, *args, **kwargs)
+        if getattr(question, "func", None) is collaborate:
+            crossed.append(answer)
+        else:
+            assert not answer  # nobody asks for a report, and pictures are written at the client
+        return answer
+
+    monkeypatch.setattr(Client, "ask", watched)
+    loop = federation()
+    fit(loop, tmp_path, data=toy_data(drop_last=True, client_val=0.2), rounds=2)
+    assert len(crossed) == 6
+    assert all(values.ndim == 1 and len(values) <= 3 for values in crossed)
+    sent = {(message.direction, message.name): message.traffic.numbers for message in loop.channel.messages}
+    assert sent.keys() == {("up", "update"), ("up", "collaborate"), ("down", "collaborate")}
+    assert sent["up", "update"] == loop.space.size

@@ -11,8 +11,7 @@ import pytest
 import torch
 from personalization.judged import Judged, begun, closeness, play, random_models
 from torch import Tensor
-from toys import Plain, fit, network, toy_data
-from toys import vector as vector_of
+from toys import Plain, fit, network, toy_data, vector
 
 from flsv import ClientEvaluation, Reporting
 from flsv.loop import FederatedLoop
@@ -89,33 +88,31 @@ def test_a_shared_start_is_not_what_a_client_uses(shared: float) -> None:
 def test_all_shared_is_federated_averaging_with_models_of_ones_own(tmp_path: Path) -> None:
     """The same global model and trained models as FedAvg's, to the bit; what clients receive is not the global one, and
     no worse on their validation splits than what they have trained."""
-    loops, data = {}, {}
-    for name, personalizer in (("fedavg", None), ("ours", PFedSV(k=2, game="joining", shared=1.0))):
-        loops[name] = FederatedLoop(
-            personalizer=personalizer,
-            metrics={"relevance": DomainRelevance()} if personalizer else {},
-            evaluation=ClientEvaluation(keep_trained=True, every=1),
-            seed=1,
-            reporting=Reporting(figures=0, table=False),
+    loops, vectors = [], []
+    for personalizer in (None, PFedSV(k=2, game="joining", shared=1.0)):
+        loops.append(
+            FederatedLoop(
+                personalizer=personalizer,
+                metrics={"relevance": DomainRelevance()} if personalizer else {},
+                evaluation=ClientEvaluation(keep_trained=True, every=1),
+                seed=1,
+                reporting=Reporting(figures=0, table=False),
+            )
         )
-        data[name] = toy_data(client_val=0.3, client_test=0.2)
-        module = fit(loops[name], tmp_path / name, Plain(network(False)), data[name], rounds=1)
-        data[name] = vector_of(module)
-    assert torch.equal(data["fedavg"], data["ours"])
-    ours, received = loops["ours"], loops["ours"].received()
+        data = toy_data(client_val=0.3, client_test=0.2)
+        vectors.append(vector(fit(loops[-1], tmp_path / str(len(loops)), Plain(network(False)), data, rounds=1)))
+    assert torch.equal(*vectors)
+    fedavg, ours = loops
+    received = ours.received()
     for client, model in ours.trained.items():
-        assert torch.equal(model, loops["fedavg"].trained[client])
-        assert not torch.equal(received[client], data["ours"])
-        after, before = ours.clients[client].ask(loss_of, torch.stack([received[client], model])).tolist()
+        assert torch.equal(model, fedavg.trained[client])
+        assert not torch.equal(received[client], vectors[0])
+        after, before = ours.clients[client].ask(scores, torch.stack([received[client], model])).tolist()
         assert after >= before
-        tested = ours.clients[client].ask(accuracy_of, received[client][None], "test")
+        tested = ours.clients[client].ask(scores, received[client][None], "test", "accuracy")
         assert ours.client_accuracy[client] == pytest.approx(float(tested))
-    assert not torch.equal(loops["fedavg"].client_accuracy, ours.client_accuracy)
+    assert not torch.equal(fedavg.client_accuracy, ours.client_accuracy)
 
 
-def accuracy_of(local: LocalData, models: Tensor, split: Any = "val") -> Tensor:
-    return local.evaluate(models, split).value("accuracy")
-
-
-def loss_of(local: LocalData, models: Tensor) -> Tensor:
-    return local.evaluate(models).value("negative_loss")
+def scores(local: LocalData, models: Tensor, split: Any = "val", by: Any = "negative_loss") -> Tensor:
+    return local.evaluate(models, split).value(by)

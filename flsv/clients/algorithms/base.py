@@ -67,7 +67,6 @@ class ClientContext:
         self._names: dict[Tensor, str] = {
             parameter: name for name, parameter in module.named_parameters() if name in space.names
         }
-        self._views: dict[int, tuple[Tensor, dict[str, Tensor]]] = {}
         self._streams: dict[str, Iterator[Any]] = {}
         self._unsaved: NonVectorState | None = None
         self._steps = 0
@@ -81,12 +80,10 @@ class ClientContext:
         """A tensor that the server sent under this name."""
         return self.instruction.tensors[name]
 
-    def entries(self, vector: Tensor, parameters: list[Tensor], keep: bool = True) -> list[Tensor]:
+    def entries(self, vector: Tensor, parameters: list[Tensor]) -> list[Tensor]:
         """The entries of a vector (``[P]``, or its leading parameters) that belong to these parameters, in their shapes
-        and dtypes: views. They are kept until the visit ends, but for a vector that is made for one step."""
-        views = self._views[id(vector)][1] if id(vector) in self._views else self.space.unflatten(vector)
-        if keep:
-            self._views[id(vector)] = vector, views
+        and dtypes: views."""
+        views = self.space.unflatten(vector)
         return [views[self._names[parameter]].to(parameter.dtype) for parameter in parameters]
 
     def flat(self, parameters: Sequence[Tensor], tensors: Sequence[Tensor | None]) -> Tensor:

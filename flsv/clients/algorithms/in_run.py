@@ -58,8 +58,7 @@ class InRunValues(ClientAlgorithm):
     state, in the order of its training samples, and ``in_run_values.csv`` in its folder, as often as pictures are
     drawn.
 
-    One more forward pass of every trained layer in each step that is looked at (of LoRA, that of the adapters alone);
-    small layers make it for some batches at once.
+    One more forward pass of every trained layer in each step that is looked at (of LoRA, that of the adapters alone).
 
     With ``InRunShapley(loss="val_loss")`` data need no classes: all samples are of one. Nothing shows then whether a
     ``collate_fn`` changes the order of a batch's samples, which it must not.
@@ -72,10 +71,9 @@ class InRunValues(ClientAlgorithm):
         ConfigurationError: before training, an optimizer that is not one ``torch.optim.SGD`` with a single learning
             rate and momentum (neither Nesterov's nor dampened), and noise for privacy, which the values would go round;
             before the first step, a layer whose samples cannot be told apart (BatchNorm), batches without classes;
-            after the first backward pass, gradients that have come by other ways than layers, or are scaled; what is
-            changed in place after a backward pass; at the end of the second pass over a client's samples, or of a later
-            one, a sample whose class is not what it was: a ``collate_fn`` changes
-            the order, or the classes are drawn anew.
+            after the first backward pass, gradients that have come by other ways than layers, or are scaled; at the end
+            of the second pass over a client's samples, or of a later one, a sample whose class is not what it was: a
+            ``collate_fn`` changes the order, or the classes are drawn anew.
 
     Example:
         >>> InRunValues(every=4)
@@ -180,7 +178,7 @@ class InRunValues(ClientAlgorithm):
         if self._ghost.samples is None:
             return
         if not self._looked:
-            self._collect()
+            self._products.append(self._ghost.take())
             self._check(context, parameters, gradients)
         self._looked += 1
 
@@ -190,7 +188,8 @@ class InRunValues(ClientAlgorithm):
 
     def end_client(self, context: ClientContext) -> dict[str, Tensor]:
         self._recognize(context)
-        self._collect()
+        assert self._ghost is not None
+        self._products.append(self._ghost.take())
         self._ghost = None
         samples = context.state.get(VALUES, torch.zeros(context.samples, dtype=torch.float64)).cpu()
         self._values, self._classes = torch.empty(0, dtype=torch.float64), torch.empty(0, dtype=torch.long)
@@ -221,13 +220,6 @@ class InRunValues(ClientAlgorithm):
         keep_artifact(local, VALUES, partial(_table, samples))
         by_class = torch.zeros(local.num_classes, dtype=torch.float64)
         return {VALUES: by_class.index_add(0, self._classes, self._values)}
-
-    def _collect(self) -> None:
-        """The products of the batches since the last time."""
-        assert self._ghost is not None
-        count = sum(len(rows) for _, rows, _ in self._watched) - sum(map(len, self._products))
-        products = self._ghost.take()
-        self._products.append(torch.zeros(count, dtype=torch.float64) if products is None else products)
 
     def _rows(self, context: ClientContext, count: int) -> Tensor:
         """Which of the client's training samples the next batch has, in its order."""

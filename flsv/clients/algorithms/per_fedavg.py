@@ -63,4 +63,4 @@ class PerFedAvg(ClientAlgorithm):
             batch = next(others)
             ahead, behind = (gradient_at(outer, length, batch) for length in (self.delta, -self.delta))
             outer = outer - self.alpha * (ahead - behind) / (2 * self.delta)
-        torch._foreach_copy_(gradients, context.entries(outer, parameters, keep=False))
+        torch._foreach_copy_(gradients, context.entries(outer, parameters))

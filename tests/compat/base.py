@@ -1,0 +1,118 @@
+"""What a kind of module is here, data of every shape, and a small classifier to try a Trainer's options on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import lightning as L
+import task_kinds
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+from toys import sgd
+
+from flsv.data import FederatedDataModule, SizePartitioner
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A module as public Lightning projects have it, the data that it trains on, and what its Trainer is given.
+
+    Attributes:
+        module: makes one, always of the same weights.
+        data: makes the data module, always with the same samples.
+        callbacks: makes the project's own.
+        trainer: the Trainer's arguments.
+        logged: what ``validation_step`` logs, to be made small.
+        tolerance: to which the global model after the last round is that of the loop by hand.
+        clients: how many samples they have, up to a factor.
+    """
+
+    module: Callable[[], L.LightningModule]
+    data: Callable[[], L.LightningDataModule]
+    callbacks: Callable[[], Sequence[L.Callback]] = list
+    trainer: dict[str, Any] = field(default_factory=dict)
+    logged: str = "val_loss"
+    tolerance: float = 1e-6
+    clients: tuple[int, ...] = (2, 1)
+
+
+class Sets(L.LightningDataModule):
+    """A project's data module: a training set, and one validation set or several."""
+
+    def __init__(self, train: Dataset, *val: Dataset) -> None:
+        super().__init__()
+        self.train, self.val = train, val
+
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(self.train, batch_size=8, shuffle=True)
+
+    def val_dataloader(self) -> Any:
+        loaders = [DataLoader(each, batch_size=8) for each in self.val]
+        return loaders if len(loaders) > 1 else loaders[0]
+
+
+def federated(kind: Kind) -> FederatedDataModule:
+    """The kind's data, dealt to its clients."""
+    return FederatedDataModule(kind.data(), SizePartitioner(list(kind.clients)))
+
+
+def drawn(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def images() -> Sets:
+    """Noisy stripes of three widths."""
+    generator = drawn()
+
+    def some(n: int) -> TensorDataset:
+        y = torch.arange(n) % 3
+        wave = torch.sin(torch.arange(8) * (y[:, None] + 1.0))[:, None, None, :].expand(n, 1, 8, 8)
+        return TensorDataset(wave + 0.3 * torch.randn(n, 1, 8, 8, generator=generator), y)
+
+    return Sets(some(44), some(12))
+
+
+class Small(task_kinds.Kind):
+    """With BatchNorm, dropout and whatever schedule is asked for. Knows nothing of a federation."""
+
+    def __init__(
+        self,
+        scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
+        interval: str = "step",
+        frequency: int = 1,
+        optimizer: Callable[[Any], torch.optim.Optimizer] = sgd,
+    ) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        layers = [nn.Flatten(), nn.Linear(64, 12, bias=False), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.2)]
+        self.net = nn.Sequential(*layers, nn.Linear(12, 3))
+        self.make_optimizer, self.make_scheduler = optimizer, scheduler
+        self.interval, self.frequency = interval, frequency
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+    def loss(self, batch: Any) -> Tensor:
+        x, y = batch
+        return nn.functional.cross_entropy(self(x), y)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = self.loss(batch)
+        self.log("train_loss", loss, prog_bar=True)
+        return loss
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("test_loss", self.loss(batch))
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self(batch[0]).argmax(1)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = self.make_optimizer(self.parameters())
+        if self.make_scheduler is None:
+            return optimizer
+        schedule = self.make_scheduler(optimizer)
+        return [optimizer], [{"scheduler": schedule, "interval": self.interval, "frequency": self.frequency}]

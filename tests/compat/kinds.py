@@ -1,0 +1,308 @@
+"""Modules of the kinds that public projects have: unsupervised, transferred, supervised, carried states, hooks."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from typing import Any
+
+import lightning as L
+import task_kinds
+import torch
+from compat.base import Kind, Sets, Small, drawn, images
+from lightning.pytorch.callbacks import BackboneFinetuning, LambdaCallback
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
+from torch.utils.data import Dataset, TensorDataset
+from toys import sgd
+
+PIXELS, LATENT, WIDTH = 64, 4, 16
+
+
+def _mlp(*widths: int) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for a, b in itertools.pairwise(widths):
+        layers += [nn.Linear(a, b), nn.LeakyReLU(0.2)]
+    return nn.Sequential(*layers[:-1])
+
+
+class GAN(L.LightningModule):
+    """Two optimizers by hand, the generator's in every third batch, and weights that are normalized."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        torch.manual_seed(0)
+        self.generator, self.discriminator = _mlp(LATENT, 16, PIXELS), _mlp(PIXELS, 16, 1)
+        for place in (0, 2):
+            spectral_norm(self.discriminator[place])
+        weight_norm(self.generator[2])
+
+    def _judged(self, x: Tensor, real: bool) -> Tensor:
+        verdict = self.discriminator(x)
+        return nn.functional.binary_cross_entropy_with_logits(verdict, torch.full_like(verdict, float(real)))
+
+    def _step(self, optimizer: Any, name: str, loss: Any) -> None:
+        self.toggle_optimizer(optimizer)
+        value = loss()
+        self.log(name, value)
+        self.manual_backward(value)
+        optimizer.step()
+        optimizer.zero_grad()
+        self.untoggle_optimizer(optimizer)
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        real = batch[0].flatten(1)
+        for_generator, for_discriminator = self.optimizers()
+        z = torch.randn(len(real), LATENT)
+        if (batch_idx + 1) % 3 == 0:
+            self._step(for_generator, "g_loss", lambda: self._judged(self.generator(z), real=True))
+
+        def judges() -> Tensor:
+            return (self._judged(real, real=True) + self._judged(self.generator(z).detach(), real=False)) / 2
+
+        self._step(for_discriminator, "d_loss", judges)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", self._judged(batch[0].flatten(1), real=True))
+
+    def configure_optimizers(self) -> Any:
+        parts = (self.generator, self.discriminator)
+        return [torch.optim.Adam(part.parameters(), lr=2e-3, betas=(0.5, 0.999)) for part in parts], []
+
+
+# ---- self-supervised learning from two views of a picture
+
+
+class TwoViews(Dataset):
+    """Views drawn when a sample is read, from the global generator, as torchvision's transforms draw."""
+
+    def __init__(self, samples: int, seed: int, fixed: bool = False) -> None:
+        self.x, self.fixed = torch.randn(samples, 1, 8, 8, generator=drawn(seed)), fixed
+        self.targets = torch.arange(samples) % 3
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[tuple[Tensor, Tensor], Tensor]:
+        return (self._view(self.x[index]), self._view(self.x[index])), self.targets[index]
+
+    def _view(self, x: Tensor) -> Tensor:
+        if self.fixed:
+            return x + 0.1 * x.flip(-1)
+        return x.roll(int(torch.randint(0, 8, ())), -1) + 0.1 * torch.randn_like(x)
+
+
+def views() -> Sets:
+    return Sets(TwoViews(44, 0), TwoViews(12, 1, fixed=True))
+
+
+class BYOL(task_kinds.Kind):
+    """The target network follows the online one after every batch, by a hook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        layers = [nn.Flatten(), nn.Linear(PIXELS, WIDTH, bias=False), nn.BatchNorm1d(WIDTH), nn.ReLU()]
+        self.online = nn.Sequential(*layers, nn.Linear(WIDTH, LATENT))
+        self.target = copy.deepcopy(self.online).requires_grad_(False)
+        self.predictor = nn.Linear(LATENT, LATENT)
+
+    @torch.no_grad()
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        for slow, fast in zip(self.target.parameters(), self.online.parameters()):
+            slow.mul_(0.9).add_(fast, alpha=0.1)
+
+    def loss(self, batch: Any) -> Tensor:
+        (a, b), _ = batch
+        alike = nn.functional.cosine_similarity
+        return -sum(alike(self.predictor(self.online(x)), self.target(y)).mean() for x, y in ((a, b), (b, a)))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD([*self.online.parameters(), *self.predictor.parameters()], lr=0.1)
+
+
+# ---- networks of which a part is frozen, for a while or for good
+
+
+class Transferred(Small):
+    def __init__(self, frozen: bool = False) -> None:
+        super().__init__()
+        self.backbone, self.head = self.net[:4], self.net[5]
+        del self.net
+        if frozen:
+            self.backbone.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.backbone(x))
+
+    def configure_optimizers(self) -> Any:
+        return sgd([p for p in self.parameters() if p.requires_grad])
+
+
+class ManualAccumulation(task_kinds.Regression):
+    """The accumulation of Lightning's guide to manual optimization: a step after every second batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        optimizer, loss = self.optimizers(), self.loss(batch) / 2
+        self.manual_backward(loss)
+        if (batch_idx + 1) % 2 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss
+
+
+class Carried(task_kinds.Kind):
+    """Carries a recurrent network's state from batch to batch, in an attribute, from the epoch's first batch on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net, self.head = nn.LSTM(1, 8, batch_first=True), nn.Linear(8, 1)
+        self.state: Any = None
+
+    def on_train_epoch_start(self) -> None:
+        self.state = None
+
+    def _run(self, batch: Any, state: Any) -> tuple[Tensor, Any]:
+        x, y = batch
+        out, state = self.net(x, state)
+        return nn.functional.mse_loss(self.head(out), y), state
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss, state = self._run(batch, self.state)
+        self.state = tuple(part.detach() for part in state)
+        return loss
+
+    def loss(self, batch: Any) -> Tensor:
+        return self._run(batch, None)[0]
+
+
+def _series() -> Sets:
+    """32 and 16 training samples, so that all batches are full: a carried state has the batch's size."""
+    wave = torch.sin(6 * (torch.rand(60, 1, generator=drawn()) + torch.arange(13) / 13))[..., None]
+    pairs = TensorDataset(wave[:, :-1], wave[:, 1:])
+    return Sets(TensorDataset(*pairs[:48]), TensorDataset(*pairs[48:]))
+
+
+# ---- modules that use much of what a LightningModule may
+
+
+class KnowsItsClasses(Sets):
+    """A data module with attributes that the module asks for, and with a batch hook of its own."""
+
+    outputs = 3
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        x, y = batch
+        return 0.5 * x, y
+
+
+class Hooked(Small):
+    """Its layers come in ``configure_model``, its dimensions from the data module, callbacks of its own."""
+
+    def __init__(self, dropout: float = 0.2) -> None:
+        super().__init__(lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9))
+        self.save_hyperparameters()
+        self.net, self.seen = None, []
+
+    def configure_model(self) -> None:
+        if self.net is None:
+            torch.manual_seed(0)
+            layers = [nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Dropout(self.hparams.dropout)]
+            self.net = nn.Sequential(*layers, nn.Linear(12, self.trainer.datamodule.outputs))
+
+    def configure_callbacks(self) -> Any:
+        return [LambdaCallback(on_train_start=lambda trainer, module: module.seen.append("callback"))]
+
+    def on_fit_start(self) -> None:
+        self.register_buffer("scale", torch.full((), 0.5), persistent=False)
+
+    def on_train_epoch_start(self) -> None:
+        self.seen.append(f"epoch {self.current_epoch}")
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        x, y = batch
+        return x.float() * self.scale, y
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.loss(batch) * (1 + self.current_epoch)
+
+    def on_after_backward(self) -> None:
+        for p in self.parameters():
+            p.grad.mul_(0.5)
+
+    def configure_gradient_clipping(self, optimizer: Any, gradient_clip_val: Any = None, **kwargs: Any) -> None:
+        self.clip_gradients(optimizer, gradient_clip_val=0.1, gradient_clip_algorithm="norm")
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+        scheduler.step()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["seen"] = self.seen
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.seen = checkpoint["seen"]
+
+
+class Fetches(Small):
+    """Gets its batches itself."""
+
+    def training_step(self, dataloader_iter: Any) -> Tensor:  # type: ignore[override]
+        return self.loss(next(dataloader_iter)[0])
+
+
+class Odd(Small):
+    """An empty parameter, a whole number among the parameters, layers without a gradient, batches that are left out,
+    and outputs that are kept for the end of the epoch, which is the round's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nothing, self.idle = nn.Parameter(torch.empty(0)), nn.Linear(3, 3)
+        self.number = nn.Parameter(torch.tensor(3), requires_grad=False)
+        self.outputs: list[Tensor] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:  # type: ignore[override]
+        if batch_idx == 1:
+            return None
+        self.outputs.append(self.loss(batch))
+        return self.outputs[-1]
+
+    def on_train_epoch_end(self) -> None:
+        self.log("train_loss_epoch_mean", torch.stack(self.outputs).detach().mean())
+        self.outputs.clear()
+
+
+def _backbone() -> list[L.Callback]:
+    return [BackboneFinetuning(1, lambda epoch: 2.0, backbone_initial_ratio_lr=0.1)]
+
+
+def of_task(kind: Any, **options: Any) -> Kind:
+    def make() -> L.LightningModule:
+        torch.manual_seed(0)
+        return kind()
+
+    return Kind(make, kind.data, **options)
+
+
+KINDS = {
+    # 4 and 2 batches, with a step of the generator after every third: the client's own third.
+    "wgan-spectral-norm": Kind(GAN, images, clients=(3, 2), tolerance=5e-6),
+    "byol": Kind(BYOL, views),
+    "backbone-finetuning": Kind(Transferred, images, callbacks=_backbone),
+    "frozen-backbone": Kind(lambda: Transferred(frozen=True), images),
+    # 5 and 2 batches: a window of one client's last batch must not end with the next one's first.
+    "manual-accumulation": of_task(ManualAccumulation, clients=(5, 2)),
+    "vae": of_task(task_kinds.VAE),
+    "several-val-loaders": of_task(task_kinds.SeveralLoaders, logged="val_loss/dataloader_idx_1"),
+    "dictionaries": of_task(task_kinds.Glue, logged="loss_all"),
+    "next-character": of_task(task_kinds.LanguageModel, logged="val/perplexity"),
+    "carried-lstm-state": Kind(Carried, _series),
+    "hooks": Kind(Hooked, lambda: KnowsItsClasses(images().train, *images().val)),
+    "dataloader-iter": Kind(Fetches, images),
+    "odd-parts": Kind(Odd, images),
+}
