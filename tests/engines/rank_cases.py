@@ -21,6 +21,7 @@ from toys import Plain, toy_sets
 
 from flsv import Reporting
 from flsv.aggregation import FedAvg
+from flsv.cli.parser import loop_of
 from flsv.data import FederatedDataModule, SizePartitioner
 from flsv.engines.ranks import ranks_of, ranks_of_environment, strategy
 from flsv.engines.ranks.group import _packed, meet
@@ -28,47 +29,9 @@ from flsv.functional import exact_shapley
 from flsv.games.retraining import RetrainedUtility
 from flsv.loop import FederatedLoop
 from flsv.loop.side_by_side import SideBySideUtility
-from flsv.metrics import (
-    ClassSpecificShapley,
-)
+from flsv.metrics import ClassSpecificShapley
 from flsv.models.classifier import ClassifierClient
 from flsv.sampling import FixedCohort
-
-
-def trainer(folder: Path, loop: FederatedLoop, options: dict[str, Any], callbacks: list[Callback]) -> L.Trainer:
-    options = dict(options)
-    writes = TensorBoardLogger(folder, name="") if options.pop("logger", False) else False
-    size, nodes = int(os.environ.get("RANKS") or os.environ["WORLD_SIZE"]), int(os.environ.get("NODES", 1))
-    saves = ModelCheckpoint(
-        folder, save_last=True, monitor=options.pop("monitor", None), save_top_k=1, enable_version_counter=False
-    )
-    return L.Trainer(
-        max_epochs=options.pop("rounds", 3),
-        accelerator="cpu",
-        devices=size // nodes,
-        num_nodes=nodes,
-        strategy="federated",
-        default_root_dir=folder,
-        logger=writes,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        log_every_n_steps=1,
-        callbacks=[loop, saves, *callbacks],
-        **options,
-    )
-
-
-def fit(folder: Path, case: Case, callbacks: list[Callback] | None = None) -> L.Trainer:
-    """Start it, or go on from its last checkpoint."""
-    warnings.filterwarnings("ignore")
-    logging.getLogger("lightning").setLevel(logging.ERROR)
-    torch.set_num_threads(1)
-    loop, module, data, options = case
-    loop = loop.replace(reporting=Reporting(table=False))
-    there, last = trainer(folder, loop, options, callbacks or []), folder / "last.ckpt"
-    there.fit(module, data, ckpt_path=last if last.exists() else None)
-    return there
 
 
 class Die(Callback):
@@ -93,8 +56,7 @@ class Die(Callback):
         raise ValueError("bad sample at this site")
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        loop: Any = next(callback for callback in trainer.callbacks if isinstance(callback, FederatedLoop))  # type: ignore[attr-defined]
-        clients = loop._fit.running.engine.clients
+        clients: Any = loop_of(trainer)._fit.running.engine.clients  # type: ignore[union-attr]
         exchange = getattr(clients, "exchange", None)
 
         def dying(*args: Any) -> None:
@@ -108,32 +70,100 @@ class Die(Callback):
         self._at(trainer, "first batch", "raise")
 
 
-def run_and_die(folder: str, name: str, rank: int, how: str) -> None:
+class Stop(Callback):
+    """A rank stops in the middle of a round."""
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        trainer.should_stop = ranks_of(trainer).rank == 1 and trainer.current_epoch == 1
+
+
+class SaveWithin(Callback):
+    """Saves in the middle of the third round."""
+
+    def on_train_batch_start(self, trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int) -> None:
+        if trainer.current_epoch == 2 and batch_idx == 1:
+            trainer.save_checkpoint(Path(trainer.default_root_dir) / "within.ckpt")
+
+
+def trainer(folder: Path, callbacks: list[Callback], options: dict[str, Any]) -> L.Trainer:
+    options = dict(options)
+    writes = TensorBoardLogger(folder, name="") if options.pop("logger", False) else False
+    size, nodes = int(os.environ.get("RANKS") or os.environ["WORLD_SIZE"]), int(os.environ.get("NODES", 1))
+    saves = ModelCheckpoint(
+        folder, save_last=True, monitor=options.pop("monitor", None), save_top_k=1, enable_version_counter=False
+    )
+    return L.Trainer(
+        max_epochs=options.pop("rounds", 3),
+        accelerator="cpu",
+        devices=size // nodes,
+        num_nodes=nodes,
+        strategy="federated",
+        default_root_dir=folder,
+        logger=writes,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        log_every_n_steps=1,
+        callbacks=[*callbacks, saves],
+        **options,
+    )
+
+
+def fit(folder: Path, case: Case, *callbacks: Callback) -> None:
+    """Start it, or go on from its last checkpoint."""
+    folder.mkdir(parents=True, exist_ok=True)
+    warnings.filterwarnings("ignore")
+    logging.getLogger("lightning").setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    loop, module, data, options = case
+    there = trainer(folder, [loop.replace(reporting=Reporting(table=False)), *callbacks], options)
+    last = folder / "last.ckpt"
+    there.fit(module, data, ckpt_path=last if last.exists() else None)
+    if there.is_global_zero:
+        metrics = {key: float(value) for key, value in sorted(there.callback_metrics.items())}
+        (folder / "metrics.txt").write_text(repr(metrics))
+
+
+def run_all(folder: str, names: list[str]) -> None:
+    """One federation after the other, in one group of ranks."""
+    for name in names:
+        fit(Path(folder) / name, CASES[name]())
+
+
+def run_and_die(folder: str, name: str, rank: int = -1, how: str = "") -> None:
     """A federation of which one rank ends in its third round; or, where one has, what is left of it."""
-    case = CASES[name]()
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    done = fit(Path(folder), case, [Die(Path(folder), rank, how)])
-    if done.is_global_zero:
-        metrics = {key: float(value) for key, value in sorted(done.callback_metrics.items())}
-        (Path(folder) / "metrics.txt").write_text(repr(metrics))
+    fit(Path(folder), CASES[name](), Die(Path(folder), rank, how))
+
+
+def save_within(folder: str, name: str) -> None:
+    fit(Path(folder), CASES[name](), SaveWithin())
+
+
+def save_on_exception(folder: str, name: str) -> None:
+    """A checkpoint of the round in which a rank fails."""
+    fit(Path(folder), CASES[name](), Die(Path(folder), 1, "raise"), OnExceptionCheckpoint(Path(folder) / "failed"))
+
+
+def stop_within(folder: str) -> None:
+    fit(Path(folder), shapfed_wa(), Stop())
 
 
 def other_data(folder: str, how: str) -> None:
     """Rank 1 has another federation."""
-    loop, module, data, options = shapfed_wa()
-    data = FederatedDataModule(toy_sets(), SizePartitioner([4, 2, 3, 3, 2]), batch_size=8)
+    loop, module, _, options = shapfed_wa()
+    train, test = toy_sets()
     if how == "clock":  # of every rank
         options = {"max_time": "00:01:00:00"}
     elif int(os.environ["LOCAL_RANK"]) == 1:
         if how == "samples":
-            (x, y), test = toy_sets()[0].tensors, toy_sets()[1]
-            data = FederatedDataModule((TensorDataset(x + 1, y), test), SizePartitioner([4, 2, 3, 3, 2]), batch_size=8)
+            train = TensorDataset(train.tensors[0] + 1, train.tensors[1])
         elif how == "settings":
             loop = loop.replace(aggregator=FedAvg(), metrics={"cssv": ClassSpecificShapley(momentum=0.1)})
         elif how == "module":
             module = Plain(nn.Sequential(nn.Linear(6, 3)))
         else:
             strategy.versions = lambda: {"version of flsv": "9.9"}
+    data = FederatedDataModule((train, test), SizePartitioner([4, 2, 3, 3, 2]), batch_size=8)
     fit(Path(folder), (loop, module, data, options))
 
 
@@ -158,49 +188,8 @@ def disagree(folder: str) -> None:
 
 def no_federation(folder: str) -> None:
     """A trainer without a FederatedLoop."""
-    case = shapfed_wa()
-    there = trainer(Path(folder), case[0], {}, [])
-    there.callbacks.remove(case[0])  # type: ignore[attr-defined]
-    there.fit(case[1], case[2])
-
-
-class SaveWithin(Callback):
-    """Saves in the middle of the third round."""
-
-    def on_train_batch_start(self, trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int) -> None:
-        if trainer.current_epoch == 2 and batch_idx == 1:
-            trainer.save_checkpoint(Path(trainer.default_root_dir) / "within.ckpt")
-
-
-def save_within(folder: str, name: str) -> None:
-    """A checkpoint in the middle of a round."""
-    fit(Path(folder), CASES[name](), [SaveWithin()])
-
-
-def save_on_exception(folder: str, name: str) -> None:
-    """A checkpoint of the round in which a rank fails."""
-    saves = OnExceptionCheckpoint(Path(folder) / "failed")
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    fit(Path(folder), CASES[name](), [Die(Path(folder), 1, "raise"), saves])
-
-
-def idle_stops(folder: str) -> None:
-    """A rank that stops in the middle of a round."""
-
-    class Stop(Callback):
-        def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
-            trainer.should_stop = ranks_of(trainer).rank == 1 and trainer.current_epoch == 1
-
-    fit(Path(folder), shapfed_wa(), [Stop()])
-
-
-def run_all(folder: str, names: list[str]) -> None:
-    """One federation after the other, in one group of ranks."""
-    for name in names:
-        done = fit(Path(folder) / name, CASES[name]())
-        if done.is_global_zero:
-            metrics = {key: float(value) for key, value in sorted(done.callback_metrics.items())}
-            (Path(folder) / name / "metrics.txt").write_text(repr(metrics))
+    _, module, data, options = shapfed_wa()
+    trainer(Path(folder), [], options).fit(module, data)
 
 
 def retrain(folder: str) -> None:
@@ -218,16 +207,18 @@ def retrain(folder: str) -> None:
         options = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
         return L.Trainer(max_epochs=2, callbacks=[loop], logger=False, default_root_dir=folder, **options)
 
+    def game() -> RetrainedUtility:
+        torch.manual_seed(0)  # of the weights, which the first fit makes
+        return RetrainedUtility(make, ClassifierClient("softmax"), data, "negative_loss", ranks=ranks)
+
     data = FederatedDataModule("digits", SizePartitioner([1, 2, 3]))
-    utility = RetrainedUtility(make, ClassifierClient("softmax"), data, "negative_loss", ranks=ranks)
-    torch.manual_seed(0)  # of the weights, which the first fit makes
+    utility = game()
     found = exact_shapley(utility, 3)
     print("RESULT", found.values.tolist(), len(utility.scores), len(utility.seconds), flush=True)
     print("TRAINED", len(trained), flush=True)
     for compare in (True, False):
-        game = RetrainedUtility(make, ClassifierClient("softmax"), data, "negative_loss", ranks=ranks)
-        torch.manual_seed(0)
-        print(f"SIDE{compare:d}", exact_shapley(SideBySideUtility(game, 0, compare), 3).values.tolist(), flush=True)
+        values = exact_shapley(SideBySideUtility(game(), 0, compare), 3).values
+        print(f"SIDE{compare:d}", values.tolist(), flush=True)
 
 
 def exchanges(folder: str) -> None:
@@ -245,8 +236,7 @@ def exchanges(folder: str) -> None:
     }
     for r, there in enumerate(ranks.everybody(told, "everything")):
         assert torch.equal(there["view"], whole[r, :3])
-        assert there["half"].shape == (2, 0)
-        assert there["half"].dtype == torch.bfloat16
+        assert (there["half"].shape, there["half"].dtype) == ((2, 0), torch.bfloat16)
         assert (bool(there["yes"]), there["text"]) == (r == 1, f"rank {r}")
     assert ranks.from_rank(1, told, "one")["text"] == "rank 1"
     matrix = torch.full((4, 300_000), float(rank))
