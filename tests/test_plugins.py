@@ -27,9 +27,6 @@ from flsv.metrics.base import ContributionMetric, latest
 
 
 class EqualWeights(Aggregator):
-    def __init__(self, power: float = 0.0) -> None:
-        self.power = power
-
     def weights(self, round, contributions):
         return torch.ones(len(round.client_ids)) / len(round.client_ids)
 
@@ -81,7 +78,7 @@ CONFIG = """
 seed_everything: 0
 data: {source: counted, partitioner: {class_path: IIDPartitioner, init_args: {num_clients: 3}}}
 federation:
-  aggregator: {class_path: EqualWeights, init_args: {power: 1.0}}
+  aggregator: EqualWeights
   client_algorithm: Still
   metrics: {norm: UpdateNorm}
 trainer: {max_epochs: 1, accelerator: cpu, enable_progress_bar: false}
