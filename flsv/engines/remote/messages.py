@@ -20,11 +20,6 @@ from flsv.round import ClientUpdate, Instruction
 
 START, OTHER, REPORT = "start", "told/", "report/"
 _PLAIN = (str, int, float, bool, type(None))
-#: Types that can be computed with; others only hold bits, and the least that is asked of them is an error.
-_NUMBERS = (
-    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128, torch.bool,
-    torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64,
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -34,7 +29,7 @@ class Packet:
     Args:
         kind: what it is about.
         plain: what JSON can say.
-        tensors: by name; dense ones, of numbers.
+        tensors: by name; dense ones.
 
     Raises:
         ValueError: it is none, whatever was said to be one.
@@ -49,8 +44,8 @@ class Packet:
             raise ValueError(f"a packet has a kind and named values, this one {self.kind!r:.40}, {self.plain!r:.40}.")
         for name, tensor in self.tensors.items():
             dense = isinstance(tensor, Tensor) and tensor.layout == torch.strided and not tensor.is_meta
-            if not isinstance(name, str) or not dense or tensor.dtype not in _NUMBERS:
-                raise ValueError(f"{name!r:.40} is no dense tensor of numbers.")
+            if not isinstance(name, str) or not dense:
+                raise ValueError(f"{name!r:.40} is no dense tensor.")
 
 
 Reply = Packet | str
@@ -174,20 +169,19 @@ def read_update(
         loss, norm = float(plain["loss"]), float(plain["norm"])
         numbers, size = plain["traffic"]
         traffic = Traffic(whole({"traffic": numbers}, "traffic", most_numbers), float(size))
+        if sent != samples:
+            raise BadReply(f"it has trained on {sent} samples and had announced {samples}: start this server again")
+        if math.isinf(loss) or not 0 <= norm < math.inf or not 0 <= traffic.bytes <= 16 * most_numbers:
+            raise BadReply(f"its numbers cannot be: loss {loss}, norm {norm}, {traffic}")
+        if vector.shape != (space.size,) or not vector.is_floating_point():
+            raise BadReply(f"its model is {list(vector.shape)} of {vector.dtype}, the federation's has [{space.size}]")
+        # Only then: what is finite in float64 need not be so here.
+        vector = vector.detach().to(device, space.dtype)
+        reports = {n[len(REPORT) :]: t.detach().to(device) for n, t in packet.tensors.items() if n.startswith(REPORT)}
+        finite = all(tensor.isfinite().all() for tensor in (vector, *reports.values()))
     except GARBLED as error:
         raise BadReply(fault_of(error)) from error
-    if sent != samples:
-        raise BadReply(f"it has trained on {sent} samples and had announced {samples}: start this server again")
-    if math.isinf(loss) or not 0 <= norm < math.inf or not 0 <= traffic.bytes <= 16 * most_numbers:
-        raise BadReply(f"its numbers cannot be: loss {loss}, norm {norm}, {traffic}")
-    if vector.shape != (space.size,) or not vector.is_floating_point():
-        raise BadReply(f"its model is {list(vector.shape)} of {vector.dtype}, and the federation's has [{space.size}]")
-    # Only then: what is finite in float64 need not be so here.
-    vector = vector.detach().to(device, space.dtype)
-    reports = {n[len(REPORT) :]: t.detach().to(device) for n, t in packet.tensors.items() if n.startswith(REPORT)}
-    if not all(tensor.isfinite().all() for tensor in (vector, *reports.values())):
-        return None
-    return ClientUpdate(client, sent, vector, loss, steps, norm, reports, traffic)
+    return ClientUpdate(client, sent, vector, loss, steps, norm, reports, traffic) if finite else None
 
 
 def whole(plain: Mapping[str, Any], name: str, most: float, least: int = 0) -> int:
