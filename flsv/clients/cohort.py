@@ -92,7 +92,7 @@ class CohortLoader(Iterable[Any]):
         return given
 
     def __len__(self) -> int:
-        return sum(visit.batches for visit in self.visits)
+        return sum(batches for _, _, batches in self._epochs)
 
     def __iter__(self) -> Iterator[Any]:
         for place, (client, loader, batches) in enumerate(self._epochs):

@@ -76,7 +76,7 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ("value --federation.seed 2", "nothing is trained here"),
         ("data --ot 3", "--ot"),
         ("retrain . --trainings som", "invalid choice: 'som'"),
-        ("retrain nowhere", "there is no folder nowhere"),
+        ("retrain nowhere", "nowhere holds no config.yaml: name the folder of a run"),
         ("repeat many --config a", "invalid int value: 'many'"),
         ("bench --metric cgvs", "there is no metric 'cgvs'"),
         ("bench --federations clinic", "there is no federation 'clinic'"),

@@ -174,11 +174,11 @@ def test_an_answer_and_an_accuracy_are_ones_or_there_is_none(folder: Path, packe
 
 
 def test_an_answer_of_any_depth_is_one_or_there_is_none(folder: Path) -> None:
-    deep: Any = 1
+    form, leaves = "*", [1]
     for _ in range(5000):
-        deep = {"list": [deep]}
-    here, _ = remote(folder, "ask", Packet("answer", {"answer": deep}))
-    with pytest.raises(NoAnswer, match="lacks or garbles maximum recursion"):
+        form = f'{{"type": "builtins.list", "context": "null", "children_spec": [{form}]}}'
+    here, _ = remote(folder, "ask", Packet("answer", {"answer": [f"[1, {form}]", leaves]}))
+    with pytest.raises(NoAnswer, match="lacks or garbles .* is no packed value: RecursionError"):
         here.ask(1, 0, leave_self_out, (), {})
 
 
