@@ -86,33 +86,6 @@ def test_all_coalitions_give_the_exact_values_of_the_game_by_hand(run: Path) -> 
     assert float(rows(path)[2]["value"]) == found["value"][2]
 
 
-@pytest.mark.slow
-def test_it_goes_on_where_it_was_killed_and_its_shares_sum_to_one(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = ["retrain", str(run), "--rounds", "1", "--trainings", "singles"]
-    assert main(command) == 0
-    kept = run / "retrained_accuracy.csv"
-    lines = kept.read_bytes().splitlines(keepends=True)
-    assert len(lines) == 2 + 5
-    before = rows(run / "retrained.csv")
-    assert all(float(row["low"]) <= float(row["value"]) <= float(row["high"]) for row in before)
-    kept.write_bytes(b"".join(lines[:4]) + lines[4][:5])
-    assert main(command) == 0
-    assert kept.read_bytes() == b"".join(lines)
-    assert rows(run / "retrained.csv") == before
-    page, mine = run / "all.html", run / "mine.html"
-    assert main(["report", str(run), "--out", str(page)]) == 0
-    assert main(["report", str(run), "--out", str(mine), "--client", "1"]) == 0
-    for text in (page.read_text(), mine.read_text()):
-        assert "Retrained with some clients only" in text
-        assert "each model was judged by accuracy" in " ".join(text.split())
-    # More of the same game: what is known is not trained again.
-    assert main([*command[:-1], "both", "--quiet"]) == 0
-    assert kept.read_bytes().startswith(b"".join(lines))
-    assert sum(float(row["share"]) for row in rows(run / "retrained.csv")) == pytest.approx(1)
-
-
 def test_where_one_class_has_most_of_the_accuracy_it_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -217,8 +190,11 @@ def test_what_is_trained_unless_something_else_is_asked_for(
         assert [float(row["kernel_shap"]) for row in found] == pytest.approx([float(row["value"]) for row in found])
 
 
-def test_values_that_only_rank_share_out_nothing(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["retrain", str(run), "--rounds", "1", "--trainings", "singles"]) == 0
+def test_values_that_only_rank_share_out_nothing_and_are_not_trained_again(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["retrain", str(run), "--rounds", "1", "--trainings"]
+    assert main([*command, "singles"]) == 0
     assert "These trainings rank clients only" in printed(capsys)
     assert {row["share"] for row in rows(run / "retrained.csv")} == {""}
     page = run / "shares.html"
@@ -227,5 +203,11 @@ def test_values_that_only_rank_share_out_nothing(run: Path, capsys: pytest.Captu
     assert not page.exists()
     assert main(["report", str(run), "--out", str(page), "--budget", "100", "--by", "cssv"]) == 0
     assert "flsv retrain: each client alone, seed 3, 1 of 2 rounds" in " ".join(page.read_text().split())
-    # Trainings of other settings are not mixed.
-    assert main(["retrain", str(run), "--rounds", "1", "--federation.local_epochs", "2", "--seeds", "2"]) == 2
+    # Trainings of other settings are not mixed; of more of the same game what is known is not trained again.
+    assert main([*command, "both", "--federation.local_epochs", "2"]) == 2
+    before = (run / "retrained_accuracy.csv").read_bytes()
+    assert main([*command, "both", "-q"]) == 0
+    assert (run / "retrained_accuracy.csv").read_bytes().startswith(before)
+    found = rows(run / "retrained.csv")
+    assert sum(float(row["share"]) for row in found) == pytest.approx(1)
+    assert all(float(row["low"]) <= float(row["value"]) <= float(row["high"]) for row in found)

@@ -21,7 +21,6 @@ from toys import Plain, toy_sets
 
 from flsv import Reporting
 from flsv.aggregation import FedAvg
-from flsv.cli.parser import loop_of
 from flsv.data import FederatedDataModule, SizePartitioner
 from flsv.engines.ranks import ranks_of, ranks_of_environment, strategy
 from flsv.engines.ranks.group import _packed, meet
@@ -35,39 +34,19 @@ from flsv.sampling import FixedCohort
 
 
 class Die(Callback):
-    """One rank ends in the third round, once.
+    """One rank ends in the third round, once: by SIGKILL, or by an exception. A mark in the run's folder says that it
+    has happened."""
 
-    Args:
-        folder: of the run, where a mark says that it has happened.
-        rank: which.
-        how: ``"raise"``: by an exception; else by SIGKILL, where in the round.
-    """
-
-    def __init__(self, folder: Path, rank: int, how: str) -> None:
-        self.mark, self.rank, self.how = folder / "died", rank, how
-
-    def _at(self, trainer: L.Trainer, *places: str) -> None:
-        here = ranks_of(trainer).rank == self.rank and trainer.current_epoch == 2 and self.how in places
-        if not here or self.mark.exists():
-            return
-        self.mark.touch()
-        if self.how != "raise":
-            os.kill(os.getpid(), signal.SIGKILL)
-        raise ValueError("bad sample at this site")
-
-    def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        clients: Any = loop_of(trainer)._fit.running.engine.clients  # type: ignore[union-attr]
-        exchange = getattr(clients, "exchange", None)
-
-        def dying(*args: Any) -> None:
-            self._at(trainer, "update")
-            exchange(*args)
-
-        if exchange is not None:  # there are several ranks
-            clients.exchange = dying
+    def __init__(self, folder: Path, rank: int, kill: bool) -> None:
+        self.mark, self.rank, self.kill = folder / "died", rank, kill
 
     def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
-        self._at(trainer, "first batch", "raise")
+        if ranks_of(trainer).rank != self.rank or trainer.current_epoch < 2 or self.mark.exists():
+            return
+        self.mark.touch()
+        if self.kill:
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise ValueError("bad sample at this site")
 
 
 class Stop(Callback):
@@ -130,9 +109,9 @@ def run_all(folder: str, names: list[str]) -> None:
         fit(Path(folder) / name, CASES[name]())
 
 
-def run_and_die(folder: str, name: str, rank: int = -1, how: str = "") -> None:
+def run_and_die(folder: str, name: str, rank: int = -1, kill: bool = False) -> None:
     """A federation of which one rank ends in its third round; or, where one has, what is left of it."""
-    fit(Path(folder), CASES[name](), Die(Path(folder), rank, how))
+    fit(Path(folder), CASES[name](), Die(Path(folder), rank, kill))
 
 
 def save_within(folder: str, name: str) -> None:
@@ -141,7 +120,7 @@ def save_within(folder: str, name: str) -> None:
 
 def save_on_exception(folder: str, name: str) -> None:
     """A checkpoint of the round in which a rank fails."""
-    fit(Path(folder), CASES[name](), Die(Path(folder), 1, "raise"), OnExceptionCheckpoint(Path(folder) / "failed"))
+    fit(Path(folder), CASES[name](), Die(Path(folder), 1, kill=False), OnExceptionCheckpoint(Path(folder) / "failed"))
 
 
 def stop_within(folder: str) -> None:

@@ -95,25 +95,6 @@ class Dithered(ShapFedWA):
         return vector + 1e-3 * torch.rand(()), weights
 
 
-class Manual(Plain):
-    """Steps by itself, with momentum and a buffer that no vector holds."""
-
-    automatic_optimization = False
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.register_buffer("batches", torch.zeros((), dtype=torch.long))
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        optimizer = self.optimizers()
-        loss = super().training_step(batch, batch_idx)
-        optimizer.zero_grad()
-        self.manual_backward(loss)
-        optimizer.step()
-        self.batches += 1
-        return loss.detach()
-
-
 class Broken(Attack):
     """Sends NaN."""
 
@@ -244,12 +225,6 @@ def two_clients() -> Case:
     return FederatedLoop(metrics=metrics, seed=3), Plain(), toy_data((1, 1)), {"rounds": 2}
 
 
-def manual() -> Case:
-    # Two clients: of three ranks one is idle.
-    loop = FederatedLoop(sampler=UniformSampler(2), optimizer_state="persist", local_epochs=2, seed=3)
-    return loop, Manual(network(dropout=0.2)), five(), {}
-
-
 def one_excluded() -> Case:
     """The cohort's first: its variate stays as it was, and BatchNorm's counter as it was before the round."""
     loop = FederatedLoop(
@@ -307,7 +282,6 @@ CASES: dict[str, Callable[[], Case]] = {
         kept_momentum,
         adam_with_steps,
         two_clients,
-        manual,
         one_excluded,
         by_a_logged_value,
         broken_rank,

@@ -66,15 +66,15 @@ def said(ended: list[Ended], others: Iterable[int]) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("killed", "how", "again"), [(1, "first batch", 1), (0, "update", 2), (2, "raise", 3)])
+@pytest.mark.parametrize(("dies", "kill", "again"), [(1, True, 1), (0, True, 2), (2, False, 3)])
 def test_all_end_with_one_and_the_run_goes_on_from_there(
-    runs: Path, tmp_path: Path, killed: int, how: str, again: int
+    runs: Path, tmp_path: Path, dies: int, kill: bool, again: int
 ) -> None:
     folder = tmp_path / "run"
-    arguments = [str(folder), "scaffold", killed, how]
+    arguments = [str(folder), "scaffold", dies, kill]
     ended = Group("run_and_die", arguments, 3, tmp_path / "first").wait()
-    assert said(ended, {0, 1, 2} - {killed}).count("another rank is gone") >= 2
-    assert ended[killed].code == (1 if how == "raise" else -9)
+    assert said(ended, {0, 1, 2} - {dies}).count("another rank is gone") >= 2
+    assert ended[dies].code == (-9 if kill else 1)
     Group("run_and_die", arguments, again, tmp_path / "second").done()
     assert differences(runs / "1/scaffold", folder) == []
 
@@ -150,7 +150,7 @@ def test_torchrun_restarts_by_itself(runs: Path, tmp_path: Path) -> None:
         start_method="forkserver",
         monitor_interval=0.1,
     )
-    elastic_launch(config, run_and_die)(str(tmp_path / "run"), "scaffold", 1, "first batch")
+    elastic_launch(config, run_and_die)(str(tmp_path / "run"), "scaffold", 1, True)
     assert (tmp_path / "run/died").exists()
     assert differences(runs / "1/scaffold", tmp_path / "run") == []
 
