@@ -9,7 +9,6 @@ import lightning as L
 import numpy as np
 import torch
 import torchmetrics
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 from toys import CLASSES, Plain, adam, network, toy_data, toy_sets
@@ -38,8 +37,6 @@ from flsv.metrics import (
     ShadowShapley,
     SurrogateFederatedShapley,
 )
-from flsv.participants import run_protocol
-from flsv.participants.artifacts import keep_artifact
 from flsv.personalization import FedFomo, PFedSV, ShapFedPersonalizer
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import PowerOfChoice, UniformSampler
@@ -100,21 +97,6 @@ class Broken(Attack):
 
     def attack(self, update: Tensor, context: UploadContext, generator: torch.Generator) -> Tensor:
         return update * float("nan")
-
-
-class Drawing(torchmetrics.Metric):
-    """Lets both clients draw a picture for themselves."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("seen", torch.zeros(2), dist_reduce_fx="sum")
-
-    def update(self, clients: Any) -> None:
-        run_protocol(clients, lambda client: client.ask(keep_artifact, "empty", Figure))
-        self.seen += 1
-
-    def compute(self) -> Tensor:
-        return self.seen.clone()
 
 
 class Jittered(Dataset[Any]):
@@ -221,7 +203,7 @@ def shadows() -> Case:
 
 
 def two_clients() -> Case:
-    metrics = {"distance": CalibratedOTGradient(), "drawn": Drawing()}
+    metrics = {"distance": CalibratedOTGradient()}
     return FederatedLoop(metrics=metrics, seed=3), Plain(), toy_data((1, 1)), {"rounds": 2}
 
 

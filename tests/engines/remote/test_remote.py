@@ -199,6 +199,22 @@ def test_models_that_only_their_sites_have(tmp_path: Path) -> None:
     assert sorted(at_server.received()) == [0, 1, 2]
 
 
+def test_what_a_site_keeps_is_in_its_folder(tmp_path: Path) -> None:
+    """As where every message has a process of its own."""
+    make, make_module = CASES["kept momentum, two of three"][0], momentum
+
+    class Anew:
+        def __init__(self, client: int) -> None:
+            self.client = client
+
+        def answer(self, packet: Packet) -> Packet:
+            return site(tmp_path / "b", self.client, make, make_module).answer(packet)
+
+    remote = Remotely(tmp_path / "b", make, make_module)
+    remote.transport.sites = {100 + i: Anew(i) for i in range(3)}
+    assert_same(remote.fit(own=ServerData()), one_process(tmp_path / "a", make, make_module))
+
+
 def test_the_server_cannot_draw_a_sites_noise(tmp_path: Path) -> None:
     """It is of a secret of the site's: the same when a round is asked for again, and another in another run, or the
     difference of two runs' updates would have none."""

@@ -74,28 +74,6 @@ def test_who_does_not_judge_is_as_one_not_drawn(tmp_path: Path, make: Any, inste
     torch.testing.assert_close(kept[2]["start"], kept[0]["state"]["own_model"], rtol=0, atol=0)
 
 
-def test_a_mixture_that_did_not_count_stays_forgotten(tmp_path: Path) -> None:
-    """The answer of the last site to the question of round 1 is lost, and so is its next update. The server restarts
-    after every round."""
-
-    def spoil(address: int, packet: Packet, reply: Packet) -> Any:
-        return (
-            None if address == 102 and (packet.kind, packet.plain.get("round")) in [("ask", 1), ("train", 2)] else reply
-        )
-
-    remote = Remotely(tmp_path, pfedsv, client_val=0.3)
-    remote.transport.spoil = spoil
-    options = {"callbacks": [ModelCheckpoint(tmp_path / "ckpt", save_last=True)], "enable_checkpointing": True}
-    agreed, last = [], tmp_path / "ckpt/last.ckpt"
-    for rounds in range(1, 5):
-        loop = remote.fit(rounds, ckpt_path=last if last.exists() else None, **options)
-        agreed.append(kept_at(tmp_path, NAMES[2])[-1])
-    before = agreed[0]["state"]["own_model"]
-    assert not torch.equal(before, agreed[1]["state"]["own_model"])
-    torch.testing.assert_close(agreed[3]["start"], before, rtol=0, atol=0)
-    assert loop.participations.tolist() == [4, 4, 3]
-
-
 @pytest.mark.parametrize(
     ("instead", "words"), [(LATE, "no reply within"), (WRONG_SHAPE, "was asked for a number and answered")]
 )
