@@ -22,10 +22,9 @@ from torch.distributed import is_torchelastic_launched
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, __version__
 from flsv._lightning.durable import check_writable
 from flsv.aggregation import Aggregator
-from flsv.cli.checkpoints import default_checkpoints, find_checkpoint
+from flsv.cli.checkpoints import WritePredictions, default_checkpoints, find_checkpoint
 from flsv.cli.command import STOPPED
 from flsv.cli.options import CONFIG_HELP, PARSER, ConfigFile, FitParser
-from flsv.cli.predictions import WritePredictions
 from flsv.clients.algorithms import ClientAlgorithm
 from flsv.engines.ranks import FederatedStrategy
 from flsv.errors import ConfigurationError

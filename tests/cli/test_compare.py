@@ -19,8 +19,7 @@ from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg
 from flsv.cli import compare as compare_module
 from flsv.cli import main
-from flsv.cli.compare import Outcome, table
-from flsv.cli.own_models import MEASURES, OwnModels
+from flsv.cli.compare import MEASURES, Outcome, OwnModels, table
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.personalization import Standalone

@@ -90,7 +90,7 @@ def test_all_end_with_one_and_the_run_goes_on_from_there(
         ("no_federation", [], "has no FederatedLoop among its callbacks"),
     ],
 )
-def test_what_cannot_be_right_is_refused(tmp_path: Path, function: str, arguments: list[Any], message: str) -> None:
+def test_other_ranks_are_refused(tmp_path: Path, function: str, arguments: list[Any], message: str) -> None:
     text = said(Group(function, [str(tmp_path / "run"), *arguments], 2, tmp_path).wait(), (0, 1))
     assert "ConfigurationError" in text
     assert message in text
