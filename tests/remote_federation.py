@@ -12,6 +12,7 @@ import lightning as L
 import torch
 from data_options import grouped
 from torch.utils.data import DataLoader, Subset
+from toys import trainer_for
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
 from flsv.aggregation import ShapFedWA
@@ -24,12 +25,6 @@ SEED = 7
 ROUNDS = 3
 #: Validation and test samples of the sites' own.
 SPLITS = {"client_val": 0.3, "client_test": 0.2}
-QUIET: dict[str, Any] = {
-    "accelerator": "cpu",
-    "logger": False,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-}
 Make = Callable[..., FederatedLoop]
 
 
@@ -84,8 +79,7 @@ def shapfed(**options: Any) -> FederatedLoop:
 
 def one_process(tmp: Path, make: Make, make_module: Any = module, **data: Any) -> FederatedLoop:
     loop = make()
-    trainer = L.Trainer(max_epochs=ROUNDS, callbacks=[loop], enable_checkpointing=False, default_root_dir=tmp, **QUIET)
-    trainer.fit(make_module(), whole(**data))
+    trainer_for(loop, tmp, ROUNDS).fit(make_module(), whole(**data))
     return loop
 
 
@@ -152,10 +146,8 @@ class Remotely:
         directory.gather()
         data = RemoteData(NAMES, [directory.sizes[i] for i in range(len(NAMES))], 10, own=own)
         self.loop = self.make().replace(engine=partial(RemoteFederation, directory))
-        options = {"enable_checkpointing": False, "num_sanity_val_steps": 0, **QUIET, **options}
-        ckpt, callbacks = options.pop("ckpt_path", None), [self.loop, *options.pop("callbacks", [])]
-        trainer = L.Trainer(max_epochs=rounds, callbacks=callbacks, default_root_dir=self.tmp, **options)
-        trainer.fit(self.make_module(), data, ckpt_path=ckpt)
+        ckpt = options.pop("ckpt_path", None)
+        trainer_for(self.loop, self.tmp, rounds, **options).fit(self.make_module(), data, ckpt_path=ckpt)
         return self.loop
 
 

@@ -11,6 +11,7 @@ import lightning as L
 import pytest
 import torch
 from cli_runs import fitted, rows, write_table, written
+from toys import trainer_for
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
 from flsv.aggregation import ShapFedWA
@@ -71,11 +72,7 @@ def test_all_coalitions_give_the_exact_values_of_the_game_by_hand(run: Path) -> 
     def trainer(cohort: Any) -> L.Trainer:
         metrics, reporting = {"cssv": ClassSpecificShapley()}, Reporting(table=False, figures=0)
         loop = FederatedLoop(ShapFedWA("cssv"), metrics, sampler=cohort, seed=3, reporting=reporting)
-        quiet: Any = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-        return L.Trainer(
-            max_epochs=2, accelerator="cpu", callbacks=[loop], logger=False, default_root_dir=run, limit_val_batches=0,
-            **quiet,
-        )  # fmt: skip
+        return trainer_for(loop, run, 2, limit_val_batches=0)
 
     L.seed_everything(3, verbose=False)
     sgd = partial(torch.optim.SGD, lr=0.1)

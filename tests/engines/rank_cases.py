@@ -17,7 +17,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from rank_federations import CASES, Case, five, shapfed_wa
 from torch import nn
 from torch.utils.data import TensorDataset
-from toys import Plain, toy_sets
+from toys import Plain, toy_sets, trainer_for
 
 from flsv import Reporting
 from flsv.aggregation import FedAvg
@@ -71,19 +71,15 @@ def trainer(folder: Path, callbacks: list[Callback], options: dict[str, Any]) ->
     saves = ModelCheckpoint(
         folder, save_last=True, monitor=options.pop("monitor", None), save_top_k=1, enable_version_counter=False
     )
-    return L.Trainer(
-        max_epochs=options.pop("rounds", 3),
-        accelerator="cpu",
-        devices=size // nodes,
-        num_nodes=nodes,
-        strategy="federated",
-        default_root_dir=folder,
+    where = {"devices": size // nodes, "num_nodes": nodes, "strategy": "federated"}
+    return trainer_for(
+        None,
+        folder,
+        options.pop("rounds", 3),
         logger=writes,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        log_every_n_steps=1,
+        enable_checkpointing=True,
         callbacks=[*callbacks, saves],
+        **where,
         **options,
     )
 
@@ -183,8 +179,7 @@ def retrain(folder: str) -> None:
     def make(cohort: FixedCohort) -> L.Trainer:
         trained.append(cohort)
         loop = FederatedLoop(sampler=cohort, seed=0, reporting=Reporting(table=False))
-        options = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
-        return L.Trainer(max_epochs=2, callbacks=[loop], logger=False, default_root_dir=folder, **options)
+        return trainer_for(loop, Path(folder), 2)
 
     def game() -> RetrainedUtility:
         torch.manual_seed(0)  # of the weights, which the first fit makes
