@@ -127,6 +127,7 @@ def test_the_others_updates_are_taken_as_they_are(folder: Path, packet: Packet |
     by_client = {update.client_id: update for update in found}
     for client in (0, 2):
         assert torch.equal(by_client[client].vector, MODEL + 0.1)
+        assert (by_client[client].loss, by_client[client].num_steps, by_client[client].norm) == (0.5, 3, 23.0)
         assert by_client[client].reports["change"].tolist() == [0.5 + client] * 5
     if 1 in by_client:
         mine = by_client[1]
