@@ -177,6 +177,7 @@ def test_what_is_trained_unless_something_else_is_asked_for(
     said, found = printed(capsys), rows(run / "retrained.csv")
     assert {(row["trainings"], row["seeds"], row["rounds"]) for row in found} == {(trainings, seeds, "1")}
     assert len((run / "retrained_accuracy.csv").read_text().splitlines()) == 2 + coalitions * len(seeds.split())
+    assert len({row["value"] for row in found}) == 3  # each coalition was trained by its own clients
     assert "1 of 2 rounds" in said
     assert ("7 trainings follow, one after the other: with optimizer_state" in said) is ("optimizer" in changed)
     assert {row["changed"] for row in found} == {changed}

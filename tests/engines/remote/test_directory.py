@@ -16,6 +16,7 @@ from remote_federation import NAMES, Remotely, Replay, assert_same, momentum, sh
 from flsv import ClientEvaluation
 from flsv.aggregation import DivergenceWeighted
 from flsv.attacks import MinMax
+from flsv.clients.algorithms import FedProx
 from flsv.engines.remote import Directory, Packet
 from flsv.engines.remote.federation import check_deployment, run_status
 from flsv.engines.remote.messages import failure_packet
@@ -134,7 +135,7 @@ def test_a_book_that_cannot_be_read_says_so(tmp_path: Path) -> None:
     ("other", "what"),
     [
         ({"local_epochs": 2}, "training: .*local_epochs=2.* there, .*local_epochs=1"),
-        ({"uploads": [TopK(0.5)]}, "at clients: .*TopK"),
+        ({"client_algorithm": FedProx(0.1), "uploads": [TopK(0.5)]}, r"at clients: .*FedProx\(.*, TopK\("),
     ],
 )
 def test_sites_with_other_settings_are_refused_and_within_a_run_left_out(
