@@ -30,7 +30,7 @@ from toys import CLASSES, Plain, fit, network, toy_data, vector
 from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg
 from flsv.attacks import SignFlip
-from flsv.cli.own_models import OwnModels
+from flsv.cli.compare import OwnModels
 from flsv.clients.algorithms import MoreauSGD
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop

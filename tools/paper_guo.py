@@ -17,7 +17,7 @@ from common import quiet_trainer
 from lightning.pytorch.accelerators import CPUAccelerator
 from scipy.stats import spearmanr
 
-from flsv.cli.own_models import OwnModels
+from flsv.cli.compare import OwnModels
 from flsv.cli.parser import FederatedCLI
 from flsv.functional import (
     ShapleyEstimate,

@@ -15,7 +15,7 @@ from cells import Cell, Measured, built, federated_loop
 from torch import Tensor
 
 from flsv import FederatedLoop
-from flsv.cli.own_models import OwnModels
+from flsv.cli.compare import OwnModels
 from flsv.data import FederatedDataModule
 from flsv.functional import collaborative_fairness
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from jsonargparse.typing import PositiveInt
 from pandas import DataFrame
 
 from flsv.benchmark import Federation, Truth, federation, make_truth, names, truth_table
@@ -30,7 +31,7 @@ from flsv.benchmark.run import bench
 from flsv.benchmark.scores import Results
 from flsv.benchmark.summary import Cost, Known, by_federation, by_set, costs, scores_of, summarize, two
 from flsv.benchmark.truth import SEEDS
-from flsv.cli.command import command_parser, positive, printer, shown
+from flsv.cli.command import command_parser, printer, shown
 from flsv.report.folder import FolderLock
 from flsv.report.terminal import print_table
 
@@ -59,11 +60,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, default=out, help=f"folder of values and tables. Default: {out}")
     parser.add_argument("--root", help="folder of the data. Default: $FLSV_DATA_ROOT")
     parser.add_argument("--list", action="store_true", help="say which metrics and federations there are")
-    parser.add_argument("--seeds", type=positive, default=None, help="runs of every federation. Default: 3")
+    parser.add_argument("--seeds", type=PositiveInt, default=None, help="runs of every federation. Default: 3")
     parser.add_argument(
         "--quick", action="store_true", help=f"one run of each of {', '.join(QUICK)}, unless you say so; no costs"
     )
-    parser.add_argument("--truth-seeds", type=positive, default=len(SEEDS), help="trainings of every coalition")
+    parser.add_argument("--truth-seeds", type=PositiveInt, default=len(SEEDS), help="trainings of every coalition")
     return parser
 
 

@@ -7,7 +7,6 @@ import re
 import textwrap
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 from flsv.showing import shown as shown
 
@@ -62,30 +61,6 @@ def command_parser(prog: str, description: str | None, epilog: str | None = None
     return argparse.ArgumentParser(
         prog, description=description, epilog=epilog, formatter_class=TextHelp, allow_abbrev=False
     )
-
-
-def positive(text: str) -> int:
-    """A whole number of 1 or more, for ``add_argument(type=...)``.
-
-    Raises:
-        argparse.ArgumentTypeError: it is less.
-        ValueError: it is none.
-    """
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text}: expected at least 1")
-    return number
-
-
-def existing(text: str) -> Path:
-    """A folder or file that is there, for ``add_argument(type=...)``.
-
-    Raises:
-        argparse.ArgumentTypeError: it is not.
-    """
-    if not Path(text).exists():
-        raise argparse.ArgumentTypeError(f"there is no folder {text}. Name a run's, such as lightning_logs/version_0")
-    return Path(text)
 
 
 def printer(quiet: bool) -> Callable[[str], None]:

@@ -41,8 +41,6 @@ OWN = {
 MANY_FITS = ("retrain", "repeat", "bench")
 #: Those that share their fits out to the processes of ``torchrun``.
 ON_RANKS = ("retrain",)
-#: Those that may fit.
-FITS = ("compare", "data", "value", *MANY_FITS)
 #: Those that import no PyTorch.
 AT_ONCE = ("init", "new")
 QUIET = ("-q", "--quiet")
@@ -133,7 +131,7 @@ def _run(given: list[str]) -> int:
 def _run_own(command: str, args: list[str], quiet: bool) -> int:
     if command not in ON_RANKS and int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise ConfigurationError(f"flsv {command} runs in one process. Start it without torchrun.")
-    if command in FITS:
+    if command not in (*AT_ONCE, "report"):
         _leave_out(quiet or command in MANY_FITS)
     main: Any = importlib.import_module(f"flsv.cli.{command}").main
     return int(main(args, quiet) or 0)
@@ -150,7 +148,7 @@ def _run_lightning(given: list[str], command: str, quiet: bool) -> int:
 
     cli = make_cli([*given, *(QUIETLY.get(command, ()) if quiet else ())], quiet=quiet)
     if quiet and command == "fit":
-        cli.say_where()
+        cli.say_where(1)
     return 0
 
 

@@ -55,11 +55,9 @@ class OptionHelp(TextHelp, DefaultHelpFormatter):
 
     def _expand_help(self, action: argparse.Action) -> str:
         text, mark, known = super()._expand_help(action).partition(", known subclasses: ")
-        if not mark:
-            return text
         names = known.removesuffix(")").split(", ")
-        kept = [name for name in names if not name.startswith(("torch.", "torchvision.", "torch_geometric."))]
-        return f"{text}{mark}{', '.join(kept)})" if kept else f"{text})"
+        kept = ", ".join(name for name in names if not name.startswith(("torch.", "torchvision.", "torch_geometric.")))
+        return f"{text}{mark if kept else ''}{kept}{')' if mark else ''}"
 
 
 # ---- what an option that there is not was meant to be
@@ -68,8 +66,6 @@ class OptionHelp(TextHelp, DefaultHelpFormatter):
 _WRONG = re.compile(r"unrecognized arguments: --([\w.]+)|[Oo]ption '([\w.]+)' is not accepted")
 #: Options of classes' arguments' arguments: --model.optimizer.lr.
 _DEPTH = 2
-#: Sections, those first whose options are meant more often than others of the same name.
-_ORDER = ("data", "model")
 
 
 class _Suggests:
@@ -99,17 +95,12 @@ def nearest(wrong: str, options: set[str]) -> list[str]:
     """
     before, _, last = wrong.rpartition(".")
     by_word: dict[str, list[str]] = {}
-    for each in sorted(options - {wrong}, key=_usual):
+    for each in sorted(options - {wrong}, key=lambda each: (each.split(".")[0], each.count("."), each)):
         by_word.setdefault(each.rpartition(".")[2], []).append(each)
     alike = difflib.get_close_matches(last, by_word, 1)
     found = by_word[alike[0]] if alike else []
     beside = [each for each in found if before and each.rpartition(".")[0] == before]
     return beside or found[:3]
-
-
-def _usual(option: str) -> tuple[int, int, str]:
-    section = option.split(".")[0]
-    return _ORDER.index(section) if section in _ORDER else len(_ORDER), option.count("."), option
 
 
 def _options(parser: Any) -> Iterator[str]:

@@ -22,10 +22,9 @@ from torch.distributed import is_torchelastic_launched
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, __version__
 from flsv._lightning.durable import check_writable
 from flsv.aggregation import Aggregator
-from flsv.cli.checkpoints import default_checkpoints, find_checkpoint
+from flsv.cli.checkpoints import WritePredictions, default_checkpoints, find_checkpoint
 from flsv.cli.command import STOPPED
 from flsv.cli.options import CONFIG_HELP, PARSER, ConfigFile, FitParser
-from flsv.cli.predictions import WritePredictions
 from flsv.clients.algorithms import ClientAlgorithm
 from flsv.engines.ranks import FederatedStrategy
 from flsv.errors import ConfigurationError
@@ -151,14 +150,14 @@ class FederatedCLI(LightningCLI):
     def _say_how_to_go_on(self) -> None:
         """Where the results of a fit that was stopped are, unless below the table, and the command that resumes it."""
         if not loop_of(self.trainer).reporting.table:
-            self.say_where()
+            self.say_where(1)
         if any(Path(callback.dirpath or "").is_dir() for callback in self.trainer.checkpoint_callbacks):  # type: ignore[attr-defined]
             print(f"Go on:   flsv {shlex.join([*self._given, '--ckpt_path', 'last'])}", flush=True)
 
-    def say_where(self) -> None:
-        """Print the folder of a fit's results."""
+    def say_where(self, lines: int | None = None) -> None:
+        """Print where a fit's results are, and in further ``lines`` what can be done with them; nothing without any."""
         if self.trainer.is_global_zero and leaves_files(self.trainer):
-            print(where_results_are(self.trainer)[0], flush=True)
+            print("\n".join(where_results_are(self.trainer)[:lines]), flush=True)
 
     def _parse_ckpt_path(self) -> None:
         """Lightning would put the checkpoint's model in the place of the one that is asked for. Here what is asked for
@@ -196,10 +195,9 @@ class FederatedCLI(LightningCLI):
     before_validate = before_test = before_predict = before_fit
 
     def after_fit(self) -> None:
-        """Where the results are, if the table at the end, which says it, is left out; nothing if there are none."""
-        tables = loop_of(self.trainer).reporting.table
-        if not (self.quiet or tables) and self.trainer.is_global_zero and leaves_files(self.trainer):
-            print("\n".join(where_results_are(self.trainer)))
+        """Where the results are, if the table at the end, which says it, is left out."""
+        if not (self.quiet or loop_of(self.trainer).reporting.table):
+            self.say_where()
 
     def after_predict(self) -> None:
         if not self.quiet and self.trainer.is_global_zero and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flsv._lightning.durable import check_writable
-from flsv.cli.command import command_parser, existing, shown
+from flsv.cli.command import command_parser, shown
 
 RULES = ("zero", "shift", "softmax", "refuse")
 
@@ -26,7 +26,7 @@ RULES = ("zero", "shift", "softmax", "refuse")
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """The command line, without ``report`` itself."""
     parser = command_parser("flsv report", __doc__)
-    parser.add_argument("run", metavar="RUN", type=existing, help="the run's folder, also of a killed run")
+    parser.add_argument("run", metavar="RUN", type=Path, help="the run's folder, also of a killed run")
     parser.add_argument("--client", help="number or name of the client whose page it shall be")
     parser.add_argument("--out", type=Path, help="the file, .html; by default report.html in the run's folder")
     terms = parser.add_argument_group("shares of a budget")

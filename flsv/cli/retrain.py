@@ -21,7 +21,7 @@ stopped.
 from __future__ import annotations
 
 from argparse import ArgumentParser
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,7 @@ from pandas import DataFrame
 from torch import Tensor
 
 from flsv._lightning.evaluation import all_on_device
-from flsv.cli.command import command_parser, existing, printer, shown
+from flsv.cli.command import command_parser, printer, shown
 from flsv.cli.parser import FederatedCLI, loop_of
 from flsv.cli.saved_run import OF_THE_RUN, changed_settings, check_data, performance_by, saved_run
 from flsv.csv_files import NAN, save_table
@@ -54,10 +54,6 @@ from flsv.sampling import FixedCohort
 
 #: Of trainings of all coalitions, unless something else is asked for.
 SEEDS = 3
-HEADER = (
-    *("client", "client_name", "by", "value", "low", "high", "share", "kernel_shap", "majority"),
-    *("seeds", "rounds", "trainings", "changed"),
-)
 
 
 @checked
@@ -88,8 +84,8 @@ def retrain(
         say: is told how many coalitions are trained, and why one after the other, if they are.
 
     Returns:
-        A row per client, by the names in :data:`HEADER`, and the file that they were written to. ``by`` is what models
-        were judged by. The ends are NaN where all coalitions were trained once: then nothing tells an error.
+        A row per client, and the file that they were written to. ``by`` is what models were judged by. The ends of the
+        interval, ``low`` and ``high``, are NaN where all coalitions were trained once: then nothing tells an error.
         ``majority`` is the accuracy of whoever always answers with the validation set's most frequent class, NaN where
         models are not judged by accuracy. ``seeds``, ``rounds`` and ``trainings`` are what was trained, ``changed`` is
         every setting that is not the run's.
@@ -135,13 +131,14 @@ def retrain(
         majority = _majority(cli) if metric == "accuracy" else NAN
     facts = {
         "majority": majority,
-        "by": metric if mode is None else f"{metric} ({mode})",
         "seeds": " ".join(map(str, range(first, first + len(utilities)))),
         "rounds": cli.trainer.max_epochs,
         "trainings": "all" if everything else "pairs+leave-one-out" if which == "auto" else which,
         "changed": "; ".join(changed_settings(run, identity)) if overrides else "",
     }
-    rows = _shared_out(cli.datamodule.client_names, which, torch.stack(utilities), facts)
+    names, by = cli.datamodule.client_names, metric if mode is None else f"{metric} ({mode})"
+    values = _shared_out(len(names), which, torch.stack(utilities))
+    rows = DataFrame({"client": range(len(names)), "client_name": names, "by": by, **values, **facts})
     if ranks.rank == 0:
         save_table(run / RETRAINED, rows)
     return rows, run / RETRAINED
@@ -175,17 +172,16 @@ def _play(
     return keep(utility)(masks), which, False
 
 
-def _shared_out(names: Sequence[str], which: Which, utilities: Tensor, facts: Mapping[str, Any]) -> DataFrame:
-    """A row per client, of the utilities ``[seeds, K]``."""
-    masks = few_coalitions(len(names), which)
+def _shared_out(num_clients: int, which: Which, utilities: Tensor) -> dict[str, list[float]]:
+    """Of every client by column, of the utilities ``[seeds, K]``."""
+    masks = few_coalitions(num_clients, which)
     values, half = retrained_shapley(masks, utilities)
     total = float(values.clamp_min(0).nansum()) or NAN
     columns = {"value": values, "low": values - half, "high": values + half}
-    columns["kernel_shap"] = kernel_shap(masks, utilities.mean(0))
     # To rank by: what is left out of these coalitions moves amounts by a third.
     columns["share"] = values * NAN if which in RANKING_ONLY else values.nan_to_num(0).clamp_min(0) / total
-    frame = DataFrame({name: column.tolist() for name, column in columns.items()})
-    return frame.assign(client=range(len(names)), client_name=names, **facts)[[*HEADER]]
+    columns["kernel_shap"] = kernel_shap(masks, utilities.mean(0))
+    return {name: column.tolist() for name, column in columns.items()}
 
 
 def _trainer(cli: FederatedCLI, cohort: FixedCohort, seed: int) -> L.Trainer:
@@ -209,29 +205,19 @@ def _majority(cli: FederatedCLI) -> float:
 def _parser() -> ArgumentParser:
     further = "Further arguments are those of flsv fit and override the run's configuration."
     parser = command_parser("flsv retrain", __doc__, further)
-    parser.add_argument("run", metavar="RUN", type=existing, help="the run's folder")
+    parser.add_argument("run", metavar="RUN", type=Path, help="the run's folder")
     parser.add_argument(
         "--trainings",
         choices=get_args(Which),
-        metavar="WHICH",
         default="auto",
-        help="each client alone (n + 1 trainings, for ranking only), every two, too (n (n + 1) / 2 + 1), all but one "
-        "(n + 1, likewise), both (2 n + 1), pairs and all but one, or all coalitions; default: all of up to seven "
-        "clients, pairs and all but one of more, both where they cannot be trained side by side",
+        metavar="WHICH",
+        help=f"which coalitions: {', '.join(get_args(Which))}; singles and leave-one-out only rank",
     )
-    parser.add_argument(
-        "--metric",
-        help="what a model is worth: accuracy, balanced_accuracy, negative_loss, auroc, average_precision, f1, or what "
-        "the module logs; default: what the run's metrics valued by",
-    )
+    performances = "accuracy, balanced_accuracy, negative_loss, auroc, average_precision, f1"
+    parser.add_argument("--metric", help=f"{performances}, or what the module logs; default: the run's metrics'")
     parser.add_argument("--mode", choices=("min", "max"), help="whether less or more of a logged value is better")
     parser.add_argument("--rounds", type=int, help="of each training; default: the run's")
-    parser.add_argument(
-        "--seeds",
-        type=int,
-        help="trainings of each coalition; their spread is the noise. Default: 3 where all coalitions are trained side "
-        "by side, else 1",
-    )
+    parser.add_argument("--seeds", type=int, help="trainings of each coalition; default: 3 where that is quick, else 1")
     return parser
 
 

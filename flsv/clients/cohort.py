@@ -69,7 +69,7 @@ class CohortLoader(Iterable[Any]):
             self.visits.append(ClientBatches(client, batches * local_epochs, batches))
 
     def __len__(self) -> int:
-        return sum(visit.batches for visit in self.visits)
+        return sum(batches for _, _, batches in self._epochs)
 
     def __iter__(self) -> Iterator[Any]:
         for place, (client, loader, batches) in enumerate(self._epochs):

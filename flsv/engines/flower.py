@@ -27,7 +27,6 @@ from flsv.engines.flower_resident import FOLDER
 from flsv.engines.remote import Directory, Packet, RemoteData, RemoteFederation, Site, SitePolicy, agreement
 from flsv.engines.remote.federation import check_deployment, run_status
 from flsv.engines.remote.messages import Reply, failure_packet
-from flsv.engines.remote.site import Settings
 
 __all__ = ["client_app", "server_app"]
 
@@ -100,7 +99,7 @@ def _reply(message: Message) -> Reply:
 def client_app(
     make_module: Callable[[], L.LightningModule],
     make_datamodule: Callable[[Mapping[str, Any]], L.LightningDataModule],
-    make_loop: Callable[[], Settings],
+    make_loop: Callable[[], Any],
     *,
     trainer: Mapping[str, Any] | None = None,
     questions: Sequence[str] = (),

@@ -1,91 +1,94 @@
-"""``--ckpt_path last`` and ``best``, as a user types them."""
+"""A run's checkpoints: ``--ckpt_path last`` and ``best`` as a user types them, and what is written with them."""
 
 from __future__ import annotations
 
 import os
+import random
 import re
-import warnings
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from sifted import slow_except
+import yaml
+from cli_runs import QUIET, rows, written
 from toys import Plain, fit, trainer_for
 
 from flsv.cli import main
 from flsv.cli.checkpoints import default_checkpoints, find_checkpoint
+from flsv.data import FederatedDataModule, IIDPartitioner
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 
-QUICKSTART = str(Path(__file__).parents[2] / "configs" / "digits.yaml")
-QUIET = ["--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false"]
-
 
 def run(command: str, folder: Path, *arguments: str) -> int:
-    return main([command, "--config", QUICKSTART, "--trainer.default_root_dir", str(folder), *QUIET, *arguments])
+    config = str(written(folder.parent / "federation.yaml"))
+    return main([command, "--config", config, f"--trainer.default_root_dir={folder}", *QUIET, *arguments])
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("trained")
-    assert run("fit", folder, "--trainer.max_epochs", "3") == 0
+    folder = tmp_path_factory.mktemp("trained") / "runs"
+    assert run("fit", folder, "--trainer.max_epochs=3") == 0
+    assert sorted(path.name for path in folder.rglob("*.ckpt")) == ["best.ckpt", "last.ckpt"]
     return folder
 
 
-def checkpoint_of(folder: Path, name: str = "last.ckpt") -> Path:
-    (path,) = folder.rglob(name)
-    return path
-
-
-@pytest.mark.parametrize(
-    ("command", "word"),
-    slow_except(
-        [("validate", "last"), ("test", "best"), ("predict", "last")],
-        product(["validate", "test", "predict"], ["last", "best"]),
-    ),
-)
-def test_what_was_trained_is_evaluated(
-    trained: Path, command: str, word: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("command", ["validate", "test", "predict"])
+def test_what_was_trained_is_evaluated_and_makes_no_run(
+    trained: Path, command: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(command, trained, "--ckpt_path", word) == 0
-    shown = capsys.readouterr()
-    assert f"Weights from {checkpoint_of(trained, f'{word}.ckpt')}" in shown.out
+    before = {path for path in trained.rglob("*") if path.is_dir()}
+    last, best = (next(trained.rglob(f"{word}.ckpt")) for word in ("last", "best"))
+    assert run(command, trained, "--ckpt_path", str(last), "--quiet") == 0
+    assert capfd.readouterr().out == ""
+    assert run(command, trained, "--ckpt_path", "best") == 0
+    shown = capfd.readouterr()
+    assert f"Weights from {best}" in shown.out
+    assert "dirpath has changed" not in shown.err + shown.out
+    assert {path for path in trained.rglob("*") if path.is_dir()} == before
     if command != "predict":
-        prefix = {"validate": "val", "test": "test"}[command]
-        (accuracy,) = re.findall(rf"{prefix}_accuracy\W+([\d.]+)", shown.out)
+        (accuracy,) = re.findall(r"(?:val|test)_accuracy\W+([\d.]+)", shown.out)
         assert float(accuracy) > 0.4  # 0.1 untrained
+        return
+    assert "predictions.csv (360 samples)" in shown.out.replace("'", "")
+    found = rows(trained / "lightning_logs/version_0/predictions.csv")
+    assert [int(row["index"]) for row in found] == list(range(360))
+    chances = torch.tensor([[float(row[str(j)]) for j in range(10)] for row in found])
+    assert chances.sum(1).allclose(torch.ones(360), atol=1e-4)
+    assert [int(row["prediction"]) for row in found] == chances.argmax(1).tolist()
+    # Against the test set itself: as good as Lightning says.
+    data = FederatedDataModule("digits", IIDPartitioner(2))
+    data.setup("test")
+    y = torch.cat([labels for _, labels in data.test_dataloader()]).tolist()
+    right = sum(int(row["prediction"]) == label for row, label in zip(found, y)) / 360
+    assert run("test", trained, "--ckpt_path", "best") == 0
+    (accuracy,) = re.findall(r"test_accuracy\W+([\d.]+)", capfd.readouterr().out)
+    assert float(accuracy) == pytest.approx(right, abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("command", "word"),
-    slow_except(
-        [("fit", "last"), ("validate", "best"), ("test", "last"), ("predict", "best")],
-        product(["fit", "validate", "test", "predict"], ["last", "best"]),
-    ),
-)
+@pytest.mark.parametrize(("command", "word"), [("fit", "last"), ("test", "best")])
 def test_without_a_checkpoint_nothing_runs(
     tmp_path: Path, command: str, word: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(command, tmp_path, "--ckpt_path", word) == 2
-    error = capsys.readouterr().err
-    assert f"flsv: error: --ckpt_path {word}: no checkpoint below {tmp_path}" in error
-    assert "Traceback" not in error
-    assert not list(tmp_path.rglob("*"))
+    folder = tmp_path / "runs"
+    assert run(command, folder, "--ckpt_path", word) == 2
+    assert f"flsv: error: --ckpt_path {word}: no checkpoint below {folder}" in capsys.readouterr().err
+    assert not list(folder.rglob("*"))
 
 
 def test_other_runs_below_the_root_folder_are_not_looked_at(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As those of flsv compare, whose folders lie below."""
-    mine = tmp_path / "lightning_logs/version_0/checkpoints/last.ckpt"
-    other = tmp_path / "compare/shapfed/lightning_logs/version_0/checkpoints/last.ckpt"
+    (checkpoint,) = trained.rglob("last.ckpt")
+    mine = tmp_path / "runs/lightning_logs/version_0/checkpoints/last.ckpt"
+    other = tmp_path / "runs/compare/shapfed/lightning_logs/version_0/checkpoints/last.ckpt"
     for path in (mine, other):
         path.parent.mkdir(parents=True)
-        path.write_bytes(checkpoint_of(trained).read_bytes())
+        path.write_bytes(checkpoint.read_bytes())
     os.utime(other, (2e9, 2e9))
-    assert run("validate", tmp_path, "--ckpt_path", "last") == 0
+    assert run("validate", tmp_path / "runs", "--ckpt_path", "last") == 0
     assert f"Weights from {mine}" in capsys.readouterr().out
 
 
@@ -94,22 +97,20 @@ def test_other_runs_below_the_root_folder_are_not_looked_at(
     [
         (b"", "cannot be read as a checkpoint"),
         (None, "there is no checkpoint"),
-        ("half", "cannot be read as a checkpoint"),
+        (b"PK\x03\x04half", "cannot be read as a checkpoint"),
     ],
 )
-@pytest.mark.parametrize("command", slow_except(["fit"], ["fit", "test"]))
 def test_a_named_file_that_is_no_checkpoint_is_one_line(
-    trained: Path, tmp_path: Path, content: Any, said: str, command: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, content: bytes | None, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "my.ckpt"
-    if isinstance(content, dict):
-        torch.save(content, path)
-    elif content is not None:
-        path.write_bytes(checkpoint_of(trained).read_bytes()[:5000] if content == "half" else content)
-    assert run(command, tmp_path, "--ckpt_path", str(path)) == 2
-    error = [line for line in capsys.readouterr().err.splitlines() if "INFO" not in line and "Restoring" not in line]
-    assert [line for line in error if line.startswith("flsv: error:") and said in line and str(path) in line]
-    assert not any("Traceback" in line for line in error)
+    if content is not None:
+        path.write_bytes(content)
+    assert run("fit", tmp_path / "runs", "--ckpt_path", str(path)) == 2
+    error = capsys.readouterr().err
+    assert re.search(rf"^flsv: error: .*{said}", error, flags=re.MULTILINE)
+    assert str(path) in error
+    assert "Traceback" not in error
 
 
 class Rated(Plain):
@@ -126,17 +127,13 @@ class Rated(Plain):
 
 @pytest.mark.parametrize(
     ("name", "values", "best"),
-    [
-        ("val_accuracy", [0.1, 0.8, 0.5], 1),
-        ("val_loss", [0.3, 0.9, 0.5], 0),
-        (None, [], None),
-    ],
+    [("val_accuracy", [0.1, 0.8, 0.5], 1), ("val_loss", [0.3, 0.9, 0.5], 0), (None, [], None)],
 )
 def test_best_is_by_accuracy_then_by_loss(
     tmp_path: Path, name: str | None, values: list[float], best: int | None
 ) -> None:
     saving: dict[str, Any] = {"enable_checkpointing": True, "callbacks": default_checkpoints([])}
-    fit(FederatedLoop(seed=0), tmp_path, Rated(name, values), rounds=3, **saving)
+    fit(FederatedLoop(seed=0), tmp_path, Rated(name, values), **saving)
     trainer = trainer_for(None, tmp_path)
     assert torch.load(find_checkpoint("last", trainer), weights_only=True)["epoch"] == 2
     if best is None:
@@ -146,14 +143,41 @@ def test_best_is_by_accuracy_then_by_loss(
         assert torch.load(find_checkpoint("best", trainer), weights_only=True)["epoch"] == best
 
 
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
 def test_what_was_best_before_a_resume_still_is(tmp_path: Path) -> None:
-    values = [0.1, 0.8, 0.5, 0.6]
-    for rounds, place in ((3, "first"), (4, "second")):
-        folder = tmp_path / place
+    for rounds, place, path in ((3, "first", None), (4, "second", tmp_path / "first/checkpoints/last.ckpt")):
         saving: dict[str, Any] = {"enable_checkpointing": True, "callbacks": default_checkpoints([])}
-        path = None if rounds == 3 else tmp_path / "first/checkpoints/last.ckpt"
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="The dirpath has changed")
-            fit(FederatedLoop(seed=0), folder, Rated("val_accuracy", values), rounds=rounds, ckpt_path=path, **saving)
+        module = Rated("val_accuracy", [0.1, 0.8, 0.5, 0.6])
+        fit(FederatedLoop(seed=0), tmp_path / place, module, rounds=rounds, ckpt_path=path, **saving)
     found = find_checkpoint("best", trainer_for(None, tmp_path / "second"))
     assert found == tmp_path / "first/checkpoints/best.ckpt"
+
+
+@pytest.mark.parametrize(("wrapped", "preload"), [(False, True), (True, False)])
+def test_predictions_have_the_rows_own_ids(wrapped: bool, preload: bool, tmp_path: Path) -> None:
+    draws = random.Random(0)
+
+    def lines(first: int, count: int) -> list[str]:
+        made = [(draws.gauss(0, 1), draws.choice("AB")) for _ in range(count)]
+        return ["patient,age,ill,ward", *(f"P{first + i},{x:.2f},{int(x > 0)},{w}" for i, (x, w) in enumerate(made))]
+
+    (tmp_path / "train.csv").write_text("\n".join(lines(0, 60)))
+    held = lines(100, 12)
+    held[3] = "P102,0.5,,A"  # nothing to predict: the row is left out
+    (tmp_path / "test.csv").write_text("\n".join(held))
+    config: dict[str, object] = {"labels": "ill", "groups": "ward", "columns": {"exclude": ["patient"]}}
+    config |= {"source": str(tmp_path / "train.csv"), "test": str(tmp_path / "test.csv")}
+    if wrapped:
+        given = {"path": "train.csv", "test_path": "test.csv", "target": "ill", "group": "ward", "root": str(tmp_path)}
+        source = {"class_path": "flsv.data.TableData", "init_args": {**given, "columns": {"exclude": ["patient"]}}}
+        config = {"source": source, "partitioner": "flsv.data.GroupPartitioner"}
+    config["loader"] = {"preload": preload}
+    file = tmp_path / "run.yaml"
+    trainer = {"accelerator": "cpu", "default_root_dir": str(tmp_path / "runs"), "logger": False}
+    file.write_text(yaml.safe_dump({"data": config, "trainer": trainer}))
+    assert main(["predict", "--config", str(file), "-q"]) == 0
+    found = rows(next(tmp_path.rglob("predictions.csv")))
+    kept = [[str(place), *line.split(",")] for place, line in enumerate(held[1:], 2) if line.split(",")[2]]
+    expected = [(line, patient, ward) for line, patient, _, _, ward in kept]
+    assert [(row["line"], row["patient"], row["client"]) for row in found] == expected
+    assert list(found[0])[:5] == ["index", "line", "client", "patient", "prediction"]

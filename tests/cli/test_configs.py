@@ -45,21 +45,17 @@ def test_what_is_unknown_shows_the_five_nearest(given: str, near: str) -> None:
     assert str(caught.value).partition("Nearest by name: ")[2].count(", ") == 4
 
 
-def test_init_copies_one_that_is_used_from_then_on(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["init", "--config", "quickstart"]) == 0
+def test_init_copies_what_is_used_from_then_on_and_overwrites_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init"]) == 0
     assert Path("quickstart.yaml").read_text() == (CONFIGS / "quickstart.yaml").read_text()
     assert find_config("quickstart") == Path("quickstart.yaml")
     assert main(["init", "mine", "--config", "fedsv", "--config", "scenarios/guo_noisy"]) == 0
     assert sorted(path.name for path in Path("mine").iterdir()) == ["fedsv.yaml", "guo_noisy.yaml"]
     assert "flsv fit --config mine/fedsv.yaml --config mine/guo_noisy.yaml" in capsys.readouterr().out
-
-
-def test_init_of_a_folder_is_the_quickstart_and_overwrites_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["init", "mine"]) == 0
-    Path("mine/quickstart.yaml").write_text("mine")
-    assert main(["init", "mine"]) == 2
+    Path("quickstart.yaml").write_text("mine")
+    assert main(["init"]) == 2
     assert "is there already" in capsys.readouterr().err
-    assert Path("mine/quickstart.yaml").read_text() == "mine"
+    assert Path("quickstart.yaml").read_text() == "mine"
 
 
 @pytest.mark.slow

@@ -1,71 +1,117 @@
-"""What is wrong with a command line or a configuration file is said in one line."""
+"""Options and configuration files: what comes of several, and what is wrong with one is said in one line."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from cli_runs import CONFIGS, QUIET
 
 from flsv import FederatedLoop
 from flsv.cli import main
-from flsv.cli.parser import FederatedCLI, make_cli
+from flsv.cli.parser import FederatedCLI, loop_of, make_cli
 
-CONFIGS = Path(__file__).parents[2] / "configs"
-QUICKSTART = str(CONFIGS / "digits.yaml")
+#: What plain parsers say.
+AT_ONCE = [
+    ("report . --clinet 3", 2, "unrecognized arguments: --clinet"),
+    ("new metrics X", 2, "invalid choice: 'metrics'"),
+    ("new metric 3", 2, "'3' is no name of a class"),
+    ("init --confg quickstart", 2, "unrecognized arguments: --confg"),
+    ("fitt", 2, "Did you mean fit?"),
+    *((f"{command} --help", 0, "") for command in ("report", "new", "init")),
+    ("--help", 0, ""),
+    ("--version", 0, ""),
+]
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The one line that the command line ends with."""
+def test_what_plain_parsers_say_waits_for_nothing() -> None:
+    code = """if True:
+        import sys
+        from flsv.cli import main
+        for line in sys.argv[1:]:
+            *words, expected = line.split()
+            try:
+                status = main(words)
+            except SystemExit as exit:
+                status = exit.code
+            assert status == int(expected), line
+        slow = {"torch", "lightning", "matplotlib", "pandas", "jsonargparse"} & sys.modules.keys()
+        assert not slow, slow
+    """
+    command = [sys.executable, "-c", code, *(f"{line} {status}" for line, status, _ in AT_ONCE)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [said for _, _, said in AT_ONCE if said not in done.stderr] == []
+
+
+def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     try:
-        code = main(list(arguments))
+        status = main(list(arguments))
     except SystemExit as stopped:
-        code = stopped.code  # type: ignore[assignment]
-    assert code == 2
-    lines = capsys.readouterr().err.strip().splitlines()
-    lines = [line for line in lines if not line.startswith(("INFO", "Seed set"))]
-    assert len(lines) == 1, lines
-    assert lines[0].startswith("flsv: error: ")
-    return lines[0]
+        status = stopped.code  # type: ignore[assignment]
+    assert status == 2
+    error = capsys.readouterr().err
+    assert "Traceback" not in error
+    return error
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("line", "said"),
     [
-        ["--trainer.limit_train_batches", "0"],
-        ["--federation.sampler", "BernoulliSampler", "--federation.sampler.expected_cohort", "1e-9"],
-        ["--federation.metrics.x", "FedSV", "--federation.metrics.x.estimator_args", "{bugdet: 3}"],
+        ("fit --trainer.max_epoch 3", "Did you mean --trainer.max_epochs?"),
+        ("fit --config digits --alpha 3", "Did you mean --data.partitioner.alpha or"),
+        ("fit --config digits --data.partitioner.alfa 3", "Did you mean --data.partitioner.alpha"),
+        ("fit --federation.aggregator FedAvgg", "FedAvgg"),
+        ("fit --config quickstart --federation.aggregator.server_lrr 1", "server_lrr"),
+        ("fit --config quickstrat", "Did you mean --config quickstart"),
+        ("fit --config digits --data.partitioner.num_clients 1", "DirichletPartitioner(num_clients=1): expected a"),
+        ("fit --config shapfed_wa --federation.aggregator.metric nope", "reads the metric 'nope'"),
+        ("fit --config digits --trainer.limit_train_batches 0", "limit_train_batches"),
+        ("compare --config fedavg --data.sauce 1", "--data.sauce"),
+        ("test --ckpt_path nope.ckpt", "there is no checkpoint nope.ckpt."),
+        ("value --data.sauce digits", "--data.sauce"),
+        ("value --trainer.max_epochs 1", "nothing is trained here"),
+        ("value --federation.seed 2", "nothing is trained here"),
+        ("data --ot 3", "--ot"),
+        ("retrain . --trainings som", "invalid choice: 'som'"),
+        ("retrain nowhere", "nowhere holds no config.yaml: name the folder of a run"),
+        ("repeat many --config a", "invalid int value: 'many'"),
+        ("bench --metric cgvs", "there is no metric 'cgvs'"),
+        ("bench --federations clinic", "there is no federation 'clinic'"),
+        ("report . --client Oslo", "holds no contributions.csv"),
+        # The parser would read a text file for the option's value, which here is a data set's name.
+        ("fit --data.source notes.txt", "notes.txt' was found"),
+        ("value --data.source notes.txt", "notes.txt' was found"),
     ],
 )
-def test_numbers_and_arguments_that_cannot_work(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: list[str]
+def test_an_error_names_the_option_or_the_value(
+    line: str, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wrong = ["flsv.metrics.PartialFederatedShapley" if word == "FedSV" else word for word in wrong]
-    quiet = ["--trainer.enable_model_summary", "false", "--trainer.enable_progress_bar", "false"]
-    said(capsys, "fit", "--config", QUICKSTART, "--trainer.default_root_dir", str(tmp_path), *quiet, *wrong)
+    monkeypatch.chdir(tmp_path)
+    Path("notes.txt").write_text("digits")
+    assert said in error_of(capsys, *line.split())
     assert not list(tmp_path.rglob("*.ckpt"))
 
 
 def federation(*configs: str | Path, arguments: tuple[str, ...] = ()) -> FederatedLoop:
     options = [word for config in configs for word in ("--config", str(config))]
-    cli = make_cli([*options, *arguments], run=False)
-    return next(callback for callback in cli.trainer.callbacks if isinstance(callback, FederatedLoop))
+    return loop_of(make_cli([*options, *arguments], run=False).trainer)
 
 
 @pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
 def test_metrics_of_several_files_come_together(tmp_path: Path) -> None:
-    loop = federation(QUICKSTART, CONFIGS / "afedsv.yaml")
+    loop = federation("digits", CONFIGS / "afedsv.yaml")
     assert sorted(loop.metrics) == ["cssv", "ssv"]
     assert repr(loop.aggregator).startswith("ShapleyWeighted(")
     again, none = tmp_path / "again.yaml", tmp_path / "none.yaml"
-    again.write_text(
-        "federation: {metrics: {cssv: {class_path: flsv.metrics.ClassSpecificShapley, init_args: {momentum: 0.5}}}}\n"
-    )
+    again.write_text("federation: {metrics: {cssv: {class_path: ClassSpecificShapley, init_args: {momentum: 0.5}}}}\n")
     none.write_text("federation: {metrics: {}, aggregator: FedAvg}\n")
-    assert federation(QUICKSTART, again).metrics["cssv"].momentum == 0.5
-    assert federation(QUICKSTART, none).metrics == {}
-    assert sorted(federation(QUICKSTART, none, CONFIGS / "afedsv.yaml").metrics) == ["ssv"]
-    more = ("--federation.metrics.loo", "flsv.metrics.LeaveOneOut")
-    assert sorted(federation(QUICKSTART, CONFIGS / "afedsv.yaml", arguments=more).metrics) == ["cssv", "loo", "ssv"]
+    assert federation("digits", again).metrics["cssv"].momentum == 0.5
+    assert federation("digits", none).metrics == {}
+    more = ("--federation.metrics.loo", "LeaveOneOut")
+    assert sorted(federation("digits", none, "afedsv", arguments=more).metrics) == ["loo", "ssv"]
 
 
 @pytest.mark.parametrize("configs", [("fedadam", "topk"), ("topk", "fedadam"), ("scenarios/private", "topk")])
@@ -91,21 +137,25 @@ def test_only_the_subcommand_that_is_asked_for_has_a_parser(
         assert len(made) == parsers
 
 
-NOT_MEANT = {
-    "binary": (bytes(range(256)), "binary.yaml: 'utf-8' codec can't decode"),
-    "twice": (b"federation:\n  server_lr: 1\n  server_lr: 0.5\n", "line 3: the key 'server_lr' is in line 2 already"),
-    "group": (b"federation: {evaluation: null}\n", "federation.evaluation: null: expected its options"),
-    "accelerator": (b"trainer: {accelerator: gpuu}\n", "invalid accelerator name"),
-    "hidden": (
-        b"model: {class_path: flsv.ClassifierClient, init_args: {network: mlp, network_args: {hidden: abc}}}\n",
-        "MLP(hidden='abc'): expected a list",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", NOT_MEANT)
-def test_a_file_that_cannot_be_meant(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / f"{name}.yaml"
-    file.write_bytes(NOT_MEANT[name][0])
-    options = ("--trainer.default_root_dir", str(tmp_path), "--trainer.max_epochs", "1")
-    assert NOT_MEANT[name][1] in said(capsys, "fit", "-q", "--config", "digits", "--config", str(file), *options)
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (bytes(range(256)), "mine.yaml: 'utf-8' codec can't decode"),
+        (b"federation:\n  server_lr: 1\n  server_lr: 0.5\n", "line 3: the key 'server_lr' is in line 2 already"),
+        (b"federation: {evaluation: null}\n", "evaluation: null: expected its options"),
+        (b"trainer: {accelerator: gpuu}\n", "invalid accelerator name"),
+        (
+            b"model: {class_path: flsv.ClassifierClient, init_args: {network: mlp, network_args: {hidden: abc}}}\n",
+            "MLP(hidden='abc'): expected a list",
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_meant(
+    content: bytes, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.yaml").write_bytes(content)
+    options = [f"--trainer.default_root_dir={tmp_path}", *QUIET]
+    error = error_of(capsys, "fit", "-q", "--config", "digits", "--config", str(tmp_path / "mine.yaml"), *options)
+    (line,) = [line for line in error.splitlines() if not line.startswith(("INFO", "Seed set"))]
+    assert line.startswith("flsv: error: ")
+    assert said in line

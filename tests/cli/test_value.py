@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from matplotlib.figure import Figure
+from cli_runs import rows
 from torch.utils.data import TensorDataset
 
 from flsv.cli import main
@@ -18,38 +16,18 @@ from flsv.seeding import generator_for
 from flsv.valuation import FedBary
 from flsv.valuation.sets import participants_of
 
-CONFIGS = Path(__file__).parents[2] / "configs"
 
-
-def value(*arguments: str, scenario: str = "fedbary_feature_noise") -> int:
-    files = (CONFIGS / "digits.yaml", CONFIGS / "value.yaml", CONFIGS / "scenarios" / f"{scenario}.yaml")
-    options = [option for file in files for option in ("--config", str(file))]
-    return main(["value", *options, *arguments])
-
-
-def rows(folder: Path) -> list[dict[str, str]]:
-    with (folder / "valuation.csv").open() as file:
-        return list(csv.DictReader(file))
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def test_it_prints_a_table_and_writes_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
-    return tmp_path / "runs" / "value"
-
-
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures stay empty."""
-    monkeypatch.setattr(Figure, "draw", lambda self, renderer: None)
-
-
-def test_it_prints_a_table_and_writes_everything(folder: Path, capsys: Any) -> None:
-    assert value() == 0
+    folder = tmp_path / "runs" / "value"
+    files = ("digits", "value", "scenarios/fedbary_feature_noise")
+    assert main(["value", *(f"--config={file}" for file in files)]) == 0
     out = capsys.readouterr().out
     assert "Valuation against the server's validation set" in out
     assert "flagged_share" in out
-    table = rows(folder)
+    table = rows(folder / "valuation.csv")
     assert [row["client"] for row in table] == list("01234")
     shares = [float(row["share"]) for row in table]
     assert shares == sorted(shares, reverse=True)
@@ -59,22 +37,6 @@ def test_it_prints_a_table_and_writes_everything(folder: Path, capsys: Any) -> N
     assert not list(folder.rglob("*.ckpt"))
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_the_same_seed_gives_the_same_values(folder: Path) -> None:
-    tables = []
-    for seed in ("0", "0", "1"):
-        assert value("--seed", seed, "--pictures", "0", "--value.support", "20", "--value.iterations", "3") == 0
-        tables.append(rows(folder))
-    assert tables[0] == tables[1]
-    assert tables[0] != tables[2]
-
-
-def flagged_rows(folder: Path, client: int) -> list[dict[str, str]]:
-    with (folder / "clients" / str(client) / "flagged.csv").open() as file:
-        return list(csv.DictReader(file))
-
-
-@pytest.mark.usefixtures("undrawn")
 def test_the_index_is_the_data_sets(tmp_path: Path) -> None:
     """Samples that are far from all others are found again at their places in the data set, with their labels."""
     x = torch.randn(400, 4, generator=torch.Generator().manual_seed(0))
@@ -89,7 +51,7 @@ def test_the_index_is_the_data_sets(tmp_path: Path) -> None:
     found: dict[int, str] = {}
     for client in range(3):
         own = set(data.client_indices(client).tolist())
-        for row in flagged_rows(tmp_path, client):
+        for row in rows(tmp_path / f"clients/{client}/flagged.csv"):
             assert int(row["index"]) in own
             found[int(row["index"])] = row["label"]
     assert len(bad) >= 2
@@ -97,19 +59,12 @@ def test_the_index_is_the_data_sets(tmp_path: Path) -> None:
         assert found[place] == str(data.class_names[label])
 
 
-@pytest.mark.parametrize("validation", [False, True])
-def test_it_is_against_what_was_asked_for(validation: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("validation", "seed"), [(False, 0), (True, 1)])
+def test_it_is_against_what_was_asked_for(validation: bool, seed: int, tmp_path: Path) -> None:
     x, y = torch.randn(90, 4, generator=torch.Generator().manual_seed(0)), torch.arange(90) % 2
     data = FederatedDataModule((TensorDataset(x, y), TensorDataset(x[:20] + 1, y[:20])), IIDPartitioner(3, seed=2))
     valuer = FedBary(support=10)
-    found = run_value(data, valuer, tmp_path, pictures=0, table=False, validation=validation)
+    found = run_value(data, valuer, tmp_path, seed=seed, pictures=0, table=False, validation=validation)
     clients, server = participants_of(data)
-    expected = valuer.value(clients, server if validation else None, generator_for(0, "value"))
+    expected = valuer.value(clients, server if validation else None, generator_for(seed, "value"))
     assert torch.equal(found.distances, expected.distances)
-
-
-@pytest.mark.parametrize("option", ["--trainer.max_epochs 1", "--trainer={}", "--federation.seed 2"])
-def test_what_has_no_meaning_here_is_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["value", *option.split()])
-    assert "nothing is trained here" in capsys.readouterr().err

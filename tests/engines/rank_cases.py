@@ -17,7 +17,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from rank_federations import CASES, Case, five, shapfed_wa
 from torch import nn
 from torch.utils.data import TensorDataset
-from toys import Plain, toy_sets
+from toys import Plain, toy_sets, trainer_for
 
 from flsv import Reporting
 from flsv.aggregation import FedAvg
@@ -28,112 +28,117 @@ from flsv.functional import exact_shapley
 from flsv.games.retraining import RetrainedUtility
 from flsv.loop import FederatedLoop
 from flsv.loop.side_by_side import SideBySideUtility
-from flsv.metrics import (
-    ClassSpecificShapley,
-)
+from flsv.metrics import ClassSpecificShapley
 from flsv.models.classifier import ClassifierClient
 from flsv.sampling import FixedCohort
 
 
-def trainer(folder: Path, loop: FederatedLoop, options: dict[str, Any], callbacks: list[Callback]) -> L.Trainer:
+class Die(Callback):
+    """One rank ends in the third round, once: by SIGKILL, or by an exception. A mark in the run's folder says that it
+    has happened."""
+
+    def __init__(self, folder: Path, rank: int, kill: bool) -> None:
+        self.mark, self.rank, self.kill = folder / "died", rank, kill
+
+    def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
+        if ranks_of(trainer).rank != self.rank or trainer.current_epoch < 2 or self.mark.exists():
+            return
+        self.mark.touch()
+        if self.kill:
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise ValueError("bad sample at this site")
+
+
+class Stop(Callback):
+    """A rank stops in the middle of a round."""
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        trainer.should_stop = ranks_of(trainer).rank == 1 and trainer.current_epoch == 1
+
+
+class SaveWithin(Callback):
+    """Saves in the middle of the third round."""
+
+    def on_train_batch_start(self, trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int) -> None:
+        if trainer.current_epoch == 2 and batch_idx == 1:
+            trainer.save_checkpoint(Path(trainer.default_root_dir) / "within.ckpt")
+
+
+def trainer(folder: Path, callbacks: list[Callback], options: dict[str, Any]) -> L.Trainer:
     options = dict(options)
     writes = TensorBoardLogger(folder, name="") if options.pop("logger", False) else False
     size, nodes = int(os.environ.get("RANKS") or os.environ["WORLD_SIZE"]), int(os.environ.get("NODES", 1))
     saves = ModelCheckpoint(
         folder, save_last=True, monitor=options.pop("monitor", None), save_top_k=1, enable_version_counter=False
     )
-    return L.Trainer(
-        max_epochs=options.pop("rounds", 3),
-        accelerator="cpu",
-        devices=size // nodes,
-        num_nodes=nodes,
-        strategy="federated",
-        default_root_dir=folder,
+    where = {"devices": size // nodes, "num_nodes": nodes, "strategy": "federated"}
+    return trainer_for(
+        None,
+        folder,
+        options.pop("rounds", 3),
         logger=writes,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        log_every_n_steps=1,
-        callbacks=[loop, saves, *callbacks],
+        enable_checkpointing=True,
+        callbacks=[*callbacks, saves],
+        **where,
         **options,
     )
 
 
-def fit(folder: Path, case: Case, callbacks: list[Callback] | None = None) -> L.Trainer:
+def fit(folder: Path, case: Case, *callbacks: Callback) -> None:
     """Start it, or go on from its last checkpoint."""
+    folder.mkdir(parents=True, exist_ok=True)
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning").setLevel(logging.ERROR)
     torch.set_num_threads(1)
     loop, module, data, options = case
-    loop = loop.replace(reporting=Reporting(table=False))
-    there, last = trainer(folder, loop, options, callbacks or []), folder / "last.ckpt"
+    there = trainer(folder, [loop.replace(reporting=Reporting(table=False)), *callbacks], options)
+    last = folder / "last.ckpt"
     there.fit(module, data, ckpt_path=last if last.exists() else None)
-    return there
+    if there.is_global_zero:
+        metrics = {key: float(value) for key, value in sorted(there.callback_metrics.items())}
+        (folder / "metrics.txt").write_text(repr(metrics))
 
 
-class Die(Callback):
-    """One rank ends in the third round, once.
-
-    Args:
-        folder: of the run, where a mark says that it has happened.
-        rank: which.
-        how: ``"raise"``: by an exception; else by SIGKILL, where in the round.
-    """
-
-    def __init__(self, folder: Path, rank: int, how: str) -> None:
-        self.mark, self.rank, self.how = folder / "died", rank, how
-
-    def _at(self, trainer: L.Trainer, *places: str) -> None:
-        here = ranks_of(trainer).rank == self.rank and trainer.current_epoch == 2 and self.how in places
-        if not here or self.mark.exists():
-            return
-        self.mark.touch()
-        if self.how != "raise":
-            os.kill(os.getpid(), signal.SIGKILL)
-        raise ValueError("bad sample at this site")
-
-    def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        loop: Any = next(callback for callback in trainer.callbacks if isinstance(callback, FederatedLoop))  # type: ignore[attr-defined]
-        clients = loop._fit.running.engine.clients
-        exchange = getattr(clients, "exchange", None)
-
-        def dying(*args: Any) -> None:
-            self._at(trainer, "update")
-            exchange(*args)
-
-        if exchange is not None:  # there are several ranks
-            clients.exchange = dying
-
-    def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
-        self._at(trainer, "first batch", "raise")
+def run_all(folder: str, names: list[str]) -> None:
+    """One federation after the other, in one group of ranks."""
+    for name in names:
+        fit(Path(folder) / name, CASES[name]())
 
 
-def run_and_die(folder: str, name: str, rank: int, how: str) -> None:
+def run_and_die(folder: str, name: str, rank: int = -1, kill: bool = False) -> None:
     """A federation of which one rank ends in its third round; or, where one has, what is left of it."""
-    case = CASES[name]()
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    done = fit(Path(folder), case, [Die(Path(folder), rank, how)])
-    if done.is_global_zero:
-        metrics = {key: float(value) for key, value in sorted(done.callback_metrics.items())}
-        (Path(folder) / "metrics.txt").write_text(repr(metrics))
+    fit(Path(folder), CASES[name](), Die(Path(folder), rank, kill))
+
+
+def save_within(folder: str, name: str) -> None:
+    fit(Path(folder), CASES[name](), SaveWithin())
+
+
+def save_on_exception(folder: str, name: str) -> None:
+    """A checkpoint of the round in which a rank fails."""
+    fit(Path(folder), CASES[name](), Die(Path(folder), 1, kill=False), OnExceptionCheckpoint(Path(folder) / "failed"))
+
+
+def stop_within(folder: str) -> None:
+    fit(Path(folder), shapfed_wa(), Stop())
 
 
 def other_data(folder: str, how: str) -> None:
     """Rank 1 has another federation."""
-    loop, module, data, options = shapfed_wa()
-    data = FederatedDataModule(toy_sets(), SizePartitioner([4, 2, 3, 3, 2]), batch_size=8)
+    loop, module, _, options = shapfed_wa()
+    train, test = toy_sets()
     if how == "clock":  # of every rank
         options = {"max_time": "00:01:00:00"}
     elif int(os.environ["LOCAL_RANK"]) == 1:
         if how == "samples":
-            (x, y), test = toy_sets()[0].tensors, toy_sets()[1]
-            data = FederatedDataModule((TensorDataset(x + 1, y), test), SizePartitioner([4, 2, 3, 3, 2]), batch_size=8)
+            train = TensorDataset(train.tensors[0] + 1, train.tensors[1])
         elif how == "settings":
             loop = loop.replace(aggregator=FedAvg(), metrics={"cssv": ClassSpecificShapley(momentum=0.1)})
         elif how == "module":
             module = Plain(nn.Sequential(nn.Linear(6, 3)))
         else:
             strategy.versions = lambda: {"version of flsv": "9.9"}
+    data = FederatedDataModule((train, test), SizePartitioner([4, 2, 3, 3, 2]), batch_size=8)
     fit(Path(folder), (loop, module, data, options))
 
 
@@ -158,49 +163,8 @@ def disagree(folder: str) -> None:
 
 def no_federation(folder: str) -> None:
     """A trainer without a FederatedLoop."""
-    case = shapfed_wa()
-    there = trainer(Path(folder), case[0], {}, [])
-    there.callbacks.remove(case[0])  # type: ignore[attr-defined]
-    there.fit(case[1], case[2])
-
-
-class SaveWithin(Callback):
-    """Saves in the middle of the third round."""
-
-    def on_train_batch_start(self, trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int) -> None:
-        if trainer.current_epoch == 2 and batch_idx == 1:
-            trainer.save_checkpoint(Path(trainer.default_root_dir) / "within.ckpt")
-
-
-def save_within(folder: str, name: str) -> None:
-    """A checkpoint in the middle of a round."""
-    fit(Path(folder), CASES[name](), [SaveWithin()])
-
-
-def save_on_exception(folder: str, name: str) -> None:
-    """A checkpoint of the round in which a rank fails."""
-    saves = OnExceptionCheckpoint(Path(folder) / "failed")
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    fit(Path(folder), CASES[name](), [Die(Path(folder), 1, "raise"), saves])
-
-
-def idle_stops(folder: str) -> None:
-    """A rank that stops in the middle of a round."""
-
-    class Stop(Callback):
-        def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
-            trainer.should_stop = ranks_of(trainer).rank == 1 and trainer.current_epoch == 1
-
-    fit(Path(folder), shapfed_wa(), [Stop()])
-
-
-def run_all(folder: str, names: list[str]) -> None:
-    """One federation after the other, in one group of ranks."""
-    for name in names:
-        done = fit(Path(folder) / name, CASES[name]())
-        if done.is_global_zero:
-            metrics = {key: float(value) for key, value in sorted(done.callback_metrics.items())}
-            (Path(folder) / name / "metrics.txt").write_text(repr(metrics))
+    _, module, data, options = shapfed_wa()
+    trainer(Path(folder), [], options).fit(module, data)
 
 
 def retrain(folder: str) -> None:
@@ -215,19 +179,20 @@ def retrain(folder: str) -> None:
     def make(cohort: FixedCohort) -> L.Trainer:
         trained.append(cohort)
         loop = FederatedLoop(sampler=cohort, seed=0, reporting=Reporting(table=False))
-        options = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
-        return L.Trainer(max_epochs=2, callbacks=[loop], logger=False, default_root_dir=folder, **options)
+        return trainer_for(loop, Path(folder), 2)
+
+    def game() -> RetrainedUtility:
+        torch.manual_seed(0)  # of the weights, which the first fit makes
+        return RetrainedUtility(make, ClassifierClient("softmax"), data, "negative_loss", ranks=ranks)
 
     data = FederatedDataModule("digits", SizePartitioner([1, 2, 3]))
-    utility = RetrainedUtility(make, ClassifierClient("softmax"), data, "negative_loss", ranks=ranks)
-    torch.manual_seed(0)  # of the weights, which the first fit makes
+    utility = game()
     found = exact_shapley(utility, 3)
     print("RESULT", found.values.tolist(), len(utility.scores), len(utility.seconds), flush=True)
     print("TRAINED", len(trained), flush=True)
     for compare in (True, False):
-        game = RetrainedUtility(make, ClassifierClient("softmax"), data, "negative_loss", ranks=ranks)
-        torch.manual_seed(0)
-        print(f"SIDE{compare:d}", exact_shapley(SideBySideUtility(game, 0, compare), 3).values.tolist(), flush=True)
+        values = exact_shapley(SideBySideUtility(game(), 0, compare), 3).values
+        print(f"SIDE{compare:d}", values.tolist(), flush=True)
 
 
 def exchanges(folder: str) -> None:
@@ -245,8 +210,7 @@ def exchanges(folder: str) -> None:
     }
     for r, there in enumerate(ranks.everybody(told, "everything")):
         assert torch.equal(there["view"], whole[r, :3])
-        assert there["half"].shape == (2, 0)
-        assert there["half"].dtype == torch.bfloat16
+        assert (there["half"].shape, there["half"].dtype) == ((2, 0), torch.bfloat16)
         assert (bool(there["yes"]), there["text"]) == (r == 1, f"rank {r}")
     assert ranks.from_rank(1, told, "one")["text"] == "rank 1"
     matrix = torch.full((4, 300_000), float(rank))

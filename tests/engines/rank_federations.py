@@ -9,7 +9,6 @@ import lightning as L
 import numpy as np
 import torch
 import torchmetrics
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 from toys import CLASSES, Plain, adam, network, toy_data, toy_sets
@@ -38,8 +37,6 @@ from flsv.metrics import (
     ShadowShapley,
     SurrogateFederatedShapley,
 )
-from flsv.participants import run_protocol
-from flsv.participants.artifacts import keep_artifact
 from flsv.personalization import FedFomo, PFedSV, ShapFedPersonalizer
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import PowerOfChoice, UniformSampler
@@ -69,7 +66,14 @@ class Logging(Plain):
 
 
 class Validating(Plain):
-    """Logs what its games go by when it validates, where it also meets whoever else does."""
+    """Logs what its games go by when it validates, where it also meets whoever else does. Where there is a default
+    process group it reduces, where there are several processes it scales its loss: here is neither."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        if torch.distributed.is_initialized():
+            torch.distributed.all_reduce(loss)
+        return loss * self.trainer.world_size
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         x, y = batch
@@ -80,41 +84,12 @@ class Validating(Plain):
         self.trainer.strategy.barrier("the end of a validation")
 
 
-class Asking(Validating):
-    """Would reduce and shard where there is a default process group."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = super().training_step(batch, batch_idx)
-        if torch.distributed.is_initialized():
-            torch.distributed.all_reduce(loss)
-        return loss * self.trainer.world_size
-
-
 class Dithered(ShapFedWA):
     """Draws from the global generator, which the last client of the cohort has left where it is."""
 
     def aggregate(self, round: Any, contributions: Any) -> Any:
         vector, weights = super().aggregate(round, contributions)
         return vector + 1e-3 * torch.rand(()), weights
-
-
-class Manual(Plain):
-    """Steps by itself, with momentum and a buffer that no vector holds."""
-
-    automatic_optimization = False
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.register_buffer("batches", torch.zeros((), dtype=torch.long))
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        optimizer = self.optimizers()
-        loss = super().training_step(batch, batch_idx)
-        optimizer.zero_grad()
-        self.manual_backward(loss)
-        optimizer.step()
-        self.batches += 1
-        return loss.detach()
 
 
 class Broken(Attack):
@@ -124,19 +99,17 @@ class Broken(Attack):
         return update * float("nan")
 
 
-class Drawing(torchmetrics.Metric):
-    """Lets both clients draw a picture for themselves."""
+class Jittered(Dataset[Any]):
+    """Draws from a generator of its own."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.add_state("seen", torch.zeros(2), dist_reduce_fx="sum")
+        (self.x, self.targets), self.rng = toy_sets()[0].tensors, np.random.RandomState(1)
 
-    def update(self, clients: Any) -> None:
-        run_protocol(clients, lambda client: client.ask(keep_artifact, "empty", Figure))
-        self.seen += 1
+    def __len__(self) -> int:
+        return len(self.x)
 
-    def compute(self) -> Tensor:
-        return self.seen.clone()
+    def __getitem__(self, index: int) -> Any:
+        return self.x[index] + float(self.rng.normal()), int(self.targets[index])
 
 
 def plain_sgd(parameters: Any) -> torch.optim.Optimizer:
@@ -191,7 +164,10 @@ def own_models_of_the_worst_served() -> Case:
         evaluation=ClientEvaluation(every=2),
         seed=3,
     )
-    return loop, Plain(network(dropout=0.3)), five(), {"rounds": 4}
+    data = FederatedDataModule(
+        Jittered(), SizePartitioner([4, 2, 3, 3, 2]), batch_size=8, splits=Splits(client_test=0.2)
+    )
+    return loop, Plain(network(dropout=0.3)), data, {"rounds": 4}
 
 
 def in_run() -> Case:
@@ -227,14 +203,8 @@ def shadows() -> Case:
 
 
 def two_clients() -> Case:
-    metrics = {"distance": CalibratedOTGradient(), "drawn": Drawing()}
+    metrics = {"distance": CalibratedOTGradient()}
     return FederatedLoop(metrics=metrics, seed=3), Plain(), toy_data((1, 1)), {"rounds": 2}
-
-
-def manual() -> Case:
-    # Two clients: of three ranks one is idle.
-    loop = FederatedLoop(sampler=UniformSampler(2), optimizer_state="persist", local_epochs=2, seed=3)
-    return loop, Manual(network(dropout=0.2)), five(), {}
 
 
 def one_excluded() -> Case:
@@ -250,56 +220,24 @@ def one_excluded() -> Case:
     return loop, Plain(network(), plain_sgd), five(), {}
 
 
-#: Every question by what the module logs: of the server's validation set and of the clients' own.
-BY_A_LOGGED_VALUE: dict[str, Callable[[], Any]] = {
-    "pfsv": lambda: PartialFederatedShapley(performance="val_loss", mode="min"),
-    "cumulative": lambda: CumulativeShapley(performance="val_hits", mode="max"),
-    "decayed": lambda: DecayedShapley(performance="val_loss", mode="min"),
-    "loo": lambda: LeaveOneOut(performance="val_loss", mode="min"),
-    "lower": lambda: LowerBoundShapley(performance="val_loss", mode="min"),
-    "one_round": lambda: OneRoundShapley(2, performance="val_loss", mode="min"),
-    "surrogate": lambda: SurrogateFederatedShapley(performance="val_loss", mode="min"),
-    "agreement": lambda: GradientAgreement(loss="val_loss"),
-    "fedce": lambda: ContributionEstimation(performance="val_hits", mode="max"),
-}
-
-
-def fedfomo() -> FedFomo:
-    return FedFomo(performance="val_loss", mode="min")
-
-
 def by_a_logged_value() -> Case:
-    # Two and three ranks share five clients and 32 coalitions out unequally, five ranks the coalitions.
-    metrics = {name: make() for name, make in BY_A_LOGGED_VALUE.items()}
-    loop = FederatedLoop(metrics=metrics, personalizer=fedfomo(), seed=3)
+    """Every question by what the module logs: of the server's validation set and of the clients' own. Two and three
+    ranks share five clients and 32 coalitions out unequally."""
+    less: Any = {"performance": "val_loss", "mode": "min"}
+    more: Any = {"performance": "val_hits", "mode": "max"}
+    metrics = {
+        "pfsv": PartialFederatedShapley(**less),
+        "cumulative": CumulativeShapley(**more),
+        "decayed": DecayedShapley(**less),
+        "loo": LeaveOneOut(**less),
+        "lower": LowerBoundShapley(**less),
+        "one_round": OneRoundShapley(2, **less),
+        "surrogate": SurrogateFederatedShapley(**less),
+        "agreement": GradientAgreement(loss="val_loss"),
+        "fedce": ContributionEstimation(**more),
+    }
+    loop = FederatedLoop(metrics=metrics, personalizer=FedFomo(**less), seed=3)
     return loop, Validating(), five(client_val=0.2), {"rounds": 2}
-
-
-class Jittered(Dataset[Any]):
-    """Draws from a generator of its own."""
-
-    def __init__(self) -> None:
-        (self.x, self.targets), self.rng = toy_sets()[0].tensors, np.random.RandomState(1)
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.x[index] + float(self.rng.normal()), int(self.targets[index])
-
-
-def held_generator() -> Case:
-    data = FederatedDataModule(
-        Jittered(), SizePartitioner([4, 2, 3, 3, 2]), batch_size=8, splits=Splits(client_test=0.2, server_val=0.2)
-    )
-    loop = FederatedLoop(
-        metrics={"loo": LeaveOneOut()}, sampler=UniformSampler(3), evaluation=ClientEvaluation(every=1), seed=3
-    )
-    return loop, Plain(network(batch_norm=False)), data, {}
-
-
-def asks_torch() -> Case:
-    return FederatedLoop(sampler=UniformSampler(4), seed=3), Asking(), five(), {}
 
 
 def colluders() -> Case:
@@ -326,12 +264,9 @@ CASES: dict[str, Callable[[], Case]] = {
         kept_momentum,
         adam_with_steps,
         two_clients,
-        manual,
         one_excluded,
         by_a_logged_value,
-        held_generator,
         broken_rank,
         colluders,
-        asks_torch,
     )
 }

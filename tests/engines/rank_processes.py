@@ -37,54 +37,36 @@ class Group:
         arguments: its arguments.
         size: how many ranks.
         folder: for their outputs.
-        environment: more environment variables, for every rank.
         nodes: whether every rank is a host of its own.
     """
 
-    def __init__(
-        self,
-        function: str,
-        arguments: Sequence[Any],
-        size: int,
-        folder: Path,
-        environment: dict[str, str] | None = None,
-        nodes: bool = False,
-    ) -> None:
+    def __init__(self, function: str, arguments: Sequence[Any], size: int, folder: Path, nodes: bool = False) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._outputs = [folder / f"rank{rank}.txt" for rank in range(size)]
         common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "RANKS": str(size)}
+        common["NODES"] = str(size if nodes else 1)
         self.processes: list[Any] = []
         for rank in range(size):
             own = {"NODE_RANK": str(rank), "LOCAL_RANK": "0"} if nodes else {"NODE_RANK": "0", "LOCAL_RANK": str(rank)}
-            own["NODES"] = str(size if nodes else 1)
-            variables = {**common, **own, **(environment or {})}
-            given = (function, list(arguments), variables, str(self._outputs[rank]))
-            process = _context.Process(target=_run, args=given, daemon=True)
-            process.start()
-            self.processes.append(process)
+            given = (function, list(arguments), common | own, str(self._outputs[rank]))
+            self.processes.append(_context.Process(target=_run, args=given, daemon=True))
+            self.processes[-1].start()
 
     def wait(self, seconds: float = 900.0) -> list[Ended]:
         """Until all have ended; who has not by then, on however busy a machine, is killed, and its code is None."""
         end = time.monotonic() + seconds
-        codes: dict[int, int | None] = {}
-        while len(codes) < len(self.processes) and time.monotonic() < end:
-            for rank, process in enumerate(self.processes):
-                if rank not in codes and process.exitcode is not None:
-                    codes[rank] = process.exitcode
-            time.sleep(0.02)
-        for rank, process in enumerate(self.processes):
-            if rank not in codes:
+        codes: list[int | None] = []
+        for process in self.processes:
+            process.join(max(0.0, end - time.monotonic()))
+            codes.append(process.exitcode)
+            if process.exitcode is None:
                 process.kill()
-                process.join()
-                codes[rank] = None
-        return [Ended(codes[rank], self._outputs[rank].read_text()) for rank in sorted(codes)]
+        return [Ended(code, output.read_text()) for code, output in zip(codes, self._outputs)]
 
-
-def run_ranks(function: str, arguments: Sequence[Any], size: int, folder: Path, **kwargs: Any) -> list[Ended]:
-    """Start them, wait, and check that all ended well."""
-    ended = Group(function, arguments, size, folder, **kwargs).wait()
-    assert [rank.code for rank in ended] == [0] * size, "\n".join(rank.output[-3000:] for rank in ended)
-    return ended
+    def done(self) -> None:
+        """All have ended well."""
+        ended = self.wait()
+        assert {rank.code for rank in ended} == {0}, "\n".join(rank.output[-3000:] for rank in ended)
 
 
 def _run(function: str, arguments: list[Any], variables: dict[str, str], output: str) -> None:

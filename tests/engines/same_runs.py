@@ -2,49 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import keystr, tree_flatten_with_path
+
+#: Of a process alone: Lightning's counts of its own batches, beside the totals that all have, and where it writes.
+OWN = re.compile(r"'zero_grad'|scheduler_progress|progress'.*'current'|is_last_batch|\['csv'\]|path|best_k_models")
 
 
 def differences(a: Path, b: Path) -> list[str]:
-    """Of two folders of runs: their last checkpoints without paths and batch counters, what they logged, their CSVs."""
-    one, other = (torch.load(folder / "last.ckpt", weights_only=True) for folder in (a, b))
-    found = list(_differ(one, other, ""))
+    """Of two folders of runs: what their last checkpoints hold, what they logged, their CSVs."""
+    one, other = (leaves_of(torch.load(folder / "last.ckpt", weights_only=True)) for folder in (a, b))
+    found = [place for place in {**one, **other} if one.get(place) != other.get(place)]
     for name in ("contributions.csv", "metrics.txt"):
         if (a / name).is_file() and (a / name).read_bytes() != (b / name).read_bytes():
             found.append(name)
     return found
 
 
-def _differ(one: Any, other: Any, place: str) -> Iterator[str]:
-    if isinstance(one, Tensor):
-        same = isinstance(other, Tensor) and one.shape == other.shape and one.dtype == other.dtype
-        if not same or one.numpy().tobytes() != other.numpy().tobytes():
-            yield place
-    elif isinstance(one, dict) and place.endswith("/best_k_models"):  # by path
-        yield from _differ(list(one.values()), list(other.values()), place)
-    elif isinstance(one, dict):
-        if not isinstance(other, dict) or {str(key) for key in one} != {str(key) for key in other}:
-            yield f"{place}: other keys"
-            return
-        for key in one:
-            # Lightning's counts of a process' own batches, beside the totals that all processes have.
-            own = (
-                key == "zero_grad"
-                or "scheduler_progress" in place
-                or (key in ("current", "is_last_batch") and "progress" in place)
-            )
-            if not own and key != "csv" and "path" not in str(key):
-                yield from _differ(one[key], other[key], f"{place}/{key}")
-    elif isinstance(one, (list, tuple)):
-        if len(one) != len(other):
-            yield f"{place}: other length"
-            return
-        for i, pair in enumerate(zip(one, other)):
-            yield from _differ(*pair, f"{place}/{i}")
-    elif one != other and not (one != one and other != other):
-        yield f"{place}: {one!r} and {other!r}"
+def leaves_of(checkpoint: Any) -> dict[str, Any]:
+    leaves = {keystr(place): leaf for place, leaf in tree_flatten_with_path(checkpoint)[0]}
+    return {place: held(leaf) for place, leaf in leaves.items() if not OWN.search(place)}
+
+
+def held(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor):
+        return leaf.shape, leaf.dtype, leaf.numpy().tobytes()
+    return repr(leaf)  # NaN is NaN

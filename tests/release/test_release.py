@@ -8,18 +8,20 @@ from pathlib import Path
 import pytest
 from release import ROOT, changed_sections, problems, sections
 
-OLD = "- The first.\n"
+FILES = {
+    "flsv/__init__.py": '"""Federated."""\n\n__version__ = "{version}"\n',
+    "pyproject.toml": '[project.urls]\nRepository = "https://example.org/flsv"\n',
+    "CITATION.cff": 'title: x\nversion: {version}\ndate-released: "{date}"\n',
+    "CHANGELOG.md": "# Changelog\n\n## [Unreleased]\n\n{new}## [1.0] - 2026-01-01\n\n- The first.\n",
+}
 
 
-def write(root: Path, version: str = "1.1", date: str = "2026-02-01", unreleased: str = "", old: str = OLD) -> None:
-    (root / "flsv").mkdir(exist_ok=True)
-    (root / "flsv" / "__init__.py").write_text(f'"""Federated."""\n\n__version__ = "{version}"\n')
-    (root / "pyproject.toml").write_text('[project.urls]\nRepository = "https://example.org/flsv"\n')
-    (root / "CITATION.cff").write_text(f'title: x\nversion: {version}\ndate-released: "{date}"\n')
-    (root / "CHANGELOG.md").write_text(
-        f"# Changelog\n\n## [Unreleased]\n\n{unreleased}\n## [{version}] - {date}\n\n- More.\n\n"
-        f"## [1.0] - 2026-01-01\n\n{old}"
-    )
+def commit(root: Path, words: str, **given: str) -> None:
+    for name, text in FILES.items() if given else ():
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_text(text.format(**given))
+    git(root, "add", "-A")
+    git(root, "commit", "-qm", words)
 
 
 def git(root: Path, *command: str) -> None:
@@ -31,59 +33,39 @@ def git(root: Path, *command: str) -> None:
 def repository(tmp_path: Path) -> Path:
     """Version 1.0 is tagged, 1.1 is ready."""
     git(tmp_path, "init", "-q")
-    write(tmp_path, version="1.0", date="2026-01-01")
-    (tmp_path / "CHANGELOG.md").write_text(f"# Changelog\n\n## [Unreleased]\n\n## [1.0] - 2026-01-01\n\n{OLD}")
-    git(tmp_path, "add", "-A")
-    git(tmp_path, "commit", "-qm", "1.0")
+    commit(tmp_path, "1.0", version="1.0", date="2026-01-01", new="")
     git(tmp_path, "tag", "v1.0")
-    write(tmp_path)
-    git(tmp_path, "add", "-A")
-    git(tmp_path, "commit", "-qm", "1.1")
+    commit(tmp_path, "1.1", version="1.1", date="2026-02-01", new="## [1.1] - 2026-02-01\n\n- More.\n\n")
     return tmp_path
 
 
 def test_what_is_ready_has_no_problem(repository: Path) -> None:
     assert problems(repository) == []
+    assert "tag v1.1" in problems(repository, "v1.2")[0]
     git(repository, "tag", "v1.1")
     assert problems(repository, "v1.1") == []
     assert [problem.split(" ")[0] for problem in problems(repository)] == ["v1.1"]  # tagged already
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"unreleased": "- A thing.\n"}, "[Unreleased] is missing or not empty"),
-        ({"old": "- The first, and something that was not in it.\n"}, "the section of 1.0 is not that of its tag"),
-        ({"old": ""}, "the section of 1.0 is not that of its tag"),
-    ],
-)
-def test_a_changelog_that_is_not_ready(repository: Path, change: dict[str, str], said: str) -> None:
-    write(repository, **change)
-    git(repository, "commit", "-qam", "more")
-    (problem,) = problems(repository)
-    assert said in problem
-
-
-@pytest.mark.parametrize(
     ("file", "old", "new", "said"),
     [
+        ("CHANGELOG.md", "[Unreleased]\n", "[Unreleased]\n\n- A thing.\n", "[Unreleased] is missing or not empty"),
+        ("CHANGELOG.md", "- The first.", "- The first, and more.", "the section of 1.0 is not that of its tag"),
+        ("CHANGELOG.md", "- The first.", "", "the section of 1.0 is not that of its tag"),
         ("CHANGELOG.md", "[1.1] - 2026-02-01", "[1.1]", "no section with a date for 1.1"),
         ("CITATION.cff", "2026-02-01", "2026-02-02", "expected 1.1 and 2026-02-01"),
         ("CITATION.cff", "version: 1.1", "version: 1.0", "expected 1.1 and"),
         ("pyproject.toml", "Repository", "Homepage", "no [project.urls] Repository"),
     ],
 )
-def test_files_that_do_not_agree(repository: Path, file: str, old: str, new: str, said: str) -> None:
+def test_files_that_are_not_ready(repository: Path, file: str, old: str, new: str, said: str) -> None:
     path = repository / file
     path.write_text(path.read_text().replace(old, new))
     assert any("Not everything is committed" in problem for problem in problems(repository))
-    git(repository, "commit", "-qam", "more")
+    commit(repository, "more")
     assert any(said in problem for problem in problems(repository))
     assert not any("committed" in problem for problem in problems(repository))
-
-
-def test_a_tag_of_another_version(repository: Path) -> None:
-    assert "tag v1.1" in problems(repository, "v1.2")[0]
 
 
 def test_released_sections_of_this_changelog_are_those_of_their_tags() -> None:

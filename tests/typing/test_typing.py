@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -50,12 +49,10 @@ def test_a_users_project_is_typed(tmp_path: Path) -> None:
         assert f"[{kind}]" in found.stdout, found.stdout
 
 
-def test_the_project_runs(tmp_path: Path) -> None:
-    spec = importlib.util.spec_from_file_location("user_project", PROJECT)
-    assert spec is not None
-    assert spec.loader is not None
-    project = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(project)
+def test_the_project_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(PROJECT.parent))
+    import user_project as project  # type: ignore[import-not-found]
+
     x, y = torch.randn(60, 1, 4, 4), torch.arange(60) % 3
     values = project.federation(TensorDataset(x, y), tmp_path)
     assert (values > 0).all()
@@ -64,15 +61,8 @@ def test_the_project_runs(tmp_path: Path) -> None:
     net = torch.nn.Linear(2, 2, bias=False)
     moved = [{"weight": net.weight.detach() + step} for step in (0.1, -0.1)]
     assert len(project.of_a_round(net, moved, (torch.ones(4, 2), torch.tensor([0, 1, 0, 1])))) == 2
-
-
-def test_its_parts_pass_the_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a module that can be imported by name, as a user's can."""
-    monkeypatch.syspath_prepend(str(PROJECT.parent))
-    import user_project  # type: ignore[import-not-found]
-
-    check_metric(user_project.UpdateSize())
-    check_aggregator(user_project.ShortestFirst("norm"))
+    check_metric(project.UpdateSize())
+    check_aggregator(project.ShortestFirst("norm"))
     file = tmp_path / "visits.points"
     file.write_text("".join(f"{i / 40},{-i / 40},{i % 2}\n" for i in range(40)))
-    check_source(user_project.Points(), file)
+    check_source(project.Points(), file)

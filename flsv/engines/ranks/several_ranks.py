@@ -25,18 +25,6 @@ from flsv.seeding import global_rngs, restore_global_rngs, restore_torch_rngs, t
 from flsv.server import RoundServer
 
 
-class IdleLoader(CohortLoader):
-    """One batch for a rank without a client, because Lightning ends a fit whose loader is empty. What is trained on it
-    is discarded."""
-
-    def __init__(self, data: FederatedDataModule, client: int, seed: int, round_index: int) -> None:
-        super().__init__(data, [client], seed=seed, round_index=round_index, limit=1)
-        self.visits = []
-
-    def __len__(self) -> int:
-        return 1
-
-
 class RankTraining(CohortTraining):
     """Trains this rank's clients; :meth:`exchange` then gathers the updates of all ranks.
 
@@ -177,7 +165,10 @@ class SeveralRanks(OneProcess):
         self.owners.deal(clients)
         if mine := self.owners.mine(clients):
             return super()._load(mine)
-        return IdleLoader(self.data, clients[0], self._state.seed, self._state.round_index)
+        # Lightning ends a fit whose loader is empty: there is one batch, and what is trained on it is discarded.
+        idle = CohortLoader(self.data, clients[:1], seed=self._state.seed, round_index=self._state.round_index, limit=1)
+        idle.visits = []
+        return idle
 
     def instruct(self, instructions: dict[int, Instruction], sent: Callable[[Mapping[int, Instruction]], None]) -> None:
         super().instruct(instructions, sent)

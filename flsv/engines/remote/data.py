@@ -8,14 +8,19 @@ from typing import Any, Literal, NoReturn
 import lightning as L
 import torch
 from torch import Tensor
+from torch.utils.data import TensorDataset
 
 from flsv.data import FederatedDataModule
 from flsv.data.contents import loader_hash, loader_rows
+from flsv.data.federated_data import FederatedData
 from flsv.data.groups import client_called
+from flsv.data.labels import Classes
+from flsv.data.splits import FederatedSplits
 
 
 class RemoteData(FederatedDataModule):
-    """The sizes that sites have announced, and the server's own validation and test data.
+    """The sizes that sites have announced, dealt out as if their samples were there with the label 0, none of which can
+    be read; and the server's own validation and test data.
 
     Args:
         names: of the sites.
@@ -35,7 +40,19 @@ class RemoteData(FederatedDataModule):
     ) -> None:
         super().__init__()
         self.names, self._sizes, self._own = tuple(names), list(sizes), own
-        self._class_names = tuple(class_names or map(str, range(num_classes or 0)))
+        missing = None if num_classes or class_names else "the server was told no num_classes"
+        labels = torch.zeros(max(max(each.values()) for each in sizes), dtype=torch.long)
+        counted = tuple({split: torch.arange(size) for split, size in each.items()} for each in sizes)
+        self._dealt = FederatedData(
+            train=TensorDataset(labels),
+            val=None,
+            test=None,
+            splits=FederatedSplits(torch.arange(0), counted, self.names),
+            classes=Classes(labels, tuple(class_names or map(str, range(num_classes or 0))) or ("samples",), missing),
+            train_options={},
+            eval_options={},
+            differs=labels.bool(),
+        )
 
     def prepare_data(self) -> None:
         if self._own is not None:
@@ -60,20 +77,9 @@ class RemoteData(FederatedDataModule):
         """Nothing can be read of it. Its length is the number of samples: batches are the site's to choose."""
         return _Elsewhere(self._sizes[client][split], f"{client_called(client, self.names)} are at its site")
 
-    def client_indices(self, client: int, split: Literal["train", "val", "test"] = "train") -> Tensor:
-        return torch.arange(self._sizes[client][split])
-
-    def client_labels(self, client: int, split: Literal["train", "val", "test"] = "train") -> Tensor:
-        """All 0: labels stay at the site."""
-        return torch.zeros(self._sizes[client][split], dtype=torch.long)
-
     def content_hashes(self) -> dict[str, str]:
         """Hashes of the server's validation set only: samples stay at the sites."""
         return {"server": loader_hash(self.val_dataloader())}
-
-    @property
-    def num_clients(self) -> int:
-        return len(self.names)
 
     @property
     def class_counts(self) -> Tensor:
@@ -85,29 +91,9 @@ class RemoteData(FederatedDataModule):
         return None
 
     @property
-    def num_classes(self) -> int:
-        return len(self.class_names)
-
-    @property
-    def no_classes(self) -> str | None:
-        return None if self._class_names else "the server was told no num_classes"
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        return self._class_names or ("samples",)
-
-    @property
-    def client_names(self) -> tuple[str, ...]:
-        return self.names
-
-    @property
     def input_shape(self) -> Any:
         """As the server's own data have it, if they say."""
         return getattr(self._own, "input_shape", None)
-
-    @property
-    def server_val_indices(self) -> Tensor:
-        return torch.arange(0)
 
     def validation(self) -> dict[str, Any] | None:
         """Of the server's own data."""

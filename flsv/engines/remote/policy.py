@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -102,7 +101,7 @@ class SitePolicy:
         # Gaussian mechanisms compose to one of the noise multiplier (sum_i 1 / sigma_i^2)^(-1/2).
         squares = float(spent["squares"]) + sum(each.noise_multiplier**-2 for each in noises)
         epsilon = gaussian_epsilon(squares**-0.5, 1, self.delta)
-        if not math.isfinite(epsilon) or epsilon > self.max_epsilon:
+        if not epsilon <= self.max_epsilon:  # NaN, too
             raise Refused(
                 f"its policy wants max_epsilon={self.max_epsilon:g}, and with one more update after {updates - 1} it "
                 f"would be {epsilon:.3g}"

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import lightning as L
 from lightning.fabric.utilities.apply_func import move_data_to_device
@@ -27,7 +27,6 @@ from flsv.errors import ConfigurationError
 from flsv.models.imbalance import ClassScores, plain_scores
 from flsv.parameters import ParameterSpace
 from flsv.participants import ClientStates, LocalData, at
-from flsv.server.config import FederationConfig
 from flsv.uploads import UploadContext, sanitize_report
 
 _log = logging.getLogger(__name__)
@@ -41,21 +40,8 @@ QUESTIONS = (
 )
 #: In the site's folder: what its updates have told so far, where a policy bounds it.
 LEDGER = "privacy.json"
-_QUIET = {
-    "logger": False,
-    "enable_checkpointing": False,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-    "num_sanity_val_steps": 0,
-    "limit_val_batches": 0,
-}
-
-
-class Settings(Protocol):
-    """What both sides share: a :class:`flsv.FederatedLoop`."""
-
-    @property
-    def config(self) -> FederationConfig: ...
+_QUIET: dict[str, Any] = {"num_sanity_val_steps": 0, "limit_val_batches": 0}
+_QUIET |= dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
 
 
 class Site:
@@ -84,7 +70,7 @@ class Site:
         self,
         module: Callable[[], L.LightningModule],
         data: Callable[[], L.LightningDataModule],
-        settings: Callable[[], Settings],
+        settings: Callable[[], Any],
         folder: Path,
         trainer: Mapping[str, Any] | None = None,
         questions: Sequence[str] = (),

@@ -23,7 +23,7 @@ from flsv.clients.cohort import CohortLoader
 from flsv.clients.local_steps import LocalSteps
 from flsv.data import FederatedDataModule
 from flsv.engines.one_process import local_training, shared_space
-from flsv.engines.remote.messages import OutOfTime, Packet, digest, read_instruction
+from flsv.engines.remote.messages import Packet, Refused, digest, read_instruction
 from flsv.errors import ConfigurationError
 from flsv.participants import ClientStates, at
 from flsv.round import ClientUpdate, FederationState
@@ -139,7 +139,7 @@ class SiteVisit(L.Callback):
         kept: what it keeps.
 
     Raises:
-        OutOfTime: in the fit, at the first batch that ends after the packet's time is over.
+        Refused: in the fit, at the first batch that ends after the packet's time is over.
     """
 
     def __init__(
@@ -215,7 +215,7 @@ class SiteVisit(L.Callback):
 
     def _end_batch(self, trainer: L.Trainer, outputs: Any, batch: Any) -> None:
         if time.monotonic() - self._began > self._seconds:
-            raise OutOfTime(f"it has stopped, not ready after {self._seconds} s")
+            raise Refused(f"it has stopped, not ready after {self._seconds} s")
         self._hooks.end_batch(outputs, batch)
         if self._local.end_batch(step_loss(trainer, outputs)):
             self._leave()

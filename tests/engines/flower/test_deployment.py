@@ -9,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import lightning as L
 import pytest
 import torch
 
@@ -19,6 +18,7 @@ pytest.importorskip("flwr", reason="needs pip install 'flsv[flower]'")
 
 from flower_deployment import BIN, SECONDS, free_ports
 from flwr.app import RecordDict
+from toys import trainer_for
 
 from flsv import FederatedDataModule
 from flsv.data import GroupPartitioner
@@ -55,9 +55,7 @@ def assert_as_one_process(folder: Path, tmp_path: Path, monkeypatch: pytest.Monk
     data = FederatedDataModule(
         "digits", GroupPartitioner(), groups=groups, batch_size=16, splits=Splits(server_val=0.0)
     )
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
-    here = {"max_epochs": 3, "callbacks": [loop], "default_root_dir": tmp_path}
-    L.Trainer(logger=False, accelerator="cpu", **here, **quiet).fit(module, data)
+    trainer_for(loop, tmp_path, 3).fit(module, data)
     for name, value in module.state_dict().items():
         torch.testing.assert_close(deployed["state_dict"][name], value, rtol=0, atol=1e-6)
     with (folder / "runs" / "contributions.csv").open(newline="") as file:

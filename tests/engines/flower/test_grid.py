@@ -79,6 +79,7 @@ def train(index: int) -> dict[int, Packet]:
 def test_who_is_late_is_not_waited_for_and_replies_come_one_by_one() -> None:
     grid = Grid(patience=float("inf"))
     transport = GridTransport(grid)  # type: ignore[arg-type]
+    assert transport.present() == {1: "Boston", 2: ""}  # by the names of their registration
     replies = dict(transport.exchange(train(0), 0.2))
     assert {node: reply.plain for node, reply in replies.items()} == {1: {"of": 0}}  # type: ignore[union-attr]
     assert [message.metadata.ttl <= 0.25 for message in grid.sent] == [True, True]
@@ -88,64 +89,52 @@ def test_who_is_late_is_not_waited_for_and_replies_come_one_by_one() -> None:
     assert first == 1
 
 
-def test_nodes_have_the_names_of_their_registration() -> None:
-    assert GridTransport(Grid(0)).present() == {1: "Boston", 2: ""}  # type: ignore[arg-type]
-
-
 def test_an_error_of_the_links_is_said_of_the_site() -> None:
-    transport = GridTransport(Grid(patience=1, error=True))  # type: ignore[arg-type]
-    replies = dict(transport.exchange(train(0), 5.0))
+    replies = dict(GridTransport(Grid(patience=1, error=True)).exchange(train(0), 5.0))  # type: ignore[arg-type]
     assert replies[2] == "gone (code 5)"
     assert replies[1].plain == {"of": 0}  # type: ignore[union-attr]
+
+
+def asked(app: Any, node: dict[str, Any]) -> Packet:
+    """What a site says when it is greeted."""
+    (message,) = Grid(0).made([Message(to_record(Packet("hello", {"client": 1})), 1, "query")])
+    context = Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config={})
+    return from_record(app(message, context).content)
 
 
 def test_an_error_of_a_sites_data_is_told_without_its_text(caplog: pytest.LogCaptureFixture) -> None:
     def no_data(node: Any) -> Any:
         raise ValueError("could not convert string to float: 'John Smith'")
 
-    app = client_app(ClassifierClient, no_data, FederatedLoop)
-    (message,) = Grid(0).made([Message(to_record(Packet("hello")), 1, "query")])
-    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
-    told = from_record(app(message, context).content)
+    told = asked(client_app(ClassifierClient, no_data, FederatedLoop), {})
     assert (told.kind, told.plain["error"][:42]) == ("failed", "it failed with ValueError at test_grid.py:")
     assert "John Smith" not in str(told)
     assert "John Smith" in caplog.text
 
 
 def test_a_run_that_cannot_be_asks_nobody_and_says_how_it_ended(tmp_path: Path) -> None:
-    def make_module() -> Any:
-        return ClassifierClient("mlp", num_classes=10, input_shape=(1, 8, 8))
-
-    def make_loop() -> FederatedLoop:
-        return FederatedLoop(DivergenceWeighted())
-
-    app = server_app(make_module, make_loop, ["Boston"], rounds=1, num_classes=10, folder=tmp_path)
+    module = partial(ClassifierClient, "mlp", num_classes=10, input_shape=(1, 8, 8))
+    loop = partial(FederatedLoop, DivergenceWeighted())
+    app = server_app(module, loop, ["Boston"], rounds=1, num_classes=10, folder=tmp_path)
     with pytest.raises(ConfigurationError, match="works with the clients' class counts"):
         app(grid=None, context=None)  # type: ignore[arg-type]
     status = json.loads((tmp_path / "status.json").read_text())
     assert (status["status"], status["why"][:18]) == ("failed", "ConfigurationError")
 
 
+class Points(L.LightningDataModule):
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(TensorDataset(torch.randn(6, 3), torch.arange(6) % 2), batch_size=2)
+
+
 def test_a_sites_owner_may_write_another_policy_while_its_process_lives(tmp_path: Path) -> None:
     policy = tmp_path / "flsv-site.toml"
-    policy.write_text("questions = []\n")
     module = partial(ClassifierClient, "mlp", num_classes=2, input_shape=(3,))
     app = client_app(module, lambda node: Points(), FederatedLoop)
-    node = {"folder": str(tmp_path), "policy": str(policy)}
-    context = Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config={})
-
-    def told() -> Packet:
-        packet = Packet("hello", {"client": 1})
-        (message,) = Grid(0).made([Message(to_record(packet), 1, "query")])
-        return from_record(app(message, context).content)
-
+    told = partial(asked, app, {"folder": str(tmp_path), "policy": str(policy)})
+    policy.write_text("questions = []\n")
     assert told().plain["sizes"] == {"train": 6, "val": 0, "test": 0}
     policy.write_text("max_epsilon = 3\n")
     assert "its policy wants max_epsilon=3, and updates would leave" in told().plain["error"]
     policy.unlink()
     assert told().plain["error"].startswith(f"its policy {policy} cannot be read: ")
-
-
-class Points(L.LightningDataModule):
-    def train_dataloader(self) -> DataLoader:
-        return DataLoader(TensorDataset(torch.randn(6, 3), torch.arange(6) % 2), batch_size=2)

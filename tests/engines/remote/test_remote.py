@@ -8,24 +8,31 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import remote_federation
 import torch
 from remote_federation import (
-    CASES,
+    NAMES,
+    SPLITS,
+    Make,
     Remotely,
     ServerData,
+    SiteData,
     assert_same,
-    both_with_splits,
+    groups,
     kept_at,
+    module,
+    momentum,
     one_process,
     shapfed,
+    site,
 )
-from remote_sites import NAMES, SEED, SiteData, module
 from sifted import slow_except
 
-from flsv import ClientEvaluation, FederatedLoop, Reporting
+from flsv import ClassifierClient, ClientEvaluation, FederatedLoop
 from flsv.aggregation import FedAdam, FedAvg, FedCE
 from flsv.attacks import FalseReports
-from flsv.clients.algorithms import Ditto, FedProx, PerFedAvg
+from flsv.clients.algorithms import SCAFFOLD, Ditto, FedProx, InRunValues, PerFedAvg
+from flsv.data import load_image_data
 from flsv.engines.remote import Packet, Site
 from flsv.metrics import (
     ClassSpecificShapley,
@@ -33,115 +40,179 @@ from flsv.metrics import (
     ContributionEstimation,
     DecayedShapley,
     DomainRelevance,
+    InRunShapley,
     ShadowShapley,
 )
 from flsv.personalization import FedFomo, PFedSV, ShapFedPersonalizer
 from flsv.privacy import GaussianPrivacy
-from flsv.sampling import PowerOfChoice
+from flsv.sampling import PowerOfChoice, UniformSampler
 from flsv.uploads import TopK
 
-FAST = ("kept momentum, two of three", "scaffold", "a schedule by rounds", "a schedule by a client's own steps")
+
+class Scheduled(ClassifierClient):
+    """A rate that falls with the rounds."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        return [optimizer], [{"scheduler": schedule, "interval": "epoch", "frequency": 2}]
 
 
-@pytest.mark.parametrize("case", slow_except(FAST, CASES))
+class Decaying(ClassifierClient):
+    """Ends at zero after the last of a client's steps."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        total = self.trainer.estimated_stepping_batches
+        assert self.trainer.num_training_batches == len(self.trainer.train_dataloader) <= total
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / total))
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+def of(kind: type[ClassifierClient]) -> ClassifierClient:
+    torch.manual_seed(7)
+    return kind("mlp", num_classes=10, input_shape=(1, 8, 8))
+
+
+def fedavg(**options: Any) -> FederatedLoop:
+    return shapfed(**{"aggregator": FedAvg(), "metrics": {}, **options})
+
+
+def judged(personalizer: Any) -> FederatedLoop:
+    """By what sites find the others' models worth."""
+    metrics = {"relevance": DomainRelevance()}
+    return fedavg(metrics=metrics, personalizer=personalizer(), evaluation=ClientEvaluation(every=2))
+
+
+def second_model(algorithm: Any) -> FederatedLoop:
+    """Of candidates that are asked."""
+    options = {"sampler": PowerOfChoice(2, 3), "evaluation": ClientEvaluation(every=2)}
+    return fedavg(metrics={"cost": CommunicationCost()}, client_algorithm=algorithm(), **options)
+
+
+def shadows(**options: Any) -> FederatedLoop:
+    return fedavg(metrics={"shadow": ShadowShapley(performance="negative_loss")}, **options)
+
+
+#: What sites send is not what they have trained, and one lies about what it found.
+LIES = {"uploads": [FalseReports(score=0.0, clients=[1]), TopK(share=0.2)]}
+#: Loops, and what else the federation has.
+CASES: dict[str, tuple[Make, dict[str, Any]]] = {
+    "cssv": (shapfed, {}),
+    "kept momentum, two of three": (
+        partial(shapfed, optimizer_state="persist", sampler=UniformSampler(2), local_epochs=2),
+        {"make_module": momentum},
+    ),
+    "a schedule by rounds": (shapfed, {"make_module": partial(of, Scheduled)}),
+    "a schedule by a client's own steps": (
+        partial(shapfed, sampler=UniformSampler(2)),
+        {"make_module": partial(of, Decaying)},
+    ),
+    "local heads": (partial(fedavg, share=["!head"]), {}),
+    "scaffold": (partial(shapfed, aggregator=FedAvg("uniform"), client_algorithm=SCAFFOLD()), {}),
+    "privacy": (partial(shapfed, uploads=[GaussianPrivacy(clip=1.0, noise_multiplier=0.1)]), {}),
+    "compression with memory": (partial(shapfed, uploads=[TopK(0.1)]), {}),
+    "own models at the server": (partial(shapfed, personalizer=ShapFedPersonalizer("cssv")), {}),
+    "games": (lambda: shapfed(metrics={"cssv": ClassSpecificShapley(), "ssv": DecayedShapley()}), {}),
+    "models of coalitions": (shadows, {}),
+    "models of coalitions, FedProx": (
+        partial(shadows, aggregator=FedAdam(0.02), client_algorithm=FedProx(0.1)),
+        {},
+    ),
+    "PFedSV": (partial(judged, partial(PFedSV, "relevance", k=2)), SPLITS),
+    "FedFomo": (partial(judged, partial(FedFomo, num_downloads=2)), SPLITS),
+    "Ditto": (partial(second_model, partial(Ditto, 0.3, 0.05)), SPLITS),
+    "Per-FedAvg": (partial(second_model, partial(PerFedAvg, 0.05, "free")), SPLITS),
+    "FedCE": (lambda: shapfed(aggregator=FedCE(), metrics={"fedce": ContributionEstimation()}, **LIES), SPLITS),
+}
+SLOW = {"cssv", "local heads", "privacy", "compression with memory", "own models at the server", "models of coalitions"}
+
+
+@pytest.mark.parametrize("case", slow_except(CASES.keys() - SLOW, CASES))
+@pytest.mark.filterwarnings("ignore:.*one after the other")
 def test_sites_give_what_one_process_gives(tmp_path: Path, case: str) -> None:
     make, options = CASES[case]
-    assert_same(Remotely(tmp_path / "b", make, **options).fit(), one_process(tmp_path / "a", make, **options))
-
-
-def test_games_on_the_servers_own_data(tmp_path: Path) -> None:
-    make = partial(shapfed, metrics={"cssv": ClassSpecificShapley(), "ssv": DecayedShapley()})
-    remote = Remotely(tmp_path / "b", make).fit(own=ServerData())
-    assert_same(remote, one_process(tmp_path / "a", make))
+    remote, _ = both(tmp_path, make, **options)
+    assert all(value.isfinite().any() for value in remote.board.contributions.values())
     (record,) = (tmp_path / "b").rglob("run.json")
     assert json.loads(record.read_text())["validation"] == {"of": "the server's own data", "rows": 144}
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param(dict, marks=pytest.mark.slow),
-        lambda: {"aggregator": FedAdam(0.02), "client_algorithm": FedProx(0.1)},
-    ],
-)
-@pytest.mark.filterwarnings("ignore:.*one after the other")
-def test_sites_train_the_models_of_their_coalitions(tmp_path: Path, options: Any) -> None:
-    def make() -> FederatedLoop:
-        metrics = {"shadow": ShadowShapley(performance="negative_loss")}
-        return FederatedLoop(metrics=metrics, seed=SEED, reporting=Reporting(table=False), **options())
-
-    remote = Remotely(tmp_path / "b", make).fit(own=ServerData())
-    local = one_process(tmp_path / "a", make)
+def both(tmp_path: Path, make: Make, **options: Any) -> tuple[FederatedLoop, FederatedLoop]:
+    """Equal in what they found, in what crossed, and in what the clients keep."""
+    remote, local = (
+        Remotely(tmp_path / "b", make, **options).fit(own=ServerData()),
+        one_process(tmp_path / "a", make, **options),
+    )
     assert_same(remote, local)
     assert remote.channel.bytes(range(3), "up").tolist() == local.channel.bytes(range(3), "up").tolist()
-
-
-@pytest.mark.parametrize("personalizer", [partial(PFedSV, "relevance", k=2), partial(FedFomo, num_downloads=2)])
-def test_sites_answer_what_they_find_others_worth(tmp_path: Path, personalizer: Any) -> None:
-    def make() -> FederatedLoop:
-        return shapfed(
-            aggregator=FedAvg(),
-            metrics={"relevance": DomainRelevance()},
-            personalizer=personalizer(),
-            evaluation=ClientEvaluation(every=2),
-        )
-
-    loop, local = both_with_splits(tmp_path, make)
-    assert_same(loop, local)
-    assert loop.client_accuracy is not None
-    torch.testing.assert_close(loop.client_scores, local.client_scores, rtol=0, atol=0, equal_nan=True)
-    assert local.contributions["relevance"].isfinite().any()
-
-
-@pytest.mark.parametrize("algorithm", [partial(Ditto, 0.3, 0.05), partial(PerFedAvg, 0.05, "free")])
-def test_a_second_model_and_candidates_that_are_asked(tmp_path: Path, algorithm: Any) -> None:
-    def make() -> FederatedLoop:
-        return shapfed(
-            aggregator=FedAvg(),
-            metrics={"cost": CommunicationCost()},
-            client_algorithm=algorithm(),
-            sampler=PowerOfChoice(2, 3),
-            evaluation=ClientEvaluation(every=2),
-        )
-
-    loop, local = both_with_splits(tmp_path, make)
-    assert_same(loop, local)
-    assert loop.client_accuracy is not None
-    torch.testing.assert_close(loop.client_scores, local.client_scores, rtol=0, atol=0, equal_nan=True)
     for client, state in local.state_dict()["clients"].items():
-        (kept,) = [each["state"] for each in kept_at(tmp_path / "b", NAMES[client])[-1:]]
+        kept = kept_at(tmp_path / "b", NAMES[client])[-1]["state"]
         assert kept.keys() == state.keys()
         assert all(torch.equal(kept[name], state[name]) for name in kept)
+    return remote, local
 
 
-def test_sites_say_what_the_others_model_is_worth(tmp_path: Path) -> None:
-    """FedCE, where what sites send is not what they have trained, and one lies about what it found."""
+LACKING = 2  # the site in Osaka
+CLASSES = 7  # that it has
 
-    def make() -> FederatedLoop:
-        metrics = {"fedce": ContributionEstimation()}
-        uploads = [FalseReports(score=0.0, clients=[1]), TopK(share=0.2)]
-        return shapfed(aggregator=FedCE(), metrics=metrics, uploads=uploads)
 
-    loop, local = both_with_splits(tmp_path, make)
-    assert_same(loop, local)
-    assert local.contributions["fedce"].isfinite().all()
-    errors = loop.metrics["fedce"].diagnostics()["error"]
-    assert errors[1] == 1
-    assert (errors[[0, 2]] < 1).all()
+@pytest.fixture
+def osaka_lacks_the_last_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which nothing at its place tells it of."""
+    train = load_image_data("digits").train
+    labels = torch.tensor([int(train[i][1]) for i in range(len(train))])  # type: ignore[arg-type]
+    owners = torch.tensor(groups())
+    dealt = owners.where((owners != LACKING) | (labels < CLASSES), 0).tolist()
+    monkeypatch.setattr(remote_federation, "groups", lambda: dealt)
+
+
+@pytest.mark.usefixtures("osaka_lacks_the_last_classes")
+def test_sites_that_lack_classes(tmp_path: Path) -> None:
+    def in_run() -> FederatedLoop:
+        metrics = {"in_run": InRunShapley(order=2)}
+        return fedavg(metrics=metrics, client_algorithm=InRunValues(2), local_epochs=2)
+
+    loop, _ = both(tmp_path / "in_run", in_run, make_module=momentum)
+    values = loop.contributions["in_run"].by_class
+    assert values.shape == (3, 12)
+    assert values[LACKING, CLASSES:10].tolist() == [0, 0, 0]
+    assert values[:, :CLASSES].abs().min() > 0
+    # Models of more classes are evaluated there.
+    loop, _ = both(tmp_path / "fedce", lambda: fedavg(metrics={"fedce": ContributionEstimation()}), **SPLITS)
+    assert loop.contributions["fedce"].isfinite().all()
+    # Of less, they are refused.
+    told = {"run": "0" * 16, "clients": 3, "client": 0, "classes": 7, "rounds": 1, "round": 0, "seed": 0}
+    packet = Packet("train", {**told, "counted": None, "visit": "a"}, {"start": torch.zeros(1)})
+    reply = site(tmp_path, 0, in_run).answer(packet)
+    assert reply.kind == "failed"
+    assert reply.plain["error"].startswith("it failed with ConfigurationError at client_manager.py")
 
 
 def test_models_that_only_their_sites_have(tmp_path: Path) -> None:
     """A site that trains the global model uses a mixture of its own, which the server does not know."""
-
-    def make() -> FederatedLoop:
-        own = PFedSV("relevance", k=2, shared=1.0)
-        return shapfed(metrics={"relevance": DomainRelevance()}, aggregator=FedAvg(), personalizer=own)
-
-    remote, local = both_with_splits(tmp_path, make)
+    make = partial(judged, partial(PFedSV, "relevance", k=2, shared=1.0))
+    remote, local = both(tmp_path, make, **SPLITS)
     assert sorted(local.received()) == [0, 1, 2]
     assert remote.received() == {}
     at_server = Remotely(tmp_path / "c", partial(shapfed, personalizer=ShapFedPersonalizer("cssv"))).fit(rounds=1)
     assert sorted(at_server.received()) == [0, 1, 2]
+
+
+def test_what_a_site_keeps_is_in_its_folder(tmp_path: Path) -> None:
+    """As where every message has a process of its own."""
+    make, make_module = CASES["kept momentum, two of three"][0], momentum
+
+    class Anew:
+        def __init__(self, client: int) -> None:
+            self.client = client
+
+        def answer(self, packet: Packet) -> Packet:
+            return site(tmp_path / "b", self.client, make, make_module).answer(packet)
+
+    remote = Remotely(tmp_path / "b", make, make_module)
+    remote.transport.sites = {100 + i: Anew(i) for i in range(3)}
+    assert_same(remote.fit(own=ServerData()), one_process(tmp_path / "a", make, make_module))
 
 
 def test_the_server_cannot_draw_a_sites_noise(tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
-from remote_federation import ROUNDS, Make, Remotely, assert_same, shapfed, site
-from remote_sites import NAMES, module
+from remote_federation import NAMES, ROUNDS, Make, Remotely, assert_same, module, shapfed, site
 
 from flsv import FederatedLoop, Reporting
 from flsv.aggregation import FedAvg
@@ -22,13 +21,8 @@ from flsv.uploads import TopK
 
 
 class Server:
-    """One of several on the same sites; it is killed after every round, and goes on from its checkpoint.
-
-    Args:
-        folder: its own.
-        make: makes the federation's loop.
-        shared: below which the sites keep what they keep.
-    """
+    """One of several on the same sites, in ``shared``; it is killed after every round, and goes on from its
+    checkpoint."""
 
     def __init__(self, folder: Path, make: Make, shared: Path) -> None:
         self.remote = Remotely(folder, make)
@@ -41,50 +35,20 @@ class Server:
         return self.remote.fit(rounds, callbacks=[saving], enable_checkpointing=True, ckpt_path=ckpt)
 
 
-def scaffold(seed: int, **options: Any) -> FederatedLoop:
-    settings = {"aggregator": FedAvg("uniform"), "metrics": {}, "client_algorithm": SCAFFOLD(), "seed": seed}
-    return shapfed(**{**settings, **options})
+def scaffold(**options: Any) -> FederatedLoop:
+    return shapfed(**{"aggregator": FedAvg("uniform"), "metrics": {}, "client_algorithm": SCAFFOLD(), **options})
 
 
 @pytest.mark.slow
 def test_two_servers_on_the_same_sites(tmp_path: Path) -> None:
     """SCAFFOLD beside SCAFFOLD with top-k, a round of each in turn."""
-    makes = [partial(scaffold, 7), partial(scaffold, 7, uploads=[TopK(0.1)])]
+    makes = [scaffold, partial(scaffold, uploads=[TopK(0.1)])]
     alone = [Remotely(tmp_path / f"alone{i}", make).fit() for i, make in enumerate(makes)]
     servers = [Server(tmp_path / f"beside{i}", make, tmp_path) for i, make in enumerate(makes)]
     for rounds in range(1, ROUNDS + 1):
         beside = [server.go_on(rounds) for server in servers]
     for loop, as_alone in zip(beside, alone):
         assert_same(loop, as_alone)
-
-
-def test_what_goes_wrong_at_sites_is_in_the_record(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A site that has lost its folder, and one whose training fails."""
-    server = Server(tmp_path / "server", partial(scaffold, 7, reporting=Reporting(table=True)), tmp_path)
-    server.go_on(1)
-    record = json.loads((tmp_path / "server" / "run.json").read_text())
-    assert record["events"] == []
-    assert record["validation"] is None
-    runs = {name: tmp_path / "sites" / name / "runs" / record["run"] for name in NAMES}
-    shutil.rmtree(runs["Boston"])
-    visits = Server(tmp_path / "server", partial(scaffold, 7), tmp_path)
-    visits.remote.transport.sites[101] = site(tmp_path, 1, partial(scaffold, 7), broken)
-    with pytest.warns(UserWarning, match="no longer held") as told, caplog.at_level("INFO"):
-        visits.go_on(3)
-    assert "flsv: round 2: 2 of 3 sites in " in caplog.text
-    words = " ".join(str(each.message) for each in told)
-    lost, failed = "no longer held what it kept, and went on from nothing", "it failed with OSError at"
-    assert f"site 'Boston' (client 0) {lost} of round 2." in words
-    assert f"site 'Lyon' (client 1) is left out of round 2: {failed}" in words
-    incidents = json.loads((tmp_path / "server" / "run.json").read_text())["events"]
-    assert [(each["client"], each["first"], each["last"], each["times"]) for each in incidents] == [
-        (1, 1, 2, 2),
-        (0, 1, 1, 1),
-    ]
-    assert lost in incidents[1]["what"]
-    assert failed in incidents[0]["what"]
-    assert "the disk is gone" in caplog.text  # at the site
-    assert "the disk is gone" not in words + str(incidents)
 
 
 def broken() -> Any:
@@ -94,6 +58,31 @@ def broken() -> Any:
     made = module()
     made.on_train_start = fail
     return made
+
+
+def test_what_goes_wrong_at_sites_is_in_the_record(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A site that has lost its folder, and one whose training fails."""
+    make, record = partial(scaffold, reporting=Reporting(table=True)), tmp_path / "server" / "run.json"
+    server = Server(tmp_path / "server", make, tmp_path)
+    server.go_on(1)
+    found = json.loads(record.read_text())
+    assert (found["events"], found["validation"]) == ([], None)
+    shutil.rmtree(tmp_path / "sites" / NAMES[0] / "runs" / found["run"])
+    server.remote.transport.sites[101] = site(tmp_path, 1, make, broken)
+    with pytest.warns(UserWarning, match="no longer held") as told, caplog.at_level("INFO"):
+        server.go_on(3)
+    assert "flsv: round 2: 2 of 3 sites in " in caplog.text
+    words = " ".join(str(each.message) for each in told)
+    lost, failed = "no longer held what it kept, and went on from nothing", "it failed with OSError at"
+    assert f"site 'Boston' (client 0) {lost} of round 2." in words
+    assert f"site 'Lyon' (client 1) is left out of round 2: {failed}" in words
+    events = json.loads(record.read_text())["events"]
+    expected = [(1, 1, 2, 2), (0, 1, 1, 1)]
+    assert [(each["client"], each["first"], each["last"], each["times"]) for each in events] == expected
+    assert failed in events[0]["what"]
+    assert lost in events[1]["what"]
+    assert "the disk is gone" in caplog.text  # at the site
+    assert "the disk is gone" not in words + str(events)
 
 
 @pytest.mark.parametrize("run", ["../../elsewhere", 7, "0123456789abcdef\n"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from remote_federation import Remotely, kept_at, shapfed, with_splits
-from remote_sites import NAMES
-from sifted import slow_except
+from remote_federation import NAMES, SPLITS, Remotely, kept_at, shapfed
 
 from flsv import ClientEvaluation, FederatedLoop
 from flsv.aggregation import FedAvg, FedCE
@@ -28,34 +25,32 @@ from flsv.personalization import FedFomo, PFedSV
 from flsv.sampling import PowerOfChoice
 
 _plain, _tensors = pack(torch.zeros(7))
-wrong_shape = Packet("answer", {"answer": _plain}, _tensors)
-ANSWERS: dict[str, tuple[Any, str]] = {
-    "late": (lambda reply: None, "did not answer .*no reply within 1 s"),
-    "garbage": (lambda reply: Packet("hm", {"a": "b"}), "did not answer .* lacks or garbles 'answer'"),
-    "another shape": (lambda reply: wrong_shape, "judged 3 models by Tensor"),
-}
+#: What becomes of an answer.
+LATE, GARBAGE, WRONG_SHAPE = None, Packet("hm", {"a": "b"}), Packet("answer", {"answer": _plain}, _tensors)
 
 
-PERSONALIZERS = {"PFedSV": partial(PFedSV, "relevance", k=2), "FedFomo": partial(FedFomo, num_downloads=2)}
+def judging(personalizer: Any) -> FederatedLoop:
+    return shapfed(aggregator=FedAvg(), metrics={"relevance": DomainRelevance()}, personalizer=personalizer())
+
+
+pfedsv = partial(judging, partial(PFedSV, "relevance", k=2))
+fedfomo = partial(judging, partial(FedFomo, num_downloads=2))
 
 
 @pytest.mark.parametrize(
-    ("personalizer", "kind"),
-    slow_except(
-        [("PFedSV", "late"), ("FedFomo", "garbage"), ("PFedSV", "another shape")], product(PERSONALIZERS, ANSWERS)
-    ),
+    ("make", "instead", "words"),
+    [
+        (pfedsv, LATE, "did not answer .*no reply within 1 s"),
+        (fedfomo, GARBAGE, "did not answer .* lacks or garbles 'answer'"),
+        (pfedsv, WRONG_SHAPE, "judged 3 models by Tensor"),
+    ],
 )
-def test_who_does_not_judge_is_as_one_not_drawn(tmp_path: Path, personalizer: str, kind: str) -> None:
+def test_who_does_not_judge_is_as_one_not_drawn(tmp_path: Path, make: Any, instead: Any, words: str) -> None:
     """In its first round, when it has no model of its own to go on from, and in a later one."""
-    what, words = ANSWERS[kind]
-
-    def make() -> FederatedLoop:
-        metrics = {"relevance": DomainRelevance()}
-        return shapfed(aggregator=FedAvg(), metrics=metrics, personalizer=PERSONALIZERS[personalizer]())
 
     def spoil(address: int, packet: Packet, reply: Packet) -> Any:
         hit = packet.kind == "ask" and (address, packet.plain["round"]) in [(101, 0), (102, 1)]
-        return what(reply) if hit else reply
+        return instead if hit else reply
 
     seen = []
     kept = []  # by the last site
@@ -79,51 +74,19 @@ def test_who_does_not_judge_is_as_one_not_drawn(tmp_path: Path, personalizer: st
     torch.testing.assert_close(kept[2]["start"], kept[0]["state"]["own_model"], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("then", ["the server restarts", "its next update is lost"])
-def test_a_mixture_that_did_not_count_stays_forgotten(tmp_path: Path, then: str) -> None:
-    """The answer of the last site to the question of round 1 is lost, and something else happens before it takes part
-    again."""
-
-    def make() -> FederatedLoop:
-        metrics = {"relevance": DomainRelevance()}
-        return shapfed(aggregator=FedAvg(), metrics=metrics, personalizer=PFedSV("relevance", k=2))
+@pytest.mark.parametrize(
+    ("instead", "words"), [(LATE, "no reply within"), (WRONG_SHAPE, "was asked for a number and answered")]
+)
+def test_who_does_not_say_what_the_others_are_worth(tmp_path: Path, instead: Any, words: str) -> None:
+    """One site is silent in round 0, all of them in round 1."""
 
     def spoil(address: int, packet: Packet, reply: Packet) -> Any:
-        lost = [("ask", 1), ("train", 2)] if then == "its next update is lost" else [("ask", 1)]
-        return None if address == 102 and (packet.kind, packet.plain.get("round")) in lost else reply
-
-    remote = Remotely(tmp_path, make, client_val=0.3)
-    remote.transport.spoil = spoil
-    options = {"callbacks": [ModelCheckpoint(tmp_path / "ckpt", save_last=True)], "enable_checkpointing": True}
-    agreed = []
-    last = tmp_path / "ckpt/last.ckpt"
-    for rounds in range(1, 5):  # the server restarts after every round
-        loop = remote.fit(rounds, ckpt_path=last if last.exists() else None, **options)
-        agreed.append(kept_at(tmp_path, NAMES[2])[-1])
-    before = agreed[0]["state"]["own_model"]
-    assert not torch.equal(before, agreed[1]["state"]["own_model"])
-    again = 3 if then == "its next update is lost" else 2
-    torch.testing.assert_close(agreed[again]["start"], before, rtol=0, atol=0)
-    assert loop.participations.tolist() == [4, 4, 6 - again]
-
-
-garbled = {kind: case for kind, case in ANSWERS.items() if kind != "another shape"}
-garbled["another shape"] = (ANSWERS["another shape"][0], "was asked for a number and answered")
-
-
-@pytest.mark.parametrize("kind", slow_except(["late"], garbled))
-def test_who_does_not_say_what_the_others_are_worth(tmp_path: Path, kind: str) -> None:
-    """One site is silent in round 0, all of them in round 1."""
-    what, words = garbled[kind]
+        return instead if packet.kind == "ask" and (address == 101 or packet.plain["round"] == 1) else reply
 
     def make() -> FederatedLoop:
         return shapfed(aggregator=FedCE(), metrics={"fedce": ContributionEstimation()})
 
-    def spoil(address: int, packet: Packet, reply: Packet) -> Any:
-        hit = packet.kind == "ask" and (address == 101 or packet.plain["round"] == 1)
-        return what(reply) if hit else reply
-
-    remote = with_splits(tmp_path, make)
+    remote = Remotely(tmp_path, make, **SPLITS)
     remote.transport.spoil = spoil
     with pytest.warns(UserWarning, match=words):
         loop = remote.fit(rounds=2)
@@ -135,45 +98,32 @@ def test_who_does_not_say_what_the_others_are_worth(tmp_path: Path, kind: str) -
 
 def test_who_does_not_test_its_model_is_named(tmp_path: Path) -> None:
     reply = Packet("tested", {"accuracy": "good"})
-    remote = with_splits(tmp_path, partial(shapfed, evaluation=ClientEvaluation(every=1)))
+    remote = Remotely(tmp_path, partial(shapfed, evaluation=ClientEvaluation(every=1)), **SPLITS)
     remote.transport.spoil = lambda address, packet, good: reply if (address, packet.kind) == (101, "test") else good
     with pytest.warns(UserWarning, match=r"site 'Lyon' \(client 1\) has not tested its model: its"):
         loop = remote.fit(rounds=1)
-    assert loop.client_accuracy is not None
-    assert loop.client_accuracy.isnan().tolist() == [False, True, False]
+    assert loop.client_scores["accuracy"].isnan().tolist() == [False, True, False]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("why", ["late", "excluded"])
-def test_what_did_not_count_leaves_no_trace_at_its_site(tmp_path: Path, why: str) -> None:
+@pytest.mark.parametrize("exclude", [False, True])
+def test_what_did_not_count_leaves_no_trace_at_its_site(tmp_path: Path, exclude: bool) -> None:
     """A site's control variate moves only with the server's, whether its update is lost or excluded. The server is
     killed and goes on from its checkpoint, too."""
 
-    def make() -> FederatedLoop:
-        return shapfed(
-            aggregator=FedAvg("uniform"),
-            metrics={},
-            client_algorithm=SCAFFOLD(),
-            filters=[OutlierFilter(exclude=why == "excluded")],
-        )
-
-    def huge(reply: Packet) -> Packet:
-        return Packet("update", reply.plain, {**reply.tensors, "vector": 1e6 * reply.tensors["vector"]})
-
-    what = {"late": lambda reply: None, "excluded": huge}[why]
-
     def spoil(address: int, packet: Packet, reply: Packet) -> Any:
-        hit = packet.kind == "train" and address == 101 and packet.plain["round"] in (1, 2)
-        return what(reply) if hit else reply
+        if packet.kind != "train" or address != 101 or packet.plain["round"] not in (1, 2):
+            return reply
+        huge = {**reply.tensors, "vector": 1e6 * reply.tensors["vector"]}
+        return Packet("update", reply.plain, huge) if exclude else None
 
-    remote = Remotely(tmp_path, make)
+    scaffold = partial(shapfed, aggregator=FedAvg("uniform"), metrics={}, client_algorithm=SCAFFOLD())
+    remote = Remotely(tmp_path, partial(scaffold, filters=[OutlierFilter(exclude=exclude)]))
     remote.transport.spoil = spoil
-    checkpoint = ModelCheckpoint(tmp_path / "ckpt", save_last=True)
+    options = {"callbacks": [ModelCheckpoint(tmp_path / "ckpt", save_last=True)], "enable_checkpointing": True}
     with pytest.warns(UserWarning, match="left out of"):
-        remote.fit(rounds=3, callbacks=[checkpoint], enable_checkpointing=True)
-    loop = remote.fit(
-        rounds=4, callbacks=[checkpoint], enable_checkpointing=True, ckpt_path=tmp_path / "ckpt/last.ckpt"
-    )
+        remote.fit(rounds=3, **options)
+    loop = remote.fit(rounds=4, ckpt_path=tmp_path / "ckpt/last.ckpt", **options)
     assert loop.participations.tolist() == [4, 2, 4]
     kept = [kept_at(tmp_path, name) for name in NAMES]
     assert [visit["who"][-1] for visit in kept[1]] == [0, 3]
@@ -191,8 +141,7 @@ def test_who_is_not_ready_in_time_stops_and_can_do_the_next_round(tmp_path: Path
             return own.answer(Packet(packet.kind, {**packet.plain, **seconds}, packet.tensors))
 
     remote = Remotely(tmp_path, shapfed)
-    own = remote.transport.sites[101]
-    remote.transport.sites[101] = Hurried()  # type: ignore[assignment]
+    own, remote.transport.sites[101] = remote.transport.sites[101], Hurried()
     words = r"site 'Lyon' \(client 1\) is left out of round 2: it has stopped, not ready after 0.0 s"
     with pytest.warns(UserWarning, match=words):
         loop = remote.fit()
@@ -211,10 +160,11 @@ def test_absence_is_not_a_zero(tmp_path: Path) -> None:
             seen[trainer.current_epoch] = loop_of(trainer).contributions["cssv"].clone()
             remote.transport.sites[102] = away
 
-    sizes = {"train": 425, "val": 0, "test": 0}
-    (tmp_path / "book.json").write_text(json.dumps({"Osaka": sizes}))
-    with pytest.warns(UserWarning, match=r"site 'Osaka' \(client 2\) is left out of round 1: it is away"):
+    (tmp_path / "book.json").write_text(json.dumps({"Osaka": {"train": 424, "val": 0, "test": 0}}))
+    with pytest.warns(UserWarning, match=r"site 'Osaka' \(client 2\) is left out of round 1: it is away") as warned:
         loop = remote.fit(callbacks=[Comes()])
+    (changed,) = [str(each.message) for each in warned if "samples now and had" in str(each.message)]
+    assert "site 'Osaka' has {'train': 425" in changed
     assert loop.participations.tolist() == [3, 3, 2]
     assert seen[0][2].isnan().all()
     assert seen[0][:2].isfinite().all()
@@ -222,17 +172,11 @@ def test_absence_is_not_a_zero(tmp_path: Path) -> None:
 
 
 def test_a_candidate_that_gives_no_loss_is_chosen_last(tmp_path: Path) -> None:
-    def make() -> FederatedLoop:
-        return shapfed(aggregator=FedAvg("uniform"), metrics={}, sampler=PowerOfChoice(2, 3))
+    def spoil(address: int, packet: Packet, reply: Packet) -> Packet:
+        return Packet(reply.kind, {"answer": "high"}) if packet.kind == "ask" and address == 101 else reply
 
+    make = partial(shapfed, aggregator=FedAvg("uniform"), metrics={}, sampler=PowerOfChoice(2, 3))
     remote = Remotely(tmp_path, make)
-
-    def spoil(address: int, packet: Packet, reply: Packet) -> Packet | None:
-        if packet.kind != "ask" or address != 101:
-            return reply
-        return Packet(reply.kind, {"answer": "high"}, reply.tensors)
-
     remote.transport.spoil = spoil
     with pytest.warns(UserWarning, match="It is chosen last"):
-        loop = remote.fit()
-    assert loop.participations.tolist() == [3, 0, 3]
+        assert remote.fit().participations.tolist() == [3, 0, 3]

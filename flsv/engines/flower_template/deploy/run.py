@@ -6,7 +6,6 @@ Where that is ended from outside (killed, stopped, with the SuperLink), it start
 checkpoint. Ends with 0 when the run has finished, and with 1 when it has failed (runs/status.json says why) or its app
 has three times not begun at all.
 
-    python deploy/run.py ready       # only: is the SuperLink there? (0 or 1)
     python deploy/run.py register    # only: wait for the SuperLink, and register the keys
 """
 
@@ -80,9 +79,7 @@ def run() -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["ready"]:
-        sys.exit(0 if ready() else 1)
-    elif sys.argv[1:] == ["register"]:
+    if sys.argv[1:] == ["register"]:
         register()
     else:
         sys.exit(run())
