@@ -35,7 +35,7 @@ def test_all_coalitions_are_exact(n: int) -> None:
     assert found.evaluations == 2**n
 
 
-@pytest.mark.parametrize("n", [4, 6, 9])
+@pytest.mark.parametrize("n", [4, 9])
 def test_a_sum_of_gains_and_an_average_is_known_from_few(n: int) -> None:
     """Its values are known to a tenth or so of how far they are apart."""
     a, b = game(n)
@@ -43,6 +43,8 @@ def test_a_sum_of_gains_and_an_average_is_known_from_few(n: int) -> None:
     found = few_coalitions_shapley(masks, played(masks, a, b))
     exact = exact_shapley(lambda rows: played(rows, a, b), n).values
     assert float((found.values - exact).norm() / (exact - exact.mean()).norm()) < 0.15
+    nothing = few_coalitions_shapley(masks, torch.full((len(masks),), 0.5))
+    assert nothing.values.tolist() == nothing.stderr.tolist() == [0.0] * n
     assert found.evaluations == len(masks) == 2 * n + 2
 
 
@@ -86,8 +88,6 @@ def test_values_add_up_and_know_neither_order_nor_unit(which: str) -> None:
     again = few_coalitions_shapley(masks[order][:, players], 100 * utilities[order] - 7)
     torch.testing.assert_close(again.values, 100 * found.values[players], rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(again.stderr, 100 * found.stderr[players], rtol=1e-6, atol=1e-6)
-    one = few_coalitions_shapley(masks, utilities[:, 0])
-    torch.testing.assert_close(one.values, found.values[:, 0])
 
 
 @pytest.mark.slow
@@ -146,12 +146,6 @@ def test_an_interval_over_seeds_by_hand() -> None:
         interval_over_seeds(torch.ones(3))
 
 
-def test_coalitions_that_are_all_worth_the_same() -> None:
-    found = few_coalitions_shapley(few_coalitions(4, "both"), torch.full((10,), 0.5))
-    assert found.values.tolist() == [0.0] * 4
-    assert found.stderr.tolist() == [0.0] * 4
-
-
 def test_wrong_input() -> None:
     masks, utilities = few_coalitions(3, "both"), torch.rand(8)
     for bad_masks, bad, words in (
@@ -172,16 +166,11 @@ def test_by_default_all_coalitions_of_seven_players_and_those_of_one_two_and_all
     assert few_coalitions(8).sum(1).tolist() == [0, 8] + [1] * 8 + [2] * 28 + [7] * 8
 
 
-def worths(masks: torch.Tensor, seed: int = 0) -> torch.Tensor:
-    table = torch.rand(2 ** masks.shape[1], generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return table[(masks * 2 ** torch.arange(masks.shape[1])).sum(1)]
-
-
 @pytest.mark.parametrize("which", ["singles", "leave-one-out", "both"])
 def test_it_is_the_least_weighted_square(which: Which) -> None:
     """Solved by SciPy under the constraint; the kernel's weight is the same for one player and for all but one."""
     masks = few_coalitions(4, which)
-    utilities = worths(masks)
+    utilities = table_game(random_table(4))(masks)
     inner, gains = masks[2:].double().numpy(), (utilities[2:] - utilities[0]).numpy()
     total = float(utilities[1] - utilities[0])
     best = minimize(
@@ -191,18 +180,13 @@ def test_it_is_the_least_weighted_square(which: Which) -> None:
         tol=1e-12,
     )
     np.testing.assert_allclose(kernel_shap(masks, utilities).numpy(), best.x, atol=1e-5)
-
-
-def test_what_the_coalitions_leave_open_is_dealt_out_equally() -> None:
-    masks = torch.tensor([[0, 0, 0], [1, 1, 1], [1, 0, 0]]).bool()
-    torch.testing.assert_close(kernel_shap(masks, torch.tensor([0.0, 3, 2])), torch.tensor([2, 0.5, 0.5]).double())
+    few = torch.tensor([[0, 0, 0], [1, 1, 1], [1, 0, 0]]).bool()  # what these leave open is dealt out equally
+    torch.testing.assert_close(kernel_shap(few, torch.tensor([0.0, 3, 2])), torch.tensor([2, 0.5, 0.5]).double())
 
 
 def test_kernel_shap_of_wrong_input() -> None:
-    masks = few_coalitions(3, "both")
-    for bad, utilities in ((masks[1:], torch.rand(7)), (masks[[0, 2, 3]], torch.rand(3)), (masks, torch.rand(7))):
-        with pytest.raises(ValueError, match="nobody and everybody among them"):
-            kernel_shap(bad, utilities)
+    with pytest.raises(ValueError, match="nobody and everybody among them"):
+        kernel_shap(few_coalitions(3, "both")[1:], torch.rand(7))
 
 
 def test_a_pair_is_told_apart_as_by_hand() -> None:
@@ -220,26 +204,19 @@ def test_a_pair_is_told_apart_as_by_hand() -> None:
 
 
 def test_what_is_not_known_is_left_out() -> None:
-    nan = float("nan")
-    values, errors = torch.tensor([0.0, 9.0, nan, 0.1]), torch.tensor([0.1, nan, 0.1, 0.1])
+    values, errors = torch.tensor([0.0, 9.0, torch.nan, 0.1]), torch.tensor([0.1, torch.nan, 0.1, 0.1])
     assert not told_apart(values, errors)
     assert not told_apart(values[:1], errors[:1])
     assert times_to_tell_apart(values, errors) == times_to_tell_apart(values[[0, 3]], errors[[0, 3]])
 
 
-@pytest.mark.parametrize("clients", [6, 20, 50])
-@pytest.mark.parametrize("shape", ["normal", "uniform", "one apart"])
-def test_so_many_evaluations_tell_a_pair_apart_in_half_of_all_cases(clients: int, shape: str) -> None:
+@pytest.mark.parametrize("clients", [6, 50])
+def test_so_many_evaluations_tell_a_pair_apart_in_half_of_all_cases(clients: int) -> None:
     """True values that spread by a third of their error up to its double; looked at only where nobody is told apart."""
     draw = torch.Generator().manual_seed(clients)
     hits = []
     while len(hits) < 150:
         true = torch.randn(clients, generator=draw)
-        if shape == "uniform":
-            true = 3.46 * (torch.rand(clients, generator=draw) - 0.5)
-        elif shape == "one apart":
-            true = 0.3 * true
-            true[0] -= 3
         true *= 1 / 3 + 5 / 3 * torch.rand((), generator=draw)
         values, errors = true + torch.randn(clients, generator=draw), torch.ones(clients)
         if told_apart(values, errors):
