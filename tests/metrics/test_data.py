@@ -36,19 +36,6 @@ def test_shares_are_those_of_the_distances() -> None:
     assert metric.compute().argsort(descending=True).tolist() == [0, 1, 2]
 
 
-def test_an_absent_client_keeps_its_distance_and_one_never_seen_is_nan() -> None:
-    clients, server = clients_of([draw(20, seed) for seed in range(1, 5)]), server_of(*draw(20, 0))
-    metric = WassersteinContribution(4, features="pixels", **CHEAP)
-    metric.update(torch.tensor([0, 1]), clients[:2], server, generator=seeded())
-    before = metric.diagnostics()["distance"]
-    metric.update(torch.tensor([2, 1]), [clients[2], clients[1]], server, round_index=1, generator=seeded(1))
-    after = metric.diagnostics()["distance"]
-    assert after[0] == before[0]
-    assert after[1] != before[1]  # another start of the protocol
-    assert metric.compute()[3].isnan()
-    assert metric.compute()[:3].sum().item() == pytest.approx(1)
-
-
 def test_every() -> None:
     clients, server = clients_of([draw(20, seed) for seed in range(1, 4)]), server_of(*draw(20, 0))
     metric = WassersteinContribution(3, features="pixels", every=2, **CHEAP)
