@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from functional.shapley.games import random_table, reference_shapley, table_game
 from torch import Tensor
 from toys import Plain, fit, toy_data
 
@@ -29,47 +29,12 @@ from flsv.metrics.coalitions import SurrogateAverage
 from flsv.sampling import FixedCohort, ShapleyImportanceSampler, SoftmaxSampler, UniformSampler
 
 
-def by_permutations(table: dict[frozenset[int], Any], n: int) -> Any:
-    """The mean marginal contribution over all orders."""
-    total = [0.0 * table[frozenset()] for _ in range(n)]
-    for order in permutations(range(n)):
-        for position, i in enumerate(order):
-            total[i] = total[i] + table[frozenset(order[: position + 1])] - table[frozenset(order[:position])]
-    return torch.stack([torch.as_tensor(t) for t in total]) / math.factorial(n)
-
-
-def table_game(n: int, width: int = 0, seed: int = 0) -> tuple[dict[frozenset[int], Tensor], Any]:
-    generator = torch.Generator().manual_seed(seed)
-    shape = (2**n, width) if width else (2**n,)
-    values = torch.rand(shape, generator=generator, dtype=torch.float64)
-    table = {frozenset(i for i in range(n) if number >> i & 1): values[number] for number in range(2**n)}
-
-    def utility(masks: Tensor) -> Tensor:
-        return torch.stack([values[sum(2**i for i in row.nonzero().flatten().tolist())] for row in masks])
-
-    return table, utility
-
-
-def test_values_of_the_cohort_and_everybody_else_keeps_theirs() -> None:
-    metric = PartialFederatedShapley(num_clients=5, estimator="exact")
-    first, second = table_game(3, seed=1), table_game(2, seed=2)
-    metric.update(torch.tensor([0, 2, 3]), first[1])
-    expected = torch.full((5,), float("nan"), dtype=torch.float64)
-    expected[[0, 2, 3]] = by_permutations(first[0], 3)
-    torch.testing.assert_close(metric.compute().double(), expected, equal_nan=True, rtol=1e-5, atol=1e-6)
-    metric.update(torch.tensor([3, 4]), second[1])
-    expected[[3, 4]] = by_permutations(second[0], 2)
-    torch.testing.assert_close(metric.compute().double(), expected, equal_nan=True, rtol=1e-5, atol=1e-6)
-    assert metric.diagnostics()["evaluations"] == 8 + 4
-    assert metric.diagnostics()["stderr"][[0, 2, 3, 4]].tolist() == [0, 0, 0, 0]
-
-
 def test_cumulative_sums_the_rounds_and_their_variances() -> None:
     metric = CumulativeShapley(num_clients=4, estimator="permutation", estimator_args={"budget": 12})
     single = PartialFederatedShapley(num_clients=4, estimator="permutation", estimator_args={"budget": 12})
     total, variance = torch.zeros(3), torch.zeros(3)
     for seed in range(3):
-        _, utility = table_game(3, seed=seed)
+        utility = table_game(random_table(3, seed))
         for each in (metric, single):
             each.update(torch.tensor([0, 1, 3]), utility, torch.Generator().manual_seed(seed))
         total += single.compute()[[0, 1, 3]]
@@ -83,9 +48,9 @@ def test_surrogate_is_equation_3() -> None:
     metric = SurrogateFederatedShapley(num_clients=4, beta=0.6, estimator="exact")
     value = torch.full((4,), 0.5, dtype=torch.float64)
     for ids, seed in (([0, 1, 2], 1), ([1, 3], 2), ([0, 1, 2], 3)):
-        table, utility = table_game(len(ids), seed=seed)
-        metric.update(torch.tensor(ids), utility)
-        sv = by_permutations(table, len(ids))
+        table = random_table(len(ids), seed)
+        metric.update(torch.tensor(ids), table_game(table))
+        sv = torch.from_numpy(reference_shapley(table))
         nsv = (sv - sv.min()) / (sv.max() - sv.min())
         value[ids] = 0.6 * value[ids] + 0.4 * nsv
         seen = value.where(metric.history[:, -1] > 0, torch.nan)
@@ -99,7 +64,7 @@ def test_a_surrogates_error_is_that_of_the_value_in_units_of_the_range(normalize
     plain = PartialFederatedShapley(4, **options)
     surrogate = CoalitionValue(4, fold=SurrogateAverage(normalize=normalize), **options)
     for each in (plain, surrogate):
-        each.update(torch.arange(4), table_game(4)[1], torch.Generator().manual_seed(0))
+        each.update(torch.arange(4), table_game(random_table(4)), torch.Generator().manual_seed(0))
     values, stderr = plain.compute(), plain.diagnostics()["stderr"]
     least = values.min() if normalize == "min-max" else 0
     torch.testing.assert_close(surrogate.diagnostics()["stderr"], stderr / (values.max() - least))
@@ -150,36 +115,18 @@ def test_the_game_is_that_of_the_rounds_own_models(tmp_path: Path) -> None:
     )
     module = fit(loop, tmp_path, data=data, rounds=2)
     round = remember.rounds[-1]
-    table = {}
+    table = torch.empty(8, dtype=torch.float64)
     for number in range(8):
         members = [i for i in range(3) if number >> i & 1]
         model = round.client_vectors[members].mean(0) if members else round.global_vector
-        table[frozenset(members)] = validation_accuracy(module, loop.space, model, data)
-    ids = round.client_ids
-    torch.testing.assert_close(loop.contributions["sv"][ids].double(), by_permutations(table, 3), rtol=1e-5, atol=1e-6)
-    everybody = frozenset(range(3))
-    without = torch.stack([table[everybody] - table[everybody - {i}] for i in range(3)])
+        table[number] = validation_accuracy(module, loop.space, model, data)
+    ids, expected = round.client_ids, torch.from_numpy(reference_shapley(table))
+    torch.testing.assert_close(loop.contributions["sv"][ids].double(), expected, rtol=1e-5, atol=1e-6)
+    without = torch.stack([table[7] - table[7 - 2**i] for i in range(3)])
     torch.testing.assert_close(loop.contributions["loo"][ids].double(), without, rtol=1e-5, atol=1e-6)
     assert loop.contributions["classes"].by_class.shape == (4, 3)
     assert round.games is not None
     assert loop.metrics["loo"].diagnostics()["evaluations"] == 2 * 4
-
-
-def test_metrics_of_a_round_share_their_evaluations(tmp_path: Path) -> None:
-    counts = []
-
-    class Count(FedAvg):
-        def weights(self, round: Any, contributions: Any) -> Tensor:
-            counts.append(round.games.evaluations)
-            return super().weights(round, contributions)
-
-    metrics: dict[str, ContributionMetric] = {
-        "a": PartialFederatedShapley(estimator="exact"),
-        "b": SurrogateFederatedShapley(estimator="exact"),
-        "c": PartialFederatedShapley(estimator="exact", per_class=True),
-    }
-    fit(FederatedLoop(Count(), metrics, seed=1), tmp_path, rounds=2)
-    assert counts == [8, 8]
 
 
 def test_gradient_shapley_is_that_of_the_validation_loss(tmp_path: Path) -> None:
@@ -239,11 +186,6 @@ def test_s_fedavg_is_the_reference() -> None:
     assert ours.prior is None
 
 
-N, COHORT = 4, torch.tensor([0, 2])
-
-DASH = "\N{EN DASH}"
-
-
 class Sees(ShapleyWeighted):
     def weights(self, round: Any, contributions: Any) -> Any:
         self.seen = contributions["ssv"]
@@ -256,7 +198,7 @@ class Draws(FixedCohort):
         return super().sample(num_clients, contributions, generator, round_index)
 
 
-def test_a_run_has_no_value_for_whoever_was_never_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_has_no_value_for_whoever_was_never_drawn(tmp_path: Path) -> None:
     aggregator, sampler = Sees("ssv"), Draws([0, 2])
     loop = FederatedLoop(aggregator, {"ssv": SurrogateFederatedShapley()}, sampler=sampler, seed=1)
     fit(loop, tmp_path, data=toy_data(), rounds=2)
@@ -265,9 +207,3 @@ def test_a_run_has_no_value_for_whoever_was_never_drawn(tmp_path: Path, capsys: 
     assert sampler.coins.isfinite().all()
     rows = [line.split(",") for line in (tmp_path / "contributions.csv").read_text().splitlines()[1:]]
     assert {row[2] for row in rows} == {"0", "2"}
-    assert loop.participations.tolist() == [2, 0, 2]
-    table = [line.split() for line in capsys.readouterr().out.splitlines()]
-    header = next(line for line in table if line[:1] == ["client"])
-    assert header[:4] == ["client", "samples", "rounds", "ssv"]
-    assert next(line for line in table if line[:1] == ["1"])[2:] == ["0", DASH, DASH]
-    assert next(line for line in table if line[:1] == ["2"])[2] == "2"

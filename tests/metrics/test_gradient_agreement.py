@@ -48,7 +48,6 @@ def test_the_formulas() -> None:
     for each in rounds:
         metric.update(*each)
     np.testing.assert_allclose(metric.compute().numpy(), by_hand(rounds, 4), rtol=1e-5)
-    assert metric.compute().sum().item() == pytest.approx(1)
 
 
 def test_who_is_absent_early_is_not_punished() -> None:
@@ -87,12 +86,10 @@ def test_in_a_loop_the_slopes_are_those_of_the_validation_loss(tmp_path: Path, b
 
 
 def test_of_a_regression_by_the_loss_that_it_logs(tmp_path: Path) -> None:
-    data, recorded, metric = (
-        FederatedDataModule("digits", IIDPartitioner(num_clients=3), splits=Splits(max_samples=200, server_val=0.3)),
-        Recorded(),
-        GradientAgreement(loss="val_loss"),
-    )
-    loop = FederatedLoop(metrics={"mine": metric, "seen": recorded}, seed=1, reporting=Reporting(table=False))
+    splits = Splits(max_samples=200, server_val=0.3)
+    data, recorded = FederatedDataModule("digits", IIDPartitioner(num_clients=3), splits=splits), Recorded()
+    metrics = {"mine": GradientAgreement(loss="val_loss"), "seen": recorded}
+    loop = FederatedLoop(metrics=metrics, seed=1, reporting=Reporting(table=False))
     line = fit(loop, tmp_path, Line(), data, rounds=1)
     ((ids, vector, updates, samples),) = recorded.seen
     loop.space.write(line, vector)

@@ -44,7 +44,6 @@ from flsv.uploads import TopK
 EVERYBODY = [[0, 1, 2]] * ROUNDS
 
 KINDS: dict[str, Any] = {
-    "momentum": lambda: Plain(network(batch_norm=False)),
     "Adam": lambda: Plain(network(batch_norm=False), adam),
     "batch norm": lambda: Plain(network()).double(),  # which makes rounding large
     "dropout": lambda: Plain(network(batch_norm=False, dropout=0.4)),
@@ -93,7 +92,6 @@ FEDERATIONS: dict[str, Any] = {
     "FedAdam": lambda: {"aggregator": FedAdam(lr=0.02)},
     "FedAvgM": lambda: {"aggregator": FedAvgM(momentum=0.5)},
     "FedNova": lambda: {"aggregator": FedNova()},
-    "geometric median": lambda: {"aggregator": GeometricMedian()},
     "trimmed mean": lambda: {"aggregator": TrimmedMean(0.34)},
     "buckets": lambda: {"aggregator": Bucketing(GeometricMedian())},
     "CGSV": lambda: {"aggregator": CGSV(scale=0.1), "metrics": {"cgsv": CosineGradientShapley()}},
@@ -102,7 +100,6 @@ FEDERATIONS: dict[str, Any] = {
         "aggregator": ShapleySoftmax("distance"),
         "metrics": {"distance": WassersteinContribution()},
     },
-    "FedProx": lambda: {"client_algorithm": FedProx(0.5), "local_epochs": 2},
     "FedProx and FedAdam": lambda: {"client_algorithm": FedProx(0.5), "aggregator": FedAdam(lr=0.02)},
     "error feedback": lambda: {"uploads": [TopK(0.3)]},
     "excluded": lambda: {"uploads": [Scaling(1e4, clients=[1])], "filters": [OutlierFilter(exclude=True)]},
@@ -166,9 +163,7 @@ def test_values_are_the_games(tmp_path: Path) -> None:
     assert federation.metrics["few"].intervals() is None  # nothing is left open
 
 
-@pytest.mark.parametrize(
-    "coalitions", ["singles", "pairs", "leave-one-out", "both", "pairs+leave-one-out", "all", "auto", [[0], [1, 2]]]
-)
+@pytest.mark.parametrize("coalitions", ["pairs+leave-one-out", "auto", [[0], [1, 2]]])
 def test_any_coalitions(tmp_path: Path, coalitions: Any) -> None:
     federation = loop(Kept(coalitions=coalitions))
     fit(federation, tmp_path, Plain(network(batch_norm=False)), data(), rounds=2)
