@@ -13,7 +13,7 @@ import torch
 from resuming import assert_resumes
 from shadow_cases import ROUNDS, SEED, Kept, by_a_plain_loop, data, loop
 from sifted import slow_except
-from torch import Tensor, nn
+from torch import nn
 from toys import Plain, adam, fit, network, trainer_for, vector
 
 from flsv import FederatedLoop, Reporting
@@ -124,43 +124,20 @@ def test_values_are_those_of_retraining_each_coalition(tmp_path: Path, name: str
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        expected = exact_shapley(RetrainedUtility(alone, module, data(), "negative_loss"), 3).values
-        federation = loop(ShadowShapley(coalitions="all", performance="negative_loss"), **make())
+        utility = RetrainedUtility(alone, module, data(), "negative_loss")
+        expected = exact_shapley(utility, 3).values
+        utility.metric = "per_class_accuracy"  # of the same trainings
+        classes = exact_shapley(utility, 3).values
+        options = make()
+        options["metrics"] = {**options.get("metrics", {}), "classes": ShadowShapley(coalitions="all", per_class=True)}
+        federation = loop(ShadowShapley(coalitions="all", performance="negative_loss"), **options)
         fit(federation, tmp_path, module, data(), rounds=ROUNDS)
-    values = federation.contributions["shadow"].double()
+    values, by_class = federation.contributions["shadow"].double(), federation.contributions["classes"].by_class
     seen = ~values.isnan()  # whom a filter leaves out of every round has none
     assert seen.tolist() == [True, name != "excluded", True]
     torch.testing.assert_close(values[seen], expected[seen], rtol=1e-4, atol=1e-5)
-
-
-def test_values_are_the_games(tmp_path: Path) -> None:
-    metrics = {
-        "few": Kept(coalitions="all", performance="negative_loss"),
-        "classes": Kept(coalitions="all", per_class=True),
-    }
-    federation = FederatedLoop(metrics=metrics, seed=SEED, reporting=Reporting(table=False))
-    module, dealt = Plain(network(batch_norm=False)), data()
-    fit(federation, tmp_path, module, dealt, rounds=ROUNDS)
-    x, y = (torch.cat(parts) for parts in zip(*dealt.val_dataloader()))
-    models = federation.metrics["few"].models
-
-    def logits(mask: Tensor) -> Tensor:
-        federation.space.write(module, models[tuple(mask.tolist())])
-        with torch.no_grad():
-            return module.eval()(x)
-
-    def loss(masks: Tensor) -> Tensor:
-        return torch.stack([-nn.functional.cross_entropy(logits(mask).double(), y) for mask in masks])
-
-    def per_class(masks: Tensor) -> Tensor:
-        hits = [logits(mask).argmax(1) == y for mask in masks]
-        return torch.stack([torch.stack([hit[y == c].double().mean() for c in range(3)]) for hit in hits])
-
-    found = federation.contributions
-    torch.testing.assert_close(found["few"].double(), exact_shapley(loss, 3).values, rtol=1e-4, atol=1e-6)
-    classes = found["classes"].by_class.double()
-    torch.testing.assert_close(classes, exact_shapley(per_class, 3).values, rtol=1e-5, atol=1e-6)
-    assert federation.metrics["few"].intervals() is None  # nothing is left open
+    torch.testing.assert_close(by_class[seen].double(), classes[seen], rtol=1e-5, atol=1e-6)
+    assert federation.metrics["shadow"].intervals() is None  # nothing is left open
 
 
 @pytest.mark.parametrize("coalitions", ["pairs+leave-one-out", "auto", [[0], [1, 2]]])
@@ -203,20 +180,16 @@ def test_models_cross_and_are_counted(tmp_path: Path) -> None:
 
 def test_a_model_that_diverges_keeps_its_client_out_of_the_coalition(tmp_path: Path) -> None:
     """It stays what it was, and the run goes on, as a federation whose only client sends nothing finite would."""
-    federation = loop(Kept(coalitions="all"))
-    algorithm = federation.client_algorithm
-    assert isinstance(algorithm, ShadowTraining)
-    module = Plain(network(batch_norm=False))
 
     class Breaks(ShadowTraining):
         def end_client(self, context: Any) -> Any:
-            told = super().end_client(context)["trained_coalition_models"]
+            models = super().end_client(context)["trained_coalition_models"].clone()
             if context.instruction.client_id == 1:
-                told = told.clone()
-                told[:, 0] = 0
-            return {"trained_coalition_models": told}
+                models[:, 0] = 0
+            return {"trained_coalition_models": models}
 
-    algorithm.__class__ = Breaks
+    federation, module = loop(Kept(coalitions="all")), Plain(network(batch_norm=False))
+    federation.client_algorithm.__class__ = Breaks
     start = copy.deepcopy(module)
     fit(federation, tmp_path, module, data(), rounds=2)
     models = federation.metrics["shadow"].models
