@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import grad, hessian
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flsv.errors import ConfigurationError
@@ -141,37 +140,6 @@ def test_products_against_the_full_hessian() -> None:
     moved[:, cut:] = 9
     again = evaluate.gradient_products(round.global_vector, ClientMatrix(moved, [torch.zeros(space.size)] * len(moved)))
     assert torch.equal(again.hessian, result.hessian)
-
-
-LR = 0.3
-
-
-def linear(seed: int = 0, samples: int = 4):
-    """Softmax regression: the sample losses' gradients in a step, and the validation loss."""
-    draw = torch.Generator().manual_seed(seed)
-    x, w = (torch.randn(s, generator=draw, dtype=torch.float64) for s in ((samples + 5, 3), (3, 2)))
-    y = torch.arange(samples + 5) % 2
-
-    def loss(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        return torch.nn.functional.cross_entropy(x @ w.view(3, 2), y)
-
-    w = w.flatten()
-    steps = torch.stack([grad(loss)(w, x[i : i + 1], y[i : i + 1]) / samples for i in range(samples)])
-    return w, steps, lambda w: loss(w, x[samples:], y[samples:])
-
-
-@pytest.mark.parametrize("order", [1, 2])
-def test_the_values_of_the_taylor_utility_over_all_subsets(order: int) -> None:
-    w, steps, validation = linear()
-    g, h = grad(validation)(w), hessian(validation)(w)
-
-    def utility(part: list[int]) -> float:
-        move = -LR * steps[part].sum(0)
-        return -float(g @ move + (order == 2) * move @ h @ move / 2)
-
-    bends = steps @ h @ steps.T if order == 2 else None
-    found = gradient_shapley(-steps @ g, bends, weighting=torch.full((len(steps),), LR))
-    np.testing.assert_allclose(found, enumerated_shapley(lambda part: utility(list(part)), len(steps)))
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

@@ -5,62 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 
-from flsv.functional import lower_bound
 from flsv.functional.over_rounds import (
     WIDTH,
     half_width,
-    momentum_merge,
-    momentum_row,
-    momentum_squares,
-    momentum_value,
     spread_add,
     spread_merge,
     spread_variance,
     step_variance,
 )
-
-
-def recursion(rounds: list[dict[int, torch.Tensor]], n: int, width: int, mu: float) -> torch.Tensor:
-    value = torch.full((n, width), float("nan"), dtype=torch.float64)
-    for seen in rounds:
-        for i, now in seen.items():
-            value[i] = now if value[i].isnan().all() else mu * value[i] + (1 - mu) * now
-    return value
-
-
-def rows_of(seen: dict[int, torch.Tensor], n: int, width: int, mu: float) -> torch.Tensor:
-    rows = torch.zeros(n, 2 * width + 1, dtype=torch.float64)
-    for i, now in seen.items():
-        rows[i] = momentum_row(now[None], mu)[0]
-    return rows
-
-
-def test_any_grouping_of_the_rounds_gives_the_recursion() -> None:
-    torch.manual_seed(0)
-    n, width, mu = 5, 3, 0.8
-    rounds = [
-        {i: torch.randn(width, dtype=torch.float64) for i in torch.randperm(n)[:3].tolist() if i != 4} for _ in range(7)
-    ]
-    parts = torch.stack([rows_of(seen, n, width, mu) for seen in rounds])
-    expected = recursion(rounds, n, width, mu)
-    assert expected[4].isnan().all()
-    for cut in range(1, 7):
-        early, late = momentum_merge(parts[:cut], mu), momentum_merge(parts[cut:], mu)
-        merged = momentum_value(momentum_merge(torch.stack([early, late]), mu), mu)
-        torch.testing.assert_close(merged, expected, equal_nan=True)
-
-
-@pytest.mark.parametrize("confidence", [0.5, 0.95])
-@pytest.mark.parametrize("c", [2, 20])
-def test_the_bound_of_a_t_interval(c: int, confidence: float) -> None:
-    values = torch.randn(c, 4, generator=torch.Generator().manual_seed(c), dtype=torch.float64)
-    mean, squares = values.mean(0), (values - values.mean(0)).square().sum(0)
-    found = lower_bound(torch.full((4,), c), mean, squares, confidence=confidence)
-    for column, bound in zip(values.T.numpy(), found.tolist()):
-        expected = stats.t.interval(2 * confidence - 1, c - 1, column.mean(), stats.sem(column))[0]
-        assert bound == pytest.approx(expected if confidence > 0.5 else column.mean())
 
 
 def folded(values: torch.Tensor) -> torch.Tensor:
@@ -148,15 +101,3 @@ def test_a_round_joins_and_a_stretch_is_appended() -> None:
     idle = torch.zeros(3, WIDTH, dtype=torch.float64)
     for stretches in ([idle, folded(values)], [folded(values), idle]):
         assert torch.equal(spread_merge(torch.stack(stretches)), folded(values))
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.3, 0.9])
-@pytest.mark.parametrize("init", [False, True])
-def test_factors_of_a_moving_average(momentum: float, init: bool) -> None:
-    for count in (1, 2, 5):
-        factors: list[float] = []
-        for index in range(count):
-            new = 1 - momentum if init or index else 1.0
-            factors = [*(momentum * factor for factor in factors), new]
-        expected = sum(factor**2 for factor in factors)
-        assert float(momentum_squares(torch.tensor(float(count)), momentum, init)) == pytest.approx(expected, rel=1e-6)

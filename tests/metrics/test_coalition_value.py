@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from functools import partial
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from functional.shapley.games import random_table, reference_shapley, table_game
+from functional.shapley.test_exact import SEMIVALUES, reference
 from in_run_by_hand import Kept
 from scipy import stats
 from torch import Tensor
@@ -33,51 +33,27 @@ from flsv.metrics import (
 from flsv.metrics.coalitions import Decay, LowerBound, MovingAverage, Sum, SurrogateAverage
 from flsv.sampling import FixedCohort, ShapleyImportanceSampler, SoftmaxSampler, UniformSampler
 
-N, ROUNDS = 5, 4
+N = 5
 
 COHORTS = [[0, 1, 2, 3], [1, 3, 0], [3, 0, 1], [0, 2, 1, 3]]
 
-WEIGHTS: dict[str, Callable[[int, int], float]] = {  # of a coalition of s that the player joins, of n players
-    "shapley": lambda n, s: 1 / (n * math.comb(n - 1, s)),
-    "banzhaf": lambda n, s: 1 / 2 ** (n - 1),
-    # B(s + beta, n - 1 - s + alpha) / B(alpha, beta) with alpha 2 and beta 1
-    "beta": lambda n, s: 2 * math.gamma(s + 1) * math.gamma(n + 1 - s) / math.gamma(n + 2),
-    "leave_one_out": lambda n, s: float(s == n - 1),
-}
-
-Player = Callable[[frozenset[int]], float]
+VALUES = {"shapley": "shapley", "banzhaf": "banzhaf", "beta": "beta 16.0, 1.0", "leave_one_out": "leave one out"}
 
 
-def worth(index: int) -> Player:
-    """A round's game by numbers of clients: some join forces, and all add something."""
-    draw = torch.Generator().manual_seed(index)
-    alone = torch.rand(N, generator=draw).tolist()
-    both = torch.rand(N, N, generator=draw).tolist()
-    return lambda group: sum(alone[i] for i in group) + math.sqrt(sum(both[i][j] for i in group for j in group))
+def game(index: int) -> Tensor:
+    return random_table(len(COHORTS[index % 10]), index)
 
 
-def utility(game: Player, cohort: list[int]) -> Callable[[Tensor], Tensor]:
-    def of(masks: Tensor) -> Tensor:
-        groups = [frozenset(i for i, inside in zip(cohort, row) if inside) for row in masks.tolist()]
-        return torch.tensor([game(group) for group in groups], dtype=torch.float64)
-
-    return of
+def by_loop(value: str) -> list[dict[int, float]]:
+    """Of every round, coalition by coalition."""
+    weight = SEMIVALUES[VALUES[value]][1]
+    return [dict(zip(ids, reference(game(index), weight).tolist())) for index, ids in enumerate(COHORTS)]
 
 
-def value_by_loop(game: Player, cohort: list[int], weight: Callable[[int, int], float]) -> dict[int, float]:
-    values = {}
-    for player in cohort:
-        others = [i for i in cohort if i != player]
-        groups = [frozenset(g) for s in range(len(cohort)) for g in itertools.combinations(others, s)]
-        values[player] = sum(weight(len(cohort), len(g)) * (game(g | {player}) - game(g)) for g in groups)
-    return values
-
-
-def played(metric: CoalitionValue, rounds: range = range(ROUNDS)) -> CoalitionValue:
-    for index in rounds:
-        cohort = COHORTS[index]
+def played(metric: CoalitionValue) -> CoalitionValue:
+    for index, cohort in enumerate(COHORTS):
         draw = torch.Generator().manual_seed(index)
-        metric.update(torch.tensor(cohort), utility(worth(index), cohort), draw, index)
+        metric.update(torch.tensor(cohort), table_game(game(index)), draw, index)
     return metric
 
 
@@ -107,27 +83,24 @@ FOLDS: dict[str, tuple[Any, Callable[[list[float], list[int]], float]]] = {
 
 @pytest.mark.parametrize("estimator", ["auto", "exact"])
 @pytest.mark.parametrize("fold", FOLDS)
-@pytest.mark.parametrize("value", WEIGHTS)
+@pytest.mark.parametrize("value", VALUES)
 def test_it_is_a_plain_loop_over_coalitions_and_rounds(value: str, fold: str, estimator: str) -> None:
-    given, by_loop = FOLDS[fold]
-    arguments = {"alpha": 2.0} if value == "beta" else None
-    made: Any = CoalitionValue(N, value=value, estimator=estimator, estimator_args=arguments, fold=given)
-    found = played(made).compute()
-    rounds = [value_by_loop(worth(index), COHORTS[index], WEIGHTS[value]) for index in range(ROUNDS)]
+    given, folded = FOLDS[fold]
+    made: Any = CoalitionValue(N, value=value, estimator=estimator, fold=given)
+    found, rounds = played(made).compute(), by_loop(value)
     for client in range(N):
-        indices = [index for index in range(ROUNDS) if client in rounds[index]]
-        expected = by_loop([rounds[i][client] for i in indices], indices) if indices else math.nan
+        indices = [index for index in range(len(rounds)) if client in rounds[index]]
+        expected = folded([rounds[i][client] for i in indices], indices) if indices else math.nan
         torch.testing.assert_close(found[client], torch.tensor(expected), rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
-@pytest.mark.parametrize("value", WEIGHTS)
+@pytest.mark.parametrize("value", VALUES)
 def test_any_value_from_random_orders(value: Any) -> None:
-    arguments = {"num_permutations": 4000, **({"alpha": 2.0} if value == "beta" else {})}
+    arguments = {"num_permutations": 4000, **({"alpha": 16.0} if value == "beta" else {})}
     metric = CoalitionValue(N, value=value, estimator="permutation", estimator_args=arguments, fold="sum")
     found, error = played(metric).compute(), metric.diagnostics()["stderr"]
-    rounds = [value_by_loop(worth(index), COHORTS[index], WEIGHTS[value]) for index in range(ROUNDS)]
     for client in range(N - 1):
-        expected = sum(values.get(client, 0.0) for values in rounds)
+        expected = sum(values.get(client, 0.0) for values in by_loop(value))
         assert abs(float(found[client]) - expected) <= 4 * float(error[client]) + 1e-5
 
 
@@ -136,15 +109,15 @@ ALL_FOLDS = [MovingAverage(0.3), SurrogateAverage(), Decay(normalize=False), Sum
 
 @pytest.mark.parametrize("estimator", ["auto", "permutation"])
 @pytest.mark.parametrize("fold", ALL_FOLDS)
-@pytest.mark.parametrize("value", WEIGHTS)
+@pytest.mark.parametrize("value", VALUES)
 def test_values_per_class_are_those_of_each_class_by_itself(value: Any, fold: Any, estimator: str) -> None:
     arguments = {"num_permutations": 6} if estimator == "permutation" else None
     made = partial(CoalitionValue, N, value=value, fold=fold, estimator=estimator, estimator_args=arguments)
     by_class, alone = made(num_classes=2), [made(), made()]
     for index, cohort in enumerate(COHORTS):
-        games = [utility(worth(index), cohort), utility(worth(index + 10), cohort)]
-        for metric, game in zip([by_class, *alone], [lambda m, g=games: torch.stack([g[0](m), g[1](m)], 1), *games]):
-            metric.update(torch.tensor(cohort), game, torch.Generator().manual_seed(index), index)
+        tables = [game(index), game(index + 10)]
+        for metric, table in zip([by_class, *alone], [torch.stack(tables, 1), *tables]):
+            metric.update(torch.tensor(cohort), table_game(table), torch.Generator().manual_seed(index), index)
     expected = torch.stack([metric.compute() for metric in alone], dim=1)
     torch.testing.assert_close(by_class.compute(), expected, equal_nan=True)
     assert by_class.compute()[:4].isfinite().all()

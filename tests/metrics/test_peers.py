@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 import torchmetrics
-from functional.test_peers import reference_coefficients, reference_cosines
 from judging import judges
 from sklearn.metrics import roc_auc_score
 from toys import Plain, fit, network, toy_data
@@ -30,6 +29,25 @@ THREE = (4.0, 1.0, 2.0)
 
 def data(**kwargs: Any) -> FederatedDataModule:
     return toy_data(THREE, **{"client_val": 0.3, **kwargs})
+
+
+def reference_cosines(updates: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
+    consensus = (coefficients[:, None] * updates).sum(0)
+    cosines = []
+    for update, coefficient in zip(updates, coefficients):
+        minus = consensus - coefficient * update
+        cosines.append(update @ minus / (np.linalg.norm(update) * np.linalg.norm(minus)))
+    return np.array(cosines)
+
+
+def reference_coefficients(cosines: np.ndarray, minus_scores: np.ndarray, combine: str) -> np.ndarray:
+    """Rounds by clients; the score of the first round is the 0 that every client starts with."""
+    directions = 1.0 - cosines.mean(0)
+    errors = 1.0 - minus_scores.mean(0)
+    directions = np.clip(directions / directions.sum(), 1e-3, None)
+    errors = np.clip(errors / errors.sum(), 1e-3, None)
+    new = directions * errors if combine == "times" else directions + errors
+    return np.clip(new / new.sum(), 1e-3, None)
 
 
 class Kept(FedCE):
@@ -52,9 +70,11 @@ def accuracy(vector: torch.Tensor, dealt: FederatedDataModule, client: int) -> f
     return float(torch.cat(hits).mean())
 
 
-def test_a_federation_by_hand(tmp_path: Path) -> None:
+@pytest.mark.parametrize("combine", ["times", "plus"])
+def test_a_federation_by_hand(tmp_path: Path, combine: Any) -> None:
     aggregator, dealt = Kept(), data()
-    loop = FederatedLoop(aggregator, {"fedce": ContributionEstimation()}, seed=1, reporting=Reporting(table=False))
+    metrics = {"fedce": ContributionEstimation(combine=combine)}
+    loop = FederatedLoop(aggregator, metrics, seed=1, reporting=Reporting(table=False))
     fit(loop, tmp_path, Plain(network(batch_norm=False)), dealt, rounds=3)
 
     coefficients = np.full(3, 1 / 3)
@@ -67,7 +87,7 @@ def test_a_federation_by_hand(tmp_path: Path) -> None:
         cosines.append(reference_cosines((models - round.global_vector).numpy(), used.double().numpy()))
         others = [sum(float(used[j]) * models[j] for j in range(3) if j != i) / (1 - float(used[i])) for i in range(3)]
         scores.append(np.array([accuracy(model.float(), dealt, i) for i, model in enumerate(others)]))
-        coefficients = reference_coefficients(np.array(cosines), np.array(scores), "times")
+        coefficients = reference_coefficients(np.array(cosines), np.array(scores), combine)
     np.testing.assert_allclose(loop.contributions["fedce"].numpy(), coefficients, atol=1e-5)
     assert np.ptp(coefficients) > 0.01
     said = loop.metrics["fedce"].diagnostics()

@@ -16,6 +16,7 @@ from functional.shapley.games import (
     rng,
     table_game,
 )
+from sifted import slow_except
 
 from flsv.errors import ConfigurationError
 from flsv.functional import ESTIMATORS, ShapleyEstimate
@@ -60,14 +61,10 @@ def test_unreachable_target_ends_at_the_exact_value(name: str, n: int) -> None:
     assert (estimate.stderr == 0).all()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", UNBIASED)
-@pytest.mark.parametrize(("n", "budget"), [(4, 14), (5, 22), (6, 40)])
-def test_unbiased(name: str, n: int, budget: int) -> None:
-    table = random_table(n, seed=10 + n)
-    values = torch.stack(
-        [UNBIASED[name](table_game(table), n, budget=budget, generator=rng(s)).values for s in range(200)]
-    )
+@pytest.mark.parametrize("name", slow_except(set(UNBIASED) - {"surrogate"}, UNBIASED))
+def test_unbiased(name: str) -> None:
+    table = random_table(6, seed=16)
+    values = torch.stack([UNBIASED[name](table_game(table), 6, budget=40, generator=rng(s)).values for s in range(200)])
     error = values.mean(dim=0) - torch.from_numpy(reference_shapley(table))
     assert (error.abs() <= 4 * values.std(dim=0) / 200**0.5 + 1e-12).all()
 

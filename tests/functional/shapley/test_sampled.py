@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -19,21 +17,10 @@ from flsv.functional import (
     permutation_shapley,
     regression_shapley,
 )
-from flsv.functional.shapley.difference import _Strata
 from flsv.functional.shapley.game import MemoizedGame, t_quantile
 from flsv.functional.shapley.layers import LayeredSample
 from flsv.functional.shapley.permutation import _converged, marginals_along
-from flsv.functional.shapley.sampling import Moments, Sampling, random_coalitions, random_permutations
-from flsv.functional.shapley.stratified import stratum_means
-
-
-def test_orders_and_coalitions_of_a_size_are_uniform() -> None:
-    masks = random_coalitions(torch.full((15_000,), 2), 6, rng())
-    assert (masks.sum(dim=1) == 2).all()
-    for drawn, kinds in ((random_permutations(24_000, 4, rng()), 24), (masks, 15)):
-        counts = torch.unique(drawn, dim=0, return_counts=True)[1]
-        assert len(counts) == kinds
-        assert (counts - 1000).abs().max() < 4.5 * 1000**0.5
+from flsv.functional.shapley.sampling import Moments, random_permutations
 
 
 def test_moments_of_batches_are_those_of_the_whole() -> None:
@@ -85,25 +72,6 @@ def test_what_is_drawn(n: int, paired: bool, cover: bool) -> None:
                 assert (~layer.masks).any(dim=0).all()
 
 
-def test_allocation_follows_the_inverse_root() -> None:
-    n, sample = 40, LayeredSample(40, paired=False, generator=rng())
-    sample.grow(4000)
-    counts = {layer.size: len(layer.masks) for layer in sample.layers}
-    assert counts[1] == counts[39] == 40
-    for size in (5, 10, 30):
-        assert counts[size] / counts[20] == pytest.approx(math.sqrt(20 * 20 / (size * (n - size))), abs=0.03)
-
-
-def test_means_and_their_variance() -> None:
-    members = torch.tensor([[True, True], [True, False], [True, False]])
-    values = torch.tensor([[1.0], [2.0], [6.0]], dtype=torch.float64)
-    mean, influences = stratum_means(members, values)
-    assert mean.tolist() == [[3.0], [1.0]]
-    # Player 0: the variance of a mean of three; player 1, a single draw: the deviation from the mean of all draws.
-    torch.testing.assert_close(influences[:, 0].square().sum(), values.var() / 3)
-    assert influences[:, 1].flatten().tolist() == [-1.5, 0.0, 0.0]
-
-
 @pytest.mark.parametrize("n", range(2, 7))
 def test_nsv_from_differences_does_not_depend_on_the_base(n: int) -> None:
     table = random_table(n, seed=n)
@@ -121,16 +89,6 @@ def test_sampled_values_and_differences_agree() -> None:
     torch.testing.assert_close(estimate.values[3] - estimate.values, estimate.differences)
     with pytest.raises(ConfigurationError, match="base=4 is not one of the players 0..3"):
         difference_shapley(table_game(random_table(4)), 4, base=4)
-
-
-def test_shared_coalitions_are_uniform_for_each_player() -> None:
-    n, size = 6, 2
-    run = Sampling("difference", lambda masks: masks.sum(dim=1), n, None, 2, None)
-    with_base, _ = _Strata(run, 0, True, rng()).coalitions(torch.full((9000,), size))
-    for row in range(n - 1):
-        counts = with_base[:, row].unique(dim=0, return_counts=True)[1]
-        assert len(counts) == math.comb(n - 2, size)
-        assert (counts - 1500).abs().max() < 4.5 * 1500**0.5
 
 
 @pytest.mark.parametrize("truncation", [None, 0.0, 0.1, 0.5])
