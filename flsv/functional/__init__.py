@@ -12,7 +12,6 @@ from flsv.functional.gradients import (
 from flsv.functional.over_rounds import MULTI_ROUND_INDICES, lower_bound
 from flsv.functional.peers import (
     contribution_estimates,
-    discovery_bound,
     label_overlap,
     leave_one_out_cosines,
     personalized_weights,
@@ -79,7 +78,6 @@ __all__ = [
     "debiased_potential",
     "difference_shapley",
     "direct_values",
-    "discovery_bound",
     "divergence_weights",
     "exact_shapley",
     "federated_wasserstein",
