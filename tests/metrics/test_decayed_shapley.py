@@ -106,10 +106,8 @@ class Remember(DivergenceWeighted):
         super().__init__(**kwargs)
         self.rounds: list[Any] = []
 
-    def weights(self, round: Any, contributions: Any) -> torch.Tensor:
-        weights = super().weights(round, contributions)
-        self.rounds.append((round, weights))
-        return weights
+    def end_round(self, round: Any) -> None:
+        self.rounds.append((round, round.aggregation_weights))
 
 
 @pytest.mark.parametrize(("kind", "server_lr"), [("fixed", 1.0), ("renormalized", 0.5)])

@@ -13,7 +13,6 @@ import torch
 from resuming import assert_resumes
 from shadow_cases import ROUNDS, SEED, Draws, Kept, Reads, by_a_plain_loop, data, loop
 from sifted import slow_except
-from torch import nn
 from toys import Plain, adam, fit, network, trainer_for, vector
 
 from flsv import FederatedLoop, Reporting
@@ -51,50 +50,31 @@ from flsv.sampling import FixedCohort, UniformSampler
 from flsv.testing.fits import Turns
 from flsv.uploads import TopK
 
-EVERYBODY = [[0, 1, 2]] * ROUNDS
+EVERYBODY, SOME = [[0, 1, 2]] * ROUNDS, [[0, 2], [1], [0, 1]]
 
-KINDS: dict[str, Any] = {
-    "Adam": lambda: Plain(network(batch_norm=False), adam),
-    "batch norm": lambda: Plain(network()).double(),  # which makes rounding large
-    "dropout": lambda: Plain(network(batch_norm=False, dropout=0.4)),
+#: A module, the loop's options, the cohorts, and the server's weighting and rate.
+PLAIN: dict[str, Any] = {
+    "Adam": lambda: (Plain(network(batch_norm=False), adam), {}, EVERYBODY, "samples", 1.0),
+    "dropout": lambda: (Plain(network(batch_norm=False, dropout=0.4)), {}, EVERYBODY, "samples", 1.0),
+    "uniform": lambda: (Plain().double(), {"aggregator": FedAvg("uniform")}, EVERYBODY, "uniform", 1.0),
+    "half": lambda: (Plain().double(), {"aggregator": FedAvg(server_lr=0.5)}, EVERYBODY, "samples", 0.5),
+    "absent": lambda: (Plain(network(batch_norm=False)), {"sampler": Turns(SOME)}, SOME, "samples", 1.0),
 }
 
 
-def assert_plain(federation: FederatedLoop, start: nn.Module, cohorts: Any, *options: Any) -> None:
-    for mask, found in federation.metrics["shadow"].models.items():
-        members = [client for client in range(3) if mask[client]]
-        expected = by_a_plain_loop(start, members, cohorts, *options)
-        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_coalitions_are_what_a_plain_loop_makes_of_them(tmp_path: Path, kind: str) -> None:
-    module, federation = KINDS[kind](), loop()
-    start = copy.deepcopy(module)
-    options = {"precision": "64-true"} if kind == "batch norm" else {}
-    trained = fit(federation, tmp_path, module, data(), rounds=ROUNDS, **options)
+@pytest.mark.parametrize("name", PLAIN)
+def test_coalitions_are_what_a_plain_loop_makes_of_them(tmp_path: Path, name: str) -> None:
+    module, options, cohorts, *server = PLAIN[name]()
+    start, federation = copy.deepcopy(module), loop(**options)
+    # Batch norm makes rounding large.
+    precision: Any = "64-true" if name in ("uniform", "half") else "32-true"
+    trained = fit(federation, tmp_path, module, data(), rounds=ROUNDS, precision=precision)
     models = federation.metrics["shadow"].models
     assert len(models) == 8
-    assert_plain(federation, start, EVERYBODY)
+    for mask, found in models.items():
+        expected = by_a_plain_loop(start, [client for client in range(3) if mask[client]], cohorts, *server)
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(models[True, True, True].double(), vector(trained), rtol=0, atol=0)
-    assert torch.stack(list(models.values())).unique(dim=0).shape[0] == 8
-
-
-@pytest.mark.parametrize(("weighting", "rate"), [("uniform", 1.0), ("samples", 0.5)])
-def test_servers_weights_and_rate(tmp_path: Path, weighting: Any, rate: float) -> None:
-    module = Plain().double()
-    start = copy.deepcopy(module)
-    federation = loop(aggregator=FedAvg(weighting, server_lr=rate))
-    fit(federation, tmp_path, module, data(), rounds=ROUNDS, precision="64-true")
-    assert_plain(federation, start, EVERYBODY, weighting, rate)
-
-
-def test_who_is_absent_trains_in_no_coalition(tmp_path: Path) -> None:
-    cohorts = [[0, 2], [1], [0, 1]]
-    module = Plain(network(batch_norm=False))
-    start, federation = copy.deepcopy(module), loop(sampler=Turns(cohorts))
-    fit(federation, tmp_path, module, data(), rounds=ROUNDS)
-    assert_plain(federation, start, cohorts)
 
 
 #: Where each coalition's server does more than to average by samples, or clients more than to train.
