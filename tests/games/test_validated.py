@@ -89,8 +89,6 @@ def test_the_same_vector_has_the_same_value_wherever_it_comes(tmp_path: Path) ->
 
     class Probe(L.Callback):
         def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-            from flsv._lightning.validation import keep_batches
-
             class Endless:
                 def __iter__(self) -> Any:
                     return itertools.repeat(next(iter(data.val_dataloader())))
