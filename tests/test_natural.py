@@ -20,7 +20,7 @@ from torch import Tensor
 
 from flsv import FederatedLoop
 from flsv.cli.parser import make_cli
-from flsv.games.copies import copied
+from flsv.games.replica import copied
 
 pytestmark = pytest.mark.slow
 

@@ -18,9 +18,8 @@ from flsv.functional import (
     regression_shapley,
 )
 from flsv.functional.shapley.game import MemoizedGame, t_quantile
-from flsv.functional.shapley.layers import LayeredSample
+from flsv.functional.shapley.layers import LayeredSample, Moments, random_permutations
 from flsv.functional.shapley.permutation import _converged, marginals_along
-from flsv.functional.shapley.sampling import Moments, random_permutations
 
 
 def test_moments_of_batches_are_those_of_the_whole() -> None:
