@@ -68,15 +68,9 @@ def test_a_hundred_clients_can_be_read(shape: tuple[int, ...], tmp_path: Path) -
         top, bottom = ends(value)
         assert top == value.argsort(descending=True)[:5].tolist()
         assert [to_hex(axis.patches[i].get_facecolor()) for i in (*top, *bottom)] == [TOP] * 5 + [BOTTOM] * 5
-    if shape == (100, 100):
-        assert len(labels(axis.get_yticklabels())) <= 40
-        top, bottom = ends(value.mean(1))
-        colored = {t.get_text() for t in axis.get_yticklabels() if t.get_color() in (TOP, BOTTOM)}
-        assert colored == set(map(str, (*top, *bottom)))
     if shape == (25, 100):
         colors = [line.get_color() for line in axis.lines]
         assert (colors.count(TOP), colors.count(BOTTOM), colors.count(OTHERS)) == (5, 5, 90)
-        assert labels(axis.get_legend().get_texts())[0] == f"client {int(value[-1].argmax())}"
 
 
 def test_small_multiples_share_scale_colors_and_whole_rounds(tmp_path: Path) -> None:

@@ -90,20 +90,6 @@ def test_efficiency_and_additivity_of_samples(name: str) -> None:
         torch.testing.assert_close(values[0] + values[1], values[2])
 
 
-@pytest.mark.parametrize("name", SAMPLED)
-def test_symmetric_and_null_players(name: str) -> None:
-    def utility(masks: torch.Tensor) -> torch.Tensor:  # players 0, 1 interchangeable, player 6 does nothing
-        return masks[:, :2].any(dim=1).double() + masks[:, 2:6].sum(dim=1).double().sqrt()
-
-    exact = ESTIMATORS["exact"](utility, 7).values
-    assert exact[6] == 0
-    assert abs(exact[0] - exact[1]) < 1e-15
-    values = torch.stack([SAMPLED[name](utility, 7, budget=60, generator=rng(s)).values for s in range(60)])
-    assert ((values.mean(dim=0) - exact).abs() < 4 * values.std(dim=0) / 60**0.5 + 0.02).all()
-    if name in ("permutation", "monte_carlo", "gtg"):
-        assert (values[:, 6] == 0).all()
-
-
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_one_player(name: str) -> None:
     for keywords in ({}, {"budget": 2}, {"target_stderr": 0.1}):

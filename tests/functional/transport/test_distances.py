@@ -142,10 +142,8 @@ def test_shares_are_inverse_distances() -> None:
         contribution_shares(torch.tensor([-1.0, 1.0]))
 
 
-@pytest.mark.parametrize("samples", [0, 2, 3, 4, 11])
-def test_the_safe_support_is_the_largest_that_is_not_refused(samples: int) -> None:
-    safe = safe_support(samples)
-    assert 2 * safe < max(samples, 1)
+@pytest.mark.parametrize(("samples", "safe"), [(0, 0), (2, 0), (3, 1), (4, 1), (11, 5)])
+def test_the_safe_support_is_the_largest_that_is_not_refused(samples: int, safe: int) -> None:
     check_support(safe, samples)
     with pytest.raises(ConfigurationError, match=f"support={safe + 1}: client 3 has {samples} samples"):
         check_support(safe + 1, samples, "client 3")
@@ -167,22 +165,21 @@ def test_barycentric_projection_moves_the_side_with_s_points() -> None:
     torch.testing.assert_close(moved, torch.tensor([[11.5], [5.0], [11.0], [5.5]]))
 
 
-def gaussians(dim: int, m: int = 150, m2: int = 150, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+def gaussians(dim: int, m: int = 150, m2: int = 150) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(dim)
     x, x2 = torch.randn(m, dim, generator=generator), 0.5 * torch.randn(m2, dim, generator=generator) + 1
-    return x.to(dtype), x2.to(dtype)
+    return x.double(), x2.double()
 
 
 def seeded() -> torch.Generator:
     return torch.Generator().manual_seed(0)
 
 
-@pytest.mark.parametrize(("dim", "dtype"), [(1, torch.float64), (10, torch.float32), (50, torch.float64)])
+@pytest.mark.parametrize("dim", [1, 50])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_s_of_m_is_exact_after_20_iterations(dim: int, dtype: torch.dtype) -> None:
-    x, x2 = gaussians(dim, dtype=dtype)
-    result = federated_wasserstein(
-        x + 7, x2 + 7, support=len(x), iterations=20, generator=seeded(), allow_reconstruction=True
-    )
+    x, x2 = (each.to(dtype) + 7 for each in gaussians(dim))
+    result = federated_wasserstein(x, x2, support=150, iterations=20, generator=seeded(), allow_reconstruction=True)
     exact = wasserstein_distance(x, x2)
     torch.testing.assert_close(result.distance, exact, rtol=1e-3, atol=0)
     assert result.distance >= exact * (1 - 1e-5)
@@ -202,15 +199,12 @@ def test_a_run_is_reproducible_and_the_roles_exchange_points_and_numbers() -> No
     gamma = server.start(20, client.dim, seeded())
     for _ in range(3):
         eta, distance = client.answer(gamma)
-        assert eta.shape == (20, 4)
-        assert distance.shape == ()
         torch.testing.assert_close(distance, wasserstein_distance(x, gamma))
         before, gamma = gamma, server.step(eta, distance)
         torch.testing.assert_close(server.distance, distance + wasserstein_distance(before, x2))
     wired = federated_wasserstein(x, x2, support=20, iterations=3, generator=seeded())
     assert torch.equal(wired.gamma, gamma)
     assert torch.equal(wired.distance, server.distance)
-    assert server.eta is not None
     assert torch.equal(wired.eta, server.eta)
 
 
