@@ -94,22 +94,6 @@ def test_errors_of_games_of_the_form_with_noise_are_near_what_is_claimed() -> No
     assert 0.6 < torch.cat(ratios).square().mean().sqrt() < 1
 
 
-@pytest.mark.parametrize("which", ["singles", "leave-one-out", "both"])
-def test_a_hint_is_a_part_of_the_fit(which: str) -> None:
-    """A true one helps, whatever its unit; one that says nothing changes nothing; the posterior is that of features."""
-    masks, a = few_coalitions(6, which), torch.tensor([0.1, 0.5, 0.2, 0.9, 0.4, 0.3]).double()  # type: ignore[arg-type]
-    noisy = played(masks, a, 0 * a) + 0.3 * torch.randn(
-        len(masks), generator=torch.Generator().manual_seed(0), dtype=torch.float64
-    )
-    plain = few_coalitions_shapley(masks, noisy, 0.3).values
-    found = few_coalitions_shapley(masks, noisy, 0.3, hint=7 * a, hint_weight=10.0)
-    assert float((found.values - a).norm()) < 0.7 * float((plain - a).norm())
-    torch.testing.assert_close(found.values, few_coalitions_shapley(masks, noisy, 0.3, hint=a, hint_weight=10.0).values)
-    torch.testing.assert_close(few_coalitions_shapley(masks, noisy, 0.3, hint=0 * a).values, plain, rtol=0, atol=0)
-    with pytest.raises(ValueError, match="expected hint .6., all of it finite"):
-        few_coalitions_shapley(masks, noisy, 0.3, hint=a / 0)
-
-
 def test_all_coalitions_of_several_seeds_have_the_interval_of_the_seeds() -> None:
     masks, table = few_coalitions(3, "all"), torch.rand(2, 8, generator=torch.Generator().manual_seed(0)).double()
     values, half = retrained_shapley(masks, table)
