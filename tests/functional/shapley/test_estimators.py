@@ -30,7 +30,7 @@ UNBIASED = {
     "complementary": ESTIMATORS["complementary"],
     "difference": ESTIMATORS["difference"],
     "algorithm_3": partial(ESTIMATORS["difference"], shared=False),
-    "surrogate": partial(ESTIMATORS["surrogate"], unbiased=True, surrogate="quadratic"),
+    "surrogate": partial(ESTIMATORS["surrogate"], unbiased=True),
     "gtg": PLAIN_GTG,
 }
 SAMPLED = {
