@@ -12,7 +12,6 @@ Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Annotated, Any
 
 import torch
