@@ -6,14 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from flsv.functional.over_rounds import (
-    WIDTH,
-    half_width,
-    spread_add,
-    spread_merge,
-    spread_variance,
-    step_variance,
-)
+from flsv.functional.over_rounds import WIDTH, half_width, spread_add, spread_merge, spread_variance, step_variance
 
 
 def folded(values: torch.Tensor) -> torch.Tensor:

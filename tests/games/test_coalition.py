@@ -25,12 +25,7 @@ METRICS = ["accuracy", "balanced_accuracy", "negative_loss", "per_class_accuracy
 
 @pytest.mark.parametrize(
     ("weighting", "server_lr", "own_starts"),
-    [
-        ("uniform", 1.0, False),
-        ("samples", 0.6, False),
-        (FIXED, 1.7, True),
-        (Renormalized(FIXED), 0.6, True),
-    ],
+    [("uniform", 1.0, False), ("samples", 0.6, False), (FIXED, 1.7, True), (Renormalized(FIXED), 0.6, True)],
 )
 @pytest.mark.parametrize("backend", ["vmap", "serial"])
 def test_every_metric_against_naive_averaging_and_scikit_learn(

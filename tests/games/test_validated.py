@@ -195,11 +195,7 @@ class Twice(LanguageModel):
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"),
-    [
-        (Detached, "is logged without its graph"),
-        (Twice, "hooks around the step have a part in it"),
-    ],
+    ("kind", "words"), [(Detached, "is logged without its graph"), (Twice, "hooks around the step have a part in it")]
 )
 def test_a_gradient_that_cannot_be_had_is_refused_before_training(tmp_path: Path, kind: Any, words: str) -> None:
     loop = FederatedLoop(metrics={"g": GradientShapley(loss="val_loss")}, seed=3, reporting=Reporting(table=False))

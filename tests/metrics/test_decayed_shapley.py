@@ -146,11 +146,7 @@ def test_both_halves_by_hand_with_somebody_absent() -> None:
     for index, (ids, gains, updates, weights) in enumerate(rounds):
         game = additive(*gains)
         metric.update(
-            torch.tensor(ids),
-            game,
-            torch.tensor(updates),
-            round_index=index,
-            aggregation_weights=torch.tensor(weights),
+            torch.tensor(ids), game, torch.tensor(updates), round_index=index, aggregation_weights=torch.tensor(weights)
         )
         unit = np.array(updates) / np.linalg.norm(updates, axis=1, keepdims=True)
         everybody = np.array(weights) @ unit

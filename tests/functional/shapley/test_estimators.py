@@ -33,11 +33,7 @@ UNBIASED = {
     "surrogate": partial(ESTIMATORS["surrogate"], unbiased=True),
     "gtg": PLAIN_GTG,
 }
-SAMPLED = {
-    **UNBIASED,
-    "surrogate": ESTIMATORS["surrogate"],
-    "regression": ESTIMATORS["regression"],
-}
+SAMPLED = {**UNBIASED, "surrogate": ESTIMATORS["surrogate"], "regression": ESTIMATORS["regression"]}
 ENUMERATING = [name for name in ESTIMATORS if name not in ("gtg", "leave_one_out", "banzhaf", "beta")]
 
 
