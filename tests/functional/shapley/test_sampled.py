@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -20,6 +22,7 @@ from flsv.functional import (
 from flsv.functional.shapley.game import MemoizedGame, t_quantile
 from flsv.functional.shapley.layers import LayeredSample, Moments, random_permutations
 from flsv.functional.shapley.permutation import _converged, marginals_along
+from flsv.functional.shapley.stratified import stratum_means
 
 
 def test_moments_of_batches_are_those_of_the_whole() -> None:
@@ -69,6 +72,24 @@ def test_what_is_drawn(n: int, paired: bool, cover: bool) -> None:
             if cover and not (paired and 2 * layer.size == n):
                 assert layer.masks.any(dim=0).all()
                 assert (~layer.masks).any(dim=0).all()
+
+
+def test_allocation_follows_the_inverse_root() -> None:
+    n, sample = 40, LayeredSample(40, paired=False, generator=rng())
+    sample.grow(4000)
+    counts = {layer.size: len(layer.masks) for layer in sample.layers}
+    for size in (5, 10, 30):
+        assert counts[size] / counts[20] == pytest.approx(math.sqrt(20 * 20 / (size * (n - size))), abs=0.03)
+
+
+def test_means_and_their_variance() -> None:
+    members = torch.tensor([[True, True], [True, False], [True, False]])
+    values = torch.tensor([[1.0], [2.0], [6.0]], dtype=torch.float64)
+    mean, influences = stratum_means(members, values)
+    assert mean.tolist() == [[3.0], [1.0]]
+    # Player 0: the variance of a mean of three; player 1, a single draw: the deviation from the mean of all draws.
+    torch.testing.assert_close(influences[:, 0].square().sum(), values.var() / 3)
+    assert influences[:, 1].flatten().tolist() == [-1.5, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("n", range(2, 7))
