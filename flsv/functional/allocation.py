@@ -156,6 +156,9 @@ def collaborative_fairness(standalone: Tensor, final: Tensor) -> Tensor:
         up with the same model (FedAvg without local training), so that nothing is distributed at all; or all do equally
         well alone.
 
+    Raises:
+        ValueError: the shapes differ.
+
     Example:
         >>> alone = torch.tensor([0.8, 0.5, 0.3])
         >>> collaborative_fairness(alone, torch.tensor([0.9, 0.75, 0.65]))
@@ -163,6 +166,8 @@ def collaborative_fairness(standalone: Tensor, final: Tensor) -> Tensor:
         >>> collaborative_fairness(alone, torch.tensor([0.7, 0.7, 0.7]))
         tensor(nan)
     """
+    if standalone.ndim != 1 or standalone.shape != final.shape:
+        raise ValueError(f"expected two vectors [n], got {list(standalone.shape)} and {list(final.shape)}.")
     dtype = torch.promote_types(standalone.dtype, torch.float32)
     pairs = torch.stack([standalone.double(), final.double()])
     pairs = pairs[:, ~pairs.isnan().any(0)]
