@@ -246,18 +246,6 @@ def test_any_output_is_measured_at_once_with_the_same_random_numbers() -> None:
     assert values("serial")[3].item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_vmap_gives_what_one_model_at_a_time_gives() -> None:
-    round = a_round(net := module())
-    options: dict[str, Any] = {"num_classes": CLASSES, "metric": MulticlassF1Score(CLASSES, average="macro")}
-    expected = ModelEvaluator(net, round.space, batches(), **options)(round.client_vectors)
-    for chunk in (64, 1, 3):
-        evaluator = ModelEvaluator(net, round.space, batches(), backend="vmap", chunk=chunk, **options)
-        found = evaluator(round.client_vectors)
-        assert torch.equal(found.values["correct"], expected.values["correct"])
-        torch.testing.assert_close(found.values["loss"], expected.values["loss"], rtol=1e-6, atol=1e-6)
-        torch.testing.assert_close(found.values["metric"], expected.values["metric"], rtol=1e-6, atol=1e-6)
-
-
 def test_a_chunk_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
     round = a_round(net := module())
     evaluator = ModelEvaluator(net, round.space, batches(), num_classes=CLASSES, backend="vmap", chunk=7)
