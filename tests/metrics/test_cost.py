@@ -27,6 +27,7 @@ def test_totals_and_the_last_round():
     for each in ROUNDS:
         metric.update(*each)
     assert metric.compute()[:3].tolist() == [[10, 50], [10, 0], [20, 50]]
+    assert not metric.higher_is_better
     assert metric.per_client(metric.compute())[:3].tolist() == [60, 10, 70]
     said = {name: value.item() for name, value in metric.diagnostics().items()}
     assert said == {
