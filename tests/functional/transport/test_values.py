@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 import warnings
 
 import numpy as np
@@ -21,6 +19,7 @@ from flsv.functional import (
     client_values,
     debiased_potential,
     direct_values,
+    exact_shapley,
     knn_shapley,
     label_augmented_cost,
     label_embedding,
@@ -225,29 +224,19 @@ def test_flips_are_found_and_class_numbers_do_not_matter(inner: str) -> None:
     assert roc_auc_score(bad, without) < 0.6
 
 
-def brute_force(x: np.ndarray, y: np.ndarray, x2: np.ndarray, y2: np.ndarray, k: int) -> np.ndarray:
-    m = len(x)
-
-    def value(members: tuple[int, ...]) -> float:
-        total = 0.0
-        for sample, label in zip(x2, y2):
-            nearest = sorted(members, key=lambda i: ((x[i] - sample) ** 2).sum())[:k]
-            total += sum(y[i] == label for i in nearest) / k
-        return total / len(x2)
-
-    result = np.zeros(m)
-    for i in range(m):
-        rest = [j for j in range(m) if j != i]
-        for size in range(m):
-            for members in itertools.combinations(rest, size):
-                result[i] += (value((*members, i)) - value(members)) / (m * math.comb(m - 1, size))
-    return result
-
-
 @pytest.mark.parametrize("m", [1, 2, 7])
 @pytest.mark.parametrize("k", [1, 5, 9])
 def test_values_are_shapleys(m: int, k: int) -> None:
     rng = np.random.default_rng(m)
     x, x2, y, y2 = rng.normal(size=(m, 2)), rng.normal(size=(3, 2)), rng.integers(0, 2, m), rng.integers(0, 2, 3)
+
+    def value(mask: Tensor) -> float:
+        total = 0.0
+        for sample, label in zip(x2, y2):
+            nearest = sorted(mask.nonzero().flatten().tolist(), key=lambda i: ((x[i] - sample) ** 2).sum())[:k]
+            total += sum(y[i] == label for i in nearest) / k
+        return total / len(x2)
+
+    expected = exact_shapley(lambda masks: torch.tensor([value(mask) for mask in masks], dtype=torch.float64), m)
     found = knn_shapley(*(torch.from_numpy(a) for a in (x, y, x2, y2)), k=k)
-    np.testing.assert_allclose(found, brute_force(x, y, x2, y2, k), atol=1e-12)
+    np.testing.assert_allclose(found, expected.values, atol=1e-12)
