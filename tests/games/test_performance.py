@@ -230,3 +230,9 @@ def test_scores_of_classes_are_scikit_learns(kind: str, name: str) -> None:
 def test_what_has_no_such_score_is_refused(kind: str, measure: Any, labels: Tensor, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         evaluator(KINDS[kind](), measure, [(torch.rand(8, 3), labels)])
+
+
+def test_a_last_dimension_of_1_that_only_the_labels_have_is_dropped() -> None:
+    net, (x, y) = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)), torch.rand(2, 8, 3).unbind()
+    found = evaluator(net, torchmetrics.MeanSquaredError(), [(x, y[:, :1])])(ParameterSpace(net).read(net)[None])
+    assert float(found.value("metric")) == pytest.approx(float((net(x) - y[:, 0]).square().mean()))
