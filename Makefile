@@ -68,7 +68,7 @@ docs: ## the site, into site/; warnings are errors
 lowest: .venv-lowest/made ## a small part of the tests with the lowest versions of pyproject.toml, in an environment of its own
 	.venv-lowest/bin/python -m flsv fit --config quickstart --trainer.max_epochs 2 \
 	  --trainer.enable_progress_bar false --trainer.default_root_dir .venv-lowest/runs
-	.venv-lowest/bin/python -m pytest -q tests/functional tests/metrics/test_federated_shapley.py \
+	.venv-lowest/bin/python -m pytest -q tests/functional tests/metrics/test_coalition_value.py \
 	  tests/loop/test_federated_loop.py tests/loop/test_lightning_features.py
 
 conformance: ## values and errors against shapiq, pyDVL, dp-accounting and POT, in an environment of their own

@@ -112,7 +112,6 @@ def draw_bars(
     limits: Limits = None,
     errors: np.ndarray | None = None,
     of_seeds: bool = False,
-    sort: bool = False,
 ) -> None:
     """A bar per client.
 
@@ -124,9 +123,8 @@ def draw_bars(
         limits: lowest and highest value of the scale.
         errors: what the whiskers reach below and above the values ``[2, n]``; NaN where there are none.
         of_seeds: whether they are from runs with several seeds; those of one run are pale.
-        sort: largest first.
     """
-    order, many = _order(values, sort), len(values) > MOST_LABELS
+    order, many = np.arange(len(values)), len(values) > MOST_LABELS
     labels = [label_text(i if names is None else names[i]) for i in range(len(values))]
     colors = _name_ends(ax, values, labels) if many else {}
     known = np.array([place for place, i in enumerate(order) if math.isfinite(values[i])], dtype=int)

@@ -101,19 +101,8 @@ def sharing_by_hand(
     uniform: bool = False,
     rounds: int = ROUNDS,
 ) -> tuple[nn.Module, dict[int, dict[str, Tensor]]]:
-    """FedAvg by ``state_dict``s in which these names stay at their client.
-
-    Args:
-        net: the initial model.
-        kept: names.
-        train: trains a client's network on its batches, a list for every local epoch.
-        data: by default :func:`unequal_data`.
-        uniform: weights all equal, instead of by samples.
-        rounds: how many.
-
-    Returns:
-        The global model, and what every client keeps.
-    """
+    """FedAvg by ``state_dict``s in which the names ``kept`` stay at their client: the global model, and what every
+    client keeps. ``train`` is given a client's batches, a list for every local epoch."""
     data, server = unequal_data() if data is None else data, copy.deepcopy(net)
     own: dict[int, dict[str, Tensor]] = {}
     for r in range(rounds):

@@ -34,8 +34,8 @@ from flsv.errors import ConfigurationError
 from flsv.filters import OutlierFilter
 from flsv.functional.over_rounds import half_width
 from flsv.functional.shapley.game import MAX_EXACT_PLAYERS, MemoizedGame, all_coalitions, shapley_of_table
+from flsv.functional.shapley.layers import prefixes, random_permutations
 from flsv.functional.shapley.permutation import marginals_along
-from flsv.functional.shapley.sampling import prefixes, random_permutations
 from flsv.games.retraining import COLUMNS, KeptUtility, Members, RetrainedUtility, members_of
 from flsv.kept import Kept
 from flsv.loop import FederatedLoop

@@ -149,7 +149,7 @@ class ClientManager:
         """A copy of the trainer's module that was found to be one.
 
         Raises:
-            ConfigurationError: see :func:`flsv.games.copies.check_copies`.
+            ConfigurationError: see :func:`flsv.games.replica.check_copies`.
         """
         replica = Replica(self._trainer.lightning_module, self._space)
         with isolated_rngs(0, "trial"):

@@ -12,7 +12,6 @@ from flsv.functional.gradients import (
 from flsv.functional.over_rounds import MULTI_ROUND_INDICES, lower_bound
 from flsv.functional.peers import (
     contribution_estimates,
-    discovery_bound,
     label_overlap,
     leave_one_out_cosines,
     personalized_weights,
@@ -26,9 +25,13 @@ from flsv.functional.shapley.game import ShapleyEstimate, exact_shapley
 from flsv.functional.shapley.normalize import importance_probabilities, normalize_shapley
 from flsv.functional.shapley.other_values import banzhaf, beta_shapley, leave_one_out
 from flsv.functional.shapley.permutation import gtg_shapley, permutation_shapley
-from flsv.functional.shapley.regression import kernel_shap, regression_shapley
 from flsv.functional.shapley.semivalues import ESTIMATORS
-from flsv.functional.shapley.stratified import complementary_shapley, stratified_shapley
+from flsv.functional.shapley.stratified import (
+    complementary_shapley,
+    kernel_shap,
+    regression_shapley,
+    stratified_shapley,
+)
 from flsv.functional.shapley.surrogate import surrogate_shapley
 from flsv.functional.transport.cost import (
     ClassStatistics,
@@ -79,7 +82,6 @@ __all__ = [
     "debiased_potential",
     "difference_shapley",
     "direct_values",
-    "discovery_bound",
     "divergence_weights",
     "exact_shapley",
     "federated_wasserstein",

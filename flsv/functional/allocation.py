@@ -21,7 +21,6 @@ from flsv.declared import NonNegative, Positive, checked
 from flsv.errors import ConfigurationError
 
 Negatives = Literal["zero", "shift", "softmax", "refuse"]
-Missing = Literal["zero", "mean"]
 
 
 @checked
@@ -29,25 +28,21 @@ def allocate(
     values: Tensor,
     budget: NonNegative,
     negatives: Negatives = "zero",
-    missing: Missing = "zero",
     unit: Positive | None = None,
-    temperature: Positive = 1.0,
 ) -> Tensor:
     """Share a budget out in proportion to contributions.
 
     Args:
-        values: ``[n]`` contributions, more is better; NaN for clients that were never seen.
+        values: ``[n]`` contributions, more is better; NaN for clients that were never seen, who get nothing.
         budget: what there is to share out, such as 10000.0 euros; at least 0.
         negatives: what a negative value means. ``"zero"``: its client gets nothing, the others share as if it were not
             there. ``"shift"``: all values are counted from the lowest, if that is below 0; its client gets
             nothing, and the others' shares come closer to each other. ``"softmax"``: shares are
-            ``exp(v_i / (temperature s)) / sum``, with s the values' standard deviation, so that everybody gets
+            ``exp(v_i / s) / sum``, with s the values' standard deviation, so that everybody gets
             something (the form of ShapleyFL's weights, Sun et al., KDD 2023). ``"refuse"``: an error.
-        missing: what NaN means. ``"zero"``: nothing is paid. ``"mean"``: the mean share of the clients that were seen.
         unit: the smallest amount, such as 0.01 for cents: amounts are whole multiples of it, and what rounding leaves
             goes to the largest remainders (Hamilton's method; of equal remainders, to the first client). None: not
             rounded.
-        temperature: of ``"softmax"``; the higher, the more equal.
 
     Returns:
         float64 ``[n]``, each at least 0. In whole units they sum to the budget exactly; without, as closely as
@@ -68,9 +63,7 @@ def allocate(
         raise ConfigurationError(f"allocate(budget={budget}, unit={unit}): the budget is no multiple of the unit.")
     seen = ~values.isnan()
     claims = torch.zeros_like(values)
-    claims[seen] = _claims(values[seen], negatives, temperature)
-    if missing == "mean":
-        claims[~seen] = claims[seen].mean()  # NaN where nobody was seen
+    claims[seen] = _claims(values[seen], negatives)
     total = math.fsum(claims.tolist())
     if not total > 0:
         raise ConfigurationError(
@@ -109,13 +102,13 @@ def largest_remainder(shares: list[float], units: int) -> list[int]:
     return whole
 
 
-def _claims(values: Tensor, negatives: Negatives, temperature: float) -> Tensor:
+def _claims(values: Tensor, negatives: Negatives) -> Tensor:
     if negatives == "shift":
         return values - values.min().clamp(max=0) if len(values) else values
     if negatives == "softmax":
         deviation = values.std(correction=0) if len(values) > 1 else values.new_zeros(())
         # Equal values have no deviation, and equal shares.
-        scaled = values / (temperature * deviation) if deviation > 0 else torch.zeros_like(values)
+        scaled = values / deviation if deviation > 0 else torch.zeros_like(values)
         return (scaled - scaled.max()).exp() if len(values) else values
     return values.clamp(min=0)
 
@@ -174,9 +167,7 @@ def collaborative_fairness(standalone: Tensor, final: Tensor) -> Tensor:
         tensor(nan)
     """
     if standalone.ndim != 1 or standalone.shape != final.shape:
-        raise ValueError(
-            f"expected standalone [n] and final [n], got {list(standalone.shape)} and {list(final.shape)}."
-        )
+        raise ValueError(f"expected two vectors [n], got {list(standalone.shape)} and {list(final.shape)}.")
     dtype = torch.promote_types(standalone.dtype, torch.float32)
     pairs = torch.stack([standalone.double(), final.double()])
     pairs = pairs[:, ~pairs.isnan().any(0)]

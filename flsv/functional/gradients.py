@@ -195,10 +195,6 @@ def client_in_run_values(
         tensor([[ 0.3750,  0.2500,  0.0000],
                 [ 0.2500,  0.0000, -0.1250]], dtype=torch.float64)
     """
-    if class_values.ndim != 2 or len(class_values) != len(gradient_products):
-        raise ValueError(
-            f"expected class_values [k, M] of k={len(gradient_products)} clients, got {list(class_values.shape)}."
-        )
     weights = aggregation_weights.double()
     products, parts = gradient_products.to(weights), class_values.to(weights)
     value = gradient_shapley(products, weighting=weights, server_lr=server_lr)

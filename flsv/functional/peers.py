@@ -36,7 +36,6 @@ from scipy.stats import rankdata
 from torch import Generator, Tensor
 
 from flsv.declared import Count, NonNegative, checked
-from flsv.errors import ConfigurationError
 
 Combine = Literal["times", "plus"]
 #: A norm below it counts as this much, as in ``torch.nn.functional.cosine_similarity``.
@@ -53,17 +52,12 @@ def leave_one_out_cosines(gram: Tensor, weights: Tensor) -> Tensor:
     Returns:
         float64 ``[k]`` in [-1, 1]; 0 for an update of zero, and where the others' sum is zero.
 
-    Raises:
-        ValueError: shapes that do not fit.
-
     Example:
         >>> updates = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 2.0]])
         >>> leave_one_out_cosines(updates @ updates.T, torch.tensor([0.25, 0.25, 0.5]))
         tensor([0.2425, 0.2425, 0.0000], dtype=torch.float64)
     """
     k = len(weights)
-    if weights.ndim != 1 or gram.shape != (k, k):
-        raise ValueError(f"expected gram [k, k] and weights [k]; got {list(gram.shape)} and {list(weights.shape)}.")
     gram, weights = gram.double(), weights.to(gram.device).double()
     own = gram.diagonal()
     others = weights.expand(k, k) * (1 - torch.eye(k, dtype=torch.float64, device=gram.device))
@@ -187,17 +181,12 @@ def relevance_auroc(relevance: Tensor, truth: Tensor) -> Tensor:
     Returns:
         A scalar in [0, 1], float64; NaN unless there are pairs of both kinds.
 
-    Raises:
-        ValueError: the two are not square matrices of one size.
-
     Example:
         >>> nan = float("nan")
         >>> relevance = torch.tensor([[nan, 0.2, -0.1], [0.3, nan, nan], [0.1, 0.2, nan]])
         >>> relevance_auroc(relevance, torch.tensor([[1, 1, 0], [1, 1, 0], [0, 0, 1]]))
         tensor(0.9167, dtype=torch.float64)
     """
-    if relevance.ndim != 2 or relevance.shape[0] != relevance.shape[1] or relevance.shape != truth.shape:
-        raise ValueError(f"expected two matrices [n, n], got {list(relevance.shape)} and {list(truth.shape)}.")
     known = ~relevance.isnan()
     known.fill_diagonal_(False)
     scores, positive = relevance[known], truth.to(relevance.device)[known] > 0
@@ -207,31 +196,6 @@ def relevance_auroc(relevance: Tensor, truth: Tensor) -> Tensor:
     # Mann and Whitney: from the ranks of the relevant pairs, tied scores sharing the mean of theirs.
     rank_sum = torch.from_numpy(rankdata(scores.cpu()))[positive.cpu()].sum()
     return (rank_sum - wins * (wins + 1) / 2) / (wins * losses)
-
-
-def discovery_bound(n: int, m: int, k: int) -> int:
-    """The paper's bound on the rounds until a client has downloaded everybody relevant to it (section IV-B).
-
-    ceil((n - m - 1)/k) rounds to rule out the others in the worst case, then ceil(m/k), at least 1, for the relevant.
-    It holds if every round looks at k clients not seen before. Downloading by score, relevant clients that are found
-    early go on taking places: in the worst case n = 20, m = 4, k = 5 takes 8 rounds and not 4, and with m > k some may
-    never be found. For the paper's 10 clients and k = 5 it holds up to m = 3.
-
-    Args:
-        n: clients.
-        m: of them, relevant to the one who looks, itself not counted.
-        k: downloads a round.
-
-    Raises:
-        ConfigurationError: a number out of range.
-
-    Example:
-        >>> discovery_bound(n=20, m=2, k=5), discovery_bound(n=20, m=8, k=5)
-        (5, 5)
-    """
-    if not 0 <= m < n or k < 1:
-        raise ConfigurationError(f"discovery_bound(n={n}, m={m}, k={k}): expected 0 <= m < n and k >= 1.")
-    return -(-(n - m - 1) // k) + max(-(-m // k), 1)
 
 
 Policy = Literal["mean", "exclude", "min"]
@@ -319,7 +283,7 @@ def top_k_download(
         own: who downloads; never itself.
         k: downloads a round to start with, at least 1.
         explore: ``"score"`` is the above. ``"unvisited"`` gives the k places to those never looked at first, which
-            keeps the paper's bound (:func:`flsv.functional.discovery_bound`) for any number of relevant clients.
+            keeps the paper's bound, ceil((n - m - 1) / k) + max(ceil(m / k), 1) rounds for m relevant clients of n.
         generator: of the ties.
 
     Returns:

@@ -17,9 +17,17 @@ from flsv._lightning.evaluation import free_cached
 from flsv.declared import Count, checked
 from flsv.errors import ConfigurationError
 from flsv.games.gradients import GradientProducts, gradient_products, loss_gradient
-from flsv.games.outputs import OutputMetric, beyond_probabilities, wants_probabilities
 from flsv.games.replica import Build, Context, Replica, VectorEvaluator, module_device, named_tensors, rows_of
-from flsv.games.scores import Scores, checked_logits, kept_batches, loss_dtype, score_batch
+from flsv.games.scores import (
+    OutputMetric,
+    Scores,
+    beyond_probabilities,
+    checked_logits,
+    kept_batches,
+    loss_dtype,
+    score_batch,
+    wants_probabilities,
+)
 from flsv.parameters import ParameterSpace
 from flsv.round import ClientMatrix
 from flsv.seeding import isolated_rngs, seed_global_rngs
@@ -52,7 +60,7 @@ class ModelEvaluator(VectorEvaluator):
         num_classes: M, of classifiers, whose ``forward(x)`` gives logits ``[B, M]`` for integer classes y ``[B]``:
             hits per class and loss are scored. None: the metric is all.
         metric: a torchmetrics metric of ``(forward(x), y)`` that gives one number, the score ``"metric"``; see
-            :class:`flsv.games.outputs.OutputMetric`. Copies of it are used.
+            :class:`flsv.games.scores.OutputMetric`. Copies of it are used.
         backend: ``"vmap"``: chunks of models at once under ``torch.func.vmap``; ``"serial"``: one model at a time;
             ``"auto"``: vmap on CUDA, serial elsewhere. A module that vmap cannot handle is evaluated one model at a
             time, with a warning.

@@ -27,11 +27,10 @@ from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError
 from flsv.functional.shapley.game import Utility
 from flsv.games.coalition import utility_of
-from flsv.games.copies import copied
 from flsv.games.evaluator import ModelEvaluator
 from flsv.games.evaluators import evaluators_of
 from flsv.games.performance import Mode, ModelScore, performance_of
-from flsv.games.replica import VectorEvaluator
+from flsv.games.replica import VectorEvaluator, copied
 from flsv.games.scores import METRICS, Scores, UtilityMetric
 from flsv.kept import Kept, members_text, read_members
 from flsv.parameters import ParameterSpace

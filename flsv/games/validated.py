@@ -18,8 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from flsv._lightning.evaluation import tolerance
 from flsv._lightning.validation import KeptBatches, ValidationRun, number
 from flsv.errors import ConfigurationError
-from flsv.games.copies import check_copies, copied
-from flsv.games.replica import Build, VectorEvaluator, named_tensors
+from flsv.games.replica import Build, VectorEvaluator, check_copies, copied, named_tensors
 from flsv.games.scores import Scores
 from flsv.parameters import ParameterSpace
 from flsv.seeding import isolated_rngs

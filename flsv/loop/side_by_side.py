@@ -29,7 +29,7 @@ from flsv.clients.row_step import batched_steps
 from flsv.engines.one_process import shared_space
 from flsv.errors import ConfigurationError
 from flsv.games.coalition import utility_of
-from flsv.games.copies import copied
+from flsv.games.replica import copied
 from flsv.games.retraining import RetrainedUtility, evaluator_of
 from flsv.loop.coalition_servers import servers_of, unlike_alone
 from flsv.loop.federated_loop import FederatedLoop

@@ -274,7 +274,6 @@ class ContributionMetric(ReadOnlyArguments, Declared, WithIntervals):
         *,
         limits: tuple[float, float] | None = None,
         stderr: Tensor | None = None,
-        sort: bool = False,
         title: str | None = None,
     ) -> Any:
         """A picture of the contributions: bars, a heatmap for per-class values, lines over rounds for several of them.
@@ -285,7 +284,6 @@ class ContributionMetric(ReadOnlyArguments, Declared, WithIntervals):
             ax: a matplotlib axis to draw into.
             limits: lowest and highest value of the scale; by default those of ``val``.
             stderr: standard errors ``[num_clients]`` of bars; by default, of ``compute()``, those of ``diagnostics``.
-            sort: clients by value, largest first; else by number.
             title: of the picture; by default the class's name.
 
         Returns:
@@ -304,7 +302,6 @@ class ContributionMetric(ReadOnlyArguments, Declared, WithIntervals):
             unit=self.guide().unit,
             limits=limits,
             stderr=stderr,
-            sort=sort,
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> torch.nn.Module:

@@ -54,7 +54,6 @@ class WassersteinContribution(ContributionMetric):
         label_weight: w of the label term of the distance; 0 for none.
         covariance: how a class's spread enters it.
         every: rounds between two updates; 0: every client once, which is enough for features that need no model.
-        use_validation: False: measure against the barycenter although there is a validation set.
         allow_reconstruction: take a support from which the server can work out samples, too.
         options: further arguments of :class:`flsv.valuation.FedBary`.
         kwargs: see ``torchmetrics.Metric``.
@@ -92,7 +91,6 @@ class WassersteinContribution(ContributionMetric):
         label_weight: float = 1.0,
         covariance: str = "diag",
         every: Annotated[int, Ge(0)] = 1,
-        use_validation: bool = True,
         allow_reconstruction: bool = False,
         options: dict[str, Any] | None = None,
         **kwargs: Any,
@@ -107,7 +105,7 @@ class WassersteinContribution(ContributionMetric):
             **(options or {}),
         )
         self._sizes: dict[int, int] = {}
-        self.every, self.use_validation = every, use_validation
+        self.every = every
         super().__init__(num_clients, None, **kwargs)
 
     @property
@@ -139,8 +137,9 @@ class WassersteinContribution(ContributionMetric):
         else:
             wanted = [client for client in clients if self.distances[client.id].isnan()]
         if wanted:
-            server = server_data if self.use_validation else None
-            found = self.valuer.value(wanted, server, generator, global_vector, judge=self.judges, others=self._sizes)
+            found = self.valuer.value(
+                wanted, server_data, generator, global_vector, judge=self.judges, others=self._sizes
+            )
             self._take(wanted, found)
 
     def _take(self, clients: Sequence[Client], found: Valuation) -> None:

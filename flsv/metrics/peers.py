@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -133,9 +133,8 @@ class ContributionEstimation(ContributionMetric):
     Departures from the authors' code, which has all clients in all rounds: means are over a client's own rounds;
     the aggregate is judged in its own round, where the client judges it at the beginning of its next one, and the score
     0 that every client's mean starts with there is part of the mean here; the others' directions are weighed as they
-    are in the aggregate (``consensus="weights"``), which is what the code's comments say, while the code has equal
-    weights in all rounds (``"uniform"``). A client at a site of its own that does not answer has no score: in its own
-    estimate the round does not count.
+    are in the aggregate, which is what the code's comments say, while the code has equal weights in all rounds. A
+    client at a site of its own that does not answer has no score: in its own estimate the round does not count.
 
     When not to use it:
         To pay by: it rewards being different, so noise, wrong labels and updates of nothing have high values. With two
@@ -146,7 +145,6 @@ class ContributionEstimation(ContributionMetric):
         combine: ``"times"``, as above, or ``"plus"``: the sum of the two.
         performance: m, a score in [0, 1] of which more is better: ``"accuracy"``, ``"balanced_accuracy"``, a value that
             the module logs when it validates, or a torchmetrics metric; see :mod:`flsv.games.performance`.
-        consensus: how the others' updates are weighed: ``"weights"`` or ``"uniform"``.
         floor: no share is below it.
         mode: ``"max"`` for a value that the module logs.
         cap: no client's mean error counts for more than so many medians of the clients', whatever it tells; None, as in
@@ -196,7 +194,6 @@ class ContributionEstimation(ContributionMetric):
         num_clients: int | None = None,
         combine: Combine = "times",
         performance: str | Metric = "accuracy",
-        consensus: Literal["weights", "uniform"] = "weights",
         floor: Momentum = 1e-3,
         mode: Mode | None = None,
         cap: Positive | None = None,
@@ -208,7 +205,7 @@ class ContributionEstimation(ContributionMetric):
                 f"{type(self).__name__}(performance={performance!r}): the error is 1 - score, of a score in [0, 1] of "
                 'which more is better. Use "accuracy" or "balanced_accuracy".'
             )
-        self.combine, self.consensus, self.floor, self.cap = combine, consensus, floor, cap
+        self.combine, self.floor, self.cap = combine, floor, cap
         super().__init__(num_clients, None, **kwargs)
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
@@ -234,9 +231,8 @@ class ContributionEstimation(ContributionMetric):
                 f"FedCE's error is 1 - score, of a score in [0, 1]; performance={self.performance!r} gave "
                 f"{scores.tolist()}."
             )
-        consensus = weights if self.consensus == "weights" else torch.full_like(weights, 1 / len(weights))
         gram = self._matrix(client_ids, client_updates).gram()
-        cosines = leave_one_out_cosines(gram, consensus).to(client_ids.device)[said]
+        cosines = leave_one_out_cosines(gram, weights).to(client_ids.device)[said]
         client_ids = client_ids[said]
         self.cosines = self.cosines.index_add(0, client_ids, cosines.to(self.cosines))
         self.scores = self.scores.index_add(0, client_ids, scores)

@@ -28,7 +28,6 @@ def plot_contributions(
     unit: str = "",
     limits: tuple[float, float] | None = None,
     stderr: Tensor | None = None,
-    sort: bool = False,
 ) -> tuple[Any, Any]:
     """Draw contributions, in colors that color-blind people can tell apart.
 
@@ -45,7 +44,6 @@ def plot_contributions(
         unit: of a value.
         limits: lowest and highest value of the scale; by default those of ``val``.
         stderr: standard errors ``[n]`` of bars.
-        sort: rows or bars by value, largest first.
 
     Returns:
         ``(figure, axis)``; of small pictures, the first axis.
@@ -76,11 +74,11 @@ def plot_contributions(
     elif val.ndim == 2:
         ax = ax or new_figure(val, _longest(class_names), _longest(client_names)).subplots()
         titles = _titles(val.shape[1], class_names, "")
-        draw_heatmap(ax, values[0], titles, client_names, columns=columns, unit=unit, limits=limits, sort=sort)
+        draw_heatmap(ax, values[0], titles, client_names, columns=columns, unit=unit, limits=limits)
     else:
         ax = ax or new_figure(val, _longest(client_names)).subplots()
         errors = None if stderr is None else stderr.detach().double().cpu().expand(2, -1).numpy()
-        draw_bars(ax, values[0], client_names, unit=unit, limits=limits, errors=errors, sort=sort)
+        draw_bars(ax, values[0], client_names, unit=unit, limits=limits, errors=errors)
     ax.set_title(label_text(name))
     return ax.figure, ax
 

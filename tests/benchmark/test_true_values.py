@@ -9,8 +9,8 @@ from torch import Tensor
 from flsv.benchmark import federation, truth_table
 from flsv.benchmark.truth import arcs, values_by_circles
 from flsv.functional.shapley.game import MemoizedGame, all_coalitions, shapley_of_table
+from flsv.functional.shapley.layers import random_permutations
 from flsv.functional.shapley.permutation import marginals_along
-from flsv.functional.shapley.sampling import random_permutations
 
 SHIPPED = ["digits_label_noise", "digits_sizes", "digits_free_riders", "fashion_duplicates", "clinics"]
 

@@ -10,23 +10,18 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import ot
 import pytest
 import torch
 from torch import Tensor
 
 from flsv.functional import (
     banzhaf,
-    beta_shapley,
     exact_shapley,
     knn_shapley,
-    leave_one_out,
     permutation_shapley,
     regression_shapley,
     stratified_shapley,
-    wasserstein_distance,
 )
-from flsv.privacy import gaussian_epsilon
 
 
 class Game:
@@ -65,11 +60,6 @@ def test_values_of_random_games(shapiq: Any, seed: int) -> None:
     ours = {"SV": exact_shapley(game.utility, 6), "BV": banzhaf(game.utility, 6)}
     for index, found in ours.items():
         torch.testing.assert_close(found.values, expected[index], rtol=0, atol=1e-9)
-    of_beta = beta_shapley(game.utility, 6, alpha=1.0, beta=1.0).values
-    torch.testing.assert_close(of_beta, expected["SV"], rtol=0, atol=1e-9)
-    everybody = game.table[-1]
-    alone = torch.tensor([everybody - game.table[-1 - 2**i] for i in range(6)])
-    torch.testing.assert_close(leave_one_out(game.utility, 6).values, alone)
 
 
 def squared_error(estimate: Callable[[Game, int], Tensor], draws: int = 120) -> float:
@@ -125,21 +115,3 @@ def test_knn_shapley_of_pydvl() -> None:
     expected = torch.tensor(found.values[np.argsort(found.indices)])
     mine = knn_shapley(*map(torch.as_tensor, (x, y, x2, y2)), k=5)
     torch.testing.assert_close(mine, expected, rtol=0, atol=1e-9)
-
-
-@pytest.mark.parametrize(("noise", "rounds"), [(1.0, 1), (4.0, 20), (0.8, 3)])
-def test_epsilon_of_dp_accounting(noise: float, rounds: int) -> None:
-    pytest.importorskip("dp_accounting", reason="make conformance installs dp-accounting")
-    from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
-    from dp_accounting.pld import PLDAccountant
-
-    accountant = PLDAccountant()
-    accountant.compose(SelfComposedDpEvent(GaussianDpEvent(noise), rounds))
-    assert gaussian_epsilon(noise, rounds, 1e-5) == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-3)
-
-
-def test_transport_of_pot() -> None:
-    draw = torch.Generator().manual_seed(0)
-    a, b = torch.randn(30, 4, generator=draw).double(), torch.randn(20, 4, generator=draw).double() + 1
-    expected = ot.emd2(np.full(30, 1 / 30), np.full(20, 1 / 20), torch.cdist(a, b).square().numpy()) ** 0.5
-    assert float(wasserstein_distance(a, b)) == pytest.approx(expected, rel=1e-6)

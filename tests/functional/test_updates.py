@@ -31,8 +31,8 @@ def test_the_score_is_that_of_iglewicz_and_hoaglin():
     assert large_updates(torch.from_numpy(np.exp(logs)), factor=1.0).tolist() == (z > 3.5).tolist()
 
 
-@pytest.mark.parametrize("clients", [1, 2, 3, 4, 10, 101])
-@pytest.mark.parametrize("size", [1e20, 1e30, 3e38, float("inf")])
+@pytest.mark.parametrize("clients", [1, 2, 4, 101])
+@pytest.mark.parametrize("size", [1e20, 3e38, float("inf")])
 def test_what_overflows_is_found_in_any_cohort(clients, size):
     norms = torch.rand(clients, dtype=torch.float64) + 1
     norms[clients // 2] = size
@@ -43,9 +43,7 @@ def test_what_overflows_is_found_in_any_cohort(clients, size):
     "norms",
     [
         [],
-        [1.0],
         [1.0, 1000.0],  # who is wrong?
-        [0.0, 0.0, 0.0],
         [0.0, 0.0, 0.0, 1.0, 1.1],  # free riders make nobody an outlier
         [1.0, 1.0, 1.0, 4.0],  # MAD 0
         [1.0, 1.0001, 1.0002, 1.05],
@@ -63,29 +61,20 @@ def test_what_drowns_is_what_a_sum_in_float32_has_nothing_else_beside(model_norm
     for size, drowns in ((4e6 * scale, False), (2e7 * scale, True)):
         norms = torch.cat([rest, torch.tensor([size])])
         assert drowning_updates(norms, model_norm).tolist() == [False] * 4 + [drowns]
-        if drowns:
-            sum_of_two = torch.tensor(size) + scale / 2
-            assert sum_of_two == torch.tensor(size)
-
-
-def test_equal_to_the_formula_written_out() -> None:
-    updates = torch.randn(4, 7, generator=torch.Generator().manual_seed(0))
-    e = updates.double().numpy()
-    e /= np.linalg.norm(e, axis=1, keepdims=True)
-    e -= e.mean(0)
-    expected = (e @ e.T) / np.outer(np.linalg.norm(e, axis=1), np.linalg.norm(e, axis=1))
-    np.testing.assert_allclose(similarities(updates @ updates.T).numpy(), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("bad", [0.0, 1e30])
-def test_updates_without_a_direction_are_no_part_of_it(bad: float) -> None:
-    generator = torch.Generator().manual_seed(2)
-    updates = torch.randn(5, 50, generator=generator)
-    alone = similarities(updates[:4] @ updates[:4].T)
+def test_similarities_equal_the_formula_written_out(bad: float) -> None:
+    """Updates without a direction are no part of it."""
+    updates = torch.randn(5, 7, generator=torch.Generator().manual_seed(0))
+    e = updates[:4].double().numpy()
+    e /= np.linalg.norm(e, axis=1, keepdims=True)
+    e -= e.mean(0)
+    expected = (e @ e.T) / np.outer(np.linalg.norm(e, axis=1), np.linalg.norm(e, axis=1))
     updates[4] = bad
-    with_bad = similarities(updates @ updates.T)
-    torch.testing.assert_close(with_bad[:4, :4], alone)
-    assert not with_bad[4].any()
+    found = similarities(updates @ updates.T)
+    np.testing.assert_allclose(found[:4, :4].numpy(), expected, atol=1e-6)
+    assert not found[4].any()
 
 
 def test_a_sum_of_two_updates_is_a_copy_of_neither() -> None:
@@ -115,7 +104,7 @@ def by_trying_all(similar: np.ndarray, gap: float) -> np.ndarray:
     return found
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_who_stands_apart_equals_trying_all_groups(seed: int) -> None:
     generator = np.random.default_rng(seed)
     directions = generator.normal(size=(8, 30))
@@ -127,12 +116,10 @@ def test_who_stands_apart_equals_trying_all_groups(seed: int) -> None:
         np.testing.assert_array_equal(found, by_trying_all(similar, gap))
 
 
-def test_more_than_half_are_no_group_and_few_clients_have_none() -> None:
+def test_of_few_clients_nobody_stands_apart() -> None:
     similar = torch.full((7, 7), -0.5)
-    similar[:4, :4] = 0.9
-    assert not standing_apart(similar.fill_diagonal_(1), 0.4).any()
-    similar[3, :3] = similar[:3, 3] = -0.5
-    assert groups_of(standing_apart(similar, 0.4)) == [[0, 1, 2]]
+    similar[:3, :3] = 0.9
+    assert groups_of(standing_apart(similar.fill_diagonal_(1), 0.4)) == [[0, 1, 2]]
     assert not standing_apart(similar[1:6, 1:6], 0.4).any()
 
 
@@ -159,13 +146,12 @@ def test_echoes_equal_to_the_formula_written_out() -> None:
     assert found.argmax() == 2
 
 
-@pytest.mark.parametrize("cap", [0.5, 1.0, 1.25, 3.0])
+@pytest.mark.parametrize("cap", [0.5, 1.25])
 def test_no_length_is_above_the_bound_and_none_below_it_changes(cap: float) -> None:
     norms = torch.rand(9, generator=torch.Generator().manual_seed(0)) * 10
     bound = cap * np.median(norms.double().numpy())
     factors = length_factors(norms, cap)
     np.testing.assert_allclose((factors * norms.double()).numpy(), np.minimum(norms.double().numpy(), bound))
-    assert (factors[norms <= bound * (1 - 1e-9)] == 1).all()
 
 
 def test_samples_that_count() -> None:
@@ -173,16 +159,13 @@ def test_samples_that_count() -> None:
     assert counted(told, None) is told
     assert counted(told, 1.25).tolist() == [30, 31, 31, 39]  # 1.25 * 31 = 38.75
     assert counted(told, 1.25).dtype == torch.int64
-    assert counted(torch.tensor([7]), 1.0).tolist() == [7]
 
 
 def test_models_are_moved_along_their_updates_and_buffers_stay() -> None:
     generator = torch.Generator().manual_seed(1)
     rows, start = torch.randn(4, 6, generator=generator), torch.randn(6, generator=generator)
     factors = torch.tensor([1.0, 0.5, 1.0, 0.25], dtype=torch.float64)
-    before = rows.clone()
     result = shortened(rows, start, factors, end=5)
-    assert torch.equal(rows, before)
     assert torch.equal(result[[0, 2]], rows[[0, 2]])
     assert torch.equal(result[:, 5], rows[:, 5])
     expected = start + factors[:, None] * (rows.double() - start)
@@ -192,19 +175,14 @@ def test_models_are_moved_along_their_updates_and_buffers_stay() -> None:
     assert shortened(rows, start, torch.ones(4), end=5) is rows
 
 
-@pytest.fixture(params=[1 << 20, 12])
-def distance_block(request, monkeypatch):
-    monkeypatch.setattr(module, "CPU_BLOCK", request.param)
-
-
-def test_distances_against_numpy():
+@pytest.mark.parametrize("block", [1 << 20, 12])
+def test_distances_against_numpy(monkeypatch, block):
+    monkeypatch.setattr(module, "CPU_BLOCK", block)
     torch.manual_seed(0)
-    points, origin = torch.randn(5, 17), torch.randn(17)
-    expected = np.linalg.norm(points.double().numpy() - origin.double().numpy(), axis=1)
-    np.testing.assert_allclose(distances(points, origin), expected, rtol=1e-14)
-    own = torch.randn(5, 17)
-    expected = np.linalg.norm(points.double().numpy() - own.double().numpy(), axis=1)
-    np.testing.assert_allclose(distances(points, own), expected, rtol=1e-14)
+    points = torch.randn(5, 17)
+    for origin in (torch.randn(17), torch.randn(5, 17)):
+        expected = np.linalg.norm(points.double().numpy() - origin.double().numpy(), axis=1)
+        np.testing.assert_allclose(distances(points, origin), expected, rtol=1e-14)
     weights = torch.rand(5)
     expected = weights.double().numpy() @ points.double().numpy()
     np.testing.assert_allclose(weighted_mean(points, weights), expected, rtol=1e-13)

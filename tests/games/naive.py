@@ -33,24 +33,24 @@ class Net(nn.Module):
         return self.head(self.drop(self.norm(self.conv(x)).relu()).flatten(1)) * self.scale
 
 
-def module(seed: int = 0) -> nn.Module:
-    torch.manual_seed(seed)
+def module() -> nn.Module:
+    torch.manual_seed(0)
     return Net()
 
 
-def batches(samples: int = 70, size: int = 16, classes: int = CLASSES) -> list[tuple[Tensor, Tensor]]:
+def batches(samples: int = 70, size: int = 16) -> list[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(5)
     x = torch.randn(samples, 1, 6, 6, generator=generator)
-    y = torch.randint(classes, (samples,), generator=generator)
+    y = torch.randint(CLASSES, (samples,), generator=generator)
     return list(zip(x.split(size), y.split(size)))
 
 
-def a_round(net: nn.Module, clients: int = 4, own_starts: bool = False, scale: float = 1.0) -> Round:
-    space = ParameterSpace(net)
+def a_round(net: nn.Module, own_starts: bool = False) -> Round:
+    space, clients = ParameterSpace(net), 4
     generator = torch.Generator().manual_seed(7)
 
     def models(like: Tensor) -> Tensor:
-        noise = scale * torch.randn(clients, space.size, generator=generator)
+        noise = torch.randn(clients, space.size, generator=generator)
         noise[:, space.num_parameters :] = noise[:, space.num_parameters :].abs()  # a running variance is positive
         return like + 0.3 * noise
 
@@ -67,8 +67,7 @@ def a_round(net: nn.Module, clients: int = 4, own_starts: bool = False, scale: f
     )
 
 
-def all_masks(clients: int) -> Tensor:
-    return torch.tensor(list(itertools.product([False, True], repeat=clients)))
+MASKS = torch.tensor(list(itertools.product([False, True], repeat=4)))
 
 
 def coalition_weights(round: Round, mask: Tensor, weighting: Any) -> tuple[dict[int, float], dict[int, float]]:

@@ -1,20 +1,23 @@
-"""Coalition games against the naive way: average state_dicts, load, predict, score with scikit-learn."""
+"""Coalition games and evaluators against the naive way: average state_dicts, load, predict, score by scikit-learn."""
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from games.naive import CLASSES, FIXED, a_round, all_masks, batches, module, naive_model, naive_scores
-from torch import nn
+from games.naive import CLASSES, FIXED, MASKS, Branching, a_round, batches, module, naive_model, naive_scores
+from torch import Tensor, nn
+from torchmetrics import MeanSquaredError
 from torchmetrics.classification import MulticlassF1Score
 
 from flsv.errors import ConfigurationError
 from flsv.games import CoalitionGames, CoalitionUtility, ModelEvaluator, ModelScore, Renormalized
 from flsv.parameters import ParameterSpace
 from flsv.round import Round
+from flsv.seeding import isolated_rngs
 
 F1 = ModelScore(MulticlassF1Score(CLASSES, average="macro"), "max")
 METRICS = ["accuracy", "balanced_accuracy", "negative_loss", "per_class_accuracy"]
@@ -22,13 +25,7 @@ METRICS = ["accuracy", "balanced_accuracy", "negative_loss", "per_class_accuracy
 
 @pytest.mark.parametrize(
     ("weighting", "server_lr", "own_starts"),
-    [
-        ("uniform", 1.0, False),
-        ("samples", 0.6, False),
-        (FIXED, 1.0, False),
-        (FIXED, 1.7, True),
-        (Renormalized(FIXED), 0.6, True),
-    ],
+    [("uniform", 1.0, False), ("samples", 0.6, False), (FIXED, 1.7, True), (Renormalized(FIXED), 0.6, True)],
 )
 @pytest.mark.parametrize("backend", ["vmap", "serial"])
 def test_every_metric_against_naive_averaging_and_scikit_learn(
@@ -40,16 +37,15 @@ def test_every_metric_against_naive_averaging_and_scikit_learn(
     by_metric = ModelEvaluator(net, round.space, data, metric=F1.of, backend=backend)
     games = CoalitionGames(evaluator, server_lr=server_lr, validated={F1: by_metric})
     games.begin(round)
-    masks = all_masks(4)
     expected = []
-    for mask in masks:
+    for mask in MASKS:
         if not isinstance(weighting, str) and mask.any() and not FIXED[mask].any():
             mask = torch.zeros_like(mask)  # nobody with a weight: the global model
         expected.append(naive_scores(naive_model(net, round, mask, weighting, server_lr), data))
     for name in [*METRICS, F1]:
         utility = games.utility(name, weighting)
         reference = np.stack([scores["f1" if name is F1 else name] for scores in expected])
-        np.testing.assert_allclose(utility(masks).numpy(), reference, rtol=0, atol=2e-6, err_msg=str(name))
+        np.testing.assert_allclose(utility(MASKS).numpy(), reference, rtol=0, atol=2e-6, err_msg=str(name))
     assert games.evaluations == 2 * 16
 
 
@@ -73,57 +69,52 @@ def test_buffers_outside_the_vector_are_read_from_the_module() -> None:
         ({"weighting": "equal"}, "weighting='equal'"),
         ({"weighting": torch.ones(3)}, "expected 4 weights"),
         ({"weighting": torch.tensor([1, 1, 1, -0.1])}, "not negative"),
-        ({"weighting": torch.tensor([1, 1, 1, torch.nan])}, "finite"),
         ({"weighting": Renormalized(torch.ones(3))}, "expected 4 weights"),
-        ({"server_lr": 0.0}, "server_lr=0.0"),
     ],
 )
 def test_wrong_arguments_of_the_utility(change: dict[str, Any], message: str) -> None:
-    net = module()
-    round = a_round(net)
+    round = a_round(net := module())
     evaluator = ModelEvaluator(net, round.space, batches(), num_classes=CLASSES)
     with pytest.raises(ConfigurationError, match=message):
         CoalitionUtility(round, evaluator, **change)
 
 
 def test_what_does_not_fit_together() -> None:
-    net = module()
-    round = a_round(net)
+    round = a_round(net := module())
     evaluator = ModelEvaluator(net, round.space, batches(), num_classes=CLASSES)
     utility = CoalitionUtility(round, evaluator)
-    for wrong in (torch.ones(2, 4), torch.ones(4, dtype=torch.bool), torch.ones(2, 5, dtype=torch.bool)):
+    for wrong in (torch.ones(2, 4), torch.ones(2, 5, dtype=torch.bool)):
         with pytest.raises(ValueError, match=r"masks bool \[K, 4\]"):
             utility(wrong)
     with pytest.raises(ValueError, match="expected vectors"):
         evaluator(torch.zeros(3))
 
 
+def linear_games() -> tuple[CoalitionGames, ModelEvaluator, ParameterSpace]:
+    space = ParameterSpace(module := nn.Linear(2, 2, bias=False))
+    evaluator = ModelEvaluator(module, space, [(torch.eye(2), torch.tensor([0, 1]))], num_classes=2)
+    return CoalitionGames(evaluator), evaluator, space
+
+
+def linear_round(index: int, space: ParameterSpace, models: torch.Tensor) -> Round:
+    return Round(index, torch.arange(2), torch.tensor([9, 1]), torch.zeros(4), models, space)
+
+
 def test_the_gradient_is_that_of_the_model_that_is_asked_about() -> None:
-    """Worked out once for a round's start, and anew for any other model, within the same round too."""
-    module = nn.Linear(2, 2, bias=False)
-    space = ParameterSpace(module)
-    x, y = torch.eye(2), torch.tensor([0, 1])
-    evaluator = ModelEvaluator(module, space, [(x, y)], num_classes=2)
-    games, asked = CoalitionGames(evaluator), []
-    whole = evaluator.gradient
-    evaluator.gradient = lambda vector, *rest: asked.append(vector) or whole(vector, *rest)  # type: ignore[func-returns-value, method-assign]
+    """Anew for any other model, within the same round too."""
+    games, _, space = linear_games()
     first, second = torch.zeros(4), torch.tensor([1.0, 0, 0, 1])
-    games.begin(Round(0, torch.arange(2), torch.tensor([9, 1]), first, torch.stack([first, second]), space))
+    games.begin(linear_round(0, space, torch.stack([first, second])))
     for vector in (first, second):
         weight = vector.view(2, 2).clone().requires_grad_()
-        nn.functional.cross_entropy(x @ weight.T, y).backward()
+        nn.functional.cross_entropy(torch.eye(2) @ weight.T, torch.tensor([0, 1])).backward()
         torch.testing.assert_close(games.gradient(vector).float(), weight.grad.flatten())
-        games.gradient(vector)
-    assert len(asked) == 2
-    products = games.gradient_products().gradient
-    torch.testing.assert_close(products, torch.stack([first, second]).double() @ whole(first))
 
 
 def test_every_model_that_was_evaluated_counts_also_after_its_round() -> None:
-    space = ParameterSpace(module := nn.Linear(2, 2, bias=False))
-    games = CoalitionGames(ModelEvaluator(module, space, [(torch.eye(2), torch.tensor([0, 1]))], num_classes=2))
+    games, _, space = linear_games()
     for index in range(2):
-        games.begin(Round(index, torch.arange(2), torch.tensor([9, 1]), torch.zeros(4), torch.eye(4)[:2], space))
+        games.begin(linear_round(index, space, torch.eye(4)[:2]))
         games.utility()(torch.tensor([[True, False], [True, True]]))
         games.utility_of_models(lambda i, out: out.fill_(i), 3)
         assert (games.evaluations, games.total_evaluations) == (5, 5 * (index + 1))
@@ -133,14 +124,11 @@ def test_every_model_that_was_evaluated_counts_also_after_its_round() -> None:
 
 def test_products_are_worked_out_once_a_round() -> None:
     """Hessian products take a pass of the validation set for every client, and a metric asks for them twice."""
-    module, asked = nn.Linear(2, 2, bias=False), []
-    space, draw = ParameterSpace(module), torch.Generator().manual_seed(0)
-    evaluator = ModelEvaluator(module, space, [(torch.eye(2), torch.tensor([0, 1]))], num_classes=2)
-    whole, games = evaluator.gradient_products, CoalitionGames(evaluator)
+    (games, evaluator, space), asked, draw = linear_games(), [], torch.Generator().manual_seed(0)
+    whole = evaluator.gradient_products
     evaluator.gradient_products = lambda *rest: asked.append(rest) or whole(*rest)  # type: ignore[func-returns-value, method-assign]
     for index in range(2):
-        models = torch.randn(2, 4, generator=draw)
-        round = Round(index, torch.arange(2), torch.tensor([9, 1]), torch.zeros(4), models, space)
+        round = linear_round(index, space, torch.randn(2, 4, generator=draw))
         games.begin(round)
         for order in (1, 2, 1, 2):
             found, expected = games.gradient_products(order), whole(round.global_vector, round.matrix)
@@ -150,3 +138,198 @@ def test_products_are_worked_out_once_a_round() -> None:
                 torch.testing.assert_close(found.hessian, expected.hessian)
         assert games.slopes() is games.slopes()
     assert len(asked) == 2
+
+
+@pytest.mark.parametrize("backend", ["vmap", "serial"])
+def test_the_context_is_around_the_forward_and_no_other_is(backend: Any) -> None:
+    net, data = module(), batches()
+    round = a_round(net)
+    mask = torch.tensor([[True, False, True, True]])
+
+    def loss(context: Any = None) -> float:
+        evaluator = ModelEvaluator(net, round.space, data, num_classes=CLASSES, backend=backend, context=context)
+        return CoalitionUtility(round, evaluator, metric="negative_loss")(mask).item()
+
+    model = naive_model(net, round, mask[0], "uniform")
+    exact = naive_scores(model, data)["negative_loss"]
+    with torch.autocast("cpu", torch.bfloat16):
+        half = torch.cat([model(x) for x, _ in data]).float().detach()
+    y = torch.cat([y for _, y in data])
+    expected = -nn.functional.cross_entropy(half, y).item()
+    found = loss(lambda: torch.autocast("cpu", torch.bfloat16))
+    assert found == pytest.approx(expected, abs=2e-3)
+    assert abs(found - exact) > 1e-5
+    with torch.autocast("cpu", torch.bfloat16):
+        assert loss() == pytest.approx(exact, abs=1e-6)
+    assert not torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize("backend", ["vmap", "serial"])
+def test_a_broken_model_has_no_hits_and_no_finite_loss(backend: Any) -> None:
+    net = module()
+    space = ParameterSpace(net)
+    vectors = space.read(net).repeat(3, 1)
+    vectors[1] = torch.nan
+    vectors[2, space.head.weight] = torch.inf
+    evaluator = ModelEvaluator(
+        net, space, batches(), num_classes=CLASSES, backend=backend, metric=MulticlassF1Score(CLASSES)
+    )
+    scores = evaluator(vectors)
+    assert scores.values["loss"].isfinite().tolist() == [True, False, False]
+    assert scores.values["loss"][1].isnan()
+    assert scores.values["correct"][1].sum() == 0
+    assert scores.value("negative_loss").isfinite().tolist() == [True, False, False]
+
+
+@pytest.mark.parametrize("size", [600, 7])
+def test_batches_are_cut_or_put_together_and_count_as_before(size: int) -> None:
+    net = module()
+    space = ParameterSpace(net)
+    data = batches(600, size)
+    evaluator = ModelEvaluator(net, space, data, num_classes=CLASSES)
+    assert [len(y) for _, y in evaluator._batches] == [256, 256, 88]
+    scores = evaluator(space.read(net)[None])
+    expected = naive_scores(net.eval(), data)
+    assert scores.value("accuracy").item() == pytest.approx(expected["accuracy"])
+    assert scores.value("negative_loss").item() == pytest.approx(expected["negative_loss"], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_classes": None}, "num_classes of a classifier, or a metric"),
+        ({"batches": []}, "no validation samples"),
+        ({"batches": [torch.zeros(3)]}, "pair"),
+        ({"batches": [(torch.zeros(3, 1, 6, 6), torch.zeros(3))]}, "integer classes"),
+        ({"batches": [(torch.zeros(3, 1, 6, 6), torch.zeros(3, 1).long())]}, r"\[3, 1\]"),
+        ({"batches": [(torch.zeros(3, 1, 6, 6), torch.zeros(2).long())]}, "3 inputs and 2 labels"),
+        ({"batches": [(torch.zeros(1, 1, 6, 6), torch.tensor([4]))]}, r"4 \.\. 4.*0 \.\. 3"),
+        ({"num_classes": 9}, r"expected logits \[1, 9\]"),
+    ],
+)
+def test_wrong_arguments_of_the_evaluator(change: dict[str, Any], message: str) -> None:
+    net = module()
+    arguments = {"batches": batches(), "num_classes": CLASSES, **change}
+    with pytest.raises(ConfigurationError, match=message):
+        ModelEvaluator(net, ParameterSpace(net), arguments.pop("batches"), **arguments)
+
+
+class Drawing(nn.Module):
+    """Two numbers of each input, moved by random ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(36, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.flatten(1)) + 0.1 * torch.randn(len(x), 2)
+
+
+def test_any_output_is_measured_at_once_with_the_same_random_numbers() -> None:
+    """A regression of two numbers, against the metric of each model's outputs."""
+    torch.manual_seed(0)
+    net = Drawing()
+    data = [(x, torch.stack([x.sum((1, 2, 3)), y.float()], 1)) for x, y in batches()]
+    space = ParameterSpace(net)
+    vectors = space.read(net) + 0.1 * torch.randn(5, space.size)
+
+    def values(backend: Any) -> Tensor:
+        evaluator = ModelEvaluator(net, space, data, metric=MeanSquaredError(), backend=backend, chunk=2, seed=4)
+        found = evaluator(vectors).value("metric")
+        assert evaluator.backend == backend
+        return found
+
+    torch.testing.assert_close(values("vmap"), values("serial"), rtol=1e-6, atol=0)
+    with isolated_rngs(4, "utility"), torch.no_grad():
+        space.write(net, vectors[3])
+        expected = torch.cat([(net(x) - y) ** 2 for x, y in data]).mean().item()
+    assert values("serial")[3].item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_chunk_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
+    round = a_round(net := module())
+    evaluator = ModelEvaluator(net, round.space, batches(), num_classes=CLASSES, backend="vmap", chunk=7)
+    original, chunks = evaluator._score, []
+
+    def score(rows: range, *rest: Any) -> None:
+        original(rows, *rest)  # what has been written is overwritten
+        chunks.append(len(rows))
+        if len(rows) > 3:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(evaluator, "_score", score)
+    values = CoalitionUtility(round, evaluator)(MASKS)
+    assert chunks == [7, 3, 3, 3, 3, 3, 1]
+    assert evaluator.chunk == 3
+    reference = ModelEvaluator(net, round.space, batches(), num_classes=CLASSES)
+    assert torch.equal(values, CoalitionUtility(round, reference)(MASKS))
+
+
+def test_a_module_that_vmap_cannot_handle_is_evaluated_one_at_a_time() -> None:
+    net, data = Branching(), batches()
+    round = a_round(net)
+    with pytest.warns(UserWarning, match="vmap cannot run Branching"):
+        evaluator = ModelEvaluator(net, round.space, data, num_classes=CLASSES, backend="vmap")
+    reference = ModelEvaluator(net, round.space, data, num_classes=CLASSES)
+    expected = reference(round.client_vectors).value("negative_loss")
+    assert torch.equal(evaluator(round.client_vectors).value("negative_loss"), expected)
+
+
+@pytest.mark.parametrize("backend", ["vmap", "serial"])
+def test_the_module_and_the_process_are_left_alone(backend: Any) -> None:
+    net = module()
+    net.train()
+    net.norm.eval()
+    net.conv.weight.grad = torch.ones_like(net.conv.weight)
+    net.norm.num_batches_tracked.fill_(17)
+    before = copy.deepcopy(net.state_dict())
+    tensors = {name: (id(t), t.data_ptr(), t._version) for name, t in net.state_dict(keep_vars=True).items()}
+    flags = [(layer.training, p.requires_grad) for layer in net.modules() for p in layer.parameters()]
+    round = a_round(net)
+    metric = MulticlassF1Score(CLASSES)
+    rng = torch.get_rng_state()
+
+    evaluator = ModelEvaluator(net, round.space, batches(), num_classes=CLASSES, metric=metric, backend=backend)
+    CoalitionUtility(round, evaluator)(MASKS)
+    evaluator.gradient_products(round.global_vector, round.matrix)
+
+    after = net.state_dict(keep_vars=True)
+    assert {name: (id(t), t.data_ptr(), t._version) for name, t in after.items()} == tensors
+    assert all(torch.equal(before[name], value) for name, value in after.items())
+    assert [(layer.training, p.requires_grad) for layer in net.modules() for p in layer.parameters()] == flags
+    assert net.conv.weight.grad.eq(1).all()
+    assert metric.update_count == 0
+    assert torch.equal(torch.get_rng_state(), rng)
+    assert torch.is_grad_enabled()
+
+
+def test_metrics_of_a_round_share_every_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    round = a_round(net := module())
+    evaluator = ModelEvaluator(net, round.space, batches(), num_classes=CLASSES)
+    evaluated: list[int] = []
+    original = evaluator.evaluate
+    monkeypatch.setattr(evaluator, "evaluate", lambda build, count: evaluated.append(count) or original(build, count))
+    games = CoalitionGames(evaluator)
+    games.begin(round)
+    accuracy, loss = games.utility("accuracy"), games.utility("negative_loss")
+    twice = torch.tensor([[True, True, False, False], [True, True, False, False], [False, False, False, False]])
+    first = accuracy(twice)
+    assert first[0] == first[1]
+    assert evaluated == [2]
+    everything = loss(MASKS)
+    assert torch.equal(accuracy(MASKS)[[12, 12, 0]], first)
+    assert loss(twice).equal(everything[[12, 12, 0]])
+    assert evaluated == [2, 14]
+    assert accuracy.evaluations == loss.evaluations == games.evaluations == 16
+
+    # Other weightings are other models, apart from the empty coalition's.
+    games.utility("accuracy", "samples")(MASKS)
+    games.utility("accuracy", FIXED)(MASKS)
+    games.utility("negative_loss", FIXED.double())(MASKS)
+    assert evaluated == [2, 14, 15, 15]
+    games.begin(a_round(net))
+    games.utility()(twice)
+    assert evaluated[-1] == games.evaluations == 2
+    games.end()
+    with pytest.raises(RuntimeError, match="begin"):
+        games.utility()

@@ -7,33 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import numpy as np
 import pytest
+import sklearn.metrics
 import torch
 import torchmetrics
 from played import federated, never, played
-from task_kinds import (
-    Data,
-    Glue,
-    Kind,
-    LanguageModel,
-    Multilabel,
-    OneLogit,
-    Regression,
-    Segmentation,
-    SeveralLoaders,
-    numbers,
-)
-from torch import Tensor
+from task_kinds import Data, Glue, Kind, Multilabel, OneLogit, Regression, Segmentation, SeveralLoaders, numbers
+from torch import Tensor, nn
 from toys import fit
 
 from flsv import ClientEvaluation, Reporting
 from flsv.data import FederatedDataModule, SizePartitioner, Splits
 from flsv.errors import ConfigurationError
+from flsv.games import ModelEvaluator, performance_of
 from flsv.loop import FederatedLoop
-from flsv.metrics import (
-    LeaveOneOut,
-    PartialFederatedShapley,
-)
+from flsv.metrics import LeaveOneOut, PartialFederatedShapley
 from flsv.parameters import ParameterSpace
 
 
@@ -54,20 +43,19 @@ def test_classifiers_are_measured_on_all_loaders_and_without_augmentation(tmp_pa
         def loss(self, batch: Any) -> Tensor:
             return torch.nn.functional.cross_entropy(self(batch[0]), batch[1])
 
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return self.loss((batch[0] + 1, batch[1]))
+
     module = Classifier()
-    loop = FederatedLoop(
-        metrics={
-            "fast": LeaveOneOut(performance="negative_loss"),
-            "logged": LeaveOneOut(performance="val_loss", mode="min"),
-            "hits": LeaveOneOut(),
-            "metric": LeaveOneOut(performance=torchmetrics.Accuracy(task="multiclass", num_classes=2)),
-        },
-        evaluation=ClientEvaluation(every=1),
-        seed=3,
-        reporting=Reporting(table=False),
-    )
+    metrics = {
+        "fast": LeaveOneOut(performance="negative_loss"),
+        "logged": LeaveOneOut(performance="val_loss", mode="min"),
+        "hits": LeaveOneOut(),
+        "metric": LeaveOneOut(performance=torchmetrics.Accuracy(task="multiclass", num_classes=2)),
+    }
+    quiet = Reporting(table=False)
+    loop = FederatedLoop(metrics=metrics, evaluation=ClientEvaluation(every=1), seed=3, reporting=quiet)
     data = FederatedDataModule(Classifier.data(), SizePartitioner([3, 1, 2]), splits=Splits(client_test=0.5))
-    Classifier.training_step = lambda self, batch, _: self.loss((batch[0] + 1, batch[1]))  # type: ignore[assignment]
     fit(loop, tmp_path, module, data, rounds=1)
     found = loop.contributions
     assert found["fast"].abs().min() > 0
@@ -81,10 +69,8 @@ def test_classifiers_are_measured_on_all_loaders_and_without_augmentation(tmp_pa
 
 METRICS = [
     (Regression, torchmetrics.MeanSquaredError(), -1),
-    (OneLogit, torchmetrics.F1Score(task="binary"), 1),
     (Segmentation, torchmetrics.JaccardIndex(task="multiclass", num_classes=2), 1),
     (Multilabel, torchmetrics.AUROC(task="multilabel", num_labels=3), 1),
-    (LanguageModel, torchmetrics.text.Perplexity(), -1),
 ]
 
 
@@ -100,7 +86,7 @@ def test_a_torchmetrics_metric_of_forward(tmp_path: Path, kind: Any, metric: Any
         batches = list(kind.data().val_dataloader())
         with torch.no_grad():
             preds, y = torch.cat([own(x) for x, _ in batches]), torch.cat([y for _, y in batches])
-        preds = preds.sigmoid() if kind in (OneLogit, Multilabel) else preds
+        preds = preds.sigmoid() if kind is Multilabel else preds
         expected.append(sign * float(copy.deepcopy(metric)(preds.squeeze(-1) if preds.shape[1:] == (1,) else preds, y)))
     assert len(set(expected)) > 1
     assert values.tolist() == pytest.approx(expected, rel=1e-5)
@@ -125,17 +111,9 @@ def test_logits_and_probabilities_are_told_apart_once(tmp_path: Path, kind: Any)
     module.net.weight.data *= 0.05
     module.net.bias.data.fill_(0.3)
     values, vectors = played(tmp_path, module, federated(kind.data()), performance=torchmetrics.Accuracy(task="binary"))
-    hits = [
-        float((((x @ vector[:3] + vector[3]) > 0) == y).float().mean())
-        for vector in vectors
-        for x, y in [[torch.cat(parts) for parts in zip(*kind.data().val_dataloader())]]
-    ]
+    x, y = (torch.cat(parts) for parts in zip(*kind.data().val_dataloader()))
+    hits = [float((((x @ vector[:3] + vector[3]) > 0) == y).float().mean()) for vector in vectors]
     assert values.tolist() == pytest.approx(hits)
-
-
-class TwoNumbers(Regression):
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.log("val_step_only", 1.0, on_step=True, on_epoch=False)
 
 
 class GlueWithForward(Glue):
@@ -150,12 +128,7 @@ class NoValidation(Kind):
 @pytest.mark.parametrize(
     ("kind", "measure", "said"),
     [
-        (
-            Regression,
-            {"performance": "acc", "mode": "max"},
-            r"Regression logs no 'acc' when it validates. It logs \['v",
-        ),
-        (TwoNumbers, {"performance": "val_step_only", "mode": "max"}, r"logs no 'val_step_only' .* It logs \[\]"),
+        (Regression, {"performance": "acc", "mode": "max"}, r"Regression logs no 'acc' .* It logs \['v"),
         (NoValidation, {"performance": "val_loss", "mode": "min"}, "validation_step, which is not defined"),
         (
             GlueWithForward,
@@ -187,3 +160,79 @@ def test_refused_before_the_first_round(tmp_path: Path, kind: Any, measure: Any,
 def test_refused_at_construction(measure: Any, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         PartialFederatedShapley(**measure)
+
+
+KINDS = {
+    "two logits": lambda: nn.Linear(3, 2),
+    "one logit": lambda: nn.Linear(3, 1),
+    "three logits": lambda: nn.Linear(3, 3),
+    "probabilities": lambda: nn.Sequential(nn.Linear(3, 2), nn.Softmax(1)),
+}
+SCORES = {
+    "auroc": torchmetrics.AUROC(task="binary"),
+    "average_precision": torchmetrics.AveragePrecision(task="binary"),
+    "f1": torchmetrics.F1Score(task="binary"),
+}
+
+
+def batches(classes: int) -> list[tuple[Tensor, Tensor]]:
+    """Labels that no line tells apart."""
+    x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+    y = torch.where(torch.arange(60) % 3 > 0, x[:, 0] > 0, torch.arange(60) // 3 % classes)
+    return list(zip(x.split(16), y.split(16)))
+
+
+def evaluator(net: nn.Module, measure: Any, data: list[tuple[Tensor, Tensor]]) -> ModelEvaluator:
+    return ModelEvaluator(net, ParameterSpace(net), data, metric=performance_of("mine", measure, None).of)  # type: ignore[union-attr,arg-type]
+
+
+def by_scikit_learn(name: str, probabilities: np.ndarray, y: np.ndarray) -> float:
+    of = {"auroc": sklearn.metrics.roc_auc_score, "average_precision": sklearn.metrics.average_precision_score}
+    if name == "f1":
+        average = "binary" if probabilities.shape[1] == 2 else "macro"
+        return float(sklearn.metrics.f1_score(y, probabilities.argmax(1), average=average))
+    if probabilities.shape[1] == 2:
+        return float(of[name](y, probabilities[:, 1]))
+    return float(np.mean([of[name](y == c, probabilities[:, c]) for c in np.unique(y)]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", SCORES)
+def test_scores_of_classes_are_scikit_learns(kind: str, name: str) -> None:
+    net, data = KINDS[kind](), batches(3 if kind == "three logits" else 2)
+    space = ParameterSpace(net)
+    vectors = torch.randn(5, space.size, generator=torch.Generator().manual_seed(1))
+    x, y = (torch.cat(parts) for parts in zip(*data))
+    expected = []
+    for vector in vectors:
+        own = copy.deepcopy(net)
+        space.write(own, vector)
+        with torch.no_grad():
+            found = own(x).double()
+        found = torch.cat([torch.zeros_like(found), found], 1) if kind == "one logit" else found
+        found = found if kind == "probabilities" else found.softmax(1)
+        expected.append(by_scikit_learn(name, found.numpy(), y.numpy()))
+    assert len(set(expected)) > 1
+    for measure in (name,) if kind == "three logits" else (name, SCORES[name]):
+        found = evaluator(net, measure, data)(vectors).value("metric")
+        assert found.tolist() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "measure", "labels", "message"),
+    [
+        ("two logits", "f1", torch.rand(8), "one integer class per sample"),
+        ("two logits", "auroc", torch.ones(8, 3).long(), "one integer class per sample"),
+        ("two logits", "auroc", torch.ones(8).long(), "all of class 1"),
+        ("three logits", SCORES["auroc"], torch.arange(8) % 2, "BinaryAUROC does"),
+    ],
+)
+def test_what_has_no_such_score_is_refused(kind: str, measure: Any, labels: Tensor, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        evaluator(KINDS[kind](), measure, [(torch.rand(8, 3), labels)])
+
+
+def test_a_last_dimension_of_1_that_only_the_labels_have_is_dropped() -> None:
+    net, (x, y) = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)), torch.rand(2, 8, 3).unbind()
+    found = evaluator(net, torchmetrics.MeanSquaredError(), [(x, y[:, :1])])(ParameterSpace(net).read(net)[None])
+    assert float(found.value("metric")) == pytest.approx(float((net(x) - y[:, 0]).square().mean()))

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 import pytest
 import torch
+from torch import Tensor
 from toys import Plain, fit, network, toy_data, toy_sets, trainer_for, vector
 
 from flsv.data import FederatedDataModule, SizePartitioner
 from flsv.errors import ConfigurationError
-from flsv.functional import exact_shapley, permutation_shapley, stratified_shapley
-from flsv.games.retraining import RetrainedUtility
+from flsv.functional import exact_shapley, few_coalitions, permutation_shapley
+from flsv.games.retraining import KeptUtility, RetrainedUtility
 from flsv.loop import FederatedLoop
 from flsv.models.classifier import ClassifierClient
+from flsv.participants import Ranks
 from flsv.sampling import FixedCohort
 
 Fits = list[list[int]]
@@ -29,20 +32,18 @@ def trainers(folder: Path, fits: Fits, rounds: int = 2) -> Callable[[FixedCohort
     return trainer
 
 
-def data(sizes: tuple[float, ...] = (4, 1, 2)) -> FederatedDataModule:
-    return toy_data(sizes, server_val=0.3)
+def data() -> FederatedDataModule:
+    return toy_data(server_val=0.3)
 
 
-def masks(*coalitions: tuple[int, ...], players: int = 3) -> torch.Tensor:
-    return torch.tensor([[i in members for i in range(players)] for members in coalitions])
+def masks(*coalitions: tuple[int, ...]) -> torch.Tensor:
+    return torch.tensor([[i in members for i in range(3)] for members in coalitions])
 
 
 @torch.no_grad()
-def scores(module: L.LightningModule, data: FederatedDataModule) -> tuple[float, float]:
-    module.eval()
+def score(module: L.LightningModule, data: FederatedDataModule) -> float:
     x, y = (torch.cat(parts) for parts in zip(*data.val_dataloader()))
-    logits = module(x)
-    return float((logits.argmax(-1) == y).double().mean()), -float(torch.nn.functional.cross_entropy(logits, y))
+    return -float(torch.nn.functional.cross_entropy(module.eval()(x), y))
 
 
 def test_a_coalition_is_worth_what_its_own_federation_comes_to(tmp_path: Path) -> None:
@@ -51,12 +52,12 @@ def test_a_coalition_is_worth_what_its_own_federation_comes_to(tmp_path: Path) -
     utility = RetrainedUtility(trainers(tmp_path, fits), module, data(), metric="negative_loss")
     values = utility(masks((), (1,), (0, 2), (0, 1, 2)))
     assert torch.equal(vector(module), before)
-    assert values[0].item() == pytest.approx(scores(module, utility.data)[1], rel=1e-5)
+    assert values[0].item() == pytest.approx(score(module, utility.data), rel=1e-5)
     for value, members in zip(values[1:].tolist(), ([1], [0, 2], [0, 1, 2])):
         mine = data()
         loop = FederatedLoop(sampler=FixedCohort(members), seed=5)
         alone = fit(loop, tmp_path, Plain(network()), mine, rounds=2, limit_val_batches=0)
-        assert value == pytest.approx(scores(alone, mine)[1], rel=1e-5)
+        assert value == pytest.approx(score(alone, mine), rel=1e-5)
 
 
 def test_a_module_that_is_built_when_training_starts(tmp_path: Path) -> None:
@@ -70,8 +71,8 @@ def test_a_module_that_is_built_when_training_starts(tmp_path: Path) -> None:
     def trainer(cohort: FixedCohort) -> L.Trainer:
         return trainer_for(FederatedLoop(sampler=cohort, seed=5), tmp_path, 1, callbacks=[Start()], limit_val_batches=0)
 
-    utility = RetrainedUtility(trainer, ClassifierClient("mlp"), data())
-    utility(masks((0,), (1, 2), (0, 1, 2)))
+    utility = RetrainedUtility(trainer, ClassifierClient("mlp"), data(), "auroc")
+    assert all(0 < value < 1 for value in utility(masks((0,), (1, 2), (0, 1, 2))).tolist())
     assert len(starts) == 3
     assert starts[0].abs().sum() > 0
     assert torch.equal(starts[0], starts[1])
@@ -84,13 +85,9 @@ def test_a_coalition_is_trained_once_whoever_asks(tmp_path: Path) -> None:
     exact = exact_shapley(utility, utility.num_players)
     assert sorted(fits) == [[0], [0, 1], [0, 1, 2], [0, 2], [1], [1, 2], [2]]
     tmc = permutation_shapley(utility, 3, num_permutations=200, generator=torch.Generator().manual_seed(0))
-    subset = stratified_shapley(utility, 3)
     assert len(fits) == 7
-    torch.testing.assert_close(subset.values, exact.values)
     torch.testing.assert_close(tmc.values, exact.values, rtol=0, atol=0.05)
-    assert sorted(utility.seconds) == sorted(map(tuple, fits))
-    assert all(seconds > 0 for seconds in utility.seconds.values())
-    assert exact.values.sum().item() == pytest.approx(float(utility(masks((0, 1, 2))) - utility(masks(()))))
+    assert all(utility.seconds[tuple(members)] > 0 for members in fits)
 
 
 def test_errors(tmp_path: Path) -> None:
@@ -103,8 +100,6 @@ def test_errors(tmp_path: Path) -> None:
     utility = RetrainedUtility(trainers(tmp_path, []), Plain(), toy_data(server_val=0.0))
     with pytest.raises(ConfigurationError, match="samples"):
         utility(masks((0,)))
-    with pytest.raises(ValueError, match=r"masks bool \[K, 3\]"):
-        utility(torch.ones(2, 3))
 
 
 def test_a_model_that_is_nowhere_whole_has_no_value(tmp_path: Path) -> None:
@@ -113,3 +108,65 @@ def test_a_model_that_is_nowhere_whole_has_no_value(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigurationError, match=r"RetrainedUtility .* share=\['!head'\] a part of it stays"):
         RetrainedUtility(trainer, Plain(network()), data())(masks((1,)))
+
+
+class Game:
+    """Counts what it is asked for, and dies when told."""
+
+    def __init__(self, dies_at: int | None = None) -> None:
+        self.asked: list[int] = []
+        self.dies_at = dies_at
+
+    def __call__(self, masks: Tensor) -> Tensor:
+        if self.dies_at is not None and len(self.asked) >= self.dies_at:
+            raise KeyboardInterrupt
+        self.asked += [int(mask) for mask in (masks * 2 ** torch.arange(masks.shape[1])).sum(1)]
+        return (masks * torch.tensor([0.1, 0.2, 1 / 3])).sum(1)
+
+
+class Two(Ranks):
+    rank, size = 0, 2
+
+
+MASKS = few_coalitions(3, "all")
+
+
+@pytest.mark.parametrize("ranks", [Ranks(), Two()])
+def test_a_killed_game_goes_on_where_it_was(tmp_path: Path, ranks: Ranks) -> None:
+    path, whole = tmp_path / "game.csv", Game()(MASKS).double()
+    first = Game(dies_at=4)
+    with pytest.raises(KeyboardInterrupt):
+        KeptUtility(first, path, {"a": 1}, ranks)(MASKS)
+    with path.open("ab") as file:
+        file.write(b"0,0+")  # a line that was being written
+    second, told = Game(), []
+    values = KeptUtility(second, path, {"a": 1}, ranks, lambda done, of: told.append((done, of)))(MASKS)
+    torch.testing.assert_close(values, whole, rtol=0, atol=0)
+    assert first.asked + second.asked == [int(m) for m in (MASKS * 2 ** torch.arange(3)).sum(1)]
+    assert told[-1] == (8, 8)
+    third = Game()
+    torch.testing.assert_close(KeptUtility(third, path, {"a": 1}, ranks)(MASKS.flip(0)), whole.flip(0), rtol=0, atol=0)
+    assert third.asked == []
+
+
+HEAD = b'# {"a": "1"}\nseed,coalition,utility\n'
+
+
+@pytest.mark.parametrize(
+    ("before", "words"),
+    [
+        (
+            b'# {"a": "2", "b": "0"}\nseed,coalition,utility\n0,-,1\n',
+            "of others: a is 1 and was 2; b is None and was 0",
+        ),
+        (b"client,value\n", "its first line does not say of which"),
+        (HEAD + b"0,2+0,0.5\n", "line 3: coalition is '2.0', expected"),
+    ],
+)
+def test_a_file_of_something_else_is_refused_and_stays(tmp_path: Path, before: bytes, words: str) -> None:
+    path = tmp_path / "game.csv"
+    path.write_bytes(before)
+    settings: dict[str, Any] = {"a": 1}
+    with pytest.raises(ConfigurationError, match=words):
+        KeptUtility(Game(), path, settings)
+    assert path.read_bytes() == before

@@ -1,4 +1,4 @@
-"""ClassSpecificShapley and CosineGradientShapley: by hand over rounds, absent clients, in a loop."""
+"""ClassSpecificShapley, CosineGradientShapley, GradientAgreement: by hand, absent clients, in a loop."""
 
 from __future__ import annotations
 
@@ -6,17 +6,25 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from toys import fit
+from recorded import Line, Recorded
+from torch import Tensor, nn
+from toys import fit, toy_data
 
+from flsv import FederatedLoop, Reporting
 from flsv.aggregation import CGSV
+from flsv.data import FederatedDataModule, IIDPartitioner, Splits
+from flsv.errors import ConfigurationError
 from flsv.functional import class_specific_shapley, participant_weights
 from flsv.functional.agreement import updated_reputation
-from flsv.loop import FederatedLoop
-from flsv.metrics import ClassSpecificShapley, CosineGradientShapley
+from flsv.metrics import ClassSpecificShapley, CosineGradientShapley, GradientAgreement
+from flsv.models import build_network
+from flsv.models.classifier import ClassifierClient
 
-ROUNDS = [([0, 1, 3], 0), ([1, 3], 1), ([0, 1], 2), ([3], 3)]
+Rounds = list[tuple[list[int], int]]
+ROUNDS: Rounds = [([0, 1, 3], 0), ([1, 3], 1), ([0, 1], 2), ([3], 3)]
 
 
 def heads(seed: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -24,41 +32,28 @@ def heads(seed: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(k, 2, 4, generator=generator), torch.randn(2, 4, generator=generator)
 
 
-def feed(metric: ClassSpecificShapley, rounds: list[tuple[list[int], int]] = ROUNDS) -> ClassSpecificShapley:
-    for ids, seed in rounds:
-        metric.update(torch.tensor(ids), *heads(seed, len(ids)))
-    return metric
-
-
-def expected(rounds: list[tuple[list[int], int]] = ROUNDS, momentum: float = 0.9) -> torch.Tensor:
+def expected(momentum: float = 0.9) -> torch.Tensor:
     value = torch.full((5, 2), float("nan"))
-    for ids, seed in rounds:
+    for ids, seed in ROUNDS:
         now = class_specific_shapley(*heads(seed, len(ids)))
         for row, i in enumerate(ids):
             value[i] = now[row] if value[i].isnan().all() else momentum * value[i] + (1 - momentum) * now[row]
     return value
 
 
-def metric(**kwargs: object) -> ClassSpecificShapley:
-    return ClassSpecificShapley(num_clients=5, num_classes=2, **kwargs)
+def fed(**kwargs: Any) -> ClassSpecificShapley:
+    metric = ClassSpecificShapley(num_clients=5, num_classes=2, **kwargs)
+    for ids, seed in ROUNDS:
+        metric.update(torch.tensor(ids), *heads(seed, len(ids)), torch.tensor(ids) + 10 * (seed + 1))
+    return metric
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_running_value_is_algorithm_1(momentum: float) -> None:
-    got = feed(metric(momentum=momentum)).compute()
-    torch.testing.assert_close(got, expected(momentum=momentum), equal_nan=True)
-    assert got[[2, 4]].isnan().all()  # never seen
-
-
-def test_one_number_per_client_is_a_cosine_like_its_parts() -> None:
-    live = feed(metric())
-    overall = live.per_client(live.compute())
-    torch.testing.assert_close(overall, expected().mean(-1), equal_nan=True)
-    torch.testing.assert_close((1 + overall) / 2, participant_weights(expected())[0], equal_nan=True)  # eq. 6
-    against = ClassSpecificShapley(num_clients=2, num_classes=2)
-    against.update(torch.tensor([0, 1]), torch.tensor([-1.0, 1.0]).view(2, 1, 1).expand(2, 2, 3), torch.ones(2, 3))
-    assert against.per_client(against.compute()).tolist() == pytest.approx([-1, 1])
-    assert "from -1 to 1" in against.guide().lines()["sign"]
+    metric, wanted = fed(momentum=momentum), expected(momentum)
+    torch.testing.assert_close(metric.compute(), wanted, equal_nan=True)
+    overall = metric.per_client(metric.compute())
+    torch.testing.assert_close((1 + overall) / 2, participant_weights(wanted)[0], equal_nan=True)  # eq. 6
 
 
 def test_two_classes_are_one_number_and_it_is_said() -> None:
@@ -69,70 +64,37 @@ def test_two_classes_are_one_number_and_it_is_said() -> None:
         ClassSpecificShapley().bind(3, 3)
 
 
-def test_weighed_by_samples_two_halves_come_to_the_whole_and_cosines_stay() -> None:
-    whole, server = heads(0, 1)
-    rest = heads(1, 2)[0]
-    one, two = metric(weighting="samples"), metric(weighting="samples")
-    one.update(torch.tensor([0, 1, 2]), torch.cat([whole, rest]), server, torch.tensor([40, 10, 20]))
-    two.update(torch.tensor([0, 1, 2, 3]), torch.cat([whole, rest, whole]), server, torch.tensor([20, 10, 20, 20]))
-    plain = metric()
-    plain.update(torch.tensor([0, 1, 2]), torch.cat([whole, rest]), server)
-    torch.testing.assert_close(one.compute(), plain.compute(), equal_nan=True)
-    paid, split = one.per_client(one.compute()), two.per_client(two.compute())
-    torch.testing.assert_close(split[0] + split[3], paid[0])
-    torch.testing.assert_close(paid[:3], plain.per_client(plain.compute())[:3] * torch.tensor([40.0, 10.0, 20.0]))
-    assert paid[3:].isnan().all()
-
-
 def test_weighed_by_samples_over_rounds_and_in_the_interval() -> None:
-    def fed(rounds: list[tuple[list[int], int]]) -> ClassSpecificShapley:
-        result = metric(weighting="samples", momentum=0.5)
-        for ids, seed in rounds:
-            result.update(torch.tensor(ids), *heads(seed, len(ids)), torch.tensor(ids) + 10 * (seed + 1))
-        return result
-
-    found = fed(ROUNDS)
+    found = fed(weighting="samples", momentum=0.5)
     torch.testing.assert_close(found.compute(), expected(momentum=0.5), equal_nan=True)
     # Client 1 had 11, 21 and 31 samples.
     mean = expected(momentum=0.5).mean(-1)
     torch.testing.assert_close(found.per_client(found.compute())[1], mean[1] * (0.25 * 11 + 0.25 * 21 + 0.5 * 31))
-    ends = found.intervals()
-    assert ends is not None
-    middle = (ends[0] + ends[1]) / 2
-    known = ~ends[0].isnan()
+    low, high = found.intervals()
+    known = ~low.isnan()
     assert known.any()
+    middle = (low + high) / 2
     torch.testing.assert_close(middle[known], found.per_client(found.compute())[known])  # no bound of cosines
 
 
-def by_hand(
-    updates: torch.Tensor,
-    reputation: torch.Tensor | None,
-    alpha: float = 0.95,
-    weights: torch.Tensor | None = None,
-    floor: float = 1e-3,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """A round as in the paper; reputations of None remember nothing, as in the authors' code."""
+def reputation_by_hand(
+    updates: torch.Tensor, reputation: torch.Tensor | None, alpha: float, weights: torch.Tensor | None
+) -> torch.Tensor:
+    """The reputations after a round as in the paper; reputations of None remember nothing, as in the authors' code."""
     u = updates.double() / (updates.double().norm(dim=1, keepdim=True) + 1e-7)
     shares = reputation if weights is None else weights
     aggregate = shares.double() / shares.double().sum() @ u
     phi = u @ aggregate / (u.norm(dim=1) * aggregate.norm())
     memory = 0 if reputation is None else alpha * reputation.double() / reputation.double().sum()
-    after = (memory + (1 - alpha) * phi).clamp_min(floor)
-    return phi, after / after.sum()
+    after = (memory + (1 - alpha) * phi).clamp_min(1e-3)
+    return after / after.sum()
 
 
-def test_lengths_do_not_matter_and_nothing_is_zero() -> None:
-    def values(updates: torch.Tensor) -> tuple[list[float], list[float]]:
-        metric = CosineGradientShapley(num_clients=len(updates))
-        metric.update(torch.arange(len(updates)), updates, torch.full((len(updates),), 10))
-        return metric.diagnostics()["phi"].tolist(), metric.compute().tolist()
-
-    updates = torch.randn(3, 20, generator=torch.Generator().manual_seed(0))
-    for found, expected in zip(values(updates * torch.tensor([[1.0], [7.0], [100.0]])), values(updates)):
-        assert found == pytest.approx(expected, rel=1e-5)
-    updates[1] = 0
-    assert values(updates)[0][1] == 0
-    assert values(torch.zeros(2, 5)) == ([0, 0], [0.5, 0.5])
+def test_updates_of_nothing_have_cosine_0() -> None:
+    metric = CosineGradientShapley(num_clients=2)
+    metric.update(torch.arange(2), torch.zeros(2, 5), torch.full((2,), 10))
+    assert metric.diagnostics()["phi"].tolist() == [0, 0]
+    assert metric.compute().tolist() == [0.5, 0.5]
 
 
 def test_the_floor_holds_and_reputations_sum_to_one() -> None:
@@ -144,25 +106,6 @@ def test_the_floor_holds_and_reputations_sum_to_one() -> None:
     for wrong, message in ((torch.tensor([-1.0, 1.0]), "not negative"), (torch.zeros(2), "not all 0")):
         with pytest.raises(ValueError, match=message):
             updated_reputation(wrong, torch.ones(2))
-
-
-def alike(rho: float, n: int) -> torch.Tensor:
-    """n updates of length 1, any two of which have the cosine rho."""
-    return torch.cat([(1 - rho) ** 0.5 * torch.eye(n), torch.full((n, 1), rho**0.5)], dim=1)
-
-
-@pytest.mark.parametrize(("init", "first"), [("zero", 0.447), ("shares", 0.617)])
-def test_the_first_round_remembers_nothing_or_the_shares(init: Any, first: float) -> None:
-    """One client with seven times the others' data: by hand from the cosines of updates that are all equally alike."""
-    rho, sizes = 0.133, torch.tensor([70, 10, 10, 10, 10])
-    metric = CosineGradientShapley(num_clients=5, init=init)
-    metric.update(torch.arange(5), alike(rho, 5), sizes, sizes / sizes.sum())
-    own, other = (7 + 4 * rho), (1 + 10 * rho)  # |u_N| phi, times 11
-    length = (53 + (121 - 53) * rho) ** 0.5
-    phi = torch.tensor([own, other, other, other, other]) / length
-    expected = phi / phi.sum() if init == "zero" else (w := 0.95 * sizes / sizes.sum() + 0.05 * phi) / w.sum()
-    torch.testing.assert_close(metric.compute(), expected, rtol=1e-5, atol=1e-6)
-    assert metric.compute()[0].item() == pytest.approx(first, abs=1e-3)
 
 
 def test_the_cohort_shares_out_what_it_has_and_others_keep_theirs() -> None:
@@ -208,5 +151,120 @@ def test_in_a_loop_it_is_updated_after_aggregation_with_the_weights_used(tmp_pat
         cut = round.space.num_parameters
         weights = None if r else shares
         updates = round.client_updates[:, :cut]
-        _, reputation = by_hand(updates, reputation, alpha=0.7, weights=weights)
+        reputation = reputation_by_hand(updates, reputation, 0.7, weights)
     torch.testing.assert_close(loop.contributions["cgsv"], reputation.float())
+
+
+def by_hand(rounds: list[tuple[Tensor, Tensor, Tensor, Tensor]], n: int) -> np.ndarray:
+    """The docstring's formulas, full participation, in NumPy."""
+    u, a, count = np.zeros(n), np.zeros(n), np.zeros(n)
+    for ids, slopes, updates, samples in rounds:
+        i, s, d, m = (np.asarray(each, dtype=np.float64) for each in (ids, slopes, updates, samples))
+        unit = d / np.linalg.norm(d, axis=1, keepdims=True)
+        everybody = (m[:, None] * unit).sum(0)
+        cosine = unit @ everybody / np.linalg.norm(everybody)
+        for row, client in enumerate(i.astype(int)):
+            u[client] -= m[row] * s[row]
+            a[client] += m[row] * cosine[row]
+            count[client] += 1
+    a /= count
+    u, a = np.maximum(u, 0), np.maximum(a, 0)
+    return u / u.sum() / 2 + a / a.sum() / 2
+
+
+def drawn(seed: int, n: int, size: int = 7) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    updates = torch.randn(n, size, generator=draw) + 1
+    return torch.arange(n), -torch.rand(n, generator=draw), updates, torch.arange(1, n + 1) * 10
+
+
+def test_the_formulas() -> None:
+    rounds = [drawn(seed, 4) for seed in range(3)]
+    metric = GradientAgreement(num_clients=4)
+    for each in rounds:
+        metric.update(*each)
+    np.testing.assert_allclose(metric.compute().numpy(), by_hand(rounds, 4), rtol=1e-5)
+
+
+def test_who_is_absent_early_is_not_punished() -> None:
+    """Slopes fall by half from round to round; two equal clients, one of which misses the first round."""
+    metric, plain = GradientAgreement(num_clients=3, blend=0.0), torch.zeros(3)
+    update = torch.ones(3, 5)
+    for index in range(4):
+        ids = torch.tensor([0, 2] if index == 0 else [0, 1, 2])
+        slopes = -torch.full((len(ids),), 0.5**index)
+        metric.update(ids, slopes, update[: len(ids)], torch.full((len(ids),), 10))
+        plain[ids] -= slopes
+    assert torch.allclose(metric.compute(), torch.full((3,), 1 / 3))
+    assert plain[1] < plain[0] / 2  # what a sum would say
+
+
+@pytest.mark.parametrize("balanced", [False, True])
+def test_in_a_loop_the_slopes_are_those_of_the_validation_loss(tmp_path: Path, balanced: bool) -> None:
+    data, recorded = toy_data((4, 1, 2), server_val=0.3), Recorded()
+    metric = GradientAgreement(balanced=balanced)
+    loop = FederatedLoop(metrics={"mine": metric, "seen": recorded}, seed=1, reporting=Reporting(table=False))
+    module = fit(loop, tmp_path, ClassifierClient("softmax"), data, rounds=2)
+    network = build_network("softmax", data.num_classes, data.input_shape)
+    rounds = []
+    for ids, vector, updates, samples in recorded.seen:
+        loop.space.write(module, vector)
+        network.load_state_dict(module.network.state_dict())
+        x, y = (torch.cat(parts) for parts in zip(*data.val_dataloader()))
+        network.zero_grad()
+        each = nn.functional.cross_entropy(network(x), y, reduction="none")
+        classes = [each[y == c].mean() for c in y.unique()]
+        assert y.bincount().unique().numel() > 1
+        (torch.stack(classes).mean() if balanced else each.mean()).backward()
+        slope = torch.cat([parameter.grad.flatten() for parameter in network.parameters()])
+        rounds.append((ids, updates @ slope, updates, samples))
+    np.testing.assert_allclose(loop.contributions["mine"].numpy(), by_hand(rounds, 3), rtol=1e-4)
+
+
+def test_of_a_regression_by_the_loss_that_it_logs(tmp_path: Path) -> None:
+    splits = Splits(max_samples=200, server_val=0.3)
+    data, recorded = FederatedDataModule("digits", IIDPartitioner(num_clients=3), splits=splits), Recorded()
+    metrics = {"mine": GradientAgreement(loss="val_loss"), "seen": recorded}
+    loop = FederatedLoop(metrics=metrics, seed=1, reporting=Reporting(table=False))
+    line = fit(loop, tmp_path, Line(), data, rounds=1)
+    ((ids, vector, updates, samples),) = recorded.seen
+    loop.space.write(line, vector)
+    batch = [torch.cat(parts) for parts in zip(*data.val_dataloader())]
+    line.zero_grad()
+    line.training_step(batch, 0).backward()
+    slope = torch.cat([line.layer.weight.grad.flatten(), line.layer.bias.grad])
+    # A difference quotient with a step of 5 %.
+    np.testing.assert_allclose(
+        loop.contributions["mine"].numpy(), by_hand([(ids, updates @ slope, updates, samples)], 3), rtol=0.02
+    )
+
+
+def test_intervals_are_those_of_both_parts() -> None:
+    """Three rounds, two steps: the standard errors of the sum and of the mean, as shares, added up."""
+    rounds = [drawn(seed, 4) for seed in range(3)]
+    metric = GradientAgreement(num_clients=4)
+    for each in rounds:
+        metric.update(*each)
+    gains, cosines = np.zeros((2, 3, 4))
+    for t, (_, slopes, updates, samples) in enumerate(rounds):
+        s, d, m = (np.asarray(each, dtype=np.float64) for each in (slopes, updates, samples))
+        unit = d / np.linalg.norm(d, axis=1, keepdims=True)
+        everybody = (m[:, None] * unit).sum(0)
+        gains[t], cosines[t] = -m * s, m * (unit @ everybody) / np.linalg.norm(everybody)
+    of_gain, of_cosine = (np.sqrt(np.square(np.diff(x, axis=0)).mean(0) / 2) for x in (gains, cosines))
+    half = 3**0.5 * of_gain / gains.sum() + 3**-0.5 * of_cosine / cosines.mean(0).sum()
+    low, high = metric.intervals()
+    value = metric.compute().numpy()
+    half *= 3.484147 / 2  # Student's t, 1.6 degrees of freedom, 90 %; half of each kind
+    np.testing.assert_allclose(low.numpy(), np.maximum(value - half, 0), rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(high.numpy(), np.minimum(value + half, 1), rtol=1e-3, atol=1e-6)
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="no classes to balance"):
+        GradientAgreement(loss="val_loss", balanced=True)
+    metric = GradientAgreement(num_clients=3)
+    with pytest.raises(ValueError, match=r"client_updates \[k=2, P\]"):
+        metric.update(torch.arange(2), torch.zeros(2), torch.zeros(3, 4), torch.ones(2))
+    with pytest.raises(ValueError, match="gradient_products"):
+        metric.update(torch.arange(2), torch.zeros(3), torch.zeros(2, 4), torch.ones(2))

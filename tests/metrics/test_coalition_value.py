@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from functools import partial
@@ -11,6 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from functional.shapley.games import random_table, reference_shapley, table_game
+from functional.shapley.test_exact import SEMIVALUES, reference
+from in_run_by_hand import Kept
 from scipy import stats
 from torch import Tensor
 from toys import Plain, fit, network, toy_data
@@ -18,69 +20,41 @@ from toys import Plain, fit, network, toy_data
 from flsv import ConfigurationError, Reporting
 from flsv.aggregation import ShapleyWeighted
 from flsv.attacks import FreeRider
-from flsv.functional import ESTIMATORS, ShapleyEstimate, exact_shapley, normalize_shapley
+from flsv.functional import ESTIMATORS, ShapleyEstimate, exact_shapley
 from flsv.loop import FederatedLoop
 from flsv.metrics import (
     CoalitionValue,
     CumulativeShapley,
-    DecayedShapley,
+    LeaveOneOut,
     LowerBoundShapley,
-    OneRoundShapley,
     PartialFederatedShapley,
     SurrogateFederatedShapley,
 )
 from flsv.metrics.coalitions import Decay, LowerBound, MovingAverage, Sum, SurrogateAverage
+from flsv.sampling import FixedCohort, ShapleyImportanceSampler, SoftmaxSampler, UniformSampler
 
-N, ROUNDS = 5, 4
+N = 5
 
 COHORTS = [[0, 1, 2, 3], [1, 3, 0], [3, 0, 1], [0, 2, 1, 3]]
 
-WEIGHTS: dict[str, Callable[[int, int], float]] = {  # of a coalition of s that the player joins, of n players
-    "shapley": lambda n, s: 1 / (n * math.comb(n - 1, s)),
-    "banzhaf": lambda n, s: 1 / 2 ** (n - 1),
-    # B(s + beta, n - 1 - s + alpha) / B(alpha, beta) with alpha 2 and beta 1
-    "beta": lambda n, s: 2 * math.gamma(s + 1) * math.gamma(n + 1 - s) / math.gamma(n + 2),
-    "leave_one_out": lambda n, s: float(s == n - 1),
-}
-
-Player = Callable[[frozenset[int]], float]
+VALUES = {"shapley": "shapley", "banzhaf": "banzhaf", "beta": "beta 16.0, 1.0", "leave_one_out": "leave one out"}
 
 
-def worth(index: int) -> Player:
-    """A round's game by numbers of clients: some join forces, and all add something."""
-    draw = torch.Generator().manual_seed(index)
-    alone = torch.rand(N, generator=draw).tolist()
-    both = torch.rand(N, N, generator=draw).tolist()
-    return lambda group: sum(alone[i] for i in group) + math.sqrt(sum(both[i][j] for i in group for j in group))
+def game(index: int) -> Tensor:
+    return random_table(len(COHORTS[index % 10]), index)
 
 
-def utility(game: Player, cohort: list[int]) -> Callable[[Tensor], Tensor]:
-    def of(masks: Tensor) -> Tensor:
-        groups = [frozenset(i for i, inside in zip(cohort, row) if inside) for row in masks.tolist()]
-        return torch.tensor([game(group) for group in groups], dtype=torch.float64)
-
-    return of
+def by_loop(value: str) -> list[dict[int, float]]:
+    """Of every round, coalition by coalition."""
+    weight = SEMIVALUES[VALUES[value]][1]
+    return [dict(zip(ids, reference(game(index), weight).tolist())) for index, ids in enumerate(COHORTS)]
 
 
-def value_by_loop(game: Player, cohort: list[int], weight: Callable[[int, int], float]) -> dict[int, float]:
-    values = {}
-    for player in cohort:
-        others = [i for i in cohort if i != player]
-        groups = [frozenset(g) for s in range(len(cohort)) for g in itertools.combinations(others, s)]
-        values[player] = sum(weight(len(cohort), len(g)) * (game(g | {player}) - game(g)) for g in groups)
-    return values
-
-
-def played(metric: CoalitionValue, rounds: range = range(ROUNDS)) -> CoalitionValue:
-    for index in rounds:
-        cohort = COHORTS[index]
+def played(metric: CoalitionValue) -> CoalitionValue:
+    for index, cohort in enumerate(COHORTS):
         draw = torch.Generator().manual_seed(index)
-        metric.update(torch.tensor(cohort), utility(worth(index), cohort), draw, index)
+        metric.update(torch.tensor(cohort), table_game(game(index)), draw, index)
     return metric
-
-
-def last(rounds: list[float], indices: list[int]) -> float:
-    return rounds[-1]
 
 
 def average(rounds: list[float], indices: list[int]) -> float:
@@ -90,42 +64,38 @@ def average(rounds: list[float], indices: list[int]) -> float:
     return value
 
 
-def decayed(rounds: list[float], indices: list[int]) -> float:
-    return sum(0.5 ** (index + 1) * value for index, value in zip(indices, rounds))
-
-
 FOLDS: dict[str, tuple[Any, Callable[[list[float], list[int]], float]]] = {
-    "last": ("last", last),
+    "last": ("last", lambda rounds, indices: rounds[-1]),
     "average": ("average", average),
     "sum": (Sum(), lambda rounds, indices: sum(rounds)),
-    "decay": (Decay(0.5, normalize=False), decayed),
+    "decay": (
+        Decay(0.5, normalize=False),
+        lambda rounds, indices: sum(0.5 ** (index + 1) * value for index, value in zip(indices, rounds)),
+    ),
     "lower_bound": (LowerBound(0.5), lambda rounds, indices: sum(rounds) / len(rounds)),  # the mean itself
 }
 
 
 @pytest.mark.parametrize("estimator", ["auto", "exact"])
 @pytest.mark.parametrize("fold", FOLDS)
-@pytest.mark.parametrize("value", WEIGHTS)
+@pytest.mark.parametrize("value", VALUES)
 def test_it_is_a_plain_loop_over_coalitions_and_rounds(value: str, fold: str, estimator: str) -> None:
-    given, by_loop = FOLDS[fold]
-    arguments = {"alpha": 2.0} if value == "beta" else None
-    made: Any = CoalitionValue(N, value=value, estimator=estimator, estimator_args=arguments, fold=given)
-    found = played(made).compute()
-    rounds = [value_by_loop(worth(index), COHORTS[index], WEIGHTS[value]) for index in range(ROUNDS)]
+    given, folded = FOLDS[fold]
+    made: Any = CoalitionValue(N, value=value, estimator=estimator, fold=given)
+    found, rounds = played(made).compute(), by_loop(value)
     for client in range(N):
-        indices = [index for index in range(ROUNDS) if client in rounds[index]]
-        expected = by_loop([rounds[i][client] for i in indices], indices) if indices else math.nan
+        indices = [index for index in range(len(rounds)) if client in rounds[index]]
+        expected = folded([rounds[i][client] for i in indices], indices) if indices else math.nan
         torch.testing.assert_close(found[client], torch.tensor(expected), rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
-@pytest.mark.parametrize("value", WEIGHTS)
+@pytest.mark.parametrize("value", VALUES)
 def test_any_value_from_random_orders(value: Any) -> None:
-    arguments = {"num_permutations": 4000, **({"alpha": 2.0} if value == "beta" else {})}
+    arguments = {"num_permutations": 4000, **({"alpha": 16.0} if value == "beta" else {})}
     metric = CoalitionValue(N, value=value, estimator="permutation", estimator_args=arguments, fold="sum")
     found, error = played(metric).compute(), metric.diagnostics()["stderr"]
-    rounds = [value_by_loop(worth(index), COHORTS[index], WEIGHTS[value]) for index in range(ROUNDS)]
     for client in range(N - 1):
-        expected = sum(values.get(client, 0.0) for values in rounds)
+        expected = sum(values.get(client, 0.0) for values in by_loop(value))
         assert abs(float(found[client]) - expected) <= 4 * float(error[client]) + 1e-5
 
 
@@ -134,15 +104,15 @@ ALL_FOLDS = [MovingAverage(0.3), SurrogateAverage(), Decay(normalize=False), Sum
 
 @pytest.mark.parametrize("estimator", ["auto", "permutation"])
 @pytest.mark.parametrize("fold", ALL_FOLDS)
-@pytest.mark.parametrize("value", WEIGHTS)
+@pytest.mark.parametrize("value", VALUES)
 def test_values_per_class_are_those_of_each_class_by_itself(value: Any, fold: Any, estimator: str) -> None:
     arguments = {"num_permutations": 6} if estimator == "permutation" else None
     made = partial(CoalitionValue, N, value=value, fold=fold, estimator=estimator, estimator_args=arguments)
     by_class, alone = made(num_classes=2), [made(), made()]
     for index, cohort in enumerate(COHORTS):
-        games = [utility(worth(index), cohort), utility(worth(index + 10), cohort)]
-        for metric, game in zip([by_class, *alone], [lambda m, g=games: torch.stack([g[0](m), g[1](m)], 1), *games]):
-            metric.update(torch.tensor(cohort), game, torch.Generator().manual_seed(index), index)
+        tables = [game(index), game(index + 10)]
+        for metric, table in zip([by_class, *alone], [torch.stack(tables, 1), *tables]):
+            metric.update(torch.tensor(cohort), table_game(table), torch.Generator().manual_seed(index), index)
     expected = torch.stack([metric.compute() for metric in alone], dim=1)
     torch.testing.assert_close(by_class.compute(), expected, equal_nan=True)
     assert by_class.compute()[:4].isfinite().all()
@@ -164,24 +134,14 @@ def test_what_does_not_go_together_is_refused(arguments: dict[str, Any], message
         CoalitionValue(**arguments)
 
 
-METRICS: list[tuple[Any, dict[str, Any]]] = [
-    (PartialFederatedShapley, {}),
-    (SurrogateFederatedShapley, {}),
-    (CumulativeShapley, {}),
-    (DecayedShapley, {}),
-    (OneRoundShapley, {"rounds": 2}),
-]
-
-
-@pytest.mark.parametrize(("metric", "needed"), METRICS)
 @pytest.mark.parametrize("estimator", ["auto", *ESTIMATORS])
-def test_arguments_that_no_estimator_has(metric: Any, needed: dict[str, Any], estimator: str) -> None:
-    match = rf"{metric.__name__}\(estimator_args=.*does not take \['bugdet'\]. It takes \[.*'budget'"
+def test_arguments_that_no_estimator_has(estimator: str) -> None:
+    match = r"CumulativeShapley\(estimator_args=.*does not take \['bugdet'\]. It takes \[.*'budget'"
     with pytest.raises(ConfigurationError, match=match):
-        metric(**needed, estimator=estimator, estimator_args={"bugdet": 100})
+        CumulativeShapley(estimator=estimator, estimator_args={"bugdet": 100})
     with pytest.raises(ConfigurationError, match=r"does not take \['generator', 'utility'\]"):
-        metric(**needed, estimator=estimator, estimator_args={"utility": None, "generator": None})
-    metric(**needed, estimator=estimator, estimator_args={"budget": 100})
+        CumulativeShapley(estimator=estimator, estimator_args={"utility": None, "generator": None})
+    CumulativeShapley(estimator=estimator, estimator_args={"budget": 100})
 
 
 def test_functions_of_ones_own() -> None:
@@ -192,53 +152,27 @@ def test_functions_of_ones_own() -> None:
         assert options["depth"] == 3
         return exact_shapley(utility, num_players)
 
-    def play(masks: Tensor) -> Tensor:
-        return masks.float().sum(1)
-
     with pytest.raises(ConfigurationError, match=r"mine does not take \['width'\]. It takes \['depth'\]"):
         PartialFederatedShapley(estimator=mine, estimator_args={"width": 3})
     for estimator in (mine, open_to_all):
         metric = PartialFederatedShapley(num_clients=3, estimator=estimator, estimator_args={"depth": 3})
-        metric.update(torch.arange(3), play)
+        metric.update(torch.arange(3), lambda masks: masks.float().sum(1))
         assert metric.compute().tolist() == pytest.approx([1, 1, 1])
 
 
-RIDER = 3
-
-STRICT: dict[str, Any] = {"normalize": "positive", "weighting": "fixed", "init": None}
-
-
-@pytest.mark.parametrize("seed", [1, 2])
-def test_under_afedsv_a_free_rider_has_exactly_nothing_and_the_others_have_all(tmp_path: Path, seed: int) -> None:
+def test_under_afedsv_a_free_rider_has_exactly_nothing_and_the_others_have_all(tmp_path: Path) -> None:
     metrics = {
-        "strict": SurrogateFederatedShapley(**STRICT),
+        "strict": SurrogateFederatedShapley(normalize="positive", weighting="fixed", init=None),
         "paper": SurrogateFederatedShapley(),
-        "null": PartialFederatedShapley(weighting="fixed"),
     }
-    attacks: list[Any] = [FreeRider(clients=[RIDER])]
-    loop = FederatedLoop(
-        ShapleyWeighted("strict"), metrics, uploads=attacks, seed=seed, reporting=Reporting(table=False)
-    )
-    data = toy_data((1, 1, 1, 1), server_val=0.3)
-    fit(loop, tmp_path, Plain(network(batch_norm=False)), data, rounds=6)
-    honest = torch.arange(RIDER)
-    assert loop.contributions["null"][RIDER] == 0
-    assert loop.contributions["strict"][RIDER] == 0
-    assert (loop.contributions["strict"][honest] > 0.01).all()
+    riders: list[Any] = [FreeRider(clients=[3])]
+    loop = FederatedLoop(ShapleyWeighted("strict"), metrics, uploads=riders, seed=1, reporting=Reporting(table=False))
+    fit(loop, tmp_path, Plain(network(batch_norm=False)), toy_data((1, 1, 1, 1), server_val=0.3), rounds=6)
+    assert loop.contributions["strict"][3] == 0
+    assert (loop.contributions["strict"][:3] > 0.01).all()
     assert loop.weights is not None
-    assert loop.weights[RIDER] == 0
-    assert loop.weights[honest].sum() == pytest.approx(1)
-    assert loop.contributions["paper"][RIDER] > 0.1  # which is why there is another
-
-
-def test_positive_normalization() -> None:
-    values = torch.tensor([-1.0, 0.0, 2.0, 4.0, torch.nan])
-    expected = torch.tensor([0.0, 0.0, 0.5, 1.0, torch.nan])
-    torch.testing.assert_close(normalize_shapley(values, "positive"), expected, equal_nan=True)
-    assert normalize_shapley(values)[1] == pytest.approx(0.2)  # min-max pays the client with value 0
-    assert normalize_shapley(torch.tensor([-2.0, -1.0]), "positive").tolist() == [0, 0]
-    rounding = torch.tensor([1e-9, 1.0])  # what is left of a null player's 0 in float32
-    assert normalize_shapley(rounding, "positive").tolist() == [0, 1]
+    assert loop.weights[3] == 0
+    assert loop.contributions["paper"][3] > 0.1  # which is why there is another
 
 
 def test_lower_bounds_of_the_rounds_by_hand() -> None:
@@ -267,3 +201,126 @@ def test_a_first_round_takes_the_estimators_error() -> None:
     below = metric.diagnostics()["mean"] - metric.compute()
     assert (below > 0).all()
     torch.testing.assert_close(below, metric.variance.sqrt().squeeze(-1) * float(stats.norm.ppf(0.9)))
+
+
+def test_cumulative_sums_the_rounds_and_their_variances() -> None:
+    metric = CumulativeShapley(num_clients=4, estimator="permutation", estimator_args={"budget": 12})
+    single = PartialFederatedShapley(num_clients=4, estimator="permutation", estimator_args={"budget": 12})
+    total, variance = torch.zeros(3), torch.zeros(3)
+    for seed in range(3):
+        utility = table_game(random_table(3, seed))
+        for each in (metric, single):
+            each.update(torch.tensor([0, 1, 3]), utility, torch.Generator().manual_seed(seed))
+        total += single.compute()[[0, 1, 3]]
+        variance += single.diagnostics()["stderr"][[0, 1, 3]] ** 2
+    torch.testing.assert_close(metric.compute()[[0, 1, 3]], total)
+    torch.testing.assert_close(metric.diagnostics()["stderr"][[0, 1, 3]], variance.sqrt())
+    assert metric.compute()[2].isnan()
+
+
+def test_surrogate_is_equation_3() -> None:
+    metric = SurrogateFederatedShapley(num_clients=4, beta=0.6, estimator="exact")
+    value = torch.full((4,), 0.5, dtype=torch.float64)
+    for ids, seed in (([0, 1, 2], 1), ([1, 3], 2), ([0, 1, 2], 3)):
+        table = random_table(len(ids), seed)
+        metric.update(torch.tensor(ids), table_game(table))
+        sv = torch.from_numpy(reference_shapley(table))
+        nsv = (sv - sv.min()) / (sv.max() - sv.min())
+        value[ids] = 0.6 * value[ids] + 0.4 * nsv
+        seen = value.where(metric.history[:, -1] > 0, torch.nan)
+        torch.testing.assert_close(metric.compute().double(), seen, rtol=1e-5, atol=1e-6, equal_nan=True)
+    assert not seen.isnan().any()
+
+
+@pytest.mark.parametrize("normalize", ["min-max", "positive"])
+def test_a_surrogates_error_is_that_of_the_value_in_units_of_the_range(normalize: Any) -> None:
+    options = {"estimator": "permutation", "estimator_args": {"budget": 12}}
+    plain = PartialFederatedShapley(4, **options)
+    surrogate = CoalitionValue(4, fold=SurrogateAverage(normalize=normalize), **options)
+    for each in (plain, surrogate):
+        each.update(torch.arange(4), table_game(random_table(4)), torch.Generator().manual_seed(0))
+    values, stderr = plain.compute(), plain.diagnostics()["stderr"]
+    least = values.min() if normalize == "min-max" else 0
+    torch.testing.assert_close(surrogate.diagnostics()["stderr"], stderr / (values.max() - least))
+
+
+@pytest.mark.parametrize("value", ["shapley", "banzhaf", "beta"])
+def test_auto_keeps_to_a_budget_for_few_players_too(value: Any) -> None:
+    metric = CoalitionValue(8, value=value, estimator_args={"budget": 60})
+    metric.update(torch.arange(8), lambda masks: masks.sum(1).double(), torch.Generator().manual_seed(0))
+    assert 30 < metric.diagnostics()["evaluations"] <= 60
+    exact = CoalitionValue(8, value=value, estimator_args={"budget": 2**8})
+    exact.update(torch.arange(8), lambda masks: masks.sum(1).double() ** 2)
+    assert exact.diagnostics()["stderr"].tolist() == [0.0] * 8
+
+
+def test_the_game_is_that_of_the_rounds_own_models(tmp_path: Path) -> None:
+    kept, data = Kept(), toy_data((3, 2, 2, 1), batch_size=7, server_val=0.3)
+    loop = FederatedLoop(
+        kept,
+        {"sv": PartialFederatedShapley(estimator="exact"), "loo": LeaveOneOut()},
+        sampler=UniformSampler(3),
+        seed=4,
+    )
+    module = fit(loop, tmp_path, data=data, rounds=2)
+    round, table = kept.rounds[-1], torch.empty(8, dtype=torch.float64)
+    x, y = (torch.cat(parts) for parts in zip(*data.val_dataloader()))
+    for number in range(8):
+        members = [i for i in range(3) if number >> i & 1]
+        model = round.client_vectors[members].mean(0) if members else round.global_vector
+        loop.space.write(module, model)
+        table[number] = (module.eval()(x).argmax(-1) == y).double().mean()
+    ids, expected = round.client_ids, torch.from_numpy(reference_shapley(table))
+    torch.testing.assert_close(loop.contributions["sv"][ids].double(), expected, rtol=1e-5, atol=1e-6)
+    without = torch.stack([table[7] - table[7 - 2**i] for i in range(3)])
+    torch.testing.assert_close(loop.contributions["loo"][ids].double(), without, rtol=1e-5, atol=1e-6)
+    assert loop.metrics["loo"].diagnostics()["evaluations"] == 2 * 4
+
+
+def test_without_validation_data_or_forward_it_is_said_before_training(tmp_path: Path) -> None:
+    loop = FederatedLoop(metrics={"sv": PartialFederatedShapley()})
+    with pytest.raises(ConfigurationError, match=r"metrics \['sv'\] evaluate models on the server's validation set"):
+        fit(loop, tmp_path, data=toy_data(server_val=0))
+
+
+def test_s_fedavg_is_the_reference() -> None:
+    """ShapleyFL's ``s-fedavg.py``: relevance from 1/n, and the chances it gives."""
+    n, rounds = 5, [([0, 2, 3], [0.3, -0.1, 0.05]), ([2, 3], [0.2, 0.4]), ([0, 3], [0.6, -0.2])]
+    metric, relevance = PartialFederatedShapley(n, estimator="exact", momentum=0.75, init="uniform"), [1 / n] * n
+    for ids, values in rounds:
+        worth = torch.tensor(values)
+        metric.update(torch.tensor(ids), lambda masks, worth=worth: masks.float() @ worth)
+        for i, value in zip(ids, values):
+            relevance[i] = relevance[i] * 0.75 + value * 0.25
+    value, total = metric.compute(), sum(math.exp(phi) for phi in relevance)
+    assert value[[1, 4]].isnan().all()  # never seen
+    torch.testing.assert_close(value[[0, 2, 3]], torch.tensor(relevance)[[0, 2, 3]])
+    assert metric.prior == 1 / n
+    drawn = SoftmaxSampler(2, "sv").chances(n, {"sv": value.nan_to_num(metric.prior)})
+    torch.testing.assert_close(drawn.float(), torch.tensor([math.exp(phi) / total for phi in relevance]))
+    # Ours, the option: the average starts at the first value, and clients never seen are the mean of the others.
+    ours = PartialFederatedShapley(n, estimator="exact", momentum=0.75)
+    ours.update(torch.tensor([0, 2]), lambda masks: masks.float() @ torch.tensor([0.3, -0.1]))
+    torch.testing.assert_close(ours.compute()[[0, 2]], torch.tensor([0.3, -0.1]))
+    assert ours.prior is None
+
+
+class Sees(ShapleyWeighted):
+    def weights(self, round: Any, contributions: Any) -> Any:
+        self.seen = contributions["ssv"]
+        return super().weights(round, contributions)
+
+
+class Draws(FixedCohort):
+    def sample(self, num_clients: int, contributions: Any, generator: Any, round_index: int = 0) -> Any:
+        self.coins = ShapleyImportanceSampler(2, "ssv").coins(num_clients, contributions)
+        return super().sample(num_clients, contributions, generator, round_index)
+
+
+def test_a_run_has_no_value_for_whoever_was_never_drawn(tmp_path: Path) -> None:
+    aggregator, sampler = Sees("ssv"), Draws([0, 2])
+    loop = FederatedLoop(aggregator, {"ssv": SurrogateFederatedShapley()}, sampler=sampler, seed=1)
+    fit(loop, tmp_path, data=toy_data(), rounds=2)
+    assert loop.contributions["ssv"][1].isnan()
+    assert aggregator.seen[1] == 0.5
+    assert sampler.coins.isfinite().all()

@@ -13,7 +13,6 @@ from toys import Plain, fit, network, toy_data, validation_loss
 
 from flsv.aggregation import DivergenceWeighted
 from flsv.functional import exact_shapley
-from flsv.functional.over_rounds import round_factor
 from flsv.loop import FederatedLoop
 from flsv.metrics import BlendedContribution, DecayedShapley, OneRoundShapley
 from flsv.report import write_report
@@ -22,62 +21,51 @@ from flsv.sampling import UniformSampler
 NAN = float("nan")
 
 
-def decayed(rows: Tensor, *arguments: Any, **options: Any) -> tuple[Tensor, int, int]:
-    """The metric's values of rounds whose Shapley values are these, NaN outside the cohort; rounds skipped, flagged."""
-    metric = DecayedShapley(rows.shape[1], *arguments, **options)
+def by_formula(
+    rows: Tensor, decay: float = 0.8, threshold: float = 0.0, normalize: bool = True
+) -> tuple[Tensor, int, int]:
+    """The values of rounds whose Shapley values are these, NaN outside the cohort; rounds skipped, flagged."""
+    values, skipped, flagged = torch.full(rows.shape[1:], NAN, dtype=torch.float64), 0, 0
+    for t, row in enumerate(rows.double(), start=1):
+        here = ~row.isnan()
+        if decay**t < threshold or not here.any():
+            continue
+        total = float(row[here].sum())
+        nothing = float(row[here].abs().sum()) < 1e-6
+        skipped, flagged = skipped + nothing, flagged + (total < 1e-6 and not nothing)
+        shares = 0 * row[here] if nothing else row[here] / (total if total >= 1e-6 else row[here].abs().sum())
+        values[here] = values[here].nan_to_num() + decay**t * (shares if normalize else row[here])
+    return values, skipped, flagged
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "counts"),
+    [
+        ([[0.1, 0.2, 0.4], [0.3, 0.2, 0.1], [0.5, 0.1, 0.1]], {"decay": 0.3}, (0, 0)),
+        ([[0.1, 0.2, 0.4], [0.3, 0.2, 0.1], [0.5, 0.1, 0.1]], {"decay": 1.0}, (0, 0)),
+        # By what rounds gain.
+        ([[0.4, 0.3], [-0.1, 0.0], [NAN, 0.2], [0.0, 0.0]], {"decay": 0.5, "normalize": False}, (1, 1)),
+        # A round without anything keeps its place.
+        ([[0.0, 0.0], [0.2, 0.2], [1e-12, 1e-12]], {"decay": 0.5}, (2, 0)),
+        # Rounds that gain nothing keep their signs.
+        ([[0.1, -0.3], [0.2, -0.2], [-0.1, -0.1]], {}, (0, 3)),
+        ([[1 / 3, 1 / 3, -2 / 3]], {}, (0, 1)),
+        # Outside the cohort.
+        ([[0.3, NAN, 0.1, NAN], [NAN, NAN, 0.5, -0.1]], {"decay": 0.5}, (0, 0)),
+        ([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]], {"decay": 0.5, "threshold": 0.25}, (0, 0)),
+        ([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]], {"decay": 0.5, "threshold": 0.26}, (0, 0)),
+    ],
+)
+def test_against_the_formula(rows: Any, options: dict[str, Any], counts: tuple[int, int]) -> None:
+    rows = torch.tensor(rows, dtype=torch.float64)
+    metric = DecayedShapley(rows.shape[1], **options)
     metric.set_dtype(torch.float64)
-    for index, row in enumerate(rows.double()):
+    for index, row in enumerate(rows):
         ids = (~row.isnan()).nonzero().flatten()
-        if len(ids):
-            metric.update(ids, lambda masks, worth=row[ids]: masks.double() @ worth, round_index=index)
-    return metric.compute(), int(metric.skipped), int(metric.flagged)
-
-
-@pytest.mark.parametrize("decay", [0.3, 0.8, 1.0])
-def test_against_the_formula(decay: float) -> None:
-    rows = torch.rand(6, 4, generator=torch.Generator().manual_seed(0)) + 0.1
-    expected = [sum(decay ** (t + 1) * float(row[i] / row.sum()) for t, row in enumerate(rows)) for i in range(4)]
-    values, skipped, flagged = decayed(rows, decay)
-    assert values.tolist() == pytest.approx(expected)
-    assert (skipped, flagged) == (0, 0)
-    assert values.sum().item() == pytest.approx(sum(decay**t for t in range(1, 7)))
-
-
-def test_without_normalization_a_round_counts_by_what_it_gains() -> None:
-    rows = torch.tensor([[0.4, 0.3], [-0.1, 0.0], [NAN, 0.2], [0.0, 0.0]])
-    values, skipped, flagged = decayed(rows, decay=0.5, normalize=False)
-    assert values.tolist() == pytest.approx([0.2 - 0.025, 0.15 + 0.025])
-    assert (skipped, flagged) == (1, 1)
-
-
-def test_a_round_without_anything_is_skipped_and_keeps_its_place() -> None:
-    rows = torch.tensor([[0.0, 0.0], [0.2, 0.2]])
-    values, skipped, flagged = decayed(rows, decay=0.5)
-    assert values.tolist() == [0.125, 0.125]  # decay^2
-    assert (skipped, flagged) == (1, 0)
-    assert decayed(torch.full((3, 2), 1e-12))[0].tolist() == [0, 0]
-
-
-@pytest.mark.parametrize("row", [[0.1, -0.3], [0.2, -0.2], [-0.1, -0.1], [1 / 3, 1 / 3, -2 / 3]])
-def test_a_round_that_gains_nothing_keeps_its_signs_and_is_flagged(row: list[float]) -> None:
-    values, skipped, flagged = decayed(torch.tensor([row]), decay=1.0)
-    assert values.abs().sum().item() == pytest.approx(1)
-    assert values.sign().tolist() == torch.tensor(row).sign().tolist()
-    assert (skipped, flagged) == (0, 1)
-
-
-def test_clients_outside_the_cohort() -> None:
-    rows = torch.tensor([[0.3, NAN, 0.1, NAN], [NAN, NAN, 0.5, -0.1], [NAN] * 4])
-    values = decayed(rows, decay=0.5)[0]
-    expected = torch.tensor([0.375, NAN, 0.125 + 0.3125, -0.0625], dtype=torch.float64)
-    torch.testing.assert_close(values, expected, equal_nan=True)
-
-
-def test_threshold() -> None:
-    rows = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
-    assert decayed(rows, 0.5, threshold=0.25)[0].tolist() == [0.75, 0]
-    assert decayed(rows, 0.5, threshold=0.26)[0].tolist() == [0.5, 0]
-    assert [round_factor(t, 0.5, 0.2) for t in range(3)] == [0.5, 0.25, 0.0]
+        metric.update(ids, lambda masks, worth=row[ids]: masks.double() @ worth, round_index=index)
+    expected, *counted = by_formula(rows, **options)
+    torch.testing.assert_close(metric.compute(), expected, equal_nan=True)
+    assert (int(metric.skipped), int(metric.flagged)) == tuple(counted) == counts
 
 
 def of_table(table: torch.Tensor) -> Any:
@@ -86,19 +74,6 @@ def of_table(table: torch.Tensor) -> Any:
 
 def additive(*worth: float) -> Any:
     return lambda masks: masks.float() @ torch.tensor(worth)
-
-
-def decayed_shapley(
-    rows: torch.Tensor, decay: float = 0.8, threshold: float = 0.0, normalize: bool = True
-) -> torch.Tensor:
-    """The formula, of rounds that gain something, NaN outside the cohort."""
-    values = torch.full(rows.shape[1:], NAN, dtype=torch.float64)
-    for t, row in enumerate(rows.double(), start=1):
-        here = ~row.isnan()
-        if decay**t >= threshold:
-            total = row[here].sum() if row[here].sum() > 0 else row[here].abs().sum()
-            values[here] = values[here].nan_to_num() + decay**t * row[here] / (total if normalize else 1)
-    return values
 
 
 def test_rounds_are_evaluated_only_above_the_threshold() -> None:
@@ -112,10 +87,6 @@ def test_rounds_are_evaluated_only_above_the_threshold() -> None:
     assert metric.compute().nan_to_num(-1).tolist() == [0.375, 0.375, -1]
     assert metric.diagnostics()["truncated"] == 3
     assert metric.rounds == 5
-
-
-#: All coalitions of three, in the order of their numbers.
-MASKS = [[bool(number >> i & 1) for i in range(3)] for number in range(8)]
 
 
 class Watch:
@@ -135,14 +106,11 @@ class Remember(DivergenceWeighted):
         super().__init__(**kwargs)
         self.rounds: list[Any] = []
 
-    def weights(self, round: Any, contributions: Any) -> torch.Tensor:
-        weights = super().weights(round, contributions)
-        self.rounds.append((round, weights))
-        return weights
+    def end_round(self, round: Any) -> None:
+        self.rounds.append((round, round.aggregation_weights))
 
 
-@pytest.mark.parametrize("kind", ["fixed", "renormalized"])
-@pytest.mark.parametrize("server_lr", [1.0, 0.5])
+@pytest.mark.parametrize(("kind", "server_lr"), [("fixed", 1.0), ("renormalized", 0.5)])
 def test_sub_models_have_the_weights_of_the_rounds_aggregation(tmp_path: Path, kind: Any, server_lr: float) -> None:
     watch, remember = Watch(), Remember(a=0.3, server_lr=server_lr)
     metric = DecayedShapley(decay=0.5, estimator=watch, performance="negative_loss", coalition_weights=kind)
@@ -161,7 +129,7 @@ def test_sub_models_have_the_weights_of_the_rounds_aggregation(tmp_path: Path, k
     # Everybody together is the next global model, which is the next round's empty coalition.
     assert watch.tables[0][-1].item() == pytest.approx(watch.tables[1][0].item(), abs=1e-6)
     rows = [exact_shapley(of_table(table), 3).values for table in watch.tables]
-    torch.testing.assert_close(loop.contributions["guo"], decayed_shapley(torch.stack(rows), 0.5).float())
+    torch.testing.assert_close(loop.contributions["guo"], by_formula(torch.stack(rows), 0.5)[0].float())
 
 
 def shares(values: np.ndarray) -> np.ndarray:
@@ -178,11 +146,7 @@ def test_both_halves_by_hand_with_somebody_absent() -> None:
     for index, (ids, gains, updates, weights) in enumerate(rounds):
         game = additive(*gains)
         metric.update(
-            torch.tensor(ids),
-            game,
-            torch.tensor(updates),
-            round_index=index,
-            aggregation_weights=torch.tensor(weights),
+            torch.tensor(ids), game, torch.tensor(updates), round_index=index, aggregation_weights=torch.tensor(weights)
         )
         unit = np.array(updates) / np.linalg.norm(updates, axis=1, keepdims=True)
         everybody = np.array(weights) @ unit
@@ -195,48 +159,34 @@ def test_both_halves_by_hand_with_somebody_absent() -> None:
     np.testing.assert_allclose(metric.diagnostics()["gain"][:3].numpy(), gain[:3], rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["fixed", "renormalized"])
-@pytest.mark.parametrize("server_lr", [1.0, 0.7])
-def test_models_are_the_initial_one_plus_the_members_updates(tmp_path: Path, kind: Any, server_lr: float) -> None:
-    """Algorithm 1 of Song et al. 2019, with all updates of all rounds kept."""
+@pytest.mark.parametrize(("kind", "server_lr", "drawn"), [("renormalized", 0.7, 3), ("fixed", 0.7, 2)])
+def test_models_are_the_initial_one_plus_the_members_updates(
+    tmp_path: Path, kind: Any, server_lr: float, drawn: int
+) -> None:
+    """Algorithm 1 of Song et al. 2019, with all updates of all rounds kept; fixed weights whoever is drawn."""
     watch, remember, data = Watch(), Remember(server_lr=server_lr), toy_data((3, 2, 2), server_val=0.3)
     metric = OneRoundShapley(3, estimator=watch, performance="negative_loss", coalition_weights=kind)
-    loop = FederatedLoop(remember, {"or": metric}, seed=4)
+    loop = FederatedLoop(remember, {"or": metric}, sampler=UniformSampler(drawn), seed=4)
     module = fit(loop, tmp_path, Plain(network(batch_norm=False)), data, rounds=3)
     (table,) = watch.tables
     final = loop.space.read(module)
     assert table[-1].item() == pytest.approx(-validation_loss(module, loop.space, final, data), abs=1e-5)
-    for mask, utility in zip(MASKS, table.tolist()):
+    for number, utility in enumerate(table.tolist()):
         model = remember.rounds[0][0].global_vector.clone()
         for round, weights in remember.rounds:
-            own = weights * torch.tensor(mask)
+            own = weights * torch.tensor([number >> i & 1 for i in round.client_ids.tolist()])
             if kind == "renormalized" and own.sum() > 0:
                 own = own / own.sum()
             model += server_lr * own.float() @ (round.client_vectors - round.global_vector)
         assert -validation_loss(module, loop.space, model, data) == pytest.approx(utility, abs=1e-5)
 
 
-def test_fixed_weights_are_exact_when_the_cohort_changes(tmp_path: Path) -> None:
-    watch, remember, data = Watch(), Remember(), toy_data((3, 2, 2), server_val=0.3)
-    metric = OneRoundShapley(4, estimator=watch, performance="negative_loss", coalition_weights="fixed")
-    loop = FederatedLoop(remember, {"or": metric}, sampler=UniformSampler(2), seed=4)
-    module = fit(loop, tmp_path, Plain(network(batch_norm=False)), data, rounds=4)
-    for mask, utility in zip(MASKS, watch.tables[0].tolist()):
-        model = remember.rounds[0][0].global_vector.clone()
-        for round, weights in remember.rounds:
-            own = weights * torch.tensor(mask)[round.client_ids]
-            model += own.float() @ (round.client_vectors - round.global_vector)
-        assert -validation_loss(module, loop.space, model, data) == pytest.approx(utility, abs=1e-5)
-
-
 def test_nothing_is_evaluated_before_the_last_round(tmp_path: Path) -> None:
-    watch = Watch()
-    loop = FederatedLoop(metrics={"or": OneRoundShapley(3, estimator=watch)}, seed=0)
+    loop = FederatedLoop(metrics={"or": OneRoundShapley(3)}, seed=0)
     with pytest.warns(UserWarning, match=r"rounds=3\) plays its game after 3 rounds, and the run has max_epochs=2"):
         fit(loop, tmp_path, data=toy_data(server_val=0.3), rounds=2)
     (folder,) = (path.parent for path in tmp_path.rglob("run.json"))
     assert "Nobody has a value by or: its rounds have not come yet" in write_report(folder).read_text()
-    assert not watch.tables
     assert loop.contributions["or"].isnan().all()
     assert loop.metrics["or"].diagnostics()["evaluations"] == 0
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import csv
-import re
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +36,8 @@ def played(metric: ContributionMetric, worths: torch.Tensor, **more: int) -> Con
     return metric
 
 
-def worths(rounds: int, seed: int = 0) -> torch.Tensor:
-    return 2 + torch.randn(rounds, 3, generator=torch.Generator().manual_seed(seed))
+def worths(rounds: int) -> torch.Tensor:
+    return 2 + torch.randn(rounds, 3, generator=torch.Generator().manual_seed(0))
 
 
 class Mean(CumulativeShapley):
@@ -62,7 +60,6 @@ def by_all(given: torch.Tensor, level: float) -> torch.Tensor:
     return stats.t.ppf((1 + level) / 2, 2) * given.double().std(0)
 
 
-@pytest.mark.parametrize("level", [0.8, 0.9])
 @pytest.mark.parametrize(
     ("metric", "of_one", "factors"),
     [
@@ -76,9 +73,9 @@ def by_all(given: torch.Tensor, level: float) -> torch.Tensor:
     ids=["sum", "decay", "momentum", "start value", "last round", "mean"],
 )
 def test_a_weighted_sum_has_the_error_of_its_factors(
-    metric: ContributionMetric, of_one: Any, factors: list[float], level: float
+    metric: ContributionMetric, of_one: Any, factors: list[float]
 ) -> None:
-    metric, given = copy.deepcopy(metric), worths(3)
+    level, given = 0.8, worths(3)
     low, high = played(metric, given).intervals(level)
     half = of_one(given, level) * sum(f * f for f in factors) ** 0.5
     torch.testing.assert_close((high - low).double() / 2, half, rtol=1e-4, atol=1e-4)
@@ -135,21 +132,12 @@ def test_every_metric_has_noted_every_round(name: str) -> None:
     assert low[value.isnan()].isnan().all()
 
 
-def rows_of(folder: Path) -> list[dict[str, str]]:
-    with (folder / "contributions.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def loop() -> FederatedLoop:
+def test_in_a_run_its_files_and_its_report(tmp_path: Path) -> None:
     metrics = {"cssv": ClassSpecificShapley(), "sv": CumulativeShapley(), "loo": LeaveOneOut()}
-    return FederatedLoop(ShapFedWA("cssv"), metrics, seed=1, reporting=Reporting(figures=0))
-
-
-def test_in_a_run_its_files_and_its_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    federation = loop()
+    federation = FederatedLoop(ShapFedWA("cssv"), metrics, seed=1, reporting=Reporting(figures=0))
     fit(federation, tmp_path, data=toy_data(), rounds=4)
     last = {}
-    for row in rows_of(tmp_path):
+    for row in csv.DictReader((tmp_path / "contributions.csv").read_text().splitlines()):
         if row["metric"] in federation.metrics and not row["class"]:
             last[row["metric"], int(row["client"])] = (row["low"], row["high"])
         else:
@@ -159,15 +147,8 @@ def test_in_a_run_its_files_and_its_report(tmp_path: Path, capsys: pytest.Captur
         low, high = metric.intervals()
         for i in range(len(low)):
             assert tuple(map(float, last[name, i])) == (low[i].item(), high[i].item())
-        ends = run.ends(name)
-        assert ends is not None
-        assert ends[0] == low.double().tolist()
+        assert run.ends(name)[0] == low.double().tolist()
         assert "spread over its rounds" in run.kind(name)
-    said = capsys.readouterr().out
-    assert "in brackets: 90 % interval from this run" in said
-    low, high = federation.metrics["sv"].intervals()
-    assert re.search(rf"\[{low[0]:.2f}\d?, {high[0]:.2f}\d?\]", said)
-    pytest.importorskip("pandas")
     frame = federation.to_frame()
     of_sv = frame[(frame["metric"] == "sv") & frame["class"].isna()]
-    assert of_sv["low"].tolist() == low.double().tolist()
+    assert of_sv["low"].tolist() == federation.metrics["sv"].intervals()[0].double().tolist()

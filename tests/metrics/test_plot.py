@@ -11,8 +11,8 @@ import pytest
 import torch
 from matplotlib.colors import to_hex
 
-from flsv.charts import BOTTOM, OTHERS, PALETTE, TOP, ends
-from flsv.metrics import ClassSpecificShapley, CumulativeShapley, DomainRelevance
+from flsv.charts import BOTTOM, PALETTE, TOP, ends
+from flsv.metrics import ClassSpecificShapley, CumulativeShapley
 from flsv.metrics.plot import plot_contributions
 
 NAN = float("nan")
@@ -37,8 +37,6 @@ def test_what_is_not_known_is_no_zero(tmp_path: Path) -> None:
     figure, axis = plot_contributions(torch.tensor([0.5, NAN, 0.0]))
     assert [bar.get_x() + bar.get_width() / 2 for bar in axis.patches] == [0, 2]
     assert [text.get_text().strip() for text in axis.texts] == ["no value"]
-    figure, axis = plot_contributions([torch.tensor([NAN, 1.0]), torch.tensor([2.0, NAN])])
-    assert [np.isnan(line.get_ydata()).tolist() for line in axis.lines] == [[True, False], [False, True]]
     save(plot_contributions(torch.full((3, 2), NAN))[0], tmp_path)
     save(plot_contributions(torch.full((3,), NAN), stderr=torch.full((3,), NAN))[0], tmp_path)
 
@@ -60,32 +58,17 @@ def test_bars_have_names_a_unit_a_zero_line_and_standard_errors(tmp_path: Path) 
     save(figure, tmp_path)
 
 
-@pytest.mark.parametrize("shape", [(100, 100), (41, 3), (100,), (25, 100), (6, 25, 4)])
-def test_a_hundred_clients_can_be_read(shape: tuple[int, ...], tmp_path: Path) -> None:
-    value = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
-    rounds = shape in ((25, 100), (6, 25, 4))
-    figure, axis = plot_contributions(list(value) if rounds else value, class_names=None)
+@pytest.mark.parametrize("rounds", [False, True])
+def test_a_hundred_clients_can_be_read(rounds: bool, tmp_path: Path) -> None:
+    value = torch.randn(100, generator=torch.Generator().manual_seed(0))
+    figure, axis = plot_contributions([value] * 25 if rounds else value)
     save(figure, tmp_path)
     assert max(figure.get_size_inches()) <= 18
-    if shape == (100,):
-        top, bottom = ends(value)
-        assert top == value.argsort(descending=True)[:5].tolist()
-        assert [to_hex(axis.patches[i].get_facecolor()) for i in (*top, *bottom)] == [TOP] * 5 + [BOTTOM] * 5
-        said = [text.get_text().split("\n") for text in axis.texts]
-        assert said == [["top 5", *map(str, top)], ["bottom 5", *map(str, bottom)]]
-    if shape == (100, 100):
-        assert len(labels(axis.get_yticklabels())) <= 40
-        top, bottom = ends(value.mean(1))
-        colored = {t.get_text() for t in axis.get_yticklabels() if t.get_color() in (TOP, BOTTOM)}
-        assert colored == set(map(str, (*top, *bottom)))
-    if shape == (25, 100):
-        colors = [line.get_color() for line in axis.lines]
-        assert (colors.count(TOP), colors.count(BOTTOM), colors.count(OTHERS)) == (5, 5, 90)
-        assert labels(axis.get_legend().get_texts())[0] == f"client {int(value[-1].argmax())}"
-    if shape == (6, 25, 4):
-        assert len(figure.legends[0].get_texts()) == 10
-        first = [line.get_color() for line in figure.axes[0].lines]
-        assert all([line.get_color() for line in other.lines] == first for other in figure.axes)
+    top, bottom = ends(value)
+    assert top == value.argsort(descending=True)[:5].tolist()
+    marks = axis.lines if rounds else axis.patches
+    colors = [to_hex(mark.get_color() if rounds else mark.get_facecolor()) for mark in marks]
+    assert (colors.count(TOP), colors.count(BOTTOM)) == (5, 5)
 
 
 def test_small_multiples_share_scale_colors_and_whole_rounds(tmp_path: Path) -> None:
@@ -99,7 +82,6 @@ def test_small_multiples_share_scale_colors_and_whole_rounds(tmp_path: Path) -> 
         assert np.allclose(axis.lines[1].get_ydata(), [row[1, column] for row in rows])
     assert labels(figure.legends[0].get_texts()) == ["Boston", "Lyon", "client 2"]
     save(figure, tmp_path)
-    assert all(tick == round(tick) for tick in shown[0].get_xticks())
     with pytest.raises(ValueError, match="figure of its own"):
         plot_contributions(rows, ax=shown[0])
 
@@ -110,10 +92,6 @@ def test_metrics_draw_with_names_and_units() -> None:
     figure, axis = cssv.plot(torch.rand(2, 2))
     assert (labels(axis.get_xticklabels()), labels(axis.get_yticklabels())) == (["Shirt", "Dress"], ["Boston", "Lyon"])
     assert figure.axes[1].get_ylabel() == cssv.guide().unit == "cosine with the aggregate"
-    relevance = DomainRelevance(num_clients=2)
-    relevance.bind(2, 2, client_names=["Boston", "Lyon"])
-    _, axis = relevance.plot(torch.rand(2, 2))
-    assert labels(axis.get_xticklabels()) == labels(axis.get_yticklabels()) == ["Boston", "Lyon"]
     sampled = CumulativeShapley(num_clients=3, estimator="permutation", estimator_args={"budget": 20})
     sampled.bind(3, 2)
     sampled.update(torch.arange(3), lambda masks: masks.float().sum(1))

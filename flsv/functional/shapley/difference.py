@@ -36,7 +36,7 @@ from torch import Generator, Tensor
 
 from flsv.errors import ConfigurationError
 from flsv.functional.shapley.game import MemoizedGame, ShapleyEstimate, Utility, all_coalitions, shapley_of_table
-from flsv.functional.shapley.sampling import Moments, Sampling, random_coalitions, random_permutations
+from flsv.functional.shapley.layers import Moments, Sampling, random_coalitions, random_permutations
 
 
 @dataclass(frozen=True, eq=False)

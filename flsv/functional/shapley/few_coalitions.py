@@ -6,8 +6,7 @@ each player alone) or 2 n + 2 (everybody but one, besides) and fits a Gaussian p
 
 - membership: what a player adds;
 - a Gaussian kernel on the weights z / |S| with which a coalition averages its members' models (z_i: membership of
-  player i), of width 0.3^0.5: coalitions whose averages are close are worth about the same;
-- where a metric of the run is given as a hint, the additive game of its values, times an unknown factor.
+  player i), of width 0.3^0.5: coalitions whose averages are close are worth about the same.
 
 The Shapley value is linear in the game, so that of the fitted game is known in closed form (``kernels``), and so is how
 uncertain it is: with L_i g the value of player i in the game g, K the kernel matrix of the coalitions with the noise in
@@ -37,7 +36,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flsv.declared import NonNegative, Positive, checked
+from flsv.declared import NonNegative, checked
 from flsv.functional.shapley.game import (
     ShapleyEstimate,
     all_coalitions,
@@ -107,8 +106,6 @@ def few_coalitions_shapley(
     masks: Tensor,
     utilities: Tensor,
     noise: NonNegative | None = None,
-    hint: Tensor | None = None,
-    hint_weight: Positive = 0.1,
 ) -> ShapleyEstimate:
     """Shapley values of the Gaussian process that fits some coalitions' utilities.
 
@@ -117,19 +114,14 @@ def few_coalitions_shapley(
         utilities: ``[K]`` or ``[K, M]``, a game per column.
         noise: standard deviation of a utility from one training to the next, in its unit, where it is known: the fit
             then leaves no less. None: by marginal likelihood, within the bound above.
-        hint: ``[n]``, values that a metric gave, in any unit of its own; more is better. None: nothing is known.
-        hint_weight: its prior variance over the coalitions, in units of each other part's. The default is the largest
-            at which no federation of ``flsv.benchmark``'s tuning set lost more than 0.02 of rank correlation, with each
-            player alone and the values of ``OneRoundShapley`` (``docs/results/retrain.md``).
 
     Returns:
         ``values`` and ``stderr``, float64 ``[n]`` or ``[n, M]``; ``evaluations`` K. ``stderr`` is of what the other
         coalitions leave open: 0 where there are none.
 
     Raises:
-        ConfigurationError: noise below 0, a hint's weight that is not above 0.
-        ValueError: shapes that do not fit, utilities or hints that are not finite, coalitions twice, or no nobody or
-            everybody.
+        ConfigurationError: noise below 0.
+        ValueError: shapes that do not fit, utilities that are not finite, coalitions twice, or no nobody or everybody.
 
     Example:
         Ten coalitions of the 16 of a game that is the sum of gains and of an average. Exact are 0.5278, 1.1389, 1.75
@@ -144,15 +136,14 @@ def few_coalitions_shapley(
     columns = torch.as_tensor(utilities).detach().cpu().double()
     flat = columns.ndim == 1
     columns = columns[:, None] if flat else columns
-    _check(masks, columns, hint)
+    _check(masks, columns)
     n = masks.shape[1]
     if len(masks) == 2**n:
         table = dict(zip(map(tuple, masks.tolist()), columns))
         exact = exact_shapley(lambda rows: torch.stack([table[tuple(row)] for row in rows.tolist()]), n).values
         exact = exact[:, 0] if flat else exact
         return ShapleyEstimate(exact, torch.zeros_like(exact), len(masks))
-    known = None if hint is None else torch.as_tensor(hint).detach().cpu().double()
-    solved = [_solve(masks.cpu(), column, noise, known, hint_weight) for column in columns.T]
+    solved = [_solve(masks.cpu(), column, noise) for column in columns.T]
     values, stderr = (torch.stack(part, dim=1) for part in zip(*solved))
     first, last = (int((masks.sum(1) == size).int().argmax()) for size in (0, n))
     values = values + (columns[last] - columns[first] - values.sum(0)) / n
@@ -182,9 +173,7 @@ def interval_over_seeds(values: Tensor, level: float = 0.9) -> Tensor:
     return t_quantile(level, seeds - 1) * values.double().std(0) / seeds**0.5
 
 
-def retrained_shapley(
-    masks: Tensor, utilities: Tensor, hint: Tensor | None = None, level: float = 0.9
-) -> tuple[Tensor, Tensor]:
+def retrained_shapley(masks: Tensor, utilities: Tensor, level: float = 0.9) -> tuple[Tensor, Tensor]:
     """Shapley values of trainings with some seeds, and half the widths of their intervals, float64 ``[n]``: of all 2^n
     coalitions by :func:`interval_over_seeds`, of fewer by :func:`few_coalitions_shapley`, to which the seeds tell the
     noise.
@@ -192,7 +181,6 @@ def retrained_shapley(
     Args:
         masks: bool ``[K, n]``, as there.
         utilities: ``[seeds, K]``.
-        hint: as there.
         level: of the intervals. They are NaN where all coalitions were trained once, which tells no error.
 
     Example:
@@ -204,13 +192,11 @@ def retrained_shapley(
         by_seed = few_coalitions_shapley(masks, utilities.T).values.T
         return by_seed.mean(0), interval_over_seeds(by_seed, level)
     noise = float(utilities.var(0).mean().sqrt()) / len(utilities) ** 0.5 if len(utilities) > 1 else None
-    found = few_coalitions_shapley(masks, utilities.mean(0), noise, hint)
+    found = few_coalitions_shapley(masks, utilities.mean(0), noise)
     return found.values, t_quantile(level) * found.stderr
 
 
-def _solve(
-    masks: Tensor, utilities: Tensor, noise: float | None, hint: Tensor | None, hint_weight: float
-) -> tuple[Tensor, Tensor]:
+def _solve(masks: Tensor, utilities: Tensor, noise: float | None) -> tuple[Tensor, Tensor]:
     """Posterior mean and standard deviation ``[n]`` of the fitted game's Shapley values."""
     n, mean, scale = masks.shape[1], utilities.mean(), float(utilities.std())
     if scale <= 1e-12 * (1 + abs(float(mean))):  # all coalitions are worth the same
@@ -226,14 +212,6 @@ def _solve(
         kernel += weight * gram_matrix
         values += weight * kernel_shapley(part, masks)
         before += weight * prior_variance(part, n)
-    if hint is not None:
-        told = masks.double() @ hint
-        if float(told.var(unbiased=False)) > 0:
-            scaled = hint * (hint_weight / float(told.var(unbiased=False))) ** 0.5
-            told = masks.double() @ scaled
-            kernel += torch.outer(told, told)
-            values += torch.outer(told, scaled)
-            before += scaled**2
     eigenvalues, vectors = torch.linalg.eigh(kernel)
     shrunk = eigenvalues.clamp_min(0)[None] + PENALTIES[:, None]
     signal = ((vectors.T @ y).square()[None] / shrunk).mean(1).clamp_min(1e-12)
@@ -267,15 +245,11 @@ def prior_variance(kernel: Kernel, num_players: int) -> float:
     return float((inside - outside).mean())
 
 
-def _check(masks: Tensor, columns: Tensor, hint: Tensor | None) -> None:
+def _check(masks: Tensor, columns: Tensor) -> None:
     if masks.dtype != torch.bool or masks.ndim != 2 or columns.ndim != 2 or len(masks) != len(columns):
         raise ValueError(
             f"expected masks bool [K, n] and utilities [K] or [K, M], got {masks.dtype} {list(masks.shape)} and "
             f"{list(columns.shape)}."
-        )
-    if hint is not None and (hint.shape != masks.shape[1:] or not hint.isfinite().all()):
-        raise ValueError(
-            f"expected hint [{masks.shape[1]}], all of it finite, got {list(hint.shape)}: {hint.tolist()}."
         )
     if len(masks.unique(dim=0)) < len(masks):
         raise ValueError("a coalition is there twice: average what it came to first.")

@@ -57,8 +57,14 @@ from flsv.functional.shapley.game import (
     check_num_players,
     semivalue,
 )
-from flsv.functional.shapley.layers import Layer, LayeredSample, estimate_in_stages, layer_variance
-from flsv.functional.shapley.sampling import MIN_SAMPLES_TO_STOP, Sampling
+from flsv.functional.shapley.layers import (
+    MIN_SAMPLES_TO_STOP,
+    Layer,
+    LayeredSample,
+    Sampling,
+    estimate_in_stages,
+    layer_variance,
+)
 from flsv.functional.shapley.stratified import stratum_means
 
 

@@ -51,7 +51,7 @@ from flsv.functional.shapley.game import (
     per_coalition,
     semivalue_of_table,
 )
-from flsv.functional.shapley.sampling import MIN_SAMPLES_TO_STOP, Moments, Sampling, prefixes, random_permutations
+from flsv.functional.shapley.layers import MIN_SAMPLES_TO_STOP, Moments, Sampling, prefixes, random_permutations
 
 _MAX_BATCH = 2**16  # prefixes per batch
 

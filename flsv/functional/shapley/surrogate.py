@@ -42,9 +42,9 @@ contribute (r(S) - r(N \ S)) (z_i - s/n). The sample is the paired, layered one 
 Regression-adjusted Monte Carlo (Witter, Liu and Musco, arXiv 2506.11849, 2025) is the same scheme with linear or tree
 regressions as g, found independently. The fit, and what is done below, is no paper's. Choices:
 
-- *Kernels.* ``"additive"``: membership. ``"quadratic"``: membership + pairwise products + membership / |S|.
-  ``"averaging"``: membership + Gaussian in the averaging weights z / |S|, of four widths. ``"auto"`` (default):
-  whichever of all those explains the sample best. Each part is scaled to unit variance over the sample.
+- *Kernels.* Membership + Gaussian in the averaging weights z / |S|, of four widths; membership + pairwise products +
+  membership / |S|; membership: whichever of all those explains the sample best. Each part is scaled to unit variance
+  over the sample.
 - *Kernel, width and ridge penalty* by marginal likelihood, one choice for all columns of a vector-valued game. No
   evaluations are set aside for it.
 - *Bias.* By default g is fitted to the very coalitions whose residuals correct it, which shrinks these residuals: the
@@ -63,7 +63,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Literal
 
 import torch
 from torch import Generator, Tensor
@@ -71,7 +70,7 @@ from torch import Generator, Tensor
 from flsv.declared import checked
 from flsv.functional.shapley.game import MemoizedGame, ShapleyEstimate, Utility
 from flsv.functional.shapley.layers import Layer, LayeredSample, estimate_in_stages, layer_variance
-from flsv.functional.shapley.regression import centered, kernel_share
+from flsv.functional.shapley.stratified import centered, kernel_share
 
 _MAX_FIT = 1000  # coalitions; a fit of kernels costs the cube of their number
 
@@ -154,12 +153,12 @@ def _hypergeometric(population: int, marked: int, most: int) -> Tensor:
     return torch.where(possible, log_probability.exp(), 0.0)
 
 
-SURROGATES: dict[str, list[list[Kernel]]] = {
-    "additive": [[membership]],
-    "quadratic": [[membership, pairs, averaged_membership]],
-    "averaging": [[membership, gaussian(width)] for width in (0.1, 0.3, 1.0, 3.0)],
-}
-SURROGATES["auto"] = [parts for name in ("averaging", "quadratic", "additive") for parts in SURROGATES[name]]
+#: Of which that one is taken that explains the sample best.
+SURROGATES: list[list[Kernel]] = [
+    *([membership, gaussian(width)] for width in (0.1, 0.3, 1.0, 3.0)),
+    [membership, pairs, averaged_membership],
+    [membership],
+]
 
 PENALTIES = 10.0 ** torch.arange(-8, 2.5, 0.5, dtype=torch.float64)
 CONSTANT = 100.0  # prior variance of the mean utility, in units of the sample's variance: vague
@@ -295,7 +294,6 @@ def surrogate_shapley(
     utility: Utility,
     num_players: int,
     *,
-    surrogate: Literal["auto", "averaging", "quadratic", "additive"] = "auto",
     unbiased: bool = False,
     budget: int | None = None,
     generator: Generator | None = None,
@@ -306,7 +304,6 @@ def surrogate_shapley(
     Args:
         utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``.
         num_players: n.
-        surrogate: ``"auto"``, ``"averaging"``, ``"quadratic"`` or ``"additive"``.
         unbiased: correct only by residuals of coalitions that the fit has not seen.
         budget: largest number of distinct evaluations, default 50 n. The minimum is all coalitions of size 1 and n - 1
             and two pairs of every other size, 4 n - 2 for even n and 4 n - 4 for odd n.
@@ -317,7 +314,7 @@ def surrogate_shapley(
         ``values`` and ``stderr`` ``[n]`` or ``[n, M]``; exact, stderr 0, where the budget buys all coalitions.
 
     Raises:
-        ConfigurationError: a budget below the minimum, which is named, or an unknown surrogate.
+        ConfigurationError: a budget below the minimum, which is named.
         ValueError: a utility that is NaN, infinite or of the wrong shape.
 
     Example:
@@ -332,5 +329,5 @@ def surrogate_shapley(
         tensor(True)
     """
     sample = LayeredSample(num_players, paired=True, generator=generator)
-    estimator = AdjustedEstimator(partial(fit_surrogate, SURROGATES[surrogate]), 5 if unbiased else 1)
+    estimator = AdjustedEstimator(partial(fit_surrogate, SURROGATES), 5 if unbiased else 1)
     return estimate_in_stages("surrogate_shapley", utility, sample, budget, target_stderr, estimator)

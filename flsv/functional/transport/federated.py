@@ -311,7 +311,6 @@ def wasserstein_barycenter(
     support: Count,
     iterations: Count,
     weights: Tensor | None = None,
-    initial: Tensor | None = None,
     generator: torch.Generator | None = None,
     p: Exponent = 2,
 ) -> FederatedBarycenter:
@@ -322,9 +321,8 @@ def wasserstein_barycenter(
         support: S.
         iterations: K, at least 1.
         weights: ``[n]`` lambda, at least 0 (sample counts, say); None: equal. They are made to sum to 1.
-        initial: ``[S, d]``, the first points sent to all clients; None: normal, next to 0 (see
-            :class:`TransportServer`). No two may be equal.
-        generator: draws; None: torch's default.
+        generator: draws, also the first points sent to all clients: normal, next to 0 (see :class:`TransportServer`).
+            None: torch's default.
         p: exponent of the distance; the support's step is the one for 2.
 
     Returns:
@@ -342,11 +340,7 @@ def wasserstein_barycenter(
         (tensor([[3., 4., 5.]]), tensor([3., 3.]))
     """
     shares = _shares(clients, weights)
-    start = SPREAD * torch.randn(support, clients[0].dim, generator=generator) if initial is None else initial
-    if start.shape != (support, clients[0].dim):
-        raise ConfigurationError(f"initial: expected [{support}, {clients[0].dim}], got {list(start.shape)}.")
-    if support > 1 and len(start.unique(dim=0)) < support:
-        raise ConfigurationError("initial: equal support points never separate. Start from distinct ones.")
+    start = SPREAD * torch.randn(support, clients[0].dim, generator=generator)
     gammas = [client.answer(start)[0] for client in clients]
     # Each point from a client drawn by weight: the mixture of the gammas.
     owner = torch.multinomial(shares, support, replacement=True, generator=generator).tolist()
@@ -367,14 +361,6 @@ def wasserstein_barycenter(
 
 
 def _shares(clients: Sequence[AnsweringClient], weights: Tensor | None) -> Tensor:
-    if not clients:
-        raise ConfigurationError("clients is empty: a barycenter needs at least one client.")
-    dims = [client.dim for client in clients]
-    for i, dim in enumerate(dims):
-        if dim != dims[0]:
-            raise ConfigurationError(
-                f"client 0 has {dims[0]} features and client {i} has {dim}: all clients must use the same features."
-            )
     shares = torch.ones(len(clients)) if weights is None else weights.detach().cpu().double()
     if shares.shape != (len(clients),) or not bool(((shares >= 0) & shares.isfinite()).all()) or not shares.sum() > 0:
         raise ConfigurationError(f"weights: expected {len(clients)} finite numbers of at least 0, not all 0.")

@@ -34,7 +34,7 @@ Euclidean distance and the dual is entropic, less the dual towards the client's 
 Departures: the duals are solved to tolerance, or there is a warning, where GeomLoss makes one pass of annealing; the
 inner distance is exact by the network simplex, where GeomLoss's is entropic. The port in opendataval, which is the code
 that was compared, halves the inner distance twice, so that its weight of 1 is ``label_weight=0.5`` here, and leaves the
-self-term out when it asks for the dual (``debiased=False`` here).
+self-term out when it asks for the dual.
 
 :func:`direct_values` is our own estimator with the same access, and another method.
 
@@ -213,7 +213,6 @@ def lava(
     label_weight: NonNegative = 1.0,
     eps: Positive = 0.1,
     scaling: Scaling = 0.7,
-    debiased: bool = True,
 ) -> Tensor:
     """Calibrated gradients of the debiased dual on |x - x'|^2 / 2 + c W_2^2(class of y, class of y') / 2.
 
@@ -227,7 +226,6 @@ def lava(
         eps: entropic regularization, in half squared feature units, above 0. Below 1e-5 of the largest cost that is
             what is used.
         scaling: factor of eps from stage to stage, in (0, 1).
-        debiased: subtract the dual towards the client's own samples.
 
     Returns:
         ``[m]`` in half squared feature units, which sum to 0; positive means harmful.
@@ -243,9 +241,7 @@ def lava(
     check_labeled(x, y, x2, y2)
     settings = inner, label_weight
     potential, _ = entropic_potentials(_cost(x, y, x2, y2, *settings), eps, scaling)
-    if debiased:
-        potential = potential - self_potential(_cost(x, y, x, y, *settings), eps, scaling)
-    return calibrated_gradient(potential)
+    return calibrated_gradient(potential - self_potential(_cost(x, y, x, y, *settings), eps, scaling))
 
 
 @checked

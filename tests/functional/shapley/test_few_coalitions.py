@@ -35,15 +35,10 @@ def test_all_coalitions_are_exact(n: int) -> None:
     assert found.evaluations == 2**n
 
 
-@pytest.mark.parametrize("n", [4, 6, 9])
-def test_a_sum_of_gains_and_an_average_is_known_from_few(n: int) -> None:
-    """Its values are known to a tenth or so of how far they are apart."""
-    a, b = game(n)
-    masks = few_coalitions(n, "both")
-    found = few_coalitions_shapley(masks, played(masks, a, b))
-    exact = exact_shapley(lambda rows: played(rows, a, b), n).values
-    assert float((found.values - exact).norm() / (exact - exact.mean()).norm()) < 0.15
-    assert found.evaluations == len(masks) == 2 * n + 2
+def test_coalitions_that_are_all_worth_the_same() -> None:
+    found = few_coalitions_shapley(few_coalitions(4, "both"), torch.full((10,), 0.5))
+    assert found.values.tolist() == found.stderr.tolist() == [0.0] * 4
+    assert found.evaluations == 10
 
 
 @pytest.mark.parametrize("n", [2, 3, 5])
@@ -86,42 +81,17 @@ def test_values_add_up_and_know_neither_order_nor_unit(which: str) -> None:
     again = few_coalitions_shapley(masks[order][:, players], 100 * utilities[order] - 7)
     torch.testing.assert_close(again.values, 100 * found.values[players], rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(again.stderr, 100 * found.stderr[players], rtol=1e-6, atol=1e-6)
-    one = few_coalitions_shapley(masks, utilities[:, 0])
-    torch.testing.assert_close(one.values, found.values[:, 0])
 
 
-@pytest.mark.slow
-def test_intervals_cover_games_of_the_form_with_noise() -> None:
-    """Of 90 % intervals, most hold the truth; with fewer coalitions they are wider."""
-    noise, hits, widths, count = 0.05, {"singles": 0, "both": 0}, {"singles": 0.0, "both": 0.0}, 0
-    for seed in range(60):
+def test_errors_of_games_of_the_form_with_noise_are_near_what_is_claimed() -> None:
+    noise, masks, ratios = 0.2, few_coalitions(6, "both"), []
+    for seed in range(20):
         a, b = game(6, seed)
         truth = exact_shapley(lambda rows, a=a, b=b: played(rows, a, b), 6).values
-        for which in hits:
-            masks = few_coalitions(6, which)  # type: ignore[arg-type]
-            drawn = torch.randn(len(masks), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-            found = few_coalitions_shapley(masks, played(masks, a, b) + noise * drawn, noise=noise)
-            hits[which] += int(((found.values - truth).abs() <= 1.645 * found.stderr).sum())
-            widths[which] += float(found.stderr.mean())
-        count += 6
-    assert hits["both"] / count > 0.85, hits
-    assert widths["singles"] > widths["both"]
-
-
-@pytest.mark.parametrize("which", ["singles", "leave-one-out", "both"])
-def test_a_hint_is_a_part_of_the_fit(which: str) -> None:
-    """A true one helps, whatever its unit; one that says nothing changes nothing; the posterior is that of features."""
-    masks, a = few_coalitions(6, which), torch.tensor([0.1, 0.5, 0.2, 0.9, 0.4, 0.3]).double()  # type: ignore[arg-type]
-    noisy = played(masks, a, 0 * a) + 0.3 * torch.randn(
-        len(masks), generator=torch.Generator().manual_seed(0), dtype=torch.float64
-    )
-    plain = few_coalitions_shapley(masks, noisy, 0.3).values
-    found = few_coalitions_shapley(masks, noisy, 0.3, hint=7 * a, hint_weight=10.0)
-    assert float((found.values - a).norm()) < 0.7 * float((plain - a).norm())
-    torch.testing.assert_close(found.values, few_coalitions_shapley(masks, noisy, 0.3, hint=a, hint_weight=10.0).values)
-    torch.testing.assert_close(few_coalitions_shapley(masks, noisy, 0.3, hint=0 * a).values, plain, rtol=0, atol=0)
-    with pytest.raises(ValueError, match="expected hint .6., all of it finite"):
-        few_coalitions_shapley(masks, noisy, 0.3, hint=a / 0)
+        drawn = torch.randn(len(masks), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        found = few_coalitions_shapley(masks, played(masks, a, b) + noise * drawn, noise=noise)
+        ratios.append((found.values - truth) / found.stderr)
+    assert 0.6 < torch.cat(ratios).square().mean().sqrt() < 1
 
 
 def test_all_coalitions_of_several_seeds_have_the_interval_of_the_seeds() -> None:
@@ -146,12 +116,6 @@ def test_an_interval_over_seeds_by_hand() -> None:
         interval_over_seeds(torch.ones(3))
 
 
-def test_coalitions_that_are_all_worth_the_same() -> None:
-    found = few_coalitions_shapley(few_coalitions(4, "both"), torch.full((10,), 0.5))
-    assert found.values.tolist() == [0.0] * 4
-    assert found.stderr.tolist() == [0.0] * 4
-
-
 def test_wrong_input() -> None:
     masks, utilities = few_coalitions(3, "both"), torch.rand(8)
     for bad_masks, bad, words in (
@@ -172,16 +136,11 @@ def test_by_default_all_coalitions_of_seven_players_and_those_of_one_two_and_all
     assert few_coalitions(8).sum(1).tolist() == [0, 8] + [1] * 8 + [2] * 28 + [7] * 8
 
 
-def worths(masks: torch.Tensor, seed: int = 0) -> torch.Tensor:
-    table = torch.rand(2 ** masks.shape[1], generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return table[(masks * 2 ** torch.arange(masks.shape[1])).sum(1)]
-
-
 @pytest.mark.parametrize("which", ["singles", "leave-one-out", "both"])
 def test_it_is_the_least_weighted_square(which: Which) -> None:
     """Solved by SciPy under the constraint; the kernel's weight is the same for one player and for all but one."""
     masks = few_coalitions(4, which)
-    utilities = worths(masks)
+    utilities = table_game(random_table(4))(masks)
     inner, gains = masks[2:].double().numpy(), (utilities[2:] - utilities[0]).numpy()
     total = float(utilities[1] - utilities[0])
     best = minimize(
@@ -191,18 +150,13 @@ def test_it_is_the_least_weighted_square(which: Which) -> None:
         tol=1e-12,
     )
     np.testing.assert_allclose(kernel_shap(masks, utilities).numpy(), best.x, atol=1e-5)
-
-
-def test_what_the_coalitions_leave_open_is_dealt_out_equally() -> None:
-    masks = torch.tensor([[0, 0, 0], [1, 1, 1], [1, 0, 0]]).bool()
-    torch.testing.assert_close(kernel_shap(masks, torch.tensor([0.0, 3, 2])), torch.tensor([2, 0.5, 0.5]).double())
+    few = torch.tensor([[0, 0, 0], [1, 1, 1], [1, 0, 0]]).bool()  # what these leave open is dealt out equally
+    torch.testing.assert_close(kernel_shap(few, torch.tensor([0.0, 3, 2])), torch.tensor([2, 0.5, 0.5]).double())
 
 
 def test_kernel_shap_of_wrong_input() -> None:
-    masks = few_coalitions(3, "both")
-    for bad, utilities in ((masks[1:], torch.rand(7)), (masks[[0, 2, 3]], torch.rand(3)), (masks, torch.rand(7))):
-        with pytest.raises(ValueError, match="nobody and everybody among them"):
-            kernel_shap(bad, utilities)
+    with pytest.raises(ValueError, match="nobody and everybody among them"):
+        kernel_shap(few_coalitions(3, "both")[1:], torch.rand(7))
 
 
 def test_a_pair_is_told_apart_as_by_hand() -> None:
@@ -220,26 +174,19 @@ def test_a_pair_is_told_apart_as_by_hand() -> None:
 
 
 def test_what_is_not_known_is_left_out() -> None:
-    nan = float("nan")
-    values, errors = torch.tensor([0.0, 9.0, nan, 0.1]), torch.tensor([0.1, nan, 0.1, 0.1])
+    values, errors = torch.tensor([0.0, 9.0, torch.nan, 0.1]), torch.tensor([0.1, torch.nan, 0.1, 0.1])
     assert not told_apart(values, errors)
     assert not told_apart(values[:1], errors[:1])
     assert times_to_tell_apart(values, errors) == times_to_tell_apart(values[[0, 3]], errors[[0, 3]])
 
 
-@pytest.mark.parametrize("clients", [6, 20, 50])
-@pytest.mark.parametrize("shape", ["normal", "uniform", "one apart"])
-def test_so_many_evaluations_tell_a_pair_apart_in_half_of_all_cases(clients: int, shape: str) -> None:
+@pytest.mark.parametrize("clients", [6, 50])
+def test_so_many_evaluations_tell_a_pair_apart_in_half_of_all_cases(clients: int) -> None:
     """True values that spread by a third of their error up to its double; looked at only where nobody is told apart."""
     draw = torch.Generator().manual_seed(clients)
     hits = []
     while len(hits) < 150:
         true = torch.randn(clients, generator=draw)
-        if shape == "uniform":
-            true = 3.46 * (torch.rand(clients, generator=draw) - 0.5)
-        elif shape == "one apart":
-            true = 0.3 * true
-            true[0] -= 3
         true *= 1 / 3 + 5 / 3 * torch.rand((), generator=draw)
         values, errors = true + torch.randn(clients, generator=draw), torch.ones(clients)
         if told_apart(values, errors):

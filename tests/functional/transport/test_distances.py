@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import ot
 import pytest
 import scipy.linalg
-import scipy.stats
 import torch
 from torch import Tensor
 
 from flsv.errors import ConfigurationError
 from flsv.functional import (
-    FederatedDistance,
+    FederatedBarycenter,
     TransportClient,
     TransportServer,
     class_statistics,
@@ -53,24 +50,14 @@ def test_statistics_are_numpys_per_class() -> None:
         np.testing.assert_allclose(full.deviations[row], root, atol=1e-9)
 
 
-@pytest.mark.parametrize("covariance", ["diag", "full", "none"])
-def test_label_distance_is_the_frobenius_sum(covariance: str) -> None:
-    a, b = class_statistics(*labeled(1), covariance=covariance), class_statistics(*labeled(2), covariance=covariance)
-    expected = np.zeros((3, 3))
-    for i in range(3):
-        for j in range(3):
-            expected[i, j] = ((a.means[i] - b.means[j]) ** 2).sum()
-            if a.deviations is not None and b.deviations is not None:
-                expected[i, j] += ((a.deviations[i] - b.deviations[j]) ** 2).sum()
-    np.testing.assert_allclose(label_distance(a, b), expected)
-
-
 def test_wrong_covariances_and_labels_say_so() -> None:
     x, y = labeled(4)
     with pytest.raises(ConfigurationError, match="different covariances"):
         label_distance(class_statistics(x, y), class_statistics(x, y, covariance="none"))
     with pytest.raises(ConfigurationError, match=r"classes \[1\] are not in the statistics"):
         class_statistics(x, y).index(torch.tensor([0, 1]))
+    with pytest.raises(ConfigurationError, match='covariance="diag"'):
+        label_embedding(torch.zeros(2, 65), torch.tensor([0, 1]), covariance="full")
 
 
 def test_equal_rows_are_at_0_far_from_the_origin() -> None:
@@ -122,18 +109,15 @@ def test_samples_and_labels_that_are_wrong_are_named() -> None:
     (x, y), (x2, y2) = labeled(0), labeled(1)
     broken = x.clone()
     broken[[1, 4], 0] = torch.tensor([torch.nan, torch.inf], dtype=torch.float64)
-    with pytest.raises(ConfigurationError, match="2 of 40 rows"):
-        label_augmented_cost(broken, y, x2, y2)
-    with pytest.raises(ConfigurationError, match="3 features and x2 has 2"):
-        label_augmented_cost(x, y, x2[:, :2], y2)
-    with pytest.raises(ConfigurationError, match="x2 is empty"):
-        label_augmented_cost(x, y, x2[:0], y2[:0])
-    with pytest.raises(ConfigurationError, match="40 integer classes"):
-        label_augmented_cost(x, y[:5], x2, y2)
-    with pytest.raises(ConfigurationError, match="Flatten"):
-        label_augmented_cost(x.long(), y, x2, y2)
-    with pytest.raises(ConfigurationError, match='covariance="diag"'):
-        label_embedding(torch.zeros(2, 65), torch.tensor([0, 1]), covariance="full")
+    for sides, message in (
+        ((broken, y, x2, y2), "2 of 40 rows"),
+        ((x, y, x2[:, :2], y2), "3 features and x2 has 2"),
+        ((x, y, x2[:0], y2[:0]), "x2 is empty"),
+        ((x, y[:5], x2, y2), "40 integer classes"),
+        ((x.long(), y, x2, y2), "Flatten"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            label_augmented_cost(*sides)
 
 
 @pytest.mark.parametrize("p", [1, 2])
@@ -143,49 +127,30 @@ def test_distance_is_pots(p: int) -> None:
     expected = ot.emd2([], [], squared ** (p / 2)) ** (1 / p)
     found = wasserstein_distance(x, x2, y=y, y2=y2, p=p, label_weight=2.0)
     assert float(found) == pytest.approx(expected, rel=1e-9)
-
-
-def test_one_dimension_is_scipys() -> None:
-    generator = torch.Generator().manual_seed(0)
-    x, x2 = torch.randn(30, 1, generator=generator), torch.rand(20, 1, generator=generator)
-    expected = scipy.stats.wasserstein_distance(x[:, 0], x2[:, 0])
-    assert float(wasserstein_distance(x, x2, p=1)) == pytest.approx(expected, rel=1e-5)
-
-
-def test_equal_sets_are_at_0_and_copies_of_the_whole_change_nothing() -> None:
-    (x, y), (x2, y2) = labeled(0), labeled(1)
-    order = torch.randperm(40, generator=torch.Generator().manual_seed(0))
-    assert wasserstein_distance(x, x[order], y=y, y2=y[order]) == 0
-    once = wasserstein_distance(x, x2, y=y, y2=y2)
-    assert float(wasserstein_distance(x.repeat(3, 1), x2, y=y.repeat(3), y2=y2)) == pytest.approx(float(once), rel=1e-6)
+    assert wasserstein_distance(x, x.flip(0), y=y, y2=y.flip(0), p=p) == 0
 
 
 def test_shares_are_inverse_distances() -> None:
     distances = torch.tensor([1.0, 2.0, 4.0])
     torch.testing.assert_close(contribution_shares(distances), torch.tensor([4.0, 2.0, 1.0]) / 7)
-    nan, inf = torch.nan, torch.inf
-    shares = contribution_shares(torch.tensor([nan, 0.0, 3.0, 0.0]))
-    assert shares.isnan().tolist() == [True, False, False, False]
-    assert shares[1:].tolist() == [0.5, 0.0, 0.5]
-    assert contribution_shares(torch.tensor([2.0, inf])).tolist() == [1.0, 0.0]
+    shares = contribution_shares(torch.tensor([torch.nan, 0.0, 3.0, 0.0]))
+    torch.testing.assert_close(shares, torch.tensor([torch.nan, 0.5, 0, 0.5]), equal_nan=True)
+    assert contribution_shares(torch.tensor([2.0, torch.inf])).tolist() == [1.0, 0.0]
     assert contribution_shares(torch.tensor([1e-300, 1e-300], dtype=torch.float64)).tolist() == [0.5, 0.5]
-    assert contribution_shares(torch.tensor([nan, nan])).isnan().all()
+    assert contribution_shares(torch.tensor([torch.nan, torch.nan])).isnan().all()
     with pytest.raises(ConfigurationError, match="at least 0"):
         contribution_shares(torch.tensor([-1.0, 1.0]))
 
 
-@pytest.mark.parametrize("samples", range(12))
-def test_the_safe_support_is_the_largest_that_is_not_refused(samples: int) -> None:
-    safe = safe_support(samples)
-    assert 2 * safe < max(samples, 1)
+@pytest.mark.parametrize(("samples", "safe"), [(0, 0), (2, 0), (3, 1), (4, 1), (11, 5)])
+def test_the_safe_support_is_the_largest_that_is_not_refused(samples: int, safe: int) -> None:
     check_support(safe, samples)
     with pytest.raises(ConfigurationError, match=f"support={safe + 1}: client 3 has {samples} samples"):
         check_support(safe + 1, samples, "client 3")
 
 
-@pytest.mark.parametrize("t", [0.25, 0.5])
-def test_equal_sizes_lie_on_the_geodesic(t: float) -> None:
-    (x, _), (x2, _) = labeled(0), labeled(1)
+def test_equal_sizes_lie_on_the_geodesic() -> None:
+    t, (x, _), (x2, _) = 0.25, labeled(0), labeled(1)
     whole, gamma = wasserstein_distance(x, x2), interpolating_measure(x, x2, t=t)
     torch.testing.assert_close(wasserstein_distance(x, gamma), t * whole)
     torch.testing.assert_close(wasserstein_distance(gamma, x2), (1 - t) * whole)
@@ -200,33 +165,27 @@ def test_barycentric_projection_moves_the_side_with_s_points() -> None:
     torch.testing.assert_close(moved, torch.tensor([[11.5], [5.0], [11.0], [5.5]]))
 
 
-def gaussians(dim: int, m: int = 150, m2: int = 150, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+def gaussians(dim: int, m: int = 150, m2: int = 150) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(dim)
     x, x2 = torch.randn(m, dim, generator=generator), 0.5 * torch.randn(m2, dim, generator=generator) + 1
-    return x.to(dtype), x2.to(dtype)
+    return x.double(), x2.double()
 
 
 def seeded() -> torch.Generator:
     return torch.Generator().manual_seed(0)
 
 
-def exactly(x: Tensor, x2: Tensor, **options: Any) -> FederatedDistance:
-    """The protocol with one point for every sample, which is exact and gives the samples away."""
-    return federated_wasserstein(x, x2, support=len(x), generator=seeded(), allow_reconstruction=True, **options)
-
-
-@pytest.mark.parametrize("dim", [1, 2, 10, 50])
+@pytest.mark.parametrize("dim", [1, 50])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_s_of_m_is_exact_after_20_iterations(dim: int, dtype: torch.dtype) -> None:
-    x, x2 = gaussians(dim, dtype=dtype)
-    result = exactly(x + 7, x2 + 7, iterations=20)
+    x, x2 = (each.to(dtype) + 7 for each in gaussians(dim))
+    result = federated_wasserstein(x, x2, support=150, iterations=20, generator=seeded(), allow_reconstruction=True)
     exact = wasserstein_distance(x, x2)
     torch.testing.assert_close(result.distance, exact, rtol=1e-3, atol=0)
     assert result.distance >= exact * (1 - 1e-5)
 
 
-@pytest.mark.parametrize("support", [1, 10, 40])
-@pytest.mark.parametrize("p", [1, 2])
+@pytest.mark.parametrize(("support", "p"), [(1, 2), (10, 1), (40, 2)])
 def test_fewer_points_stay_above(support: int, p: int) -> None:
     x, x2 = gaussians(5, m=100, m2=80)
     result = federated_wasserstein(x, x2, support=support, iterations=8, p=p, generator=seeded())
@@ -240,15 +199,12 @@ def test_a_run_is_reproducible_and_the_roles_exchange_points_and_numbers() -> No
     gamma = server.start(20, client.dim, seeded())
     for _ in range(3):
         eta, distance = client.answer(gamma)
-        assert eta.shape == (20, 4)
-        assert distance.shape == ()
         torch.testing.assert_close(distance, wasserstein_distance(x, gamma))
         before, gamma = gamma, server.step(eta, distance)
         torch.testing.assert_close(server.distance, distance + wasserstein_distance(before, x2))
     wired = federated_wasserstein(x, x2, support=20, iterations=3, generator=seeded())
     assert torch.equal(wired.gamma, gamma)
     assert torch.equal(wired.distance, server.distance)
-    assert server.eta is not None
     assert torch.equal(wired.eta, server.eta)
 
 
@@ -258,12 +214,10 @@ def three_gaussians() -> list[Tensor]:
     return [torch.randn(100, 2, generator=generator).double() + mean for mean in means]
 
 
-def barycenter(samples: list[Tensor], iterations: int, support: int = 100, weights: Tensor | None = None) -> Tensor:
+def barycenter(samples: list[Tensor], iterations: int) -> FederatedBarycenter:
     clients = [TransportClient(x, allow_reconstruction=True) for x in samples]
     generator = torch.Generator().manual_seed(1)
-    return wasserstein_barycenter(
-        clients, support=support, iterations=iterations, weights=weights, generator=generator
-    ).support_points
+    return wasserstein_barycenter(clients, support=100, iterations=iterations, generator=generator)
 
 
 def objective(samples: list[Tensor], points: Tensor) -> float:
@@ -276,16 +230,33 @@ def test_distance_to_pots_shrinks_with_the_iterations() -> None:
     start = np.random.default_rng(0).normal(size=(100, 2)) + 3
     masses = [np.full(100, 0.01)] * 3
     reference = torch.from_numpy(ot.lp.free_support_barycenter([x.numpy() for x in samples], masses, start))
-    found = {k: barycenter(samples, k) for k in (1, 3, 10, 20)}
-    distances = [float(wasserstein_distance(points, reference)) for points in found.values()]
+    found = [barycenter(samples, k).support_points for k in (1, 3, 10, 20)]
+    distances = [float(wasserstein_distance(points, reference)) for points in found]
     assert distances[0] > distances[1] > distances[2] > distances[3]
     assert distances[3] < 0.3  # both are local solutions, of 100 points each
-    assert objective(samples, found[20]) < 1.005 * objective(samples, reference)
+    assert objective(samples, found[3]) < 1.005 * objective(samples, reference)
 
 
 def test_distances_are_those_to_the_barycenter() -> None:
-    samples = three_gaussians()
-    clients = [TransportClient(x, allow_reconstruction=True) for x in samples]
-    found = wasserstein_barycenter(clients, support=100, iterations=25, generator=torch.Generator().manual_seed(1))
-    expected = torch.stack([wasserstein_distance(x, found.support_points) for x in samples])
+    found = barycenter(three_gaussians(), 25)
+    expected = torch.stack([wasserstein_distance(x, found.support_points) for x in three_gaussians()])
     torch.testing.assert_close(found.distances, expected, rtol=1e-2, atol=0)
+
+
+def found_samples(support: int) -> float:
+    """The share of 40 samples that a server which keeps to the protocol works out of two answers, to 1e-3: each row is
+    half of a point of its own, which it takes off, and half of a mean of samples. Where S = m its points are one."""
+    x = torch.rand(40, 5, generator=seeded())
+    server = TransportServer(torch.rand(60, 5, generator=torch.Generator().manual_seed(1)))
+    client, found = TransportClient(x, allow_reconstruction=True), []
+    gamma = server.start(support, generator=seeded())
+    for _ in range(2):
+        eta, distance = client.answer(gamma)
+        found.append(2 * eta - (gamma.mean(0) if support == len(x) else gamma))
+        gamma = server.step(eta, distance)
+    return float((torch.cdist(torch.cat(found).to(x), x).amin(0) < 1e-3).double().mean())
+
+
+def test_samples_are_found_with_as_many_points_as_samples_and_not_with_the_safe_support() -> None:
+    assert found_samples(40) == 1
+    assert found_samples(safe_support(40)) == 0

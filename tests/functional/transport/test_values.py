@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 import warnings
 
 import numpy as np
@@ -21,6 +19,7 @@ from flsv.functional import (
     client_values,
     debiased_potential,
     direct_values,
+    exact_shapley,
     knn_shapley,
     label_augmented_cost,
     label_embedding,
@@ -63,7 +62,7 @@ def test_potentials_are_pots_however_slowly_turns_converge(blur: float) -> None:
     np.testing.assert_allclose(g - g.mean(), expected, atol=1e-4 * expected.std())
 
 
-@pytest.mark.parametrize("blur", [0.1, 0.01, 0.001])
+@pytest.mark.parametrize("blur", [0.1, 0.001])
 def test_a_sets_potential_towards_itself_is_the_symmetric_one(blur: float) -> None:
     x, y = labeled(0, m=40)
     cost = label_augmented_cost(x, y, x, y)
@@ -96,12 +95,9 @@ def test_calibrated_gradient_is_equation_11() -> None:
     torch.testing.assert_close(calibrated_gradient(f), expected)
     torch.testing.assert_close(calibrated_gradient(f + 100), expected, rtol=1e-3, atol=1e-4)
     assert calibrated_gradient(torch.tensor([5.0])).tolist() == [0.0]
-    with pytest.raises(ConfigurationError, match="vector"):
-        calibrated_gradient(torch.zeros(0))
 
 
-def test_wrong_settings_say_so() -> None:
-    x, _ = labeled(0)
+def test_more_than_memory_holds_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="random parts of at most"):
         entropic_potentials(torch.zeros(1).expand(20_000, 20_000), 0.1, 0.7)
 
@@ -168,23 +164,21 @@ def lava_dual(x: np.ndarray, y: np.ndarray, x2: np.ndarray, y2: np.ndarray, c: f
     return eps * log["log_u"]
 
 
-def lava_reference(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor, c: float, eps: float, debiased: bool) -> np.ndarray:
+def lava_reference(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor, c: float, eps: float) -> np.ndarray:
     """The calibrated gradient, sample by sample."""
     sides = x.numpy(), y.numpy(), x2.numpy(), y2.numpy()
-    f = lava_dual(*sides, c, eps)
-    if debiased:
-        f = f - lava_dual(*sides[:2], *sides[:2], c, eps)
+    f = lava_dual(*sides, c, eps) - lava_dual(*sides[:2], *sides[:2], c, eps)
     m = len(f)
     return np.array([f[i] - sum(f[j] for j in range(m) if j != i) / (m - 1) for i in range(m)])
 
 
-@pytest.mark.parametrize(("weight", "debiased"), [(1.0, True), (0.5, False), (3.0, True), (0.0, True)])
-def test_as_pots_duals(weight: float, debiased: bool) -> None:
+@pytest.mark.parametrize("weight", [3.0, 0.0])
+def test_as_pots_duals(weight: float) -> None:
     (x, y), (x2, y2) = blobs(40, 0), blobs(25, 1)
     x, x2, eps = x.double(), x2.double(), 4.0
     y, _ = flipped(y, 0.2, 4)
-    found = lava(x, y, x2, y2, label_weight=weight, eps=eps, debiased=debiased)
-    expected = lava_reference(x, y, x2, y2, weight, eps, debiased)
+    found = lava(x, y, x2, y2, label_weight=weight, eps=eps)
+    expected = lava_reference(x, y, x2, y2, weight, eps)
     np.testing.assert_allclose(found.numpy(), expected, atol=1e-3 * np.abs(expected).max())
     assert float(found.sum()) == pytest.approx(0, abs=1e-9)
 
@@ -230,29 +224,19 @@ def test_flips_are_found_and_class_numbers_do_not_matter(inner: str) -> None:
     assert roc_auc_score(bad, without) < 0.6
 
 
-def brute_force(x: np.ndarray, y: np.ndarray, x2: np.ndarray, y2: np.ndarray, k: int) -> np.ndarray:
-    m = len(x)
-
-    def value(members: tuple[int, ...]) -> float:
-        total = 0.0
-        for sample, label in zip(x2, y2):
-            nearest = sorted(members, key=lambda i: ((x[i] - sample) ** 2).sum())[:k]
-            total += sum(y[i] == label for i in nearest) / k
-        return total / len(x2)
-
-    result = np.zeros(m)
-    for i in range(m):
-        rest = [j for j in range(m) if j != i]
-        for size in range(m):
-            for members in itertools.combinations(rest, size):
-                result[i] += (value((*members, i)) - value(members)) / (m * math.comb(m - 1, size))
-    return result
-
-
-@pytest.mark.parametrize("m", [1, 2, 4, 7])
-@pytest.mark.parametrize("k", [1, 2, 5, 9])
+@pytest.mark.parametrize("m", [1, 2, 7])
+@pytest.mark.parametrize("k", [1, 5, 9])
 def test_values_are_shapleys(m: int, k: int) -> None:
     rng = np.random.default_rng(m)
     x, x2, y, y2 = rng.normal(size=(m, 2)), rng.normal(size=(3, 2)), rng.integers(0, 2, m), rng.integers(0, 2, 3)
+
+    def value(mask: Tensor) -> float:
+        total = 0.0
+        for sample, label in zip(x2, y2):
+            nearest = sorted(mask.nonzero().flatten().tolist(), key=lambda i: ((x[i] - sample) ** 2).sum())[:k]
+            total += sum(y[i] == label for i in nearest) / k
+        return total / len(x2)
+
+    expected = exact_shapley(lambda masks: torch.tensor([value(mask) for mask in masks], dtype=torch.float64), m)
     found = knn_shapley(*(torch.from_numpy(a) for a in (x, y, x2, y2)), k=k)
-    np.testing.assert_allclose(found, brute_force(x, y, x2, y2, k), atol=1e-12)
+    np.testing.assert_allclose(found, expected.values, atol=1e-12)
