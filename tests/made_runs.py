@@ -1,9 +1,11 @@
-"""Folders as runs leave them, of any size, without a training."""
+"""Folders as runs leave them, of any size, without a training; and what a page says of one, without its tags."""
 
 from __future__ import annotations
 
+import html
 import json
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,7 @@ def make_run(
     ended: bool = True,
     stderr: bool = True,
 ) -> Path:
-    """``contributions.csv`` and ``run.json`` of a run with one metric, ``cssv``."""
+    """Of a run with one metric, ``cssv``."""
     folder.mkdir(parents=True, exist_ok=True)
     named = names or (NAMES[:clients] if clients <= len(NAMES) else tuple(map(str, range(clients))))
     rows: list[list[Any]] = []
@@ -126,3 +128,29 @@ def make_game(
     }
     (folder / "run.json").write_text(json.dumps(record))
     return folder
+
+
+def repeated(folder: Path, *values: list[float]) -> Path:
+    """The first of runs of ``flsv repeat``, a seed each, with these values of ``sv``."""
+    for seed, row in enumerate(values):
+        make_game(folder / f"seed_{seed}", {"sv": row}, settings={"federation_seed": seed})
+    rows = "".join(f"{seed},seed_{seed}\n" for seed in range(len(values)))
+    (folder / "runs.csv").write_text(f"# {{}}\nrun,folder\n{rows}")
+    return folder / "seed_0"
+
+
+def retold(folder: Path, **changes: Any) -> Path:
+    """The run, with these parts of its ``run.json``."""
+    record = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**record, **changes}))
+    return folder
+
+
+def text_of(page: Path) -> str:
+    """A line per heading, paragraph, item and row, with bars around the cells; charts are left out."""
+    body = page.read_text(encoding="utf-8").partition("</style>")[2]
+    body = re.sub(r"<svg.*?</svg>", "", body, flags=re.DOTALL)
+    body = re.sub(r"\s*<t[dh]\b[^>]*>", "| ", body).replace("</tr>", "|")
+    body = re.sub(r"</t[dh]>", " ", re.sub(r"</(p|li|h\d|tr|figcaption)>", "\n", body))
+    lines = (html.unescape(re.sub(r"<[^>]*>", "", line)).strip() for line in body.splitlines())
+    return "\n".join(filter(None, lines)).replace("\u00a0", " ")
