@@ -24,8 +24,9 @@ from flsv import ConfigurationError
 from flsv.aggregation import Aggregator, FedAvg, TrimmedMean
 from flsv.cli import main
 from flsv.data import IIDPartitioner
-from flsv.declared import Count, NonNegative, Share, check_argument, checked, declared
+from flsv.declared import Count, Declared, NonNegative, Share, check_argument, checked, declared
 from flsv.privacy import GaussianPrivacy
+from flsv.server.identity import described
 
 PACKAGES = (
     "flsv", "flsv.aggregation", "flsv.attacks", "flsv.data", "flsv.features", "flsv.filters", "flsv.clients.algorithms",
@@ -125,6 +126,21 @@ def test_bounds_are_kept(cls: type, name: str, hint: Any) -> None:
         check_argument(cls.__name__, name, value, hint)
         with contextlib.suppress(ConfigurationError):  # beside the other arguments it may be wrong
             cls(**{**arguments(cls), name: value})
+
+
+@pytest.mark.parametrize("cls", [cls for cls in public() if issubclass(cls, Declared)])
+def test_what_differs_in_an_argument_is_described_otherwise(cls: type) -> None:
+    """A resumed run, a table of runs and run.json go by it."""
+    options = {name: [*at_bounds(hint), 0.25, 2, 3, 4] for name, (hint, _) in declared(cls.__init__).items()}
+    if "metric" in inspect.signature(cls).parameters:
+        options["metric"] = ["sv", "another"]
+    # What a federation gives, and what changes no number, may be missing.
+    for name in options.keys() - {"num_clients", "num_classes", "workers"}:
+        texts: dict[str, Any] = {}
+        for value in options[name]:
+            with contextlib.suppress(ConfigurationError):  # where it is not admitted, or not beside the others
+                part = cls(**{**arguments(cls), name: value})
+                assert texts.setdefault(f"{described(part)} {part!r}", value) == value, name
 
 
 def test_lists_of_numbers() -> None:

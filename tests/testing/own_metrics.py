@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from own_cases import remote_is_equal, settings_are_described
+from own_cases import remote_is_equal
 from torch import Tensor
 
 from flsv.functional.shapley.few_coalitions import few_coalitions
@@ -176,6 +176,6 @@ def axioms_hold(case: OwnMetricCase) -> None:
         expect(same(mixed, apart, rtol=1e-4), f"{mixed.tolist()}, not {apart.tolist()}")
 
 
-OF_ALL = (inference_mode_is_no_matter, bad_clients_are_refused, settings_are_described)
+OF_ALL = (inference_mode_is_no_matter, bad_clients_are_refused)
 
 OF_CONTRIBUTIONS = (intervals_are_of_the_rounds, axioms_hold, remote_is_equal)
