@@ -25,8 +25,6 @@ DISTRIBUTIONS = {
     "sklearn": "scikit-learn",
     "yaml": "pyyaml",
 }
-#: A notebook's, and asked for there only.
-BROUGHT_ALONG = {"IPython"}
 
 
 def imported() -> dict[str, list[str]]:
@@ -45,10 +43,6 @@ def imported() -> dict[str, list[str]]:
     return found
 
 
-def distribution(name: str) -> str:
-    return DISTRIBUTIONS.get(name, name).lower()
-
-
 def declared() -> set[str]:
     text = (ROOT.parent / "pyproject.toml").read_text()
     lists = re.findall(
@@ -60,17 +54,10 @@ def declared() -> set[str]:
     return {name.lower() for each in lists for name in re.findall(r'"([A-Za-z][\w.-]*)', each)}
 
 
-def test_what_is_imported_is_declared() -> None:
-    mine = {distribution(name): files for name, files in imported().items() if name not in BROUGHT_ALONG}
-    assert mine.keys() - declared() == set(), {name: mine[name][0] for name in mine.keys() - declared()}
-
-
-@pytest.mark.slow
-def test_what_is_declared_is_imported() -> None:
-    assert declared() - {distribution(name) for name in imported()} == {
-        "pyarrow",
-        "rich",
-    }  # pandas and Lightning import them
+def test_what_is_imported_is_declared_and_the_other_way_round() -> None:
+    mine = {DISTRIBUTIONS.get(name, name).lower(): files[0] for name, files in imported().items()}
+    assert mine.keys() - declared() == {"ipython"}, mine  # a notebook's, and asked for there only
+    assert declared() - mine.keys() == {"pyarrow", "rich"}  # pandas and Lightning import them
 
 
 @pytest.mark.slow
