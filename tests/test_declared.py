@@ -24,7 +24,7 @@ from flsv import ConfigurationError
 from flsv.aggregation import Aggregator, FedAvg, TrimmedMean
 from flsv.cli import main
 from flsv.data import IIDPartitioner
-from flsv.declared import Count, Declared, NonNegative, Share, check_argument, checked, declared
+from flsv.declared import Count, Declared, NonNegative, Share, check_argument, declared
 from flsv.privacy import GaussianPrivacy
 from flsv.server.identity import described
 
@@ -206,16 +206,6 @@ def test_rules_may_be_added_without_a_constructor() -> None:
         Narrow(high=20)
     with pytest.raises(ConfigurationError, match="expected more than low"):
         Narrow(low=5)
-
-
-def test_functions() -> None:
-    @checked
-    def draw(least: Count, most: int = 3) -> int:
-        return most - least
-
-    assert draw(1) == 2
-    with pytest.raises(ConfigurationError, match=r"draw\(least=0\): expected a whole number of at least 1\."):
-        draw(0)
 
 
 def test_the_command_line_reads_the_same_annotations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

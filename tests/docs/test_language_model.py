@@ -43,26 +43,25 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 class Texts(Dataset):
-    """Dictionaries, with -100 for what does not count, and without classes."""
+    """Dictionaries, with -100 for what does not count, and without classes; or without labels, and with padding behind
+    a text's end."""
 
-    def __init__(self, count: int, seed: int) -> None:
+    def __init__(self, count: int, seed: int, padded: bool = False) -> None:
         draw = torch.Generator().manual_seed(seed)
         start = torch.randint(0, TOKENS, (count, 1), generator=draw)
         self.tokens = (start + torch.arange(LENGTH) * (1 + seed % 2)) % TOKENS
-        self.labels = self.tokens.clone()
+        self.labels, self.padded = self.tokens.clone(), padded
         self.labels[::3, :3] = -100
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
+        if self.padded:
+            mask = (torch.arange(LENGTH) < 3 + index % 4).long()
+            return {"input_ids": self.tokens[index] * mask, "attention_mask": mask}
         mask = torch.ones(LENGTH, dtype=torch.long)
         return {"input_ids": self.tokens[index], "labels": self.labels[index], "attention_mask": mask}
-
-
-def texts() -> FederatedDataModule:
-    clients = {name: Texts(count, seed) for seed, (name, count) in enumerate({"a": 10, "b": 7, "c": 9}.items())}
-    return FederatedDataModule(clients=clients, val=Texts(11, 4), batch_size=4)
 
 
 def client(network: str) -> CausalLMClient:
@@ -70,11 +69,9 @@ def client(network: str) -> CausalLMClient:
     return CausalLMClient(network, rank=2, optimizer=partial(torch.optim.SGD, lr=LR))
 
 
-def federated(**options: Any) -> FederatedLoop:
-    return FederatedLoop(share="trainable", seed=5, reporting=Reporting(table=False), **options)
-
-
 def test_adapters_travel_and_are_valued_by_the_loss(network: str, tmp_path: Path) -> None:
+    clients = {name: Texts(count, seed) for seed, (name, count) in enumerate({"a": 10, "b": 7, "c": 9}.items())}
+    data = FederatedDataModule(clients=clients, val=Texts(11, 4), batch_size=4)
     metrics = {
         "agreement": CosineGradientShapley(),
         "slope": GradientShapley(loss="val_loss"),
@@ -85,8 +82,8 @@ def test_adapters_travel_and_are_valued_by_the_loss(network: str, tmp_path: Path
     module = client(network)
     frozen = {n: p.detach().clone() for n, p in module.named_parameters() if not p.requires_grad}
     before = vector(module)
-    loop = federated(metrics=metrics)
-    fit(loop, tmp_path, module, texts(), rounds=2)
+    loop = FederatedLoop(metrics=metrics, share="trainable", seed=5, reporting=Reporting(table=False))
+    fit(loop, tmp_path, module, data, rounds=2)
     assert {name.split(".")[-3] for name in loop.space.names} == {"lora_B"}
     assert set(loop.space.constant_names) == set(frozen)
     assert all(torch.equal(p, frozen[n]) for n, p in module.named_parameters() if n in frozen)
@@ -97,18 +94,10 @@ def test_adapters_travel_and_are_valued_by_the_loss(network: str, tmp_path: Path
     assert float(values["both"].sum()) == pytest.approx(1, abs=1e-5)
 
 
-class Padded(Texts):
-    """Without labels; what is behind a text's end is padding."""
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        mask = (torch.arange(LENGTH) < 3 + index % 4).long()
-        return {"input_ids": self.tokens[index] * mask, "attention_mask": mask}
-
-
 @pytest.mark.parametrize("size", [1, 4, 11])
 def test_the_validation_loss_is_that_of_a_predicted_token(network: str, size: int) -> None:
     """In batches of any size, and padding is not predicted."""
-    module, texts = client(network), Padded(11, 4)
+    module, texts = client(network), Texts(11, 4, padded=True)
     trainer = L.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False)
     (logged,) = trainer.validate(module, DataLoader(texts, size), verbose=False)
     losses = []
