@@ -28,6 +28,9 @@ def test_the_digits_need_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> 
             assert set(bad.nonzero().flatten().tolist()) <= set(data.malicious)
 
 
+SIGN_FLIP = {"class_path": "flsv.attacks.SignFlip", "init_args": {"clients": [9]}}
+
+
 def own(folder: Path, **changes: Any) -> str:
     """A file like that of the digits, with these sections; None takes one out."""
     said = yaml.safe_load((FOLDER / "digits_sizes.yaml").read_text()) | changes
@@ -50,7 +53,7 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
         ({"round": 3}, "mine.yaml is no federation: .*'round'"),
         ({"rounds": None, "model": None}, "mine.yaml is no federation: .*rounds"),
         ({"bad": {"label_noise": [7]}}, "there is no client 7: the clients are 0 to 5"),
-        ({"attacks": [{"class_path": "flsv.attacks.SignFlip", "init_args": {"clients": [9]}}]}, "there is no client 9"),
+        ({"attacks": [SIGN_FLIP]}, "there is no client 9"),
         ({"model": {"class_path": "flsv.NoSuchModule"}}, "the federation mine"),
         ({"performance": "val_loss"}, "mode"),
     ],
