@@ -152,7 +152,7 @@ def _name_bars(ax: Any, order: np.ndarray, labels: Sequence[str], colors: Mappin
     if many:
         ax.set_xlim(-0.7, len(order) - 0.3)
         places, texts = _apart(places, texts, len(order))
-    _set_xticks(ax, places, texts, many or max(map(len, labels), default=0) > 3)
+    set_xticks(ax, places, texts, many or max(map(len, labels), default=0) > 3)
     for place, text in zip(places, ax.get_xticklabels()):
         text.set_color(colors.get(order[place], "black"))
 
@@ -273,7 +273,7 @@ def draw_heatmap(
     ax.figure.colorbar(image, ax=ax, label=unit)
     _label_rows(ax, order, means, names)
     every = 1 + (len(titles) - 1) // MOST_TICKS
-    _set_xticks(ax, range(0, len(titles), every), titles[::every], max(map(len, titles[::every])) > 3)
+    set_xticks(ax, range(0, len(titles), every), titles[::every], max(map(len, titles[::every])) > 3)
     ax.set_xlabel(label_text(columns))
     ax.set_ylabel("client")
     for (row, column), value in np.ndenumerate(cells) if cells.size <= MOST_NUMBERS else ():
@@ -350,7 +350,8 @@ def _apart(places: Sequence[int], texts: Sequence[str], width: int) -> tuple[lis
     return [*kept], [*kept.values()]
 
 
-def _set_xticks(ax: Any, places: Sequence[int], texts: Sequence[str], turned: bool) -> None:
+def set_xticks(ax: Any, places: Sequence[int], texts: Sequence[str], turned: bool) -> None:
+    """Labels below these places of an axis, side by side or turned."""
     ax.set_xticks(places, texts)
     for text in ax.get_xticklabels() if turned else ():
         text.set(rotation=45, horizontalalignment="right", rotation_mode="anchor")

@@ -8,14 +8,12 @@ from __future__ import annotations
 import functools
 import io
 import math
-import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from flsv.charts import BOTTOM, PALETTE, TOP, client_labels, draw_heatmap, label_text
+from flsv.charts import BOTTOM, PALETTE, TOP, client_labels, draw_heatmap, label_text, set_xticks
 
 __all__ = ["beeswarm", "heatmap", "waterfall"]
 
@@ -36,62 +34,30 @@ _Plot = TypeVar("_Plot", bound=Callable[..., Any])
 
 
 class Shown(tuple[Any, ...]):
-    """``(figure, axis)``, which a notebook shows as the picture."""
-
-    displayed = False
-
-    def _repr_png_(self) -> bytes | None:
-        return None if self.displayed else picture_of(self[0])
-
-
-def picture_of(figure: Any) -> bytes | None:
-    """The picture as PNG; None for one of pyplot's, which the notebook shows itself.
+    """``(figure, axis)``, which a notebook shows as the picture; one of pyplot's it shows anyway.
 
     Example:
-        >>> from matplotlib.figure import Figure
-        >>> picture_of(Figure())[:4]
+        >>> Shown(waterfall([0.5]))._repr_png_()[:4]
         b'\\x89PNG'
     """
-    if figure.canvas.manager is not None:
-        return None
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", bbox_inches="tight")
-    return buffer.getvalue()
+
+    def _repr_png_(self) -> bytes | None:
+        figure, buffer = self[0], io.BytesIO()
+        if figure.canvas.manager is not None:
+            return None
+        figure.savefig(buffer, format="png", bbox_inches="tight")
+        return buffer.getvalue()
 
 
 def shows(plot: _Plot) -> _Plot:
-    """Makes what a plotting function gives visible in notebooks, at once, so that ``plot();`` shows it, too. Nothing is
-    shown where the axis is given: its figure is its owner's."""
+    """Makes what a plotting function gives visible in notebooks."""
 
     @functools.wraps(plot)
     def with_picture(*args: Any, **kwargs: Any) -> Any:
         drawn = plot(*args, **kwargs)
-        if not isinstance(drawn, tuple) or isinstance(drawn, Shown):
-            return drawn
-        figure, pair = drawn[0], Shown(drawn)
-        if hasattr(figure, "savefig") and not hasattr(figure, "_repr_png_"):
-            figure._repr_png_ = partial(picture_of, figure)
-        if kwargs.get("ax") is None and not any(hasattr(each, "get_figure") for each in args):
-            pair.displayed = display(figure)
-        return pair
+        return Shown(drawn) if isinstance(drawn, tuple) else drawn
 
     return cast(_Plot, with_picture)
-
-
-def display(figure: Any) -> bool:
-    """Show a figure that pyplot does not know, if this is a notebook.
-
-    Returns:
-        Whether it was shown.
-    """
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    if shell is None or not hasattr(shell, "kernel") or figure.canvas.manager is not None:
-        return False
-    from IPython.display import Image
-    from IPython.display import display as show
-
-    show(Image(picture_of(figure)))
-    return True
 
 
 @shows
@@ -176,7 +142,8 @@ def draw_steps(
     spread = high - low or 1.0
     ax.set_ylim(low - (0.02 * spread if low < 0 else 0), high + 0.12 * spread)
     ax.set_xlim(-0.6, len(values) + 1.6)
-    _ticks(ax, ["start", *names, "end"])
+    labels = ["start", *names, "end"]
+    set_xticks(ax, range(len(labels)), [*map(label_text, labels)], max(map(len, labels)) > 8 or len(labels) > 8)
     ax.set_ylabel(unit)
     ax.spines[["top", "right"]].set_visible(False)
 
@@ -306,10 +273,3 @@ def _known(values: Any, names: Sequence[str] | None) -> tuple[list[float], list[
     labels = client_labels(len(row), names)
     there = [place for place, value in enumerate(row.tolist()) if math.isfinite(value)]
     return [float(row[place]) for place in there], [labels[place] for place in there]
-
-
-def _ticks(ax: Any, labels: Sequence[str]) -> None:
-    ax.set_xticks(range(len(labels)), [label_text(label) for label in labels])
-    if max(map(len, labels)) > 8 or len(labels) > 8:
-        for text in ax.get_xticklabels():
-            text.set(rotation=45, horizontalalignment="right", rotation_mode="anchor")

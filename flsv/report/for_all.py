@@ -11,6 +11,7 @@ from typing import Any
 from markupsafe import Markup
 
 from flsv.csv_files import NAN
+from flsv.errors import listed
 from flsv.models.imbalance import OWN_SCORES
 from flsv.report import drawing, facts
 from flsv.report.facts import SAY
@@ -249,8 +250,7 @@ def _retrained(run: Run, order: Sequence[int]) -> Markup:
 def _never(run: Run) -> str | None:
     """Whose updates were in no round."""
     never = [run.label(client) for client, count in enumerate(run.taken_part()) if not count] if run.rounds else []
-    names = ", ".join(never[:20]) + (", ..." if len(never) > 20 else "")
-    return SAY["never"].format(names) if never else None
+    return SAY["never"].format(listed(never, 20)) if never else None
 
 
 def _settings(run: Run) -> Markup:

@@ -14,7 +14,7 @@ from pandas import DataFrame
 
 from flsv.charts import client_label
 from flsv.csv_files import NAN, Cell, number_or_nan, read_csv, whole
-from flsv.errors import ConfigurationError
+from flsv.errors import ConfigurationError, listed
 from flsv.functional.over_rounds import half_width
 from flsv.metrics.intervals import LEVEL
 from flsv.participants.artifacts import client_folders
@@ -249,10 +249,7 @@ def _nothing_there(folder: Path) -> str:
     below = sorted((p.parent for p in folder.rglob(CONTRIBUTIONS)), key=lambda p: p.stat().st_mtime, reverse=True)
     if not below:
         return f"{folder} holds no {CONTRIBUTIONS}, which every run of a federation writes: it is no run's folder."
-    names = ", ".join(str(path) for path in below[:5]) + (", ..." if len(below) > 5 else "")
-    return (
-        f"{folder} holds no {CONTRIBUTIONS}, but there are runs below it, the newest first: {names}. Name one of them."
-    )
+    return f"{folder} holds no {CONTRIBUTIONS}, but runs below it do, the newest first: {listed(below)}. Name one of them."
 
 
 # ---- runs of flsv repeat: the same federation with other seeds, and each client's mean over them

@@ -53,7 +53,7 @@ def test_what_is_no_run_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="no run's folder"):
         open_run(tmp_path)
     make_run(tmp_path / "logs" / "version_0")
-    with pytest.raises(ConfigurationError, match=r"runs below it.*version_0"):
+    with pytest.raises(ConfigurationError, match=r"runs below it do.*version_0"):
         open_run(tmp_path)
 
 
