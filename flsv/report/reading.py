@@ -134,14 +134,12 @@ class Run:
         """``[n]``: the last value of each client, NaN where there is none."""
         return last(self.table, metric, self.num_clients, column)
 
-    def ends(self, metric: str) -> tuple[list[float], list[float]] | None:
+    def ends(self, metric: str) -> tuple[list[float], list[float]]:
         """``[n]`` and ``[n]``: the ends of the interval around each client's last value, NaN where none is known; where
-        a metric has none but standard errors, 1.96 of them on either side; None where nothing is known."""
+        a metric has none but standard errors, 1.96 of them on either side."""
         low, high = (last(self.table, metric, self.num_clients, what=end) for end in ("low", "high"))
-        if any(end == end for end in low):
+        if any(end == end for end in low) or f"{metric}/stderr" not in self.measured:
             return low, high
-        if f"{metric}/stderr" not in self.measured:
-            return None
         known = list(zip(self.final(metric), self.final(f"{metric}/stderr")))
         return [value - 1.96 * error for value, error in known], [value + 1.96 * error for value, error in known]
 
@@ -249,7 +247,7 @@ def _nothing_there(folder: Path) -> str:
     below = sorted((p.parent for p in folder.rglob(CONTRIBUTIONS)), key=lambda p: p.stat().st_mtime, reverse=True)
     if not below:
         return f"{folder} holds no {CONTRIBUTIONS}, which every run of a federation writes: it is no run's folder."
-    return f"{folder} holds no {CONTRIBUTIONS}, but runs below it do, the newest first: {listed(below)}. Name one of them."
+    return f"{folder} holds no {CONTRIBUTIONS}, but runs below it do, the newest first: {listed(below)}. Name one."
 
 
 # ---- runs of flsv repeat: the same federation with other seeds, and each client's mean over them

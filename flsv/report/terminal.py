@@ -19,18 +19,7 @@ from flsv.charts import client_labels, shortened
 from flsv.models.imbalance import OWN_SCORES
 from flsv.report.measured import own_title
 from flsv.report.run_table import columns_in, last, part
-from flsv.report.text import (
-    NONE,
-    WORDS,
-    by_value,
-    change,
-    ends_of,
-    numbers,
-    percent,
-    ranking,
-    shares_in,
-    with_intervals,
-)
+from flsv.report.text import NONE, WORDS, by_value, change, ends_of, numbers, ranking, value_columns
 from flsv.round.result import RunResult
 
 #: Clients that are shown one by one; of more the highest and the lowest ten.
@@ -88,11 +77,8 @@ def client_columns(
     """
     there = set(table["metric"])
     columns = {name: numbers(last(table, name, clients)) for name in ("samples", "rounds")}
-    for name in metrics:
-        values, low, high = (last(table, name, clients, what=what) for what in ("value", "low", "high"))
-        columns[name] = with_intervals(values, low, high)
-        if name in to_pay_by:
-            columns["share" if len(to_pay_by) == 1 else f"share of {name}"] = [*map(percent, shares_in(values))]
+    known = {name: [last(table, name, clients, what=what) for what in ("value", "low", "high")] for name in metrics}
+    columns |= value_columns(known, to_pay_by, range(clients))
     for name in ("weight", *OWN_SCORES):
         if name in there:
             values = last(table, name, clients)

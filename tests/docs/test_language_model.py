@@ -17,13 +17,7 @@ from examples.language_model import CausalLMClient
 from flsv import Reporting
 from flsv.data import FederatedDataModule
 from flsv.loop import FederatedLoop
-from flsv.metrics import (
-    CosineGradientShapley,
-    CumulativeShapley,
-    GradientAgreement,
-    GradientShapley,
-    ShadowShapley,
-)
+from flsv.metrics import CumulativeShapley, GradientAgreement, ShadowShapley
 
 pytest.importorskip("peft", reason="peft is not installed: pip install 'flsv[lora]'")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install 'flsv[lora]'")
@@ -71,12 +65,11 @@ def client(network: str) -> CausalLMClient:
 def test_adapters_travel_and_are_valued_by_the_loss(network: str, tmp_path: Path) -> None:
     clients = {name: Texts(count, seed) for seed, (name, count) in enumerate({"a": 10, "b": 7, "c": 9}.items())}
     data = FederatedDataModule(clients=clients, val=Texts(11, 4), batch_size=4)
+    options: dict[str, Any] = {"performance": "val_loss", "mode": "min"}
     metrics = {
-        "agreement": CosineGradientShapley(),
-        "slope": GradientShapley(loss="val_loss"),
         "both": GradientAgreement(loss="val_loss"),
-        "game": CumulativeShapley(performance="val_loss", mode="min", weighting="samples"),
-        "shadow": ShadowShapley(performance="val_loss", mode="min", coalitions="all"),
+        "game": CumulativeShapley(weighting="samples", **options),
+        "shadow": ShadowShapley(coalitions="all", **options),
     }
     module = client(network)
     frozen = {n: p.detach().clone() for n, p in module.named_parameters() if not p.requires_grad}
