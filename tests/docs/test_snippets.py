@@ -81,17 +81,3 @@ def test_the_command_of_every_algorithm_runs(each: docs_site.Algorithm) -> None:
         pytest.importorskip("peft")
     page = docs_site.algorithm_page(each)
     assert snippets.run_page(page, fit_only) == 2 * len(each.configs)
-
-
-@pytest.mark.parametrize(
-    ("page", "said"),
-    [
-        ("```bash\nrm -rf runs\n```\n", "neither run nor listed"),
-        ('```yaml title="a.yaml"\na: 1\n```\n', "no command runs it"),
-        ('```python title="fedapp/federation.py"\nserver = None\n```\n', "does not say so"),
-        ("```bash\nflsv fit --config nothing\n```\n", "fit"),
-    ],
-)
-def test_what_a_page_cannot_show_is_found(page: str, said: str) -> None:
-    with pytest.raises(AssertionError, match=said):
-        snippets.run_page(page)
