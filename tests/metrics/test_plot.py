@@ -11,7 +11,7 @@ import pytest
 import torch
 from matplotlib.colors import to_hex
 
-from flsv.charts import BOTTOM, OTHERS, PALETTE, TOP, ends
+from flsv.charts import BOTTOM, OTHERS, TOP, ends
 from flsv.metrics import ClassSpecificShapley, CumulativeShapley, DomainRelevance
 from flsv.metrics.plot import plot_contributions
 
@@ -60,10 +60,10 @@ def test_bars_have_names_a_unit_a_zero_line_and_standard_errors(tmp_path: Path) 
     save(figure, tmp_path)
 
 
-@pytest.mark.parametrize("shape", [(100, 100), (41, 3), (100,), (25, 100), (6, 25, 4)])
+@pytest.mark.parametrize("shape", [(100, 100), (41, 3), (100,), (25, 100)])
 def test_a_hundred_clients_can_be_read(shape: tuple[int, ...], tmp_path: Path) -> None:
     value = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
-    rounds = shape in ((25, 100), (6, 25, 4))
+    rounds = shape == (25, 100)
     figure, axis = plot_contributions(list(value) if rounds else value, class_names=None)
     save(figure, tmp_path)
     assert max(figure.get_size_inches()) <= 18
@@ -82,26 +82,6 @@ def test_a_hundred_clients_can_be_read(shape: tuple[int, ...], tmp_path: Path) -
         colors = [line.get_color() for line in axis.lines]
         assert (colors.count(TOP), colors.count(BOTTOM), colors.count(OTHERS)) == (5, 5, 90)
         assert labels(axis.get_legend().get_texts())[0] == f"client {int(value[-1].argmax())}"
-    if shape == (6, 25, 4):
-        assert len(figure.legends[0].get_texts()) == 10
-        first = [line.get_color() for line in figure.axes[0].lines]
-        assert all([line.get_color() for line in other.lines] == first for other in figure.axes)
-
-
-def test_small_multiples_share_scale_colors_and_whole_rounds(tmp_path: Path) -> None:
-    rows = [torch.rand(3, 5) for _ in range(4)]
-    figure, _ = plot_contributions(rows, class_names=["a", "b", "c", "d", "4"], client_names=["Boston", "Lyon", "2"])
-    shown = [axis for axis in figure.axes if axis.lines]
-    assert [axis.get_title() for axis in shown] == ["a", "b", "c", "d", "class 4"]
-    assert {axis.get_ylim() for axis in shown} == {shown[0].get_ylim()}
-    for column, axis in enumerate(shown):
-        assert [line.get_color() for line in axis.lines] == list(PALETTE[:3])
-        assert np.allclose(axis.lines[1].get_ydata(), [row[1, column] for row in rows])
-    assert labels(figure.legends[0].get_texts()) == ["Boston", "Lyon", "client 2"]
-    save(figure, tmp_path)
-    assert all(tick == round(tick) for tick in shown[0].get_xticks())
-    with pytest.raises(ValueError, match="figure of its own"):
-        plot_contributions(rows, ax=shown[0])
 
 
 def test_metrics_draw_with_names_and_units() -> None:
@@ -109,6 +89,8 @@ def test_metrics_draw_with_names_and_units() -> None:
     cssv.bind(2, 2, ["Shirt", "Dress"], client_names=["Boston", "Lyon"])
     figure, axis = cssv.plot(torch.rand(2, 2))
     assert (labels(axis.get_xticklabels()), labels(axis.get_yticklabels())) == (["Shirt", "Dress"], ["Boston", "Lyon"])
+    _, lines = cssv.plot([torch.rand(2, 2), torch.rand(2, 2)])  # of a round each: the overall values
+    assert labels(lines.get_legend().get_texts()) == ["Boston", "Lyon"]
     assert figure.axes[1].get_ylabel() == cssv.guide().unit == "cosine with the aggregate"
     relevance = DomainRelevance(num_clients=2)
     relevance.bind(2, 2, client_names=["Boston", "Lyon"])
