@@ -94,7 +94,7 @@ def spread(scores: Mapping[str, Tensor]) -> dict[str, float]:
         if len(known):
             # NaN where somebody has no score: it is a mean of all.
             values = {"mean": score.mean(), "min": known.min(), "std": known.std(correction=0)}
-            found |= {f"{client_score(name)}/{what}": value.item() for what, value in values.items()}
+            found |= {f"{tag_of(name)}/{what}": value.item() for what, value in values.items()}
     return found
 
 
@@ -106,28 +106,6 @@ def _diagnostics(metrics: Mapping[str, Metric]) -> Iterable[tuple[str, Tensor]]:
 
 def _plain(value: Tensor) -> Tensor:
     return value.detach().cpu().double()
-
-
-def known_rows(
-    index: int,
-    metrics: Mapping[str, Metric],
-    values: Mapping[str, Tensor],
-    of_round: Mapping[str, Tensor | None],
-    client_names: Sequence[str],
-    class_names: Sequence[str] | None = None,
-) -> list[Row]:
-    """All that is known between two rounds.
-
-    Args:
-        index: of the last round.
-        metrics: by name.
-        values: of the metrics.
-        of_round: name to what else there is of every client ``[n]``, such as the weights.
-        client_names: of the clients.
-        class_names: of the classes, or None.
-    """
-    others = [Numbers(name, value.cpu()) for name, value in of_round.items() if value is not None]
-    return rows_of(index, [*numbers_of(metrics, values, class_names), *others], client_names)
 
 
 class Results:
@@ -146,8 +124,16 @@ class Results:
         self._before: Sequence[Row] = ()
 
     def known(self, index: int, values: Mapping[str, Tensor], **of_round: Tensor | None) -> list[Row]:
-        """See :func:`known_rows`."""
-        return known_rows(index, self._metrics, values, of_round, self._client_names, self._class_names)
+        """All that is known between two rounds.
+
+        Args:
+            index: of the last round.
+            values: of the metrics.
+            of_round: name to what else there is of every client ``[n]``, such as the weights.
+        """
+        others = [Numbers(name, value.cpu()) for name, value in of_round.items() if value is not None]
+        numbers = [*numbers_of(self._metrics, values, self._class_names), *others]
+        return rows_of(index, numbers, self._client_names)
 
     def resume(self, known: Sequence[Row]) -> None:
         """These rows are written already."""
@@ -215,8 +201,7 @@ class Monitored(Sink):
                 own = scores.setdefault(row.metric, torch.full((len(result.weights),), torch.nan))
                 own[row.client] = row.value
             if row.metric in self._metrics and not row.column:
-                tag = client_score(row.metric) if row.metric in OWN_SCORES else row.metric
-                found[f"{tag}/client_{row.client}"] = row.value
+                found[f"{tag_of(row.metric)}/client_{row.client}"] = row.value
         now = {name: torch.tensor(value) for name, value in (found | spread(scores)).items() if value == value}
         for name in self._names - now.keys():
             self._trainer.callback_metrics.pop(name, None)
@@ -252,10 +237,9 @@ def points_of(
                 tag = f"{row.metric}/{class_part(int(row.column), class_names)}"
                 yield Point(row.client, tag, row.value)
             continue
-        tag = client_score(row.metric) if row.metric in OWN_SCORES else row.metric
         for what, number in (("", row.value), ("/low", row.low), ("/high", row.high)):
             if number == number:
-                yield Point(row.client, f"{tag}{what}", number)
+                yield Point(row.client, f"{tag_of(row.metric)}{what}", number)
     for client, loss in result.losses.items():
         if loss == loss:
             yield Point(client, "train_loss", loss)
@@ -271,9 +255,9 @@ def curves_of(metrics: Mapping[str, Metric], wanted: bool) -> list[str]:
     return [name for name, metric in metrics.items() if wanted and columns_of(metric) is None]
 
 
-def client_score(name: str) -> str:
-    """The tag of a score of clients' own models."""
-    return f"client_{name}"
+def tag_of(metric: str) -> str:
+    """A metric in a tag: the scores of clients' own models begin with ``client_``."""
+    return f"client_{metric}" if metric in OWN_SCORES else metric
 
 
 def own_title(name: str) -> str:

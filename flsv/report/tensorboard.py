@@ -39,10 +39,10 @@ from flsv.report.measured import (
     MOST_PER_CLASS,
     Point,
     class_part,
-    client_score,
     curves_of,
     in_one_place,
     points_of,
+    tag_of,
 )
 from flsv.report.terminal import client_columns
 from flsv.round.result import RoundResult, RunResult, Sink
@@ -188,7 +188,7 @@ class TensorBoard(Sink):
 
     def _logged(self) -> list[str]:
         """What the module has logged so far, by name."""
-        ours = (*self._metrics, "weight", *map(client_score, OWN_SCORES))
+        ours = (*self._metrics, "weight", *map(tag_of, OWN_SCORES))
         return [name for name in self._trainer.callback_metrics if name.split("/")[0] not in ours]
 
     def _write_hyperparameters(self, logged: Sequence[str]) -> None:
@@ -200,7 +200,7 @@ class TensorBoard(Sink):
                 results.append(MetricInfo(name=value, display_name=f"{name} {label}"))
         if self._evaluated:
             tags = ["client_accuracy/mean", "client_accuracy/min", "client_accuracy/std"]
-            tags += [f"{client_score(name)}/mean" for name in OWN_SCORES[1:]]
+            tags += [f"{tag_of(name)}/mean" for name in OWN_SCORES[1:]]
             results += [MetricInfo(name=MetricName(tag=tag)) for tag in tags]
         experiment, *session = hparams(dict(self._chosen), {})
         plugin = experiment.value[0].metadata.plugin_data
@@ -214,7 +214,7 @@ class TensorBoard(Sink):
     def _charts(self) -> dict[str, dict[str, Chart]]:
         """The charts of the run in Custom Scalars: of all clients, with intervals and per class of a metric."""
         end = "$" if self._by_client else "/client_[^/]+$"
-        more = ["weight", "train_loss", "update_norm", *(map(client_score, OWN_SCORES) if self._evaluated else ())]
+        more = ["weight", "train_loss", "update_norm", *(map(tag_of, OWN_SCORES) if self._evaluated else ())]
         tags = {name: self._tag(name) if self._by_client else name for name in (*self._metrics, *more)}
         charts = {"all clients": {name: _lines(re.escape(tag) + end) for name, tag in tags.items()}}
         if self._by_client and self._margins:
