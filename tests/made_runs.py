@@ -1,11 +1,9 @@
-"""Folders as runs leave them, of any size, without a training; and what a page says of one, without its tags."""
+"""Folders as runs leave them, of any size, without a training."""
 
 from __future__ import annotations
 
-import html
 import json
 import math
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -144,13 +142,3 @@ def retold(folder: Path, **changes: Any) -> Path:
     record = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps({**record, **changes}))
     return folder
-
-
-def text_of(page: Path) -> str:
-    """A line per heading, paragraph, item and row, with bars around the cells; charts are left out."""
-    body = page.read_text(encoding="utf-8").partition("</style>")[2]
-    body = re.sub(r"<svg.*?</svg>", "", body, flags=re.DOTALL)
-    body = re.sub(r"\s*<t[dh]\b[^>]*>", "| ", body).replace("</tr>", "|")
-    body = re.sub(r"</t[dh]>", " ", re.sub(r"</(p|li|h\d|tr|figcaption)>", "\n", body))
-    lines = (html.unescape(re.sub(r"<[^>]*>", "", line)).strip() for line in body.splitlines())
-    return "\n".join(filter(None, lines)).replace("\u00a0", " ")

@@ -8,7 +8,8 @@ import re
 from pathlib import Path
 
 import pytest
-from made_runs import NAMES, at_fault, copying, made_value, make_run, retold, text_of
+from made_runs import NAMES, at_fault, copying, made_value, make_run, retold
+from page_text import text_of
 
 from flsv.csv_files import save_csv
 from flsv.report import write_report

@@ -7,7 +7,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from made_runs import at_fault, copying, make_game, make_run, repeated, text_of
+from made_runs import at_fault, copying, make_game, make_run, repeated
+from page_text import text_of
 
 import flsv.metrics
 from flsv.report import Budget, write_report

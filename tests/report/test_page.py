@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
-from made_runs import NAMES, made_value, make_run, text_of
+from made_runs import NAMES, made_value, make_run
+from page_text import text_of
 
 from flsv.report import open_run, write_report
 from flsv.report.text import NONE, number

@@ -12,7 +12,8 @@ from typing import Any
 import pandas
 import pytest
 import torch
-from made_runs import at_fault, copying, make_game, repeated, retold, text_of
+from made_runs import at_fault, copying, make_game, repeated, retold
+from page_text import text_of
 from toys import fit, toy_data
 
 import flsv.metrics
