@@ -5,12 +5,15 @@ from __future__ import annotations
 import html
 import re
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from made_runs import NAMES, made_value, make_run
 from page_text import text_of
 
-from flsv.report import open_run, write_report
+from flsv.csv_files import NAN
+from flsv.report import drawing, open_run, write_report
 from flsv.report.text import NONE, number
 
 NASTY = ("a|b <b>x</b>", "</title><script>alert(1)</script>", "[x](http://evil)", "`c` *d* & \\e")
@@ -41,6 +44,14 @@ def test_the_interval_is_that_of_the_standard_errors_or_the_metrics_own(tmp_path
     rows = [line[:-1] + "-1,2.5" if line.split(",")[1:4:2] == ["cssv", ""] else line for line in lines]
     (folder / "contributions.csv").write_text("\n".join(rows) + "\n")
     assert open_run(folder).ends("cssv") == ([-1] * 4, [2.5] * 4)
+
+
+def test_whiskers_reach_from_a_value_to_the_ends_of_its_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr(drawing, "draw_bars", lambda axis, values, names, **options: seen.update(options))
+    drawing.bars(["Boston", "Lyon"], [0.5, 1.0], [[0.25, NAN], [1.25, NAN]])
+    assert seen["errors"][:, 0].tolist() == [0.25, 0.75]
+    assert np.isnan(seen["errors"][:, 1]).all()
 
 
 def test_the_file_needs_nothing_else_and_names_do_no_harm(tmp_path: Path) -> None:
