@@ -69,7 +69,7 @@ def commands(text: str) -> list[list[str]]:
 
 
 def run_page(page: str, run: Callable[[list[str]], None] | None = None) -> int:
-    """Run all that a page shows, in the working folder; the number of its blocks. A command is run by ``run``, by default
+    """Run all that a page shows, in the working folder; the number of its blocks. Commands are run by ``run``, else by
     :func:`run_command`."""
     found = blocks(page)
     called = [command for block in found if block.language == "bash" for command in commands(block.text)]
