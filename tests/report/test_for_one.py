@@ -68,7 +68,7 @@ def a_run(folder: Path, clients: int, known: list[int], seed: int, total: float)
         samples=[samples[i] for i in everybody],
         class_counts=[[int(1000 * own(i, "count", j)) for j in range(CLASSES)] for i in everybody],
         hashes={str(i): f"{own(i, 'hash'):.16f}" for i in everybody},
-        logged={"val_accuracy": 0.1 + sum(last.values())},
+        logged={"val_accuracy": 0.1 + sum(last.values()), **{f"loss of {name}": 7.75 for name in names}},
     )
     retrained = [
         (i, names[i], "accuracy", x, x - own(i, "a"), x + own(i, "b"), x / sum(last.values()), x, 0.5, "7 8", 2)
@@ -92,12 +92,13 @@ def test_pages_are_the_same_whatever_the_others_have(tmp_path: Path, clients: in
 
 def test_from_five_on_a_mean_in_two_digits_is_told_once_and_at_the_end_of_the_run(tmp_path: Path) -> None:
     a_run(tmp_path, 5, [0], 1, 1.7654321)
-    text = write_report(tmp_path, 0).read_text(encoding="utf-8")
+    text = text_of(write_report(tmp_path, 0))
     assert "mean of all" in text
     assert "0.42" in text  # (0.3123 + 1.7654321) / 5 = 0.41554...
     assert "0.416" not in text
-    assert "14\u00a0%" in text  # of the samples
+    assert "14 %" in text  # of the samples
     assert "2.18" in text  # what the model has logged
+    assert "7.75" not in text  # under a client's name
     assert "only if all but that one join in" in text
     record = json.loads((tmp_path / "run.json").read_text())
     del record["ended"]
@@ -112,10 +113,10 @@ def test_from_five_on_a_mean_in_two_digits_is_told_once_and_at_the_end_of_the_ru
 def test_it_has_its_own_values_and_nobody_elses(tmp_path: Path) -> None:
     mean = sum(made_value(i, 0, 4) for i in range(5)) / 5
     text = text_of(write_report(make_run(tmp_path, clients=5), client="Oslo"))
-    own = ("Oslo", f"{made_value(3, 0, 4):.3f}", "121", "03" * 8, f"{mean:.2g}", "5 of 5")
+    own = ("Oslo", f"{made_value(3, 0, 4):.3f}", "121", "4402", "03" * 8, f"{mean:.2g}", "5 of 5")
     assert not [each for each in own if each not in text]
     # From the seed the others' parts of the data follow, settings name clients, and columns may be other clients.
-    assert not [each for each in ("77123", "SignFlip", "feedface", *NAMES[:3]) if each in text]
+    assert not [each for each in ("77123", "SignFlip", "feedface", "3302", *NAMES[:3]) if each in text]
     assert "Class by class" in text
     record = tmp_path / "run.json"
     record.write_text(record.read_text().replace('"per_class": true', '"per_class": false'))

@@ -29,7 +29,7 @@ def test_everybody_is_in_the_report_of_all(tmp_path: Path) -> None:
         assert NAMES[client] in page
         assert number(made_value(client, 0, 4)) in page or f"{made_value(client, 0, 4):.3f}" in page
         assert f"{client:02d}" * 8 in page  # its hash
-    parts = ("Class by class", "Over the rounds", "class 2", "0.875", "1.96 standard errors", "77123", "cosine")
+    parts = ("Class by class", "Over the rounds", "class 2", "4402", "0.875", "1.96 standard errors", "77123", "cosine")
     assert not [part for part in (*parts, "more is better") if part not in page]
 
 
