@@ -13,12 +13,12 @@ import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from toys import fit, toy_sets
+from toys import fit
 
 from flsv import Reporting
 from flsv.aggregation import FedAvg
 from flsv.charts import drawing
-from flsv.data import FederatedDataModule, SizePartitioner, Splits, plot_partition
+from flsv.data import plot_partition
 from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley
 from flsv.metrics.plot import plot_contributions
@@ -67,17 +67,6 @@ def test_what_raises_is_a_warning_and_an_interrupt_is_not() -> None:
         raise ValueError("first\nsecond")
     with pytest.raises(KeyboardInterrupt), drawing("p"):
         raise KeyboardInterrupt
-
-
-def test_a_fit_with_classes_of_such_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    train, test = toy_sets()
-    train.classes = ["[/b]", "$x^{$", "plain"]  # type: ignore[attr-defined]
-    data = FederatedDataModule((train, test), SizePartitioner([4, 1, 2]), batch_size=8, splits=Splits(client_test=0.2))
-    loop = FederatedLoop(FedAvg(), {"[b] $x^{$": ClassSpecificShapley()}, seed=1)
-    fit(loop, tmp_path, data=data, rounds=1, logger=TensorBoardLogger(tmp_path, name="", version="run"))
-    assert len(pictures(tmp_path / "run")) == 2
-    printed = capsys.readouterr().out
-    assert "[b] $x^{$ by class" in printed
 
 
 class Undrawable(ClassSpecificShapley):
