@@ -51,12 +51,15 @@ def test_every_name_can_be_drawn(tmp_path: Path) -> None:
 
 def test_tables_show_names_as_they_are() -> None:
     names = [name for name in NAMES if "\n" not in name and len(name) < 24]
-    table = frame(rows_of(0, [Numbers("cssv", torch.rand(2, len(names)), {n: n for n in names})], ["0", "1"]))
+    columns = {str(place): name for place, name in enumerate([*names, "one", "two", "two"])}
+    table = frame(rows_of(0, [Numbers("cssv", torch.rand(2, len(columns)), columns)], ["0", "1"]))
     with redirect_stdout(io.StringIO()) as printed:
         print_table("[/b] by class", ["0", "1"], class_columns(table, "cssv", 2))
     title, head, *_ = printed.getvalue().splitlines()
     assert title == "[/b] by class"
     assert all(name in head for name in names)
+    assert "one (" not in head
+    assert head.count("two (") == 2
 
 
 def test_what_raises_is_a_warning_and_an_interrupt_is_not() -> None:

@@ -20,10 +20,10 @@ from flsv.loop.learned import learned, starts
 from flsv.loop.saver import Saver
 from flsv.report.folder import CONTRIBUTIONS, run_folder
 from flsv.report.measured import Monitored, Results, columns_of, curves_of
-from flsv.report.progress import Terminal
 from flsv.report.record import Record, record_of, to_pay_by
 from flsv.report.run_table import CSV, frame
 from flsv.report.tensorboard import TensorBoard, draw_metric, figures_due
+from flsv.report.terminal import Terminal
 from flsv.report.trackers import Trackers
 from flsv.round import Round
 from flsv.round.result import RoundResult, RunResult, Sink

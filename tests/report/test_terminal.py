@@ -18,7 +18,7 @@ from toys import Plain, fit, network, toy_data
 from flsv import Reporting, counting
 from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CumulativeShapley, PartialFederatedShapley
-from flsv.report import progress
+from flsv.report import terminal
 from flsv.report.run_table import Numbers, frame, rows_of
 from flsv.report.terminal import chosen, client_columns, print_table
 
@@ -70,16 +70,16 @@ def test_an_error_takes_the_line_away(tmp_path: Path, told: Told) -> None:
 
 @pytest.mark.parametrize("make_bar", [RichProgressBar, TQDMProgressBar])
 def test_trainers_bars_show_it_and_let_go(make_bar: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "PATIENCE", 0.0)
-    monkeypatch.setattr(progress, "PAUSE", 0.0)
+    monkeypatch.setattr(terminal, "PATIENCE", 0.0)
+    monkeypatch.setattr(terminal, "PAUSE", 0.0)
     drawn: list[str | None] = []
-    before = progress.Terminal._draw
+    before = terminal.Terminal._draw
 
-    def draw(self: progress.Terminal) -> None:
+    def draw(self: terminal.Terminal) -> None:
         before(self)
         drawn.append(self._bar.get_metrics(self._trainer, self._trainer.lightning_module).get("coalitions"))  # type: ignore[union-attr]
 
-    monkeypatch.setattr(progress.Terminal, "_draw", draw)
+    monkeypatch.setattr(terminal.Terminal, "_draw", draw)
     run(CumulativeShapley(), tmp_path, 3, enable_progress_bar=True, callbacks=[make_bar()])
     assert drawn == [*(f"{done}/8" for done in range(9)), None]
     assert not counting._listeners
@@ -108,7 +108,7 @@ def test_the_bar_shows_round_client_and_validation_and_the_table_comes_after_it(
         def on_train_batch_end(self, trainer: Any, module: Any, *args: Any) -> None:
             shown.append(trainer.progress_bar_callback.get_metrics(trainer, module))
 
-    monkeypatch.setattr("flsv.report.progress.print_contributions", lambda *_: events.append("table"))
+    monkeypatch.setattr("flsv.report.terminal.print_contributions", lambda *_: events.append("table"))
     bar, loop = Bar(), FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1)
     fit(loop, tmp_path, Shows(), rounds=2, enable_progress_bar=True, callbacks=[bar, Look()])
     assert events == ["bar stopped", "table"]

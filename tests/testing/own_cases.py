@@ -26,8 +26,8 @@ from flsv.sampling.base import chances_of, cohort_of
 from flsv.strategy import Federation
 from flsv.testing import fits
 from flsv.testing.checks import Case, PartCheck, expect, is_one, pickles, same, untouched_rngs
+from flsv.testing.fits import IN_A_FIT
 from flsv.testing.rounds import NUM_CLASSES, NUM_CLIENTS, SAMPLES, Rounds
-from flsv.testing.strategies import IN_A_FIT
 
 # Of all parts.
 

@@ -15,9 +15,9 @@ from own_cases import PersonalizerCase
 from flsv.errors import ConfigurationError
 from flsv.testing import check_metric, check_source, parametrize_with_checks
 from flsv.testing.checks import Case, PartCheck, same
+from flsv.testing.fits import AggregatorCase, ClientAlgorithmCase
 from flsv.testing.metric import MetricCase
 from flsv.testing.source import SourceCase
-from flsv.testing.strategies import AggregatorCase, ClientAlgorithmCase
 
 TABLES: dict[type[Case], list[faults.Fault]] = {
     MetricCase: faults.METRICS,

@@ -18,7 +18,7 @@ from flsv.metrics import ContributionEstimation, CosineGradientShapley, DomainRe
 from flsv.models.mixture import MixtureClient
 from flsv.privacy import GaussianPrivacy
 from flsv.testing.checks import PartCheck, checks_of
-from flsv.testing.strategies import AggregatorCase, ClientAlgorithmCase
+from flsv.testing.fits import AggregatorCase, ClientAlgorithmCase
 
 Checks = list[PartCheck]
 
