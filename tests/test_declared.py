@@ -24,7 +24,7 @@ from flsv import ConfigurationError
 from flsv.aggregation import Aggregator, FedAvg, TrimmedMean
 from flsv.cli import main
 from flsv.data import IIDPartitioner
-from flsv.declared import Count, Declared, NonNegative, Share, check_argument, declared
+from flsv.declared import Count, Declared, Momentum, NonNegative, Positive, Share, check_argument, declared
 from flsv.privacy import GaussianPrivacy
 from flsv.server.identity import described
 
@@ -154,6 +154,8 @@ def test_lists_of_numbers() -> None:
     ("value", "hint", "expected"),
     [
         (1.5, Annotated[float, Gt(0), Le(1)], "a finite number in (0, 1]."),
+        (0, Positive, "a finite number above 0."),
+        (1, Momentum, "a finite number in [0, 1)."),
         (2.5, Count, "a whole number of at least 1."),
         (True, Count, "a whole number of at least 1."),
         ("much", Share | None, "a finite number in [0, 1] or None."),

@@ -22,9 +22,8 @@ from flsv.report.folder import CONTRIBUTIONS, run_folder
 from flsv.report.measured import Monitored, Results, columns_of, curves_of
 from flsv.report.record import Record, record_of, to_pay_by
 from flsv.report.run_table import CSV, frame
-from flsv.report.tensorboard import TensorBoard, draw_metric, figures_due
+from flsv.report.tensorboard import TensorBoard, Trackers, draw_metric, figures_due
 from flsv.report.terminal import Terminal
-from flsv.report.trackers import Trackers
 from flsv.round import Round
 from flsv.round.result import RoundResult, RunResult, Sink
 from flsv.server.description import chosen, settings
