@@ -141,7 +141,7 @@ def draw_bars(
         for place in {*range(len(order))} - {*known.tolist()}:
             ax.text(place, 0, " no value", rotation=90, ha="center", va="bottom", fontsize=8, color="0.5")
     ax.set_xlim(-0.7, len(values) - 0.3)
-    _finish(ax, "client", unit, limits)
+    finish(ax, "client", unit, limits)
 
 
 def draw_lines(
@@ -176,7 +176,7 @@ def draw_lines(
         ax.plot(x, line, label=label, **style)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     ax.margins(x=0.02)
-    _finish(ax, "round", unit, limits)
+    finish(ax, "round", unit, limits)
 
 
 def draw_legend(ax: Any, clients: int) -> None:
@@ -318,7 +318,8 @@ def _label_rows(ax: Any, order: np.ndarray, means: np.ndarray, names: Names) -> 
             text.set(color=TOP if order[place] in top else BOTTOM, fontweight="bold")
 
 
-def _finish(ax: Any, xlabel: str, ylabel: str, limits: Limits) -> None:
+def finish(ax: Any, xlabel: str, ylabel: str, limits: Limits = None) -> None:
+    """Name the axes of a picture, without a frame."""
     ax.set_xlabel(xlabel)
     ax.set_ylabel(ylabel)
     ax.spines[["top", "right"]].set_visible(False)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from flsv.charts import BOTTOM, PALETTE, TOP, client_labels, draw_heatmap, label_text, set_xticks
+from flsv.charts import BOTTOM, PALETTE, TOP, client_labels, draw_heatmap, finish, label_text, set_xticks
 
 __all__ = ["beeswarm", "heatmap", "waterfall"]
 
@@ -144,8 +144,7 @@ def draw_steps(
     ax.set_xlim(-0.6, len(values) + 1.6)
     labels = ["start", *names, "end"]
     set_xticks(ax, range(len(labels)), [*map(label_text, labels)], max(map(len, labels)) > 8 or len(labels) > 8)
-    ax.set_ylabel(unit)
-    ax.spines[["top", "right"]].set_visible(False)
+    finish(ax, "", unit)
 
 
 @shows
@@ -178,9 +177,7 @@ def beeswarm(
         >>> [label.get_text() for label in axis.get_yticklabels()]
         ['Boston', 'Lyon']
     """
-    rows = np.asarray(_plain(values), dtype=float)
-    if rows.ndim != 2:
-        raise ValueError(f"expected [r, n], got {list(rows.shape)}.")
+    rows = _array(values, 2, "[r, n]")
     known = np.isfinite(rows)
     means = np.where(known.any(0), np.where(known, rows, 0).sum(0) / np.maximum(known.sum(0), 1), -np.inf)
     order = np.argsort(-means, kind="stable")
@@ -194,9 +191,8 @@ def beeswarm(
     labels = client_labels(rows.shape[1], names)
     ax.set_yticks(range(len(order)), [label_text(labels[client]) for client in order])
     ax.set_ylim(len(order) - 0.5, -0.5)
-    ax.set_xlabel(unit)
     ax.set_title(label_text(title) if title else "")
-    ax.spines[["top", "right"]].set_visible(False)
+    finish(ax, unit, "")
     return ax.figure, ax
 
 
@@ -244,9 +240,7 @@ def heatmap(
         >>> [label.get_text() for label in axis.get_xticklabels()]
         ['ill', 'well']
     """
-    cells = np.asarray(_plain(values), dtype=float)
-    if cells.ndim != 2:
-        raise ValueError(f"expected [n, M], got {list(cells.shape)}.")
+    cells = _array(values, 2, "[n, M]")
     ax = ax or _axis(max(2.6, 1.4 + 0.3 * len(cells)))
     titles = [label_text(name) for name in classes or range(cells.shape[1])]
     draw_heatmap(ax, cells, titles, names, unit=unit, sort=sort)
@@ -260,16 +254,18 @@ def _axis(height: float = _SIZE[1]) -> Any:
     return Figure(figsize=(_SIZE[0], min(height, 14)), dpi=100, layout="constrained").subplots()
 
 
-def _plain(values: Any) -> Any:
-    """Tensors as NumPy has them."""
-    return values.detach().double().cpu().numpy() if hasattr(values, "detach") else values
+def _array(values: Any, dimensions: int, shape: str) -> np.ndarray:
+    """Tensors and lists as float64."""
+    plain = values.detach().cpu() if hasattr(values, "detach") else values
+    array = np.asarray(plain, dtype=float)
+    if array.ndim != dimensions:
+        raise ValueError(f"expected {shape}, got {list(array.shape)}.")
+    return array
 
 
 def _known(values: Any, names: Sequence[str] | None) -> tuple[list[float], list[str]]:
     """The values that are there ``[k]``, and whose they are."""
-    row = np.asarray(_plain(values), dtype=float)
-    if row.ndim != 1:
-        raise ValueError(f"expected [n], got {list(row.shape)}.")
+    row = _array(values, 1, "[n]")
     labels = client_labels(len(row), names)
     there = [place for place, value in enumerate(row.tolist()) if math.isfinite(value)]
     return [float(row[place]) for place in there], [labels[place] for place in there]

@@ -22,7 +22,7 @@ from flsv.report.folder import CONTRIBUTIONS, RECORD, RETRAINED
 from flsv.report.record import read_record
 from flsv.report.run_table import columns_in, history, last, part, read_table, tidy
 from flsv.report.text import WORDS, joined, mean, shares_in
-from flsv.round.result import Event, copies_in, faults_in
+from flsv.round.result import copies_in, faults_in
 
 
 @dataclass(frozen=True)
@@ -116,19 +116,14 @@ class Run:
         )
 
     @property
-    def events(self) -> list[Event]:
-        """All that has happened to clients and their updates."""
-        return self.record["events"]
-
-    @property
     def copies(self) -> list[list[int]]:
         """See :func:`flsv.round.result.copies_in`."""
-        return copies_in(self.events)
+        return copies_in(self.record["events"])
 
     @cached_property
     def named(self) -> dict[int, tuple[int, int]]:
         """See :func:`flsv.round.result.faults_in`."""
-        return faults_in(self.events)
+        return faults_in(self.record["events"])
 
     def final(self, metric: str, column: str = "") -> list[float]:
         """``[n]``: the last value of each client, NaN where there is none."""
