@@ -167,8 +167,6 @@ class ParameterSpace:
 
     def constants(self, module: nn.Module) -> dict[str, Tensor]:
         """The module's own parameters that are taken to be constant, by name."""
-        if not self._constant:
-            return {}
         return {name: parameter for name, parameter in module.named_parameters() if name in self._constant}
 
     def described(self) -> dict[str, str]:
