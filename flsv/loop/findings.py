@@ -14,7 +14,7 @@ from flsv.filters import UpdateFilter
 from flsv.filters.copies import COPY
 from flsv.filters.outliers import LARGE, NOT_FINITE
 from flsv.metrics import ContributionMetric
-from flsv.report.measured import Results, overall
+from flsv.report.measured import known_rows, overall
 from flsv.report.run_table import frame, tidy
 from flsv.round import FederationState
 from flsv.round.result import Event
@@ -73,7 +73,7 @@ def table(board: ContributionMetrics, state: FederationState, client_names: Sequ
     """
     last = {"weight": state.weights, **state.client_scores}
     index, names = max(0, state.round_index - 1), client_names or _names(board, state)
-    return tidy(frame(Results(board.metrics, names, None).known(index, board.contributions, **last)))
+    return tidy(frame(known_rows(index, board.metrics, board.contributions, last, names)))
 
 
 def _names(board: ContributionMetrics, state: FederationState) -> list[str]:

@@ -108,6 +108,28 @@ def _plain(value: Tensor) -> Tensor:
     return value.detach().cpu().double()
 
 
+def known_rows(
+    index: int,
+    metrics: Mapping[str, Metric],
+    values: Mapping[str, Tensor],
+    of_round: Mapping[str, Tensor | None],
+    client_names: Sequence[str],
+    class_names: Sequence[str] | None = None,
+) -> list[Row]:
+    """All that is known between two rounds.
+
+    Args:
+        index: of the last round.
+        metrics: by name.
+        values: of the metrics.
+        of_round: name to what else there is of every client ``[n]``, such as the weights.
+        client_names: of the clients.
+        class_names: of the classes, or None.
+    """
+    others = [Numbers(name, value.cpu()) for name, value in of_round.items() if value is not None]
+    return rows_of(index, [*numbers_of(metrics, values, class_names), *others], client_names)
+
+
 class Results:
     """Makes each round's result, the rows once for all who read it.
 
@@ -124,16 +146,8 @@ class Results:
         self._before: Sequence[Row] = ()
 
     def known(self, index: int, values: Mapping[str, Tensor], **of_round: Tensor | None) -> list[Row]:
-        """All that is known between two rounds.
-
-        Args:
-            index: of the last round.
-            values: of the metrics.
-            of_round: name to what else there is of every client ``[n]``, such as the weights.
-        """
-        others = [Numbers(name, value.cpu()) for name, value in of_round.items() if value is not None]
-        numbers = [*numbers_of(self._metrics, values, self._class_names), *others]
-        return rows_of(index, numbers, self._client_names)
+        """See :func:`known_rows`."""
+        return known_rows(index, self._metrics, values, of_round, self._client_names, self._class_names)
 
     def resume(self, known: Sequence[Row]) -> None:
         """These rows are written already."""
