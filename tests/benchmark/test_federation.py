@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from flsv.benchmark import federation, names
-from flsv.benchmark.federation import FOLDER, Federation
+from flsv.benchmark.federation import FOLDER, SETS, Federation
 from flsv.cli import main
 from flsv.errors import ConfigurationError
 
@@ -26,6 +26,12 @@ def test_the_digits_need_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> 
         assert 0 < int(bad.sum()) < data.num_clients
         if kind in ("label_noise", "feature_noise", "duplicates"):
             assert set(bad.nonzero().flatten().tolist()) <= set(data.malicious)
+
+
+def test_every_federation_is_of_one_set() -> None:
+    sets = [names(which) for which in SETS]
+    assert all(sets)
+    assert sorted(sum(sets, [])) == names()
 
 
 SIGN_FLIP = {"class_path": "flsv.attacks.SignFlip", "init_args": {"clients": [9]}}
