@@ -7,13 +7,13 @@ import inspect
 import math
 import re
 import reprlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from annotated_types import Ge, Gt, Le, Lt
 
 from flsv.declared import check_argument
-from flsv.errors import ConfigurationError
+from flsv.errors import ConfigurationError, listed
 
 _PLAIN = re.compile(r"(?![. ])[^/\\:\x00-\x1f\x7f]{1,100}")
 
@@ -39,8 +39,7 @@ def client_number(given: object, names: Sequence[str], option: str) -> int:
         raise ConfigurationError(f"{option}={given!r}: clients {named} have this name. Say the number.")
     if named or (text.isdigit() and int(text) < len(names)):
         return named[0] if named else int(text)
-    told = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
-    raise ConfigurationError(f"{option}={given!r}: the run has no such client. It has {told}.")
+    raise ConfigurationError(f"{option}={given!r}: the run has no such client. It has {listed(names, 10)}.")
 
 
 def attribute_of(part: Any, name: str, default: Any = None) -> Any:
@@ -116,39 +115,8 @@ def rounded_up(number: float) -> str:
         ('0.334', '0.25', '1240')
     """
     step = 10.0 ** (math.floor(math.log10(number)) - 2)
-    return _plain(math.ceil(number / step) * step)
-
-
-def rounded_down(number: float) -> str:
-    """Likewise, in three digits that are not above it.
-
-    Example:
-        >>> rounded_down(2 / 3), rounded_down(0.5), rounded_down(1238)
-        ('0.666', '0.5', '1230')
-    """
-    step = 10.0 ** (math.floor(math.log10(number)) - 2)
-    return _plain(math.floor(number / step) * step)
-
-
-def _plain(number: float) -> str:
-    return str(int(f"{number:.0f}")) if number >= 100 else f"{number:.3g}"
-
-
-def check_one_of(owner: Any, name: str, value: Any, known: Iterable[Any]) -> None:
-    """Raise unless ``value`` is one of the values that are known.
-
-    Raises:
-        ConfigurationError: ``Owner(name=value): expected one of ...``.
-
-    Example:
-        >>> check_one_of("ClosedSetLabelNoise", "to", "past", ("next", "random"))
-        Traceback (most recent call last):
-        ...
-        flsv.errors.ConfigurationError: ClosedSetLabelNoise(to='past'): expected one of next, random.
-    """
-    if value not in known:
-        who = owner if isinstance(owner, str) else type(owner).__name__
-        raise ConfigurationError(f"{who}({name}={value!r}): expected one of {', '.join(map(str, known))}.")
+    rounded = math.ceil(number / step) * step
+    return str(int(f"{rounded:.0f}")) if rounded >= 100 else f"{rounded:.3g}"
 
 
 def check_kind(owner: Any, name: str, value: Any, kind: type | tuple[type, ...], expected: str) -> None:

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:  # metrics are imported where nothing is drawn
-    from matplotlib.figure import Figure
 
 LONGEST = 24
 
@@ -135,24 +132,14 @@ def draw_bars(
         bars |= {"capsize": 0 if many else 3, "error_kw": {"elinewidth": 1}}
     ax.bar(known, values[clients], **bars)
     ax.axhline(0, color="black", linewidth=0.8)
-    _name_bars(ax, order, labels, colors, many)
-    if not many:
+    if many:  # those at both ends are named beside them
+        ax.set_xticks([])
+    else:
+        set_xticks(ax, range(len(order)), [labels[i] for i in order], max(map(len, labels), default=0) > 3)
         for place in {*range(len(order))} - {*known.tolist()}:
             ax.text(place, 0, " no value", rotation=90, ha="center", va="bottom", fontsize=8, color="0.5")
     ax.set_xlim(-0.7, len(values) - 0.3)
-    _finish(ax, "client", unit, limits)
-
-
-def _name_bars(ax: Any, order: np.ndarray, labels: Sequence[str], colors: Mapping[int, str], many: bool) -> None:
-    """The names below the bars; of many those that have a color, as far as they do not lie on each other."""
-    places: Sequence[int] = [place for place, i in enumerate(order) if not many or i in colors]
-    texts: Sequence[str] = [labels[order[place]] for place in places]
-    if many:
-        ax.set_xlim(-0.7, len(order) - 0.3)
-        places, texts = _apart(places, texts, len(order))
-    _set_xticks(ax, places, texts, many or max(map(len, labels), default=0) > 3)
-    for place, text in zip(places, ax.get_xticklabels()):
-        text.set_color(colors.get(order[place], "black"))
+    finish(ax, "client", unit, limits)
 
 
 def draw_lines(
@@ -163,7 +150,6 @@ def draw_lines(
     unit: str = "",
     limits: Limits = None,
     rounds: Sequence[int] | None = None,
-    ranking: np.ndarray | None = None,
 ) -> None:
     """A line per client.
 
@@ -174,13 +160,12 @@ def draw_lines(
         unit: of a value.
         limits: lowest and highest value of the scale.
         rounds: numbers of the rounds; None: from 1.
-        ranking: ``[n]``, says who of many is at the top; None: the last values.
     """
     from matplotlib.ticker import MaxNLocator
 
     x = np.arange(1, len(rows) + 1) if rounds is None else np.asarray(rounds)
     labels = client_labels(rows.shape[1], names)
-    for client, style in _styles(rows, ranking).items():
+    for client, style in _styles(rows).items():
         line = rows[:, client]
         alone = _alone(line)
         if alone:  # of which a line shows nothing
@@ -189,44 +174,13 @@ def draw_lines(
         ax.plot(x, line, label=label, **style)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     ax.margins(x=0.02)
-    _finish(ax, "round", unit, limits)
+    finish(ax, "round", unit, limits)
 
 
-def draw_legend(ax: Any, clients: int, figure: Figure | None = None) -> None:
-    """The names of the lines: on the right of an axis, or of a whole figure."""
-    handles, labels = ax.get_legend_handles_labels()
-    place: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)}
-    place = place if figure is None else {"loc": "outside right upper"}
+def draw_legend(ax: Any, clients: int) -> None:
+    """The names of the lines, on the right."""
     title = None if clients <= MOST_COLOURS else "top and bottom"
-    (figure or ax).legend(handles, labels, fontsize="small", frameon=False, title=title, **place)
-
-
-def draw_small_multiples(
-    rows: np.ndarray, titles: Sequence[str], names: Names = None, *, unit: str = "", limits: Limits = None
-) -> Figure:
-    """Lines ``[r, n, M]``, a picture per column: one scale, and one color per client, in all of them."""
-    from matplotlib.figure import Figure
-
-    columns = rows.shape[2]
-    across = min(4, columns)
-    down = math.ceil(columns / across)
-    figure = Figure(figsize=(2.6 * across + 1.6, 0.9 + 1.9 * down), dpi=100, layout="constrained")
-    axes = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True).flatten()
-    known = np.isfinite(rows)
-    # The same clients stand out in all of them.
-    ranking = _last(np.where(known, rows, 0).sum(2) / np.where(known.any(2), known.sum(2), np.nan))
-    for column, axis in enumerate(axes):
-        if column >= columns:
-            axis.axis("off")
-            continue
-        draw_lines(axis, rows[:, :, column], names, limits=limits, ranking=ranking)
-        axis.set_title(titles[column], fontsize="small")
-        lowest = column + across >= columns
-        axis.set_xlabel("round" if lowest else "")
-        axis.tick_params(labelsize="small", labelbottom=lowest)
-    draw_legend(axes[0], rows.shape[1], figure)
-    figure.supylabel(unit, fontsize="medium")
-    return figure
+    ax.legend(fontsize="small", frameon=False, title=title, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 def draw_heatmap(
@@ -271,7 +225,7 @@ def draw_heatmap(
     ax.figure.colorbar(image, ax=ax, label=unit)
     _label_rows(ax, order, means, names)
     every = 1 + (len(titles) - 1) // MOST_TICKS
-    _set_xticks(ax, range(0, len(titles), every), titles[::every], max(map(len, titles[::every])) > 3)
+    set_xticks(ax, range(0, len(titles), every), titles[::every], max(map(len, titles[::every])) > 3)
     ax.set_xlabel(label_text(columns))
     ax.set_ylabel("client")
     for (row, column), value in np.ndenumerate(cells) if cells.size <= MOST_NUMBERS else ():
@@ -299,15 +253,14 @@ def _order(values: np.ndarray, sort: bool) -> np.ndarray:
     return np.argsort(np.where(np.isnan(values), np.inf, -values), kind="stable") if sort else np.arange(len(values))
 
 
-def _styles(rows: np.ndarray, ranking: np.ndarray | None) -> dict[int, dict[str, Any]]:
+def _styles(rows: np.ndarray) -> dict[int, dict[str, Any]]:
     """How each client's line looks: of few each in another way; of many those at the top and at the bottom."""
     clients = range(rows.shape[1])
     if len(clients) <= MOST_COLOURS:
         looks = [{"color": color, "linestyle": line, "zorder": 2} for line in _LINES for color in PALETTE]
         return dict(zip(clients, looks))
     found: dict[int, dict[str, Any]] = {}
-    marked = ends(_last(rows) if ranking is None else ranking)
-    for group, color in zip(marked, (TOP, BOTTOM)):
+    for group, color in zip(ends(_last(rows)), (TOP, BOTTOM)):
         for place, client in enumerate(group):
             markers = {"marker": "os^Dv"[place], "markersize": 4, "markevery": max(1, len(rows) // 8)}
             found[client] = {"color": color, "linestyle": _LINES[place % 3], "zorder": 2, **markers}
@@ -339,16 +292,8 @@ def _name_ends(ax: Any, values: np.ndarray, labels: Sequence[str]) -> dict[int, 
     return dict.fromkeys(top, TOP) | dict.fromkeys(bottom, BOTTOM)
 
 
-def _apart(places: Sequence[int], texts: Sequence[str], width: int) -> tuple[list[int], list[str]]:
-    """Labels of neighbors, where there is one bar beside the other, would lie on each other: every other one goes."""
-    kept: dict[int, str] = {}
-    for place, text in sorted(zip(places, texts)):
-        if not kept or place - max(kept) >= max(1.0, (width + 0.4) / 45):
-            kept[place] = text
-    return [*kept], [*kept.values()]
-
-
-def _set_xticks(ax: Any, places: Sequence[int], texts: Sequence[str], turned: bool) -> None:
+def set_xticks(ax: Any, places: Sequence[int], texts: Sequence[str], turned: bool) -> None:
+    """Labels below these places of an axis, side by side or turned."""
     ax.set_xticks(places, texts)
     for text in ax.get_xticklabels() if turned else ():
         text.set(rotation=45, horizontalalignment="right", rotation_mode="anchor")
@@ -371,7 +316,8 @@ def _label_rows(ax: Any, order: np.ndarray, means: np.ndarray, names: Names) -> 
             text.set(color=TOP if order[place] in top else BOTTOM, fontweight="bold")
 
 
-def _finish(ax: Any, xlabel: str, ylabel: str, limits: Limits) -> None:
+def finish(ax: Any, xlabel: str, ylabel: str, limits: Limits = None) -> None:
+    """Name the axes of a picture, without a frame."""
     ax.set_xlabel(xlabel)
     ax.set_ylabel(ylabel)
     ax.spines[["top", "right"]].set_visible(False)

@@ -13,10 +13,7 @@ from typing import Any
 
 from flsv._lightning.durable import append, replacing, whole_lines
 from flsv.csv_files import Cell, csv_text, read_csv, whole
-from flsv.errors import ConfigurationError
-
-#: Settings that a message names.
-_NAMED = 5
+from flsv.errors import ConfigurationError, listed
 
 
 class Kept:
@@ -71,10 +68,9 @@ class Kept:
         if anew and differ:
             return
         if differ:
-            more = "; ..." if len(differ) > _NAMED else ""
             raise ConfigurationError(
-                f"{path} holds results of others: {'; '.join(differ[:_NAMED])}{more}. Go on with those, "
-                "move the file away, or name another folder."
+                f"{path} holds results of others: {listed(differ)}. Go on with those, move the file away, or name "
+                "another folder."
             )
         if len(lines) < heads:
             return

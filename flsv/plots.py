@@ -8,14 +8,12 @@ from __future__ import annotations
 import functools
 import io
 import math
-import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from flsv.charts import BOTTOM, PALETTE, TOP, client_labels, draw_heatmap, label_text
+from flsv.charts import BOTTOM, PALETTE, TOP, client_labels, draw_heatmap, finish, label_text, set_xticks
 
 __all__ = ["beeswarm", "heatmap", "waterfall"]
 
@@ -36,62 +34,30 @@ _Plot = TypeVar("_Plot", bound=Callable[..., Any])
 
 
 class Shown(tuple[Any, ...]):
-    """``(figure, axis)``, which a notebook shows as the picture."""
-
-    displayed = False
-
-    def _repr_png_(self) -> bytes | None:
-        return None if self.displayed else picture_of(self[0])
-
-
-def picture_of(figure: Any) -> bytes | None:
-    """The picture as PNG; None for one of pyplot's, which the notebook shows itself.
+    """``(figure, axis)``, which a notebook shows as the picture; one of pyplot's it shows anyway.
 
     Example:
-        >>> from matplotlib.figure import Figure
-        >>> picture_of(Figure())[:4]
+        >>> Shown(waterfall([0.5]))._repr_png_()[:4]
         b'\\x89PNG'
     """
-    if figure.canvas.manager is not None:
-        return None
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", bbox_inches="tight")
-    return buffer.getvalue()
+
+    def _repr_png_(self) -> bytes | None:
+        figure, buffer = self[0], io.BytesIO()
+        if figure.canvas.manager is not None:
+            return None
+        figure.savefig(buffer, format="png", bbox_inches="tight")
+        return buffer.getvalue()
 
 
 def shows(plot: _Plot) -> _Plot:
-    """Makes what a plotting function gives visible in notebooks, at once, so that ``plot();`` shows it, too. Nothing is
-    shown where the axis is given: its figure is its owner's."""
+    """Makes what a plotting function gives visible in notebooks."""
 
     @functools.wraps(plot)
     def with_picture(*args: Any, **kwargs: Any) -> Any:
         drawn = plot(*args, **kwargs)
-        if not isinstance(drawn, tuple) or isinstance(drawn, Shown):
-            return drawn
-        figure, pair = drawn[0], Shown(drawn)
-        if hasattr(figure, "savefig") and not hasattr(figure, "_repr_png_"):
-            figure._repr_png_ = partial(picture_of, figure)
-        if kwargs.get("ax") is None and not any(hasattr(each, "get_figure") for each in args):
-            pair.displayed = display(figure)
-        return pair
+        return Shown(drawn) if isinstance(drawn, tuple) else drawn
 
     return cast(_Plot, with_picture)
-
-
-def display(figure: Any) -> bool:
-    """Show a figure that pyplot does not know, if this is a notebook.
-
-    Returns:
-        Whether it was shown.
-    """
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    if shell is None or not hasattr(shell, "kernel") or figure.canvas.manager is not None:
-        return False
-    from IPython.display import Image
-    from IPython.display import display as show
-
-    show(Image(picture_of(figure)))
-    return True
 
 
 @shows
@@ -176,9 +142,9 @@ def draw_steps(
     spread = high - low or 1.0
     ax.set_ylim(low - (0.02 * spread if low < 0 else 0), high + 0.12 * spread)
     ax.set_xlim(-0.6, len(values) + 1.6)
-    _ticks(ax, ["start", *names, "end"])
-    ax.set_ylabel(unit)
-    ax.spines[["top", "right"]].set_visible(False)
+    labels = ["start", *names, "end"]
+    set_xticks(ax, range(len(labels)), [*map(label_text, labels)], max(map(len, labels)) > 8 or len(labels) > 8)
+    finish(ax, "", unit)
 
 
 @shows
@@ -211,9 +177,7 @@ def beeswarm(
         >>> [label.get_text() for label in axis.get_yticklabels()]
         ['Boston', 'Lyon']
     """
-    rows = np.asarray(_plain(values), dtype=float)
-    if rows.ndim != 2:
-        raise ValueError(f"expected [r, n], got {list(rows.shape)}.")
+    rows = _array(values, 2, "[r, n]")
     known = np.isfinite(rows)
     means = np.where(known.any(0), np.where(known, rows, 0).sum(0) / np.maximum(known.sum(0), 1), -np.inf)
     order = np.argsort(-means, kind="stable")
@@ -227,9 +191,8 @@ def beeswarm(
     labels = client_labels(rows.shape[1], names)
     ax.set_yticks(range(len(order)), [label_text(labels[client]) for client in order])
     ax.set_ylim(len(order) - 0.5, -0.5)
-    ax.set_xlabel(unit)
     ax.set_title(label_text(title) if title else "")
-    ax.spines[["top", "right"]].set_visible(False)
+    finish(ax, unit, "")
     return ax.figure, ax
 
 
@@ -277,9 +240,7 @@ def heatmap(
         >>> [label.get_text() for label in axis.get_xticklabels()]
         ['ill', 'well']
     """
-    cells = np.asarray(_plain(values), dtype=float)
-    if cells.ndim != 2:
-        raise ValueError(f"expected [n, M], got {list(cells.shape)}.")
+    cells = _array(values, 2, "[n, M]")
     ax = ax or _axis(max(2.6, 1.4 + 0.3 * len(cells)))
     titles = [label_text(name) for name in classes or range(cells.shape[1])]
     draw_heatmap(ax, cells, titles, names, unit=unit, sort=sort)
@@ -293,23 +254,18 @@ def _axis(height: float = _SIZE[1]) -> Any:
     return Figure(figsize=(_SIZE[0], min(height, 14)), dpi=100, layout="constrained").subplots()
 
 
-def _plain(values: Any) -> Any:
-    """Tensors as NumPy has them."""
-    return values.detach().double().cpu().numpy() if hasattr(values, "detach") else values
+def _array(values: Any, dimensions: int, shape: str) -> np.ndarray:
+    """Tensors and lists as float64."""
+    plain = values.detach().cpu() if hasattr(values, "detach") else values
+    array = np.asarray(plain, dtype=float)
+    if array.ndim != dimensions:
+        raise ValueError(f"expected {shape}, got {list(array.shape)}.")
+    return array
 
 
 def _known(values: Any, names: Sequence[str] | None) -> tuple[list[float], list[str]]:
     """The values that are there ``[k]``, and whose they are."""
-    row = np.asarray(_plain(values), dtype=float)
-    if row.ndim != 1:
-        raise ValueError(f"expected [n], got {list(row.shape)}.")
+    row = _array(values, 1, "[n]")
     labels = client_labels(len(row), names)
     there = [place for place, value in enumerate(row.tolist()) if math.isfinite(value)]
     return [float(row[place]) for place in there], [labels[place] for place in there]
-
-
-def _ticks(ax: Any, labels: Sequence[str]) -> None:
-    ax.set_xticks(range(len(labels)), [label_text(label) for label in labels])
-    if max(map(len, labels)) > 8 or len(labels) > 8:
-        for text in ax.get_xticklabels():
-            text.set(rotation=45, horizontalalignment="right", rotation_mode="anchor")

@@ -26,15 +26,13 @@ class HuggingFace:
     def __init__(self, columns, **features):
         self.column_names = list(columns)
         self.features = {name: features.get(name) for name in columns}
-        self._values = columns
+        self._frame = Frame(**columns)
+        self.to_pandas = self._frame.to_pandas
 
     def __len__(self):
-        return len(next(iter(self._values.values())))
+        return len(self._frame)
 
     def __getitem__(self, key):
-        if isinstance(key, str):
-            return self._values[key]
-        return {name: values[key] for name, values in self._values.items()}
-
-    def to_pandas(self):
-        return pandas.DataFrame(self._values)
+        return (
+            self._frame[key] if isinstance(key, str) else {name: self._frame[name][key] for name in self.column_names}
+        )

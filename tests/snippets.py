@@ -13,9 +13,8 @@ import shlex
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -47,10 +46,7 @@ QUOTED = {"fedapp/federation.py": Path(flsv.__file__).parent / "engines/flower_t
 ONLY_READ = ("--trainer.strategy", "gpu", "fashion_mnist", "cifar10_resnet34", "natural/", "/path/to")
 
 
-@dataclass(frozen=True)
-class Block:
-    """One block: its language, the file that it is, and what is in it."""
-
+class Block(NamedTuple):
     language: str
     title: str | None
     text: str
@@ -73,18 +69,8 @@ def commands(text: str) -> list[list[str]]:
 
 
 def run_page(page: str, run: Callable[[list[str]], None] | None = None) -> int:
-    """Run all that a page shows, in the working folder.
-
-    Args:
-        page: the Markdown.
-        run: how a command is run; by default :func:`run_command`.
-
-    Returns:
-        How many blocks there were.
-
-    Raises:
-        AssertionError: a block is neither run nor accounted for, or a command fails.
-    """
+    """Run all that a page shows, in the working folder; the number of its blocks. Commands are run by ``run``, else by
+    :func:`run_command`."""
     found = blocks(page)
     called = [command for block in found if block.language == "bash" for command in commands(block.text)]
     scope: dict[str, Any] = {"__name__": "__page__"}

@@ -1,5 +1,5 @@
 """What a loop and a data module were made with is what they use and what they say: nothing can be set later that would
-be told and not used."""
+be told and not used. And what may be part of a path."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ from toys import toy_data
 
 from flsv import ConfigurationError, FederatedDataModule, FederatedLoop
 from flsv.aggregation import GeometricMedian
+from flsv.arguments import plain_name
 from flsv.attacks import SignFlip
 from flsv.filters import CopyFilter, OutlierFilter
 from flsv.metrics import ClassSpecificShapley
 
-LOOP = list(inspect.signature(FederatedLoop).parameters)
-DATA = [name for name in inspect.signature(FederatedDataModule).parameters if not name.endswith("batch_size")]
 
-
-@pytest.mark.parametrize("name", LOOP)
-def test_a_loops_argument_is_not_set_but_replaced(name: str) -> None:
-    loop = FederatedLoop()
+def test_arguments_are_not_set_but_replaced() -> None:
+    loop, data = FederatedLoop(), toy_data()
     before = loop.config
-    with pytest.raises(ConfigurationError, match=rf"FederatedLoop\.{name} = 3 comes too .* loop\.replace\({name}=3\)"):
-        setattr(loop, name, 3)
+    for name in inspect.signature(FederatedLoop).parameters:
+        with pytest.raises(ConfigurationError, match=rf"\.{name} = 3 comes too .* loop\.replace\({name}=3\)"):
+            setattr(loop, name, 3)
+        assert getattr(loop, name) != 3
     assert loop.config is before
-    assert getattr(loop, name) != 3
+    for name in inspect.signature(FederatedDataModule).parameters:
+        if not name.endswith("batch_size"):
+            with pytest.raises(ConfigurationError, match=rf"{name} = 3 comes too late.*Module\(\.\.\., {name}=3\)"):
+                setattr(data, name, 3)
 
 
 def test_another_loop_has_the_other_arguments_and_keeps_the_rest() -> None:
@@ -53,10 +55,9 @@ def test_what_a_loop_holds_is_not_changed_from_outside() -> None:
         loop.config.seed = 3  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("name", DATA)
-def test_a_data_modules_argument_is_not_set(name: str) -> None:
-    data = toy_data()
-    with pytest.raises(
-        ConfigurationError, match=rf"{name} = 3 comes too late.*FederatedDataModule\(\.\.\., {name}=3\)"
-    ):
-        setattr(data, name, 3)
+def test_plain_names() -> None:
+    for name in ("ours, renormalized", "cssv-2.1", "Größe", "x" * 100):
+        assert plain_name(name) == name
+    for other in ("", "..", "a/b", "a\\b", ".hidden", "a\0b", "a\n", "C:x", "x" * 101, 3):
+        with pytest.raises(ConfigurationError, match="picture .*: expected a plain name"):
+            plain_name(other, "picture")  # type: ignore[arg-type]

@@ -24,8 +24,9 @@ from flsv import ConfigurationError
 from flsv.aggregation import Aggregator, FedAvg, TrimmedMean
 from flsv.cli import main
 from flsv.data import IIDPartitioner
-from flsv.declared import Count, NonNegative, Share, check_argument, checked, declared
+from flsv.declared import Count, Declared, Momentum, NonNegative, Positive, Share, check_argument, declared
 from flsv.privacy import GaussianPrivacy
+from flsv.server.identity import described
 
 PACKAGES = (
     "flsv", "flsv.aggregation", "flsv.attacks", "flsv.data", "flsv.features", "flsv.filters", "flsv.clients.algorithms",
@@ -127,6 +128,21 @@ def test_bounds_are_kept(cls: type, name: str, hint: Any) -> None:
             cls(**{**arguments(cls), name: value})
 
 
+@pytest.mark.parametrize("cls", [cls for cls in public() if issubclass(cls, Declared)])
+def test_what_differs_in_an_argument_is_described_otherwise(cls: type) -> None:
+    """A resumed run, a table of runs and run.json go by it."""
+    options = {name: [*at_bounds(hint), 0.25, 2, 3, 4] for name, (hint, _) in declared(cls.__init__).items()}
+    if "metric" in inspect.signature(cls).parameters:
+        options["metric"] = ["sv", "another"]
+    # What a federation gives, and what changes no number, may be missing.
+    for name in options.keys() - {"num_clients", "num_classes", "workers"}:
+        texts: dict[str, Any] = {}
+        for value in options[name]:
+            with contextlib.suppress(ConfigurationError):  # where it is not admitted, or not beside the others
+                part = cls(**{**arguments(cls), name: value})
+                assert texts.setdefault(f"{described(part)} {part!r}", value) == value, name
+
+
 def test_lists_of_numbers() -> None:
     for wrong in ([1.0, math.nan], (1.0, "2"), "12", 3.0):
         with pytest.raises(ConfigurationError, match=r"expected a list \(each: a finite number of at least 0\)"):
@@ -138,6 +154,8 @@ def test_lists_of_numbers() -> None:
     ("value", "hint", "expected"),
     [
         (1.5, Annotated[float, Gt(0), Le(1)], "a finite number in (0, 1]."),
+        (0, Positive, "a finite number above 0."),
+        (1, Momentum, "a finite number in [0, 1)."),
         (2.5, Count, "a whole number of at least 1."),
         (True, Count, "a whole number of at least 1."),
         ("much", Share | None, "a finite number in [0, 1] or None."),
@@ -190,16 +208,6 @@ def test_rules_may_be_added_without_a_constructor() -> None:
         Narrow(high=20)
     with pytest.raises(ConfigurationError, match="expected more than low"):
         Narrow(low=5)
-
-
-def test_functions() -> None:
-    @checked
-    def draw(least: Count, most: int = 3) -> int:
-        return most - least
-
-    assert draw(1) == 2
-    with pytest.raises(ConfigurationError, match=r"draw\(least=0\): expected a whole number of at least 1\."):
-        draw(0)
 
 
 def test_the_command_line_reads_the_same_annotations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,6 @@ import pickle
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,56 +14,32 @@ from resuming import _same as same
 from toys import Plain, fit, network, toy_data, vector
 
 from flsv import ClientEvaluation
-from flsv.aggregation import FedAdam, ShapFedWA
+from flsv.aggregation import FedAdam
 from flsv.clients.algorithms import FedDyn, FedDynServer
 from flsv.loop import FederatedLoop
-from flsv.metrics import (
-    ClassSpecificShapley,
-    CommunicationCost,
-    CosineGradientShapley,
-    DecayedShapley,
-    GradientShapley,
-    OneRoundShapley,
-    PartialFederatedShapley,
-    WassersteinContribution,
-)
+from flsv.metrics import ClassSpecificShapley, CommunicationCost, PartialFederatedShapley
 from flsv.personalization import Standalone
 from flsv.privacy import GaussianPrivacy
 
 LOOPS: dict[str, Callable[[], FederatedLoop]] = {
     "metrics": lambda: FederatedLoop(
-        ShapFedWA("cssv"),
-        {
-            "cssv": ClassSpecificShapley(),
-            "cgsv": CosineGradientShapley(),
-            "cost": CommunicationCost(),
-            "decayed": DecayedShapley(),
-            "gradient": GradientShapley(order=2),
-            "partial": PartialFederatedShapley(),
-            "once": OneRoundShapley(2),
-            "wasserstein": WassersteinContribution(features="pixels", support=2, iterations=1),
-        },
-        evaluation=ClientEvaluation(every=1),
+        FedAdam(),
+        {"cssv": ClassSpecificShapley(), "cost": CommunicationCost(), "partial": PartialFederatedShapley()},
+        uploads=[GaussianPrivacy(1.0, 1.0)],
         seed=1,
     ),
     "own models": lambda: FederatedLoop(
         personalizer=Standalone(), optimizer_state="persist", evaluation=ClientEvaluation(keep_trained=True), seed=1
     ),
     "two sides": lambda: FederatedLoop(FedDynServer(), client_algorithm=FedDyn(0.1), seed=1),
-    "server optimizer": lambda: FederatedLoop(FedAdam(), uploads=[GaussianPrivacy(1.0, 1.0)], seed=1),
 }
 
 
-def data() -> Any:
-    return toy_data(server_val=0.3)
-
-
-def run(loop: FederatedLoop, folder: Path, **kwargs: Any) -> torch.Tensor:
+def run(loop: FederatedLoop, folder: Path) -> torch.Tensor:
     module = Plain(network(batch_norm=False), partial(torch.optim.SGD, lr=0.1))
-    return vector(fit(loop, folder, module, data(), rounds=2, **kwargs))
+    return vector(fit(loop, folder, module, toy_data(server_val=0.3), rounds=2))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", LOOPS)
 @pytest.mark.filterwarnings("ignore:.*holds rounds of an earlier run")
 def test_before_and_after_a_fit(tmp_path: Path, name: str) -> None:

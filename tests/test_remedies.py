@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import torchmetrics
-from torch import Tensor
 
 from flsv.aggregation import TrimmedMean
 from flsv.data import DirichletPartitioner, ProportionPartitioner, Splits
@@ -27,18 +26,13 @@ from flsv.models.factory import build_network
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import BernoulliSampler, PowerOfChoice, UniformSampler
 
-EVEN = torch.arange(10).repeat_interleave(60)
 COUNTS = torch.tensor([0.0, 1.0, 3.0])
 GAPS = torch.tensor([1.0, float("nan")])
 MOST = {"server_val": 0, "client_test": 0.9}
 
 
-def deal(kind: type, labels: Tensor = EVEN, groups: Tensor | None = None, **arguments: Any) -> None:
-    kind(**arguments)(labels, int(labels.max()) + 1, groups)
-
-
 def total(total: int) -> None:
-    deal(ProportionPartitioner, matrix=[[9] + [1] * 9] * 2, of="client", total=total)
+    ProportionPartitioner([[9] + [1] * 9] * 2, of="client", total=total)(torch.arange(10).repeat_interleave(60), 10)
 
 
 def federation(clients: int) -> Any:
@@ -100,12 +94,13 @@ def measure(performance: Any, mode: Any = None) -> None:
     CumulativeShapley(performance=performance, mode=mode)
 
 
+SAMPLED = ("permutation", "stratified", "regression", "surrogate", "complementary", "difference", "gtg")
 #: What is done, with what it fails, and the ways out: for each argument its value, or the words before it.
 CASES: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [
     (total, {"total": 600}, {"total": "At most total="}),
-    *((trim, {"trim": 0.01, "clients": clients}, {"trim": "The least trim that does is"}) for clients in (3, 6, 9)),
+    (trim, {"trim": 0.01, "clients": 6}, {"trim": "The least trim that does is"}),
     (trim, {"trim": 0.4, "clients": 2}, {"clients": "It takes"}),
-    *((choose, {"fraction": 0.01, "clients": clients}, {"fraction": "that concerns one is"}) for clients in (3, 6, 7)),
+    (choose, {"fraction": 0.01, "clients": 7}, {"fraction": "that concerns one is"}),
     (krum, {"clients": 6, "byzantine": 2}, {"byzantine": "say byzantine=", "clients": "for which it takes"}),
     (krum, {"clients": 9, "byzantine": 2, "keep": 8}, {"keep": "Say keep="}),
     (sample, {"kind": UniformSampler, "clients": 4, "cohort_size": 5}, {"cohort_size": "cohort_size to"}),
@@ -119,16 +114,11 @@ CASES: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [
     (transport, {"samples": 20}, {"samples": "at most"}),
     (embedding, {"features": 70}, {"features": "PCA to", "covariance": "diag"}),
     (check_support, {"support": 30, "samples": 60}, {"support": "Take support="}),
-    *((estimate, {"name": name, "budget": 2}, {"budget": "minimum of"}) for name in ("permutation", "stratified")),
-    *((estimate, {"name": name, "budget": 2}, {"budget": "minimum of"}) for name in ("regression", "surrogate")),
-    *((estimate, {"name": name, "budget": 2}, {"budget": "minimum of"}) for name in ("complementary", "difference")),
-    (estimate, {"name": "gtg", "budget": 2}, {"budget": "minimum of"}),
+    *((estimate, {"name": name, "budget": 2}, {"budget": "minimum of"}) for name in SAMPLED),
     (GaussianPrivacy, {"clip": 1.0, "noise_multiplier": 0.5, "max_epsilon": 1.0}, {"noise_multiplier": "such as to"}),
     (GaussianPrivacy, {"clip": 1.0, "noise_multiplier": 0.0, "max_epsilon": 3.0}, {"noise_multiplier": "such as to"}),
-    (allocate, {"values": torch.tensor([-1.0, -2.0]), "budget": 10.0}, {"negatives": "shift"}),
-    (allocate, {"values": torch.tensor([-1.0, -2.0]), "budget": 10.0}, {"negatives": "softmax"}),
-    (allocate, {"values": GAPS, "budget": 10.0, "missing": "refuse"}, {"missing": "zero"}),
-    (allocate, {"values": GAPS, "budget": 10.0, "missing": "refuse"}, {"missing": "mean"}),
+    *((allocate, {"values": -COUNTS[1:], "budget": 10.0}, {"negatives": way}) for way in ("shift", "softmax")),
+    *((allocate, {"values": GAPS, "budget": 10.0, "missing": "refuse"}, {"missing": way}) for way in ("zero", "mean")),
     (label_divergence, {"class_counts": COUNTS, "reference": COUNTS.flip(0), "kind": "kl"}, {"kind": "l2"}),
     (measure, {"performance": "val_loss"}, {"mode": "min", "performance": "auroc"}),
     (measure, {"performance": torchmetrics.MeanMetric()}, {"mode": "max"}),

@@ -26,11 +26,10 @@ from flsv.loop.learned import learned, starts
 from flsv.metrics import ContributionMetric
 from flsv.report.folder import CONTRIBUTIONS, run_folder
 from flsv.report.measured import Monitored, Results, columns_of, curves_of, known_rows, overall
-from flsv.report.progress import Terminal
 from flsv.report.record import Record, record_of, to_pay_by
 from flsv.report.run_table import CSV, frame, tidy
-from flsv.report.tensorboard import TensorBoard, draw_metric, figures_due
-from flsv.report.trackers import Trackers
+from flsv.report.tensorboard import TensorBoard, Trackers, draw_metric, figures_due
+from flsv.report.terminal import Terminal
 from flsv.round import FederationState, Round
 from flsv.round.result import Event, RoundResult, RunResult, Sink
 from flsv.server import ContributionMetrics

@@ -276,7 +276,7 @@ class ContributionMetric(ReadOnlyArguments, Declared, WithIntervals):
         stderr: Tensor | None = None,
         title: str | None = None,
     ) -> Any:
-        """A picture of the contributions: bars, a heatmap for per-class values, lines over rounds for several of them.
+        """A picture of the contributions: bars, a heatmap for per-class values, lines over rounds of overall values.
         Those that people know from shap are in :mod:`flsv.plots`.
 
         Args:
@@ -293,7 +293,7 @@ class ContributionMetric(ReadOnlyArguments, Declared, WithIntervals):
             val = self.compute()
             stderr = self.diagnostics().get("stderr") if stderr is None else stderr
         return plot_contributions(
-            val,
+            val if isinstance(val, Tensor) else [self.per_client(value) for value in val],
             ax=ax,
             name=title or type(self).__name__,
             class_names=self.columns() or self.class_names,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from flsv.charts import draw_bars, draw_heatmap, draw_legend, draw_lines, draw_small_multiples, label_text
+from flsv.charts import draw_bars, draw_heatmap, draw_legend, draw_lines, label_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,10 +33,8 @@ def plot_contributions(
 
     Args:
         val: ``[n, M]``: a heatmap, clients down and columns across. ``[n]``: bars. A sequence of ``[n]``, one a round:
-            a line per client. A sequence of ``[n, M]``: the same in a small picture per column. NaN is absent: hatched
-            in a heatmap, no bar, a gap in a line.
+            a line per client. NaN is absent: hatched in a heatmap, no bar, a gap in a line.
         ax: a matplotlib axis; by default a new figure that belongs to nobody (no pyplot state, nothing to close).
-            Small pictures need a figure of their own.
         name: the title.
         class_names: labels of the columns, M of them.
         columns: what the columns of ``[n, M]`` are.
@@ -46,7 +44,7 @@ def plot_contributions(
         stderr: standard errors ``[n]`` of bars.
 
     Returns:
-        ``(figure, axis)``; of small pictures, the first axis.
+        ``(figure, axis)``.
 
     Raises:
         ValueError: another shape.
@@ -57,17 +55,10 @@ def plot_contributions(
         ['Boston', 'Lyon']
     """
     rows = [val] if isinstance(val, Tensor) else list(val)
-    if not rows or any(row.ndim not in (1, 2) for row in rows):
-        raise ValueError("expected [n, M], [n] or a sequence of these.")
+    if not rows or any(row.ndim not in (1, 2 if row is val else 1) for row in rows):
+        raise ValueError("expected [n, M], [n] or a sequence of [n]: of values per class, those of one class.")
     values = torch.stack([row.detach().double().cpu() for row in rows]).numpy()
     if not isinstance(val, Tensor):
-        if values.ndim == 3:
-            if ax is not None:
-                raise ValueError("a sequence of [n, M] needs a figure of its own: leave ax out.")
-            titles = _titles(values.shape[2], class_names, columns)
-            figure = draw_small_multiples(values, titles, client_names, unit=unit, limits=limits)
-            figure.suptitle(label_text(name))
-            return figure, figure.axes[0]
         ax = ax or new_figure(val).subplots()
         draw_lines(ax, values, client_names, unit=unit, limits=limits)
         draw_legend(ax, values.shape[1])

@@ -38,15 +38,14 @@ _LETTER = 0.06
 def bars(
     names: Sequence[str],
     values: Sequence[float],
-    ends: Sequence[Sequence[float]] | None = None,
+    ends: Sequence[Sequence[float]],
     caption: str = "",
     of_seeds: bool = False,
 ) -> Markup:
     """A bar per name; ``ends`` are the low and the high ones ``[2, k]`` of its interval, dark if it is ``of_seeds``."""
-    known, errors = np.array(values, dtype=float), None
-    if ends is not None:
-        reach = np.array([known - ends[0], np.array(ends[1]) - known])
-        errors = np.where(np.isfinite(reach), reach.clip(min=0), np.nan)
+    known = np.array(values, dtype=float)
+    reach = np.array([known - ends[0], ends[1] - known])
+    errors = np.where(np.isfinite(reach), reach.clip(min=0), np.nan)
     words = [f"{name} {number(value) if value == value else 'no value'}" for name, value in zip(names, values)]
 
     def draw(axis: Any) -> None:

@@ -14,7 +14,7 @@ from flsv.report.html import heat, section, table, warning
 from flsv.report.reading import Run
 from flsv.report.shares import RANKING_ONLY, Shares, retrained_from
 from flsv.report.terminal import undecided
-from flsv.report.text import WORDS, by_value, number, numbers, percent, shares_in, with_intervals
+from flsv.report.text import WORDS, by_value, number, percent, value_columns
 
 #: The pages' sentences.
 SAY: Mapping[str, str] = WORDS["page"]
@@ -76,24 +76,10 @@ def _grouped(pairs: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:
     return of
 
 
-def shown(run: Run, metric: str, clients: Sequence[int]) -> list[str]:
-    """A metric's values of these clients and their intervals, with the same decimals."""
-    columns = [run.final(metric), *(run.ends(metric) or ())]
-    own = [[column[client] for client in clients] for column in columns]
-    return with_intervals(own[0], own[1], own[2]) if len(own) > 1 else numbers(own[0])
-
-
 def values_and_shares(run: Run, clients: Sequence[int]) -> dict[str, list[str]]:
     """Every metric's column; behind those to pay by, the clients' shares."""
-    columns = {}
-    to_pay_by = [metric for metric in run.metrics if run.about(metric)["to_pay_by"]]
-    for metric in run.metrics:
-        columns[metric] = shown(run, metric, clients)
-        if metric in to_pay_by:
-            shares = shares_in(run.final(metric))
-            head = "share" if len(to_pay_by) == 1 else f"share of {metric}"
-            columns[head] = [percent(shares[client]) for client in clients]
-    return columns
+    known = {metric: (run.final(metric), *run.ends(metric)) for metric in run.metrics}
+    return value_columns(known, [metric for metric in known if run.about(metric)["to_pay_by"]], clients)
 
 
 def order_of(run: Run) -> list[int]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from flsv.csv_files import NAN
+from flsv.errors import listed
 from flsv.models.imbalance import OWN_SCORES
 from flsv.report import drawing, facts
 from flsv.report.facts import SAY
@@ -123,10 +123,8 @@ def _ranking(run: Run) -> list[str]:
     metric = next((metric for metric in run.metrics if run.about(metric)["to_pay_by"]), None)
     if metric is None:
         return []
-    none = [NAN] * run.num_clients
-    low, high = run.ends(metric) or (none, none)
     names = [run.label(client) for client in range(run.num_clients)]
-    return ranking(names, run.final(metric), low, high, metric)
+    return ranking(names, run.final(metric), *run.ends(metric), metric)
 
 
 def _learned(run: Run) -> list[Markup | str]:
@@ -226,10 +224,9 @@ def _measured(run: Run) -> Markup:
 
 def _bars(run: Run, metric: str, order: Sequence[int], names: Sequence[str]) -> Markup:
     """What a metric is, and its values as a chart."""
-    values, known = run.final(metric), run.ends(metric)
-    ends = None if known is None else [[end[client] for client in order] for end in known]
+    values, *ends = ([of[client] for client in order] for of in (run.final(metric), *run.ends(metric)))
     caption = ": ".join(filter(None, (f"{metric} ({run.source})", run.about(metric)["about"])))
-    return drawing.bars(names, [values[client] for client in order], ends, caption, run.seeds > 1)
+    return drawing.bars(names, values, ends, caption, run.seeds > 1)
 
 
 def _retrained(run: Run, order: Sequence[int]) -> Markup:
@@ -249,8 +246,7 @@ def _retrained(run: Run, order: Sequence[int]) -> Markup:
 def _never(run: Run) -> str | None:
     """Whose updates were in no round."""
     never = [run.label(client) for client, count in enumerate(run.taken_part()) if not count] if run.rounds else []
-    names = ", ".join(never[:20]) + (", ..." if len(never) > 20 else "")
-    return SAY["never"].format(names) if never else None
+    return SAY["never"].format(listed(never, 20)) if never else None
 
 
 def _settings(run: Run) -> Markup:

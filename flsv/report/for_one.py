@@ -77,7 +77,7 @@ def _contributions(run: Run, client: int) -> list[Markup | str]:
     if not run.metrics:
         return [SAY["no_metric"]]
     parts: list[Markup | str] = []
-    rows = []
+    rows, shown = [], facts.values_and_shares(run, [client])
     for metric in run.metrics:
         about, kind = run.about(metric)["about"], run.kind(metric)
         if about or kind:
@@ -85,7 +85,7 @@ def _contributions(run: Run, client: int) -> list[Markup | str]:
         values = run.final(metric)
         # Two digits: with more, or from several pages, the others' values would follow.
         of_all = number(float(f"{mean(values):.1e}")) if _public(run, values) else NONE
-        rows.append([metric, facts.shown(run, metric, [client])[0], of_all])
+        rows.append([metric, shown[metric][0], of_all])
     parts.append(table(["", "your value", "mean of all"], rows))
     if any(run.final(metric)[client] != run.final(metric)[client] for metric in run.metrics):
         parts.append(SAY["dash"])

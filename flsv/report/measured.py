@@ -94,7 +94,7 @@ def spread(scores: Mapping[str, Tensor]) -> dict[str, float]:
         if len(known):
             # NaN where somebody has no score: it is a mean of all.
             values = {"mean": score.mean(), "min": known.min(), "std": known.std(correction=0)}
-            found |= {f"{client_score(name)}/{what}": value.item() for what, value in values.items()}
+            found |= {f"{tag_of(name)}/{what}": value.item() for what, value in values.items()}
     return found
 
 
@@ -215,8 +215,7 @@ class Monitored(Sink):
                 own = scores.setdefault(row.metric, torch.full((len(result.weights),), torch.nan))
                 own[row.client] = row.value
             if row.metric in self._metrics and not row.column:
-                tag = client_score(row.metric) if row.metric in OWN_SCORES else row.metric
-                found[f"{tag}/client_{row.client}"] = row.value
+                found[f"{tag_of(row.metric)}/client_{row.client}"] = row.value
         now = {name: torch.tensor(value) for name, value in (found | spread(scores)).items() if value == value}
         for name in self._names - now.keys():
             self._trainer.callback_metrics.pop(name, None)
@@ -252,10 +251,9 @@ def points_of(
                 tag = f"{row.metric}/{class_part(int(row.column), class_names)}"
                 yield Point(row.client, tag, row.value)
             continue
-        tag = client_score(row.metric) if row.metric in OWN_SCORES else row.metric
         for what, number in (("", row.value), ("/low", row.low), ("/high", row.high)):
             if number == number:
-                yield Point(row.client, f"{tag}{what}", number)
+                yield Point(row.client, f"{tag_of(row.metric)}{what}", number)
     for client, loss in result.losses.items():
         if loss == loss:
             yield Point(client, "train_loss", loss)
@@ -271,9 +269,9 @@ def curves_of(metrics: Mapping[str, Metric], wanted: bool) -> list[str]:
     return [name for name, metric in metrics.items() if wanted and columns_of(metric) is None]
 
 
-def client_score(name: str) -> str:
-    """The tag of a score of clients' own models."""
-    return f"client_{name}"
+def tag_of(metric: str) -> str:
+    """A metric in a tag: the scores of clients' own models begin with ``client_``."""
+    return f"client_{metric}" if metric in OWN_SCORES else metric
 
 
 def own_title(name: str) -> str:

@@ -14,7 +14,7 @@ from pandas import DataFrame
 
 from flsv.charts import client_label
 from flsv.csv_files import NAN, Cell, number_or_nan, read_csv, whole
-from flsv.errors import ConfigurationError
+from flsv.errors import ConfigurationError, listed
 from flsv.functional.over_rounds import half_width
 from flsv.metrics.intervals import LEVEL
 from flsv.participants.artifacts import client_folders
@@ -22,7 +22,7 @@ from flsv.report.folder import CONTRIBUTIONS, RECORD, RETRAINED
 from flsv.report.record import read_record
 from flsv.report.run_table import columns_in, history, last, part, read_table, tidy
 from flsv.report.text import WORDS, joined, mean, shares_in
-from flsv.round.result import Event, copies_in, faults_in
+from flsv.round.result import copies_in, faults_in
 
 
 @dataclass(frozen=True)
@@ -116,32 +116,25 @@ class Run:
         )
 
     @property
-    def events(self) -> list[Event]:
-        """All that has happened to clients and their updates."""
-        return self.record["events"]
-
-    @property
     def copies(self) -> list[list[int]]:
         """See :func:`flsv.round.result.copies_in`."""
-        return copies_in(self.events)
+        return copies_in(self.record["events"])
 
     @cached_property
     def named(self) -> dict[int, tuple[int, int]]:
         """See :func:`flsv.round.result.faults_in`."""
-        return faults_in(self.events)
+        return faults_in(self.record["events"])
 
     def final(self, metric: str, column: str = "") -> list[float]:
         """``[n]``: the last value of each client, NaN where there is none."""
         return last(self.table, metric, self.num_clients, column)
 
-    def ends(self, metric: str) -> tuple[list[float], list[float]] | None:
+    def ends(self, metric: str) -> tuple[list[float], list[float]]:
         """``[n]`` and ``[n]``: the ends of the interval around each client's last value, NaN where none is known; where
-        a metric has none but standard errors, 1.96 of them on either side; None where nothing is known."""
+        a metric has none but standard errors, 1.96 of them on either side."""
         low, high = (last(self.table, metric, self.num_clients, what=end) for end in ("low", "high"))
-        if any(end == end for end in low):
+        if any(end == end for end in low) or f"{metric}/stderr" not in self.measured:
             return low, high
-        if f"{metric}/stderr" not in self.measured:
-            return None
         known = list(zip(self.final(metric), self.final(f"{metric}/stderr")))
         return [value - 1.96 * error for value, error in known], [value + 1.96 * error for value, error in known]
 
@@ -249,10 +242,7 @@ def _nothing_there(folder: Path) -> str:
     below = sorted((p.parent for p in folder.rglob(CONTRIBUTIONS)), key=lambda p: p.stat().st_mtime, reverse=True)
     if not below:
         return f"{folder} holds no {CONTRIBUTIONS}, which every run of a federation writes: it is no run's folder."
-    names = ", ".join(str(path) for path in below[:5]) + (", ..." if len(below) > 5 else "")
-    return (
-        f"{folder} holds no {CONTRIBUTIONS}, but there are runs below it, the newest first: {names}. Name one of them."
-    )
+    return f"{folder} holds no {CONTRIBUTIONS}, but runs below it do, the newest first: {listed(below)}. Name one."
 
 
 # ---- runs of flsv repeat: the same federation with other seeds, and each client's mean over them

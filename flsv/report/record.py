@@ -96,6 +96,8 @@ def record_of(
         events: of the rounds before.
     """
     counts = data.known_class_counts
+    names = (data.class_names or range(data.num_classes)) if data.no_classes is None else None
+    classes = None if names is None else [str(name) for name in names]
     return {
         "version": VERSION,
         "started": _now(),
@@ -110,9 +112,9 @@ def record_of(
         "algorithm": {role: type(made).__name__ for role, made in own_parts(algorithm).items()},
         "rounds": trainer.max_epochs,
         "clients": list(data.client_names),
-        "classes": None if data.no_classes is not None else _class_names(data),
+        "classes": classes,
         "samples": data.num_samples.tolist(),
-        "class_counts": None if counts is None or data.no_classes is not None else counts.tolist(),
+        "class_counts": None if counts is None or classes is None else counts.tolist(),
         "validation": data.validation(),
         "metrics": {name: _described(metric) for name, metric in metrics.items()},
         "settings": dict(settings),
@@ -124,10 +126,6 @@ def record_of(
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _class_names(data: FederatedDataModule) -> list[str]:
-    return [str(name) for name in data.class_names or range(data.num_classes)]
 
 
 def _described(metric: Metric) -> dict[str, Any]:

@@ -139,10 +139,8 @@ def _chosen(run: Run, by: str | None, known: Sequence[str], fit: Sequence[str]) 
 def _measured(run: Run, metric: str) -> Basis:
     """A metric's values; of a run of ``flsv repeat`` the means over all seeds."""
     run = over_seeds(run)
-    none = [NAN] * run.num_clients
-    low, high = run.ends(metric) or (none, none)
     title = f"{metric}, mean of {run.seeds} runs" if run.seeds > 1 else metric
-    return Basis(metric, title, _of(run.runs), run.final(metric), low, high, run.about(metric)["to_pay_by"])
+    return Basis(metric, title, _of(run.runs), run.final(metric), *run.ends(metric), run.about(metric)["to_pay_by"])
 
 
 def _retrained(run: Run) -> Basis:

@@ -1,4 +1,4 @@
-"""The sink TensorBoard: a run of its own, and one per client.
+"""The sinks of loggers. TensorBoard has a run of its own, and one per client.
 
 TensorBoard shows groups of charts by the alphabet, capitals first: the clients' values of all metrics, and their
 pictures, are in a group that comes before what the module logs.
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers import CometLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from matplotlib.figure import Figure
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
@@ -39,10 +39,10 @@ from flsv.report.measured import (
     MOST_PER_CLASS,
     Point,
     class_part,
-    client_score,
     curves_of,
     in_one_place,
     points_of,
+    tag_of,
 )
 from flsv.report.terminal import client_columns
 from flsv.round.result import RoundResult, RunResult, Sink
@@ -55,6 +55,8 @@ MOST_RUNS = 30
 PICTURES = 10
 #: Seconds after which a client's curves are on the disk.
 FLUSH = 10
+#: Loggers that have a place for pictures.
+OF_SERVICES = (WandbLogger, MLFlowLogger, CometLogger)
 #: A chart of Custom Scalars, as :meth:`torch.utils.tensorboard.SummaryWriter.add_custom_scalars` takes it.
 Chart = list[Any]
 
@@ -188,7 +190,7 @@ class TensorBoard(Sink):
 
     def _logged(self) -> list[str]:
         """What the module has logged so far, by name."""
-        ours = (*self._metrics, "weight", *map(client_score, OWN_SCORES))
+        ours = (*self._metrics, "weight", *map(tag_of, OWN_SCORES))
         return [name for name in self._trainer.callback_metrics if name.split("/")[0] not in ours]
 
     def _write_hyperparameters(self, logged: Sequence[str]) -> None:
@@ -200,7 +202,7 @@ class TensorBoard(Sink):
                 results.append(MetricInfo(name=value, display_name=f"{name} {label}"))
         if self._evaluated:
             tags = ["client_accuracy/mean", "client_accuracy/min", "client_accuracy/std"]
-            tags += [f"{client_score(name)}/mean" for name in OWN_SCORES[1:]]
+            tags += [f"{tag_of(name)}/mean" for name in OWN_SCORES[1:]]
             results += [MetricInfo(name=MetricName(tag=tag)) for tag in tags]
         experiment, *session = hparams(dict(self._chosen), {})
         plugin = experiment.value[0].metadata.plugin_data
@@ -214,7 +216,7 @@ class TensorBoard(Sink):
     def _charts(self) -> dict[str, dict[str, Chart]]:
         """The charts of the run in Custom Scalars: of all clients, with intervals and per class of a metric."""
         end = "$" if self._by_client else "/client_[^/]+$"
-        more = ["weight", "train_loss", "update_norm", *(map(client_score, OWN_SCORES) if self._evaluated else ())]
+        more = ["weight", "train_loss", "update_norm", *(map(tag_of, OWN_SCORES) if self._evaluated else ())]
         tags = {name: self._tag(name) if self._by_client else name for name in (*self._metrics, *more)}
         charts = {"all clients": {name: _lines(re.escape(tag) + end) for name, tag in tags.items()}}
         if self._by_client and self._margins:
@@ -237,6 +239,52 @@ class TensorBoard(Sink):
         if self._by_client:
             charts["all classes: choose a client on the left"] = _lines(re.escape(f"{name}/class_") + "[^/]*$")
         return {f"{name} by class": charts}
+
+
+class Trackers(Sink):
+    """The sink of all other loggers: curves, and in W&B, MLflow and Comet a picture of each metric, by Lightning's
+    loggers for them.
+
+    Args:
+        loggers: of the trainer, without TensorBoard's.
+        per_class: metrics whose values per class are curves.
+        client_names: of the clients.
+        class_names: of the classes, or None.
+    """
+
+    def __init__(
+        self,
+        loggers: Sequence[Logger],
+        per_class: Sequence[str],
+        client_names: Sequence[str],
+        class_names: Sequence[str] | None,
+    ) -> None:
+        self._loggers, self._per_class = loggers, per_class
+        self._client_names, self._class_names = client_names, class_names
+
+    def write(self, result: RoundResult) -> None:
+        """A round's curves."""
+        points = points_of(result, self._per_class, len(self._client_names), self._class_names)
+        scalars = {**result.shared, **in_one_place(points, self._client_names)}
+        for logger in self._loggers:
+            logger.log_metrics(scalars, step=result.round_index)
+
+    def finish(self, result: RunResult) -> None:
+        """Hand pictures to the loggers that have a place for them. What a service refuses is a warning: the run is
+        over, and everything is in its folder."""
+        for logger in self._loggers:
+            for name, draw in result.pictures.items() if isinstance(logger, OF_SERVICES) else ():
+                with drawing(f"{name} of {type(logger).__name__}"):
+                    _log_picture(logger, name, draw(), result.round_index)
+
+
+def _log_picture(logger: Any, name: str, figure: Any, step: int) -> None:
+    if isinstance(logger, WandbLogger):
+        logger.log_image(f"charts/{name}", images=[figure], step=step)
+    elif isinstance(logger, MLFlowLogger):
+        logger.experiment.log_figure(logger.run_id, figure, f"charts/{name}.png")
+    else:
+        logger.experiment.log_figure(figure_name=name, figure=figure, step=step)
 
 
 def _wait_past(folder: Path) -> None:

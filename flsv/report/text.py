@@ -69,6 +69,26 @@ def with_intervals(values: Sequence[float], low: Sequence[float], high: Sequence
     return [value if NONE in (value, least, most) else f"{value} [{least}, {most}]" for value, least, most in cells]
 
 
+def value_columns(
+    known: Mapping[str, Sequence[Sequence[float]]], to_pay_by: Sequence[str], clients: Sequence[int]
+) -> dict[str, list[str]]:
+    """Metrics' values and intervals; behind those to pay by, the shares.
+
+    Args:
+        known: metric to its values and to the low and the high ends of its intervals, ``[n]`` each.
+        to_pay_by: those by whose values something may be shared out.
+        clients: whose rows are shown.
+    """
+    columns = {}
+    for name, ends in known.items():
+        columns[name] = with_intervals(*([each[client] for client in clients] for each in ends))
+        if name in to_pay_by:
+            shares = shares_in(ends[0])
+            head = "share" if len(to_pay_by) == 1 else f"share of {name}"
+            columns[head] = [percent(shares[client]) for client in clients]
+    return columns
+
+
 def ends_of(order: Sequence[int], most: int, ends: int = 10) -> list[int]:
     """All of few; of many the first and the last ten."""
     return [*order] if len(order) <= most else [*order[:ends], *order[-ends:]]

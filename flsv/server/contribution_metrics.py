@@ -16,11 +16,11 @@ from flsv.arguments import attribute_of, plain_name
 from flsv.errors import ConfigurationError
 from flsv.metrics import ContributionMetric
 from flsv.models.imbalance import OWN_SCORES
-from flsv.report.measured import client_score
+from flsv.report.measured import tag_of
 from flsv.round import HEAD_FIELDS, VOCABULARY, Round, Stage, stage_of
 
 RESERVED = (
-    *("weight", *OWN_SCORES, "update_norm", "train_loss", *map(client_score, OWN_SCORES)),
+    *("weight", *OWN_SCORES, "update_norm", "train_loss", *map(tag_of, OWN_SCORES)),
     *("data", "how to read"),
 )
 GAME_ARGUMENTS = {"utility", "gradient_products", "hessian_products"}

@@ -27,9 +27,9 @@ from flsv.clients.algorithms import ClientAlgorithm
 from flsv.data.sources.source import Source
 from flsv.errors import ConfigurationError
 from flsv.testing.checks import Case, PartCheck, checks_of
+from flsv.testing.fits import AggregatorCase, ClientAlgorithmCase
 from flsv.testing.metric import Given, MetricCase
 from flsv.testing.source import SourceCase
-from flsv.testing.strategies import AggregatorCase, ClientAlgorithmCase
 
 __all__ = ["check_aggregator", "check_client_algorithm", "check_metric", "check_source", "parametrize_with_checks"]
 

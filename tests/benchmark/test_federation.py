@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from flsv.benchmark import federation, names
-from flsv.benchmark.federation import FOLDER, Federation
+from flsv.benchmark.federation import FOLDER, SETS, Federation
 from flsv.cli import main
 from flsv.errors import ConfigurationError
 
@@ -26,6 +26,15 @@ def test_the_digits_need_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> 
         assert 0 < int(bad.sum()) < data.num_clients
         if kind in ("label_noise", "feature_noise", "duplicates"):
             assert set(bad.nonzero().flatten().tolist()) <= set(data.malicious)
+
+
+def test_every_federation_is_of_one_set() -> None:
+    sets = [names(which) for which in SETS]
+    assert all(sets)
+    assert sorted(name for each in sets for name in each) == names()
+
+
+SIGN_FLIP = {"class_path": "flsv.attacks.SignFlip", "init_args": {"clients": [9]}}
 
 
 def own(folder: Path, **changes: Any) -> str:
@@ -50,7 +59,7 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
         ({"round": 3}, "mine.yaml is no federation: .*'round'"),
         ({"rounds": None, "model": None}, "mine.yaml is no federation: .*rounds"),
         ({"bad": {"label_noise": [7]}}, "there is no client 7: the clients are 0 to 5"),
-        ({"attacks": [{"class_path": "flsv.attacks.SignFlip", "init_args": {"clients": [9]}}]}, "there is no client 9"),
+        ({"attacks": [SIGN_FLIP]}, "there is no client 9"),
         ({"model": {"class_path": "flsv.NoSuchModule"}}, "the federation mine"),
         ({"performance": "val_loss"}, "mode"),
     ],

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
-import lightning as L
 import pytest
 import torch
 from small_federation import small
+from task_kinds import Data, Glue
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
 from flsv.benchmark import make_truth, truth_table
 from flsv.benchmark.registry import METRICS, NEEDS, Entry, entry
@@ -73,32 +71,12 @@ def test_games_of_many_clients_have_a_budget_a_client() -> None:
         assert 2 * 24 < evaluations <= 2 * 20 * 12, name
 
 
-REGRESSION = {
-    "performance": "val_loss",
-    "mode": "min",
-    "model": {"class_path": "flsv.models.RegressorClient", "init_args": {}},
-    "bad": {},
-}
-
-
-def test_of_a_regression_what_needs_no_classes(tmp_path: Path) -> None:
-    rows = ["a,b,target,site"]
-    draw = torch.Generator().manual_seed(0)
-    for row in torch.randn(90, 2, generator=draw).tolist():
-        rows.append(f"{row[0]:.3f},{row[1]:.3f},{row[0] - row[1]:.3f},{'xyz'[len(rows) % 3]}")
-    (tmp_path / "table.csv").write_text("\n".join(rows))
-    source = {
-        "class_path": "flsv.data.TableData",
-        "init_args": {
-            "path": "table.csv",
-            "target": "target",
-            "columns": {"task": "regression"},
-            "group": "site",
-            "val_fraction": 0.3,
-        },
-    }
-    data = {"source": source, "partitioner": "flsv.data.GroupPartitioner", "batch_size": 8}
-    mine = small(data=data, root=str(tmp_path), needs=["table.csv"], attacks=[], **REGRESSION)
+def test_of_a_regression_what_needs_no_classes() -> None:
+    model = {"class_path": "flsv.models.RegressorClient", "init_args": {}}
+    partitioner = {"class_path": "flsv.data.SizePartitioner", "init_args": {"proportions": [3, 5, 2], "seed": 1}}
+    source = {"class_path": "flsv.benchmark.built_in.BuiltInData", "init_args": {"name": "diabetes"}}
+    data = {"source": source, "partitioner": partitioner, "batch_size": 64}
+    mine = small(data=data, attacks=[], bad={}, model=model, performance="val_loss", mode="min")
     entries = {
         name: METRICS[name] for name in ("fedsv", "gradient_agreement", "cssv", "one_round", "decayed", "knn_shapley")
     }
@@ -107,50 +85,17 @@ def test_of_a_regression_what_needs_no_classes(tmp_path: Path) -> None:
     assert all("no classes" in why for why in found.refused.values())
 
 
-class Named(Dataset):
-    """Its samples are dictionaries."""
-
+class Dictionaries(Data):
     def __init__(self) -> None:
-        self.x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
-        self.targets = (self.x[:, 0] > 0).long()
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {"x": self.x[index], "y": self.targets[index]}
-
-
-class NamedData(L.LightningDataModule):
-    def train_dataloader(self) -> Any:
-        return DataLoader(Named(), batch_size=8, shuffle=True)
-
-    def val_dataloader(self) -> Any:
-        return DataLoader(Named(), batch_size=30)
-
-
-class Project(L.LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = torch.nn.Linear(4, 2)
-
-    def training_step(self, batch: dict[str, Tensor], _: int) -> Tensor:
-        return torch.nn.functional.cross_entropy(self.net(batch["x"]), batch["y"])
-
-    def validation_step(self, batch: dict[str, Tensor], _: int) -> None:
-        right = (self.net(batch["x"]).argmax(1) == batch["y"]).float()
-        self.log("val_acc", right.mean(), batch_size=len(right))
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
+        super().__init__(Glue.data().item)
 
 
 def test_batches_are_dictionaries() -> None:
     """What the module logs is measured; whatever asks for pairs or logits says so."""
     sizes = {"class_path": "flsv.data.SizePartitioner", "init_args": {"proportions": [1, 2, 3], "seed": 0}}
-    data = {"source": {"class_path": "benchmark.test_run.NamedData"}, "partitioner": sizes, "batch_size": 8}
-    model = {"class_path": "benchmark.test_run.Project"}
-    mine = small(data=data, model=model, performance="val_acc", mode="max", attacks=[], bad={})
+    data = {"source": {"class_path": "test_run.Dictionaries"}, "partitioner": sizes, "batch_size": 6}
+    model = {"class_path": "task_kinds.Glue"}
+    mine = small(data=data, model=model, performance="accuracy_all", mode="max", attacks=[], bad={})
     names = ("fedsv", "one_round", "cgsv", "gradient_agreement", "knn_shapley", "lava")
     found = run(mine, {name: METRICS[name] for name in names}, seed=0)
     assert found.values.keys() == {"fedsv", "one_round", "cgsv"}
@@ -185,10 +130,8 @@ def test_the_clients_side_of_a_metric_comes_along() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("no_package.Mine", "there is no metric"),
         ("cgvs", "there is no metric"),
         ("flsv.metrics.GradientShapley(2)", "given by name"),
-        ("flsv.metrics.GradientShapley(order=", "Write my_package"),
         ("flsv.metrics.GradientShapley(order=open)", "Write my_package"),
     ],
 )

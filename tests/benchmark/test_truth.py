@@ -14,7 +14,7 @@ from scipy import stats
 from small_federation import small
 
 from flsv import FederatedLoop, Reporting
-from flsv.benchmark import Federation, federation, make_truth, names, train_coalitions, truth_table
+from flsv.benchmark import federation, make_truth, names, train_coalitions, truth_table
 from flsv.benchmark.truth import FOLDER, SEEDS, exact_truth, sampled_truth, settings
 from flsv.errors import ConfigurationError
 from flsv.functional import exact_shapley
@@ -132,24 +132,18 @@ def test_the_interval_of_circles_holds_the_exact_values() -> None:
 # ---- coalitions side by side
 
 
-def retrained(small: Federation, tmp_path: Path, seed: int, metric: str) -> RetrainedUtility:
-    def trainer(cohort: FixedCohort) -> L.Trainer:
-        loop = FederatedLoop(sampler=cohort, seed=seed, uploads=small.attackers(), reporting=Reporting(table=False))
-        made = small.trainer(loop)
-        return made
-
-    return RetrainedUtility(trainer, small.module(), small.datamodule(), metric)
-
-
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
-def test_the_same_as_one_coalition_after_the_other(tmp_path: Path, optimizer: str) -> None:
-    model = dict(small().model["init_args"]) | {
-        "optimizer": {"class_path": f"torch.optim.{optimizer}", "init_args": {"lr": 0.02}}
-    }
-    mine = small(model={"class_path": "flsv.ClassifierClient", "init_args": model}, performance="negative_loss")
-    masks = all_coalitions(3)
+def test_the_same_as_one_coalition_after_the_other(optimizer: str) -> None:
+    options = {"class_path": f"torch.optim.{optimizer}", "init_args": {"lr": 0.02}}
+    model = {"class_path": "flsv.ClassifierClient", "init_args": {**small().model["init_args"], "optimizer": options}}
+    mine, masks = small(model=model, performance="negative_loss"), all_coalitions(3)
+
+    def trainer(cohort: FixedCohort) -> L.Trainer:
+        quiet = Reporting(table=False)
+        return mine.trainer(FederatedLoop(sampler=cohort, seed=7, uploads=mine.attackers(), reporting=quiet))
+
     together = train_coalitions(mine, masks, seed=7)
     seed_global_rngs(7, "benchmark")
-    apart = retrained(mine, tmp_path, 7, "negative_loss")(masks)
+    apart = RetrainedUtility(trainer, mine.module(), mine.datamodule(), "negative_loss")(masks)
     assert torch.allclose(together, apart, rtol=1e-4, atol=1e-5)
     assert apart.unique().numel() == 8 - 1 + (apart[4] != apart[0]).item()  # the coalitions do differ

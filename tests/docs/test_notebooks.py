@@ -27,34 +27,3 @@ def test_a_lesson_runs_and_shows_something(path: Path) -> None:
     made = json.loads(docs_render.notebook(ran))
     assert [cell["cell_type"] for cell in made["cells"]] == ["code" if cell.is_code else "markdown" for cell in ran]
     assert docs_render.page(path, ran).count("data:image/png") == sum(len(cell.pictures) for cell in code)
-
-
-def test_what_a_cell_gives_is_kept(tmp_path: Path) -> None:
-    source = """# %% [markdown]
-# # Title
-#
-# Text.
-
-# %%
-import warnings
-warnings.warn("not shown")
-print("one")
-1 + 1
-
-# %%
-2 + 2;
-
-# %%
-from matplotlib import pyplot
-pyplot.plot([1, 2])
-"""
-    path = tmp_path / "lesson.py"
-    path.write_text(source)
-    text, first, second, drawn = docs_render.run(path)
-    assert (text.text, text.is_code) == ("# Title\n\nText.", False)
-    assert first.printed == "one\n2\n"
-    assert second.printed == ""
-    assert len(drawn.pictures) == 1
-    path.write_text("# %%\n1 / 0\n")
-    with pytest.raises(ZeroDivisionError):
-        docs_render.run(path)

@@ -81,18 +81,3 @@ def test_the_command_of_every_algorithm_runs(each: docs_site.Algorithm) -> None:
         pytest.importorskip("peft")
     page = docs_site.algorithm_page(each)
     assert snippets.run_page(page, fit_only) == 2 * len(each.configs)
-
-
-def test_what_is_neither_run_nor_listed_is_found() -> None:
-    with pytest.raises(AssertionError, match="neither run nor listed"):
-        snippets.run_page("```bash\nrm -rf runs\n```\n")
-    with pytest.raises(AssertionError, match="no command runs it"):
-        snippets.run_page('```yaml title="a.yaml"\na: 1\n```\n')
-    with pytest.raises(AssertionError, match="without a title"):
-        snippets.run_page("```yaml\na: 1\n```\n")
-    with pytest.raises(AssertionError, match="does not say so"):
-        snippets.run_page('```python title="fedapp/federation.py"\nserver = None\n```\n')
-    with pytest.raises(AssertionError):
-        snippets.run_page("```bash\nflsv fit --config nothing\n```\n")
-    with pytest.raises(NameError):
-        snippets.run_page("```python\nmy_module\n```\n")

@@ -83,14 +83,11 @@ class Lungs(L.LightningModule):
         super().__init__()
         self.net = nn.Sequential(nn.Flatten(), nn.Linear(784, 32), nn.ReLU(), nn.Linear(32, 2))
 
-    def forward(self, x):
-        return self.net(x)
-
     def training_step(self, batch, batch_idx):
-        return nn.functional.cross_entropy(self(batch[0]), batch[1])
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
 
     def validation_step(self, batch, batch_idx):
-        self.log("val_loss", nn.functional.cross_entropy(self(batch[0]), batch[1]))
+        self.log("val_loss", self.training_step(batch, batch_idx))
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from matplotlib.colors import to_hex
 
-from flsv.charts import BOTTOM, PALETTE, TOP, ends
+from flsv.charts import BOTTOM, TOP, ends
 from flsv.metrics import ClassSpecificShapley, CumulativeShapley
 from flsv.metrics.plot import plot_contributions
 
@@ -71,26 +71,13 @@ def test_a_hundred_clients_can_be_read(rounds: bool, tmp_path: Path) -> None:
     assert (colors.count(TOP), colors.count(BOTTOM)) == (5, 5)
 
 
-def test_small_multiples_share_scale_colors_and_whole_rounds(tmp_path: Path) -> None:
-    rows = [torch.rand(3, 5) for _ in range(4)]
-    figure, _ = plot_contributions(rows, class_names=["a", "b", "c", "d", "4"], client_names=["Boston", "Lyon", "2"])
-    shown = [axis for axis in figure.axes if axis.lines]
-    assert [axis.get_title() for axis in shown] == ["a", "b", "c", "d", "class 4"]
-    assert {axis.get_ylim() for axis in shown} == {shown[0].get_ylim()}
-    for column, axis in enumerate(shown):
-        assert [line.get_color() for line in axis.lines] == list(PALETTE[:3])
-        assert np.allclose(axis.lines[1].get_ydata(), [row[1, column] for row in rows])
-    assert labels(figure.legends[0].get_texts()) == ["Boston", "Lyon", "client 2"]
-    save(figure, tmp_path)
-    with pytest.raises(ValueError, match="figure of its own"):
-        plot_contributions(rows, ax=shown[0])
-
-
 def test_metrics_draw_with_names_and_units() -> None:
     cssv = ClassSpecificShapley(num_clients=2, num_classes=2)
     cssv.bind(2, 2, ["Shirt", "Dress"], client_names=["Boston", "Lyon"])
     figure, axis = cssv.plot(torch.rand(2, 2))
     assert (labels(axis.get_xticklabels()), labels(axis.get_yticklabels())) == (["Shirt", "Dress"], ["Boston", "Lyon"])
+    _, lines = cssv.plot([torch.rand(2, 2), torch.rand(2, 2)])  # of a round each: the overall values
+    assert labels(lines.get_legend().get_texts()) == ["Boston", "Lyon"]
     assert figure.axes[1].get_ylabel() == cssv.guide().unit == "cosine with the aggregate"
     sampled = CumulativeShapley(num_clients=3, estimator="permutation", estimator_args={"budget": 20})
     sampled.bind(3, 2)

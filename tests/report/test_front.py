@@ -7,25 +7,18 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from made_runs import at_fault, copying, make_game, make_run
+from made_runs import at_fault, copying, make_game, make_run, repeated
 from page_text import text_of
 
+import flsv.metrics
 from flsv.report import Budget, write_report
+from flsv.report.facts import caveats
+from flsv.report.text import WORDS
 
 #: What nobody but those who measure understands.
 FOREIGN = (
-    "nats",
-    "2^",
-    "U(C)",
-    "coalition",
-    "Shapley",
-    "hyperparameter",
-    'class "0"',
-    "class 0",
-    "negative_loss",
-    "NaN",
+    *("nats", "2^", "U(C)", "coalition", "Shapley", "hyperparameter", 'class "0"', "class 0", "negative_loss", "NaN"),
 )
-NAN = float("nan")
 
 
 def pages(folder: Path, budget: Budget | None = None) -> tuple[str, str, str]:
@@ -42,21 +35,18 @@ def sentences(text: str) -> list[str]:
     return [each for each in found if len(re.findall(r"[A-Za-z]{2,}", each)) >= 5]
 
 
-@pytest.fixture(params=["game", "loss", "cssv", "found"])
-def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+@pytest.mark.parametrize("kind", ["game", "loss", "cssv", "found"])
+def test_no_foreign_words_and_no_sentence_twice(kind: str, tmp_path: Path) -> None:
     values = {"sv": [0.4, 0.1, -0.05, 0.02], "loo": [0.1, 0.05, -0.01, 0.01]}
-    if request.param == "cssv":
-        return make_run(tmp_path)
-    if request.param == "found":
+    if kind == "cssv":
+        make_run(tmp_path)
+    elif kind == "found":
         found = {"events": [at_fault(1, 1, 3), *copying(2, 3)], "logged": {"val_accuracy": 0.72}}
-        return make_game(tmp_path, {"sv": values["sv"], "loo": values["sv"][::-1]}, **found)
-    by = "negative_loss" if request.param == "loss" else "accuracy"
-    return make_game(tmp_path, values, start=-0.7 if by == "negative_loss" else 0.25, by=by)
-
-
-def test_no_foreign_words_and_no_sentence_twice(folder: Path) -> None:
-    by = "cssv" if "cssv" in (folder / "contributions.csv").read_text() else "sv"
-    front, whole, _ = pages(folder, Budget(10_000.0, by))
+        make_game(tmp_path, {"sv": values["sv"], "loo": values["sv"][::-1]}, **found)
+    else:
+        by = "negative_loss" if kind == "loss" else "accuracy"
+        make_game(tmp_path, values, start=-0.7 if kind == "loss" else 0.25, by=by)
+    front, whole, _ = pages(tmp_path, Budget(10_000.0, "cssv" if kind == "cssv" else "sv"))
     assert not [word for word in FOREIGN if word in front]
     twice = [sentence for sentence, times in Counter(sentences(whole)).items() if times > 1]
     assert not twice
@@ -71,6 +61,9 @@ def test_steps_add_up_from_start_to_end_or_there_are_none(tmp_path: Path) -> Non
     _, _, html = pages(make_game(tmp_path / "b", {"sv": [0.4, 0.1, -0.05]}, **told))
     assert "in 3 steps" not in html
     assert "They do not add up to the difference" in html
+    _, _, html = pages(make_game(tmp_path / "many", {"sv": [0.01 * i for i in range(40)]}))
+    assert "in 13 steps" in html
+    assert "all others" in html
 
 
 def test_an_error_falls_and_never_below_0(tmp_path: Path) -> None:
@@ -80,30 +73,24 @@ def test_an_error_falls_and_never_below_0(tmp_path: Path) -> None:
     assert steps == "start 0.700, Graz 0.500, Lyon -0.100, Boston -0.800, end 0.300"
 
 
-def test_of_many_partners_the_rest_is_one_step(tmp_path: Path) -> None:
-    _, _, html = pages(make_game(tmp_path, {"sv": [0.01 * i for i in range(40)]}))
-    assert "in 13 steps" in html
-    assert "all others" in html
+CHANCE = {"by": "accuracy", "start": 0.1, "end": 0.1, "sum": 0, "told_apart": False}
 
 
 @pytest.mark.parametrize(
     ("told", "said"),
     [
+        ({}, ""),
         ({"events": copying(0, 1)}, "into disrepute: Boston, Lyon."),
         ({"events": [at_fault(2, 1, 3)]}, "far larger than all others: Graz (1 of 3 rounds)."),
-        (
-            {"paid_in": {"sv": {"by": "accuracy", "start": 0.1, "end": 0.1, "sum": 0, "told_apart": False}}},
-            "not told apart",
-        ),
+        ({"paid_in": {"sv": CHANCE}}, "not told apart"),
     ],
 )
 def test_red_lines(tmp_path: Path, told: dict[str, object], said: str) -> None:
-    folder = make_game(tmp_path / "run", {"sv": [0.4, 0.1, -0.05]}, **told)
-    _, whole, html = pages(folder)
-    assert said in " ".join(re.findall(r'<p class="warning">(.*?)</p>', html))
-    assert whole.count(said) == 1
-    _, _, html = pages(make_game(tmp_path / "fine", {"sv": [0.4, 0.1, -0.05]}))
-    assert "warning" not in html.partition("</style>")[2]
+    _, whole, html = pages(make_game(tmp_path, {"sv": [0.4, 0.1, -0.05]}, **told))
+    warnings = re.findall(r'<p class="warning">(.*?)</p>', html)
+    assert len(warnings) == bool(told)
+    assert said in " ".join(warnings)
+    assert not told or whole.count(said) == 1
 
 
 def test_it_says_what_it_rests_on(tmp_path: Path) -> None:
@@ -115,22 +102,21 @@ def test_it_says_what_it_rests_on(tmp_path: Path) -> None:
 
 def test_a_run_of_one_seed_says_so_and_a_mean_over_seeds_what_it_is(tmp_path: Path) -> None:
     """Table, pictures and shares are of the same values: of one run, or means."""
-    for seed in range(3):
-        values = {"sv": [0.4 - 0.2 * seed, 0.3 + 0.1 * seed, 0.05]}
-        make_game(tmp_path / f"seed_{seed}", values, settings={"federation_seed": seed})
-    alone, whole, _ = pages(tmp_path / "seed_0")
+    values = [0.4, 0.3, 0.05], [0.2, 0.4, 0.05], [0.0, 0.5, 0.05]
+    run = repeated(tmp_path, *values)
+    front, means, html = pages(run, Budget(100.0))
+    (tmp_path / "runs.csv").unlink()
+    alone, whole, _ = pages(run)
     assert "by sv, this run only; they add up" in alone
     assert "By sv, Boston contributed most, Graz least." in alone
     assert "sv (this run only)" in whole
     assert "This is one run with one seed" in whole
-    (tmp_path / "runs.csv").write_text("# {}\nrun,folder\n" + "".join(f"{i},seed_{i}\n" for i in range(3)))
-    front, whole, html = pages(tmp_path / "seed_0", Budget(100.0))
     assert "by sv, mean of 3 runs, a seed each; they add up" in front
     assert "<desc>start 0.250, Lyon 0.400, Boston 0.200, Graz 0.0500, end 0.900</desc>" in html
     assert re.search(r"\| Lyon \| 0.40+ \[.*\| Boston \| 0.20", front, re.DOTALL)
     assert "Lyon and Boston; Boston and Graz cannot be told apart." in front
-    assert "one seed" not in whole
-    assert "of one run" not in whole
+    assert "one seed" not in means
+    assert "of one run" not in means
 
 
 def test_intervals_that_are_known_to_be_too_narrow_say_so(tmp_path: Path) -> None:
@@ -142,3 +128,10 @@ def test_intervals_that_are_known_to_be_too_narrow_say_so(tmp_path: Path) -> Non
     front, _, _ = pages(folder)
     assert "90 % intervals from this run only" in front
     assert "too narrow: in trials they held it in 59 % of the cases" in front
+
+
+def test_every_metric_has_caveats() -> None:
+    for kind in {*flsv.metrics.__all__} - {"ContributionMetric"}:
+        said = caveats({"class": kind}, errors=True)
+        assert said, kind
+        assert caveats({"class": kind}, errors=False) == [*said, WORDS["no_error"]]

@@ -19,29 +19,34 @@ from flsv.report import Budget, write_report
 CHROMIUM = os.environ.get("CHROMIUM") or next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
-#: What is left of 210 mm between margins of 15, at 96 pixels an inch.
-A4 = 680
+#: Width in pixels, and whether the rules for print hold: 680 is what is left of 210 mm between margins of 15.
+LOOKS = {"screen": (1400, False), "telephone": (400, False), "paper": (680, True)}
 #: Elements of which something lies outside of the page, or of what scrolls; and charts that have lost their captions.
-LOOK = """
-<iframe id=page srcdoc="{page}" style="width:{width}px;height:4000px;border:0"></iframe>
-<pre id=found>waiting</pre><script>
-document.getElementById('page').onload = event => {{
-  const page = event.target.contentDocument, found = [], width = page.documentElement.clientWidth;
-  for (const each of page.body.querySelectorAll('*')) {{
-    const box = each.getBoundingClientRect();
-    if (box.right > width + 1 || box.left < -1) found.push(each.tagName + ' ' + each.textContent.slice(0, 60));
-    if (each.scrollWidth > each.clientWidth + 1 && each.clientWidth && getComputedStyle(each).overflowX != 'visible')
-      found.push('scrolls: ' + each.className + ' ' + each.textContent.slice(0, 60));
-  }}
-  for (const each of page.querySelectorAll('svg text')) {{
-    const box = each.getBoundingClientRect(), chart = each.closest('svg').getBoundingClientRect();
-    if (box.left < chart.left - 2 || box.right > chart.right + 2 || box.bottom > chart.bottom + 2)
-      found.push('cut by its chart: ' + each.textContent);
-  }}
+SEARCH = """
+<pre id=found></pre><script>
+onload = event => {
+  const found = [];
+  for (const frame of document.querySelectorAll('iframe')) {
+    const page = frame.contentDocument, width = page.documentElement.clientWidth;
+    const note = (what, each) => found.push([frame.id, what, each.className, each.textContent.slice(0, 60)].join(' '));
+    for (const each of page.body.querySelectorAll('*')) {
+      const box = each.getBoundingClientRect();
+      if (box.right > width + 1 || box.left < -1) note('beyond', each);
+      if (each.scrollWidth > each.clientWidth + 1 && each.clientWidth && getComputedStyle(each).overflowX != 'visible')
+        note('scrolls', each);
+    }
+    for (const each of page.querySelectorAll('svg text')) {
+      const box = each.getBoundingClientRect(), chart = each.closest('svg').getBoundingClientRect();
+      if (box.left < chart.left - 2 || box.right > chart.right + 2 || box.bottom > chart.bottom + 2)
+        note('cut by its chart', each);
+    }
+    if (!page.querySelector('section')) note('empty', page.body);
+  }
   document.getElementById('found').textContent = JSON.stringify(found);
-}};
+};
 </script>
 """
+LONG = ("Universitätsklinikum-Hamburg-Eppendorf-und-Umgebung", "Hôpital de la Pitié-Salpêtrière, Paris", "x")
 
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="there is no Chromium here (name one by the variable CHROMIUM)"
@@ -54,43 +59,36 @@ def browse(*arguments: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
 
 
-def cut(page: Path, width: int, paper: bool, folder: Path) -> list[str]:
-    """What is cut at this width; on paper, by the rules for print."""
-    text = page.read_text(encoding="utf-8")
-    text = re.sub(r"<meta http-equiv[^>]*>", "", text)
-    if paper:
-        text = text.replace("@media screen", "@media not all").replace("@media print", "@media all")
-    looking = folder / "look.html"
-    looking.write_text(LOOK.format(page=html.escape(text, quote=True), width=width), encoding="utf-8")
+def few(folder: Path) -> Path:
+    values = {"sv": [0.4, 0.1, 0.05, -0.2], "loo": [0.1, 0.05, 0.02, -0.1]}
+    return make_game(folder, values, events=[at_fault(1, 1, 3)])
+
+
+def test_nothing_is_cut(tmp_path: Path) -> None:
+    runs = {
+        "few": few(tmp_path / "few"),
+        "many": make_run(tmp_path / "many", clients=40, classes=30),
+        "long": make_run(tmp_path / "long", clients=3, classes=12, names=LONG),
+    }
+    frames = []
+    for name, folder in runs.items():
+        budget = Budget(1_234_567.0, "sv" if name == "few" else "cssv", currency="EUR")
+        text = re.sub(r"<meta http-equiv[^>]*>", "", write_report(folder, budget=budget).read_text(encoding="utf-8"))
+        for look, (width, paper) in LOOKS.items():
+            if paper:
+                text = text.replace("@media screen", "@media not all").replace("@media print", "@media all")
+            page, style = html.escape(text, quote=True), f"width:{width}px;height:4000px;border:0"
+            frames.append(f'<iframe id="{name} {look}" srcdoc="{page}" style="{style}"></iframe>')
+    looking = tmp_path / "look.html"
+    looking.write_text("".join(frames) + SEARCH, encoding="utf-8")
     seen = browse("--virtual-time-budget=5000", "--dump-dom", "--window-size=1600,4200", looking.as_uri())
-    said = re.search(r'<pre id="found">(.*?)</pre>', seen, re.DOTALL)
-    assert said is not None
-    return json.loads(html.unescape(said[1]))
-
-
-@pytest.fixture(scope="module", params=["few", "many", "long"])
-def page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp(request.param)
-    if request.param == "few":
-        make_game(folder, {"sv": [0.4, 0.1, 0.05, -0.2], "loo": [0.1, 0.05, 0.02, -0.1]}, events=[at_fault(1, 1, 3)])
-    elif request.param == "many":
-        make_run(folder, clients=60, classes=30)
-    else:
-        names = ("Universitätsklinikum-Hamburg-Eppendorf-und-Umgebung", "Hôpital de la Pitié-Salpêtrière, Paris", "x")
-        make_run(folder, clients=3, classes=12, names=names)
-    return write_report(folder, budget=Budget(1_234_567.0, "sv" if request.param == "few" else "cssv", currency="EUR"))
-
-
-@pytest.mark.parametrize(("width", "paper"), [(1400, False), (400, False), (A4, True)])
-def test_nothing_is_cut(page: Path, width: int, paper: bool, tmp_path: Path) -> None:
-    assert cut(page, width, paper, tmp_path) == []
+    found = re.search(r'<pre id="found">(.*?)</pre>', seen, re.DOTALL)
+    assert found is not None
+    assert json.loads(html.unescape(found[1])) == []
 
 
 def test_the_first_page_of_four_partners_is_one_sheet(tmp_path: Path) -> None:
-    folder = make_game(
-        tmp_path / "run", {"sv": [0.4, 0.1, 0.05, -0.2], "loo": [0.1, 0.05, 0.02, -0.1]}, events=[at_fault(1, 1, 3)]
-    )
-    text = write_report(folder, budget=Budget(10_000.0, "sv")).read_text(encoding="utf-8")
+    text = write_report(few(tmp_path / "run"), budget=Budget(10_000.0, "sv")).read_text(encoding="utf-8")
     alone = tmp_path / "front.html"
     alone.write_text(re.sub(r"<aside>.*</aside>", "", text, flags=re.DOTALL), encoding="utf-8")
     browse(f"--print-to-pdf={tmp_path / 'front.pdf'}", "--no-pdf-header-footer", alone.as_uri())

@@ -1,14 +1,25 @@
-"""The table of a run: what is a row of it, and what is new in a round."""
+"""The table of a run: what is a row of it, what is new in a round, and its file, which survives crashes and resumes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas
+import pytest
 import torch
+from toys import fit, toy_data
 
+import flsv
+from flsv import ClientEvaluation, Reporting
+from flsv.aggregation import ShapFedWA
+from flsv.loop import FederatedLoop
+from flsv.metrics import ClassSpecificShapley, CommunicationCost, CumulativeShapley, DomainRelevance
+from flsv.personalization import PFedSV
 from flsv.report.run_table import (
+    COLUMNS,
+    CSV,
     SCHEMA,
     Numbers,
     changes,
@@ -21,6 +32,7 @@ from flsv.report.run_table import (
     rows_of,
 )
 from flsv.round.result import Row
+from flsv.sampling import UniformSampler
 
 NAN = float("nan")
 NAMES = ("Boston", "Lyon", "Graz")
@@ -52,7 +64,6 @@ def test_what_is_new_is_another_value_or_another_interval() -> None:
     ):
         assert [row.client for row in changes(now, before)] == changed
     assert changes(before, []) == before
-    assert changes([], before) == []
 
 
 def test_what_is_written_is_read_back_to_the_bit(tmp_path: Path) -> None:
@@ -65,3 +76,92 @@ def test_what_is_written_is_read_back_to_the_bit(tmp_path: Path) -> None:
     read = np.array([last(again, "sv", 3, column) for column in columns_in(again, "sv")]).T
     assert torch.equal(torch.tensor(read), values)
     assert history(again, "sv", 3, "1", [2]).to_numpy().tolist() == [values[:, 1].tolist()]
+
+
+# ---- the file, killed and resumed
+
+
+def round_of(r: int) -> list[Row]:
+    return rows_of(r, [Numbers("cssv", [0.1 + r]), Numbers("cssv", [[1 / 3]], {"3": "Dress"})], NAMES)
+
+
+def written(path: Path, rounds: Sequence[int], first: int = 0, earlier: Path | None = None) -> Path:
+    file = CSV(path, NAMES)
+    file.begin(first, earlier)
+    for r in rounds:
+        file.append(round_of(r))
+    return path
+
+
+@pytest.mark.parametrize("damage", ["", "2,cssv,0,", '2,"cs'])
+def test_resuming_drops_rounds_that_are_run_again_and_a_line_cut_short(tmp_path: Path, damage: str) -> None:
+    whole = written(tmp_path / "whole.csv", range(4)).read_text()
+    path = written(tmp_path / "c.csv", range(3))
+    with path.open("a") as out:
+        out.write(damage)
+    elsewhere = written(tmp_path / "new" / "c.csv", [2, 3], 2, earlier=path)
+    assert len(path.read_text().splitlines()) == 7 + bool(damage)  # left alone
+    assert elsewhere.read_text() == written(path, [2, 3], 2).read_text() == whole
+
+
+def test_rounds_that_are_not_written_again_as_they_were_are_kept_and_named(tmp_path: Path) -> None:
+    """Those of another run, and those of this one where it goes back by more than one."""
+    path = written(tmp_path / "c.csv", range(4))
+    first = path.read_bytes()
+    for copy, begin in (("c_1.csv", 0), ("c_2.csv", 1)):
+        with pytest.warns(UserWarning, match=rf"c\.csv holds rounds of an earlier run: they are kept in .*{copy}"):
+            written(path, range(begin, 4), begin)
+        assert (tmp_path / copy).read_bytes() == path.read_bytes() == first
+
+
+# ---- of a fit
+
+
+def test_the_file_and_the_loops_frame_are_what_the_loop_has_measured(tmp_path: Path) -> None:
+    metrics = {"cssv": ClassSpecificShapley(), "sv": CumulativeShapley(), "cost": CommunicationCost()}
+    loop = FederatedLoop(
+        ShapFedWA("cssv"),
+        metrics,
+        sampler=UniformSampler(2),
+        evaluation=ClientEvaluation(every=2),
+        reporting=Reporting(table=False),
+        seed=1,
+    )
+    fit(loop, tmp_path, rounds=4)  # without any logger, it lies in default_root_dir
+    run, now = flsv.read_run(tmp_path), loop.to_frame()
+    assert tuple(now.columns) == tuple(run.columns) == COLUMNS
+    keys = ["metric", "client", "class"]
+    assert not run.duplicated(["round", *keys]).any()
+    weights = run[run["metric"] == "weight"]
+    assert len(weights) == 4 * 2  # nobody outside the cohort has one
+    assert weights.groupby("round")["value"].sum().tolist() == pytest.approx([1] * 4)
+    assert set(run.loc[run["metric"] == "accuracy", "round"]) == {1, 3}
+    final = loop.contributions["cssv"].by_class
+    of_class = run[(run["metric"] == "cssv") & run["class"].notna()].groupby(["client", "class"])["value"].last()
+    assert len(of_class) == int(final.isfinite().sum())
+    assert all(value == pytest.approx(final[i, int(j)].item(), rel=1e-6) for (i, j), value in of_class.items())
+
+    assert set(now["round"]) == {3}
+    lasting = run[~run["metric"].isin(["update_norm", "weight"])]
+    known = lasting.fillna({"class": ""}).groupby(keys, as_index=False)["value"].last()
+    now = now[now["metric"] != "weight"].fillna({"class": ""})
+    both = now.merge(known, on=keys, how="outer", suffixes=("_now", "_run"), indicator=True)
+    assert set(both["_merge"]) == {"both"}
+    assert (both["value_now"] == both["value_run"]).all()
+    assert {"cssv", "sv", "sv/stderr", "accuracy", "cost"} <= set(now["metric"])
+
+
+def test_columns_that_are_no_classes(tmp_path: Path) -> None:
+    metrics = {"relevance": DomainRelevance(truth=torch.eye(3).roll(1, 0)), "cost": CommunicationCost()}
+    loop = FederatedLoop(metrics=metrics, personalizer=PFedSV(), seed=1, reporting=Reporting(table=False))
+    fit(loop, tmp_path, data=toy_data(client_val=0.2, drop_last=True), rounds=2)
+    found = flsv.read_run(tmp_path).dropna(subset="class").groupby(["metric", "client", "class"])["value"].last()
+    final = loop.contributions["relevance"].by_class
+    known = {(i, str(j)): final[i, j].item() for i in range(3) for j in range(3) if not final[i, j].isnan()}
+    assert len(known) > 3
+    assert found["relevance"].to_dict() == pytest.approx(known)
+    size = loop.space.size
+    # Whole numbers: two models up, and what every model is worth to it; the first model down, and the others'.
+    downloads = [int(found["cost", i, "down"]) // size - 1 for i in range(3)]
+    assert [found["cost", i, "up"] for i in range(3)] == [2 * size + 2 + downloads[i] for i in range(3)]
+    assert [found["cost", i, "down"] for i in range(3)] == [(1 + downloads[i]) * size for i in range(3)]

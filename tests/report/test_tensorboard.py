@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,16 +42,25 @@ class Named(FederatedDataModule):
         return NAMES
 
 
-def named(**kwargs: Any) -> Named:
-    data = toy_data(server_val=0.3, **kwargs)
+def named() -> FederatedDataModule:
+    data = toy_data(server_val=0.3)
     data.source[0].classes = CLASSES  # type: ignore[index, union-attr]
     data.__class__ = Named
-    return data  # type: ignore[return-value]
+    return data
 
 
-def events(folder: Path, **sizes: int) -> EventAccumulator:
-    guidance = {"images": 0, "scalars": 0, "tensors": 0, "histograms": 0}
-    return EventAccumulator(str(folder), size_guidance={**guidance, **sizes}).Reload()
+def events(folder: Path) -> EventAccumulator:
+    return EventAccumulator(str(folder), size_guidance={"images": 0, "scalars": 0, "tensors": 0}).Reload()
+
+
+def charts_of(folder: Path) -> dict[tuple[str, str], Any]:
+    (stored,) = events(folder).Tensors("custom_scalars__config__")
+    layout = Layout.FromString(stored.tensor_proto.string_val[0])
+    return {(category.title, chart.title): chart for category in layout.category for chart in category.chart}
+
+
+def logger(folder: Path) -> TensorBoardLogger:
+    return TensorBoardLogger(folder, name="", version="run")
 
 
 def scalars(folder: Path) -> dict[str, dict[str, list[tuple[int, float]]]]:
@@ -74,23 +82,22 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> tuple[FederatedLoop, Pat
     folder = tmp_path_factory.mktemp("named")
     metrics = {"cssv": ClassSpecificShapley(), "sv": CumulativeShapley(), "cost": CommunicationCost()}
     loop = FederatedLoop(ShapFedWA("cssv"), metrics, seed=1, evaluation=ClientEvaluation(every=2))
-    logger = TensorBoardLogger(folder, name="", version="run")
-    fit(loop, folder, Plain(network(batch_norm=False)), named(), rounds=4, logger=logger)
+    fit(loop, folder, Plain(network(batch_norm=False)), named(), rounds=4, logger=logger(folder))
     return loop, folder / "run"
 
 
-@pytest.mark.slow
 def test_every_client_has_a_run(fitted: tuple[FederatedLoop, Path]) -> None:
     loop, folder = fitted
     found = scalars(folder)
     assert set(found) == {".", *RUNS}
-    tags = {"cssv/class_0_T-shirt_top", "cssv/class_1_Dress", "cssv/class_2"}
+    tags = {"cssv/class_0_T-shirt_top", "cssv/class_1_Dress", "cssv/class_2", "weight", "train_loss", "update_norm"}
+    tags |= {f"client_{score}" for score in ("accuracy", "balanced_accuracy", "auroc")}
     tags |= {f"Contributions/{name}" for name in ("cssv", "sv", "cost")}
+    ends = {f"{name}/{end}" for name in ("cssv", "sv") for end in ("value", "low", "high")}
     groups = {tag.partition("/")[0] for numbers in found.values() for tag in numbers}
     assert min(groups) == "Contributions"  # which TensorBoard shows first
     for i, place in enumerate(RUNS):
-        own = {"client_accuracy", "client_balanced_accuracy", "client_auroc"}
-        assert {*tags, "weight", "train_loss", "update_norm", *own} <= set(found[place])
+        assert {tag for tag in found[place] if not tag.endswith("/stderr")} == tags | ends
         assert [step for step, _ in found[place]["Contributions/cssv"]] == [0, 1, 2, 3]
         assert [step for step, _ in found[place]["client_accuracy"]] == [1, 3]
         assert found[place]["cssv/class_1_Dress"][-1][1] == pytest.approx(
@@ -105,31 +112,21 @@ def test_every_client_has_a_run(fitted: tuple[FederatedLoop, Path]) -> None:
 def test_custom_scalars_find_their_curves(fitted: tuple[FederatedLoop, Path]) -> None:
     _, folder = fitted
     found = scalars(folder)
-    stored = events(folder).Tensors("custom_scalars__config__")
-    assert len(stored) == 1
-    charts = Layout.FromString(stored[0].tensor_proto.string_val[0])
-    shown = {
-        (category.title, chart.title): sorted(
-            place
-            for place, tags in found.items()
-            for tag in tags
-            for wanted in chart.multiline.tag
-            if re.match(wanted, tag)
-        )
-        for category in charts.category
-        for chart in category.chart
-    }
+    charts = charts_of(folder)
+
+    def shown(chart: Any) -> list[str]:
+        wanted = chart.multiline.tag
+        return sorted(run for run, tags in found.items() for tag in tags for each in wanted if re.match(each, tag))
+
     everybody = [("all clients", name) for name in ("cssv", "sv", "cost", "weight", "train_loss", "update_norm")]
     everybody += [("all clients", f"client_{name}") for name in ("accuracy", "balanced_accuracy", "auroc")]
     everybody += [("cssv by class", name) for name in ("T-shirt/top", "Dress", "class 2")]
-    assert shown == {
+    assert {title: shown(chart) for title, chart in charts.items()} == {
         **dict.fromkeys(everybody, sorted(RUNS)),
         ("cssv by class", "all classes: choose a client on the left"): sorted(3 * RUNS),
         **{("all clients, intervals of this run only", name): [] for name in ("cssv", "sv")},  # no lines: margins
     }
-    margins = [
-        chart.margin.series[0] for category in charts.category for chart in category.chart if not chart.multiline.tag
-    ]
+    margins = [chart.margin.series[0] for chart in charts.values() if not chart.multiline.tag]
     assert len(margins) == 2
     for place in RUNS:
         for series in margins:
@@ -142,35 +139,31 @@ def test_custom_scalars_find_their_curves(fitted: tuple[FederatedLoop, Path]) ->
 def test_many_clients_are_tags_of_one_run(tmp_path: Path) -> None:
     data = toy_data((1,) * 31, client_test=0)
     loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1, reporting=Reporting(figures=0))
-    logger = TensorBoardLogger(tmp_path, name="", version="run")
-    fit(loop, tmp_path, data=data, rounds=1, logger=logger)
+    fit(loop, tmp_path, data=data, rounds=1, logger=logger(tmp_path))
     found = scalars(tmp_path / "run")
     assert set(found) == {"."}
-    clients = range(data.num_clients)
-    assert {f"cssv/client_{i}" for i in clients} < set(found["."])
-    assert {f"cssv/class_{j}/client_{i}" for i in clients for j in range(3)} < set(found["."])
-    stored = events(tmp_path / "run").Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0]
-    charts = {(c.title, chart.title): chart for c in Layout.FromString(stored).category for chart in c.chart}
-    (wanted,) = charts["cssv by class", "class 1"].multiline.tag
-    assert {tag for tag in found["."] if re.match(wanted, tag)} == {f"cssv/class_1/client_{i}" for i in clients}
-    (wanted,) = charts["all clients", "cssv"].multiline.tag
-    assert {tag for tag in found["."] if re.match(wanted, tag)} == {f"cssv/client_{i}" for i in clients}
+    charts = charts_of(tmp_path / "run")
+    for place, tag in ((("cssv by class", "class 1"), "cssv/class_1"), (("all clients", "cssv"), "cssv")):
+        (wanted,) = charts[place].multiline.tag
+        assert {tag for tag in found["."] if re.match(wanted, tag)} == {f"{tag}/client_{i}" for i in range(31)}
     assert ("cssv by client", "client 1") not in charts
+    assert events(tmp_path / "run").Tags()["images"] == ["data/partition"]
 
 
-def result(index: int, numbers: Sequence[Numbers], names: Sequence[str], **shared: float) -> RoundResult:
-    rows = rows_of(index, numbers, names)
-    return RoundResult(index, False, {}, torch.ones(len(names)), {}, {}, {}, table=rows, changes=rows, shared=shared)
+def test_curves_per_class_can_be_left_out(tmp_path: Path) -> None:
+    reporting = Reporting(per_class=False, figures=0, table=False)
+    loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1, reporting=reporting)
+    fit(loop, tmp_path, rounds=2, logger=logger(tmp_path))
+    tags = {tag for client in range(3) for tag in scalars(tmp_path / "run")[f"client {client}"]}
+    ends = {"cssv/value", "cssv/low", "cssv/high"}
+    assert tags == {"Contributions/cssv", *ends, "weight", "train_loss", "update_norm"}
 
 
 def test_the_table_of_runs(fitted: tuple[FederatedLoop, Path]) -> None:
     loop, folder = fitted
-    contents = {}
-    for tag, metadata in (events(folder).summary_metadata).items():
-        if metadata.plugin_data.plugin_name == "hparams":
-            contents[tag] = HParamsPluginData.FromString(metadata.plugin_data.content)
-    experiment = contents["_hparams_/experiment"].experiment
-    start = contents["_hparams_/session_start_info"].session_start_info
+    plugins = {tag: metadata.plugin_data.content for tag, metadata in events(folder).summary_metadata.items()}
+    experiment = HParamsPluginData.FromString(plugins["_hparams_/experiment"]).experiment
+    start = HParamsPluginData.FromString(plugins["_hparams_/session_start_info"]).session_start_info
     chosen = {name: value.string_value or value.number_value for name, value in start.hparams.items()}
     assert set(chosen) == {"algorithm", "aggregator", "partitioner", "clients", "learning rate", "seed", "rounds"}
     assert (chosen["aggregator"], chosen["partitioner"]) == ("ShapFedWA", "Size")
@@ -196,31 +189,32 @@ def test_the_table_of_runs(fitted: tuple[FederatedLoop, Path]) -> None:
 
 
 def test_texts(fitted: tuple[FederatedLoop, Path]) -> None:
-    loop, folder = fitted
-    seen = events(folder)
-    settings = text(seen, "settings")
-    assert "| aggregator | ShapFedWA() |" in settings
-    table = text(seen, "contributions").splitlines()
+    seen = events(fitted[1])
+    settings, text = (seen.Tensors(f"{tag}/text_summary")[-1] for tag in ("settings", "contributions"))
+    assert "| aggregator | ShapFedWA() |" in settings.tensor_proto.string_val[0].decode()
+    table = text.tensor_proto.string_val[0].decode().splitlines()
     own = "own accuracy | own balanced accuracy | own AUROC"
     assert table[0] == f"| client | samples | rounds | cssv | sv | share | cost | weight | {own} |"
     assert [line.split(" | ")[0] for line in table[2:]] == ["| Boston", "| St. Mary's/East", "| client 2"]
     assert "\\[" in table[3]
-    assert seen.Tensors("contributions/text_summary")[-1].step == 3
+    assert text.step == 3
 
 
 def test_a_round_that_was_written_and_lost_is_there_once(tmp_path: Path) -> None:
     def write(first: int, rounds: range, value: float) -> None:
-        logger = TensorBoardLogger(tmp_path, name="", version="run")
-        trainer = SimpleNamespace(callback_metrics={}, max_epochs=9)
-        metrics = {"cssv": ClassSpecificShapley()}
-        board = TensorBoard(logger, trainer, metrics, ["Boston"], ["0"], Reporting(figures=0))  # type: ignore[arg-type]
+        own = logger(tmp_path)
+        trainer: Any = SimpleNamespace(callback_metrics={}, max_epochs=9)
+        board = TensorBoard(own, trainer, {"cssv": ClassSpecificShapley()}, ["Boston"], ["0"], Reporting(figures=0))
         board.begin(first, {}, {}, Figure)
         for index in rounds:
-            numbers = [Numbers("cssv", [[value + index]], {"0": "0"})]
-            board.write(result(index, numbers, ["Boston"], all=value + index))
+            rows = rows_of(index, [Numbers("cssv", [[value + index]], {"0": "0"})], ["Boston"])
+            shared = {"all": value + index}
+            board.write(
+                RoundResult(index, False, {}, torch.ones(1), {}, {}, {}, table=rows, changes=rows, shared=shared)
+            )
         board.flush()
         board.close()
-        logger.finalize("success")
+        own.finalize("success")
 
     write(0, range(4), 0.0)
     write(2, range(2, 5), 10.0)

@@ -1,5 +1,4 @@
-"""Tables and pictures in W&B, MLflow and Comet: in their offline modes where they are installed, and by Lightning's
-loggers with a stand-in for the service everywhere."""
+"""Pictures in W&B, MLflow and Comet: by Lightning's loggers with a stand-in for the service."""
 
 from __future__ import annotations
 
@@ -7,82 +6,63 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import lightning as L
 import pytest
 from lightning.pytorch.loggers import CometLogger, MLFlowLogger, WandbLogger
+from toys import fit
 
-from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
-from flsv.data import SizePartitioner
+from flsv import FederatedLoop, Reporting
 from flsv.metrics import ClassSpecificShapley, CosineGradientShapley
-
-
-@pytest.fixture
-def fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.chdir(tmp_path)
-
-    def fitted(logger: Any) -> None:
-        metrics = {"cssv": ClassSpecificShapley(), "cgsv": CosineGradientShapley()}
-        loop = FederatedLoop(metrics=metrics, seed=0, reporting=Reporting(table=False, figures=0))
-        trainer = L.Trainer(
-            max_epochs=1, limit_train_batches=1, logger=logger, callbacks=[loop], enable_progress_bar=False,
-            enable_checkpointing=False, enable_model_summary=False, default_root_dir=tmp_path,
-        )  # fmt: skip
-        trainer.fit(ClassifierClient("softmax"), FederatedDataModule("digits", SizePartitioner([3, 2, 1])))
-
-    return fitted
 
 
 class Recorded:
     """What a service is shown."""
 
     save_dir, name, version = ".", "run", "0"
+    run_id, _experiment = "7", None
 
     def __init__(self) -> None:
         self.pictures: dict[str, Any] = {}
+        self.scalars: set[str] = set()
 
-    def log_metrics(self, metrics, step=None): ...
-    def log_hyperparams(self, params): ...
-    def finalize(self, status): ...
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        self.scalars |= metrics.keys()
+
+    def log_hyperparams(self, params: Any) -> None: ...
+    def finalize(self, status: str) -> None: ...
 
 
 class OfWandb(Recorded, WandbLogger):
     experiment = None
+    full = False
 
-    def log_image(self, key, images, step=None, **_):
+    def log_image(self, key: str, images: Any, step: int | None = None, **_: Any) -> None:
         (self.pictures[key],) = images
+        if self.full:
+            raise OSError("no room")
 
 
 class OfMLflow(Recorded, MLFlowLogger):
-    run_id = "7"
-
     @property
-    def experiment(self):
+    def experiment(self) -> Any:
         return SimpleNamespace(log_figure=lambda run_id, figure, file: self.pictures.update({file: figure}))
 
 
 class OfComet(Recorded, CometLogger):
-    _experiment = None
-
     @property
-    def experiment(self):
+    def experiment(self) -> Any:
         return SimpleNamespace(log_figure=lambda figure_name, figure, step: self.pictures.update({figure_name: figure}))
 
 
-@pytest.mark.parametrize(("kind", "picture"), [(OfWandb, "charts/{}"), (OfMLflow, "charts/{}.png"), (OfComet, "{}")])
-def test_a_service_is_shown_who_contributed_what(fit: Any, kind: Any, picture: str) -> None:
-    logger = kind()
-    fit(logger)
-    assert set(logger.pictures) == {picture.format(name) for name in ("cssv", "cgsv")}
-    assert all(hasattr(figure, "savefig") for figure in logger.pictures.values())
-
-
-def test_what_a_service_refuses_is_a_warning(fit: Any) -> None:
-    class Full(OfWandb):
-        def log_image(self, key: str, images: Any, step: Any = None, **_: Any) -> None:
-            self.pictures[key] = None
-            raise OSError("no room")
-
-    logger = Full()
-    with pytest.warns(UserWarning, match="no room"):
-        fit(logger)
-    assert set(logger.pictures) == {"charts/cssv", "charts/cgsv"}
+def test_services_are_shown_who_contributed_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = {OfWandb: "charts/{}", OfMLflow: "charts/{}.png", OfComet: "{}"}
+    loggers = [kind() for kind in (*names, OfWandb)]
+    loggers[-1].full = True
+    metrics = {"cssv": ClassSpecificShapley(), "cgsv": CosineGradientShapley()}
+    loop = FederatedLoop(metrics=metrics, reporting=Reporting(table=False, figures=0))
+    with pytest.warns(UserWarning, match="no room"):  # what a service refuses is no error
+        fit(loop, tmp_path, rounds=1, logger=loggers)
+    for logger in loggers:
+        assert set(logger.pictures) == {names[type(logger)].format(name) for name in metrics}
+        assert all(hasattr(figure, "savefig") for figure in logger.pictures.values())
+        assert {"cssv/client_0", "cssv/class_2/client_1", "weight/client_2"} <= logger.scalars

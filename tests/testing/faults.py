@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from flsv.aggregation import Aggregator, FedAvg
+from flsv.aggregation import FedAvg
 from flsv.clients.algorithms import ClientAlgorithm
 from flsv.metrics import ContributionMetric
 from flsv.metrics.base import latest
@@ -100,20 +100,12 @@ METRICS: list[Fault] = [
 ]
 
 
-class Nameless(Aggregator):
+class Nameless(FedAvg):
     """Keeps a function, of which nobody can say what it is."""
 
     def __init__(self) -> None:
         super().__init__()
         self.function = lambda x: x
-
-    def weights(self, round: Any, contributions: Any) -> Tensor:
-        return torch.full((len(round),), 1 / len(round))
-
-
-class GivesNan(FedAvg):
-    def weights(self, round: Any, contributions: Any) -> Tensor:
-        return super().weights(round, contributions) * (NAN if round.round_index == 2 else 1)
 
 
 class CountsRounds(FedAvg):
@@ -126,51 +118,42 @@ class CountsRounds(FedAvg):
         return super().weights(round, contributions) / self.rounds
 
 
+def nan_at_last(self: Any, round: Any, contributions: Any) -> Tensor:
+    return FedAvg.weights(self, round, contributions) * (NAN if round.round_index == 2 else 1)
+
+
+def the_first_alone(self: Any, round: Any, contributions: Any) -> Tensor:
+    return (torch.arange(len(round)) == 0).float()
+
+
 AGGREGATORS: list[Fault] = [
     ("is_one", Norm(), {}),
     ("pickles", Nameless(), {}),
-    ("weights_are_given", GivesNan(), {}),
-    (
-        "clients_permuted_in_a_fit",
-        faulty(FedAvg, weights=lambda self, round, contributions: (torch.arange(len(round)) == 0).float()),
-        {},
-    ),
+    ("weights_are_given", faulty(FedAvg, weights=nan_at_last), {}),
+    ("clients_permuted_in_a_fit", faulty(FedAvg, weights=the_first_alone), {}),
     ("state_is_saved", faulty(FedAvg, state_dict=lambda self: {"self": self}), {}),
     ("resumes_in_a_fit", CountsRounds(), {}),
 ]
 
 
-class Tires(ClientAlgorithm):
-    """Whoever trains later in a round has smaller gradients."""
+class Slows(ClientAlgorithm):
+    """Gradients become smaller."""
 
-    seen = 0
-
-    def begin_client(self, context: Any) -> None:
-        self.seen += 1
+    times = 1
+    saved = ("times",)
 
     def gradients(self, context: Any, parameters: Any, gradients: Any) -> None:
         for gradient in gradients:
-            gradient.div_(self.seen)
+            gradient.div_(self.times)
 
-
-class Knows(ClientAlgorithm):
-    """Uses at the clients what the server has counted."""
-
-    rounds = 0
-    saved = ("rounds",)
-
-    def gradients(self, context: Any, parameters: Any, gradients: Any) -> None:
-        for gradient in gradients:
-            gradient.div_(1 + self.rounds)
-
-    def end_round(self, round: Any) -> None:
-        self.rounds += 1
+    def count(self, _: Any) -> None:
+        self.times += 1
 
 
 ALGORITHMS: list[Fault] = [
     ("reports_are_declared", faulty(ClientAlgorithm, sends=("one", "one")), {}),
-    ("trains_alone", Tires(), {}),
-    ("sides_are_apart", Knows(), {}),
+    ("trains_alone", faulty(Slows, begin_client=Slows.count), {}),
+    ("sides_are_apart", faulty(Slows, end_round=Slows.count), {}),
 ]
 
 

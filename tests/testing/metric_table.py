@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from own_metrics import AXIOMS, OwnMetricCase
+from own_metrics import OwnMetricCase
 
 from flsv import metrics
 from flsv.clients.algorithms import InRunValues
 from flsv.personalization import PFedSV
 from flsv.privacy import GaussianPrivacy
 from flsv.testing.checks import PartCheck, checks_of
-
-LINEAR = ("symmetry", "null player", "linearity")
 
 
 def of(metric: Any, **options: Any) -> list[PartCheck]:
@@ -24,12 +22,12 @@ METRICS = [
     of(metrics.CalibratedOTGradient(features="pixels", support=1, iterations=1, pictures=0)),
     of(metrics.ClassSpecificShapley(momentum=0.6)),
     of(metrics.ClassSpecificShapley(weighting="samples")),
-    of(metrics.CoalitionValue(value="banzhaf", fold="sum"), axioms=LINEAR),
+    of(metrics.CoalitionValue(value="banzhaf", fold="sum")),
     of(metrics.CommunicationCost()),
     of(metrics.ContributionEstimation(combine="plus")),
     of(metrics.CosineGradientShapley(alpha=0.7)),
-    of(metrics.CumulativeShapley(), axioms=AXIOMS),
-    of(metrics.DecayedShapley(decay=0.7), axioms=("symmetry", "null player")),
+    of(metrics.CumulativeShapley()),
+    of(metrics.DecayedShapley(decay=0.7)),
     of(metrics.DomainRelevance(alpha=0.4), personalizer=PFedSV("mine")),
     of(metrics.GradientAgreement()),
     of(metrics.GradientAgreement(balanced=True)),
@@ -39,14 +37,14 @@ METRICS = [
         given={"in_run_values": lambda round: round.client_updates[:, :3].double()},
         client_algorithm=InRunValues(),
     ),
-    of(metrics.LeaveOneOut(momentum=0.3), axioms=LINEAR),
-    of(metrics.LowerBoundShapley(), axioms=AXIOMS),
+    of(metrics.LeaveOneOut(momentum=0.3)),
+    of(metrics.LowerBoundShapley()),
     of(metrics.OneRoundShapley(2, coalition_weights="fixed")),
-    of(metrics.PartialFederatedShapley(momentum=0.5), axioms=AXIOMS),
+    of(metrics.PartialFederatedShapley(momentum=0.5)),
     of(metrics.PrivacyLoss(GaussianPrivacy(clip=1.0, noise_multiplier=2.0))),
-    of(metrics.ShadowShapley(), axioms=("efficiency", "symmetry")),
+    of(metrics.ShadowShapley()),
     of(metrics.ShadowShapley(performance="negative_loss")),
-    of(metrics.SurrogateFederatedShapley(), axioms=("symmetry",)),
+    of(metrics.SurrogateFederatedShapley()),
     of(metrics.WassersteinContribution(features="pixels", support=1, iterations=1)),
 ]
 

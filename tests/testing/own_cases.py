@@ -3,34 +3,31 @@ with clients at sites, whose packets go through JSON."""
 
 from __future__ import annotations
 
-import inspect
-import json
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import is_dataclass
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any
 
 import lightning as L
 import pytest
 import torch
+from remote_sites import SiteTransport
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from flsv.data import FederatedDataModule, OneClient, Splits
-from flsv.engines.remote import Directory, Packet, RemoteData, RemoteFederation, Site, agreement
+from flsv.engines.remote import Directory, RemoteData, RemoteFederation, Site, agreement
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.personalization import Personalizer
 from flsv.sampling import ClientSampler
 from flsv.sampling.base import chances_of, cohort_of
-from flsv.server.identity import described
 from flsv.strategy import Federation
 from flsv.testing import fits
 from flsv.testing.checks import Case, PartCheck, expect, is_one, pickles, same, untouched_rngs
+from flsv.testing.fits import IN_A_FIT
 from flsv.testing.rounds import NUM_CLASSES, NUM_CLIENTS, SAMPLES, Rounds
-from flsv.testing.strategies import IN_A_FIT
 
 # Of all parts.
 
@@ -56,88 +53,10 @@ def repr_is_code(case: Case) -> None:
     expect(text.startswith(type(case.part).__name__ + "(") and " at 0x" not in text, text)
 
 
-def settings_are_described(case: Case) -> None:
-    """What differs in an argument is described otherwise: a resumed run, a table of runs and run.json go by it."""
-    part = case.new()
-    text = f"{described(part)} {part!r}"
-    for name, value in arguments_of(part).items():
-        for other in [each for each in others(part, name, value) if each != value]:
-            changed = made(part, {name: other})
-            if changed is not None:
-                expect(f"{described(changed)} {changed!r}" != text, f"{text} of {name}={value!r} and {other!r}")
-                break
-
-
-#: Arguments that a federation gives.
-SIZES = {"num_clients", "num_classes"}
-
-
-def arguments_of(part: Any) -> dict[str, Any]:
-    """A part's constructor arguments, as it holds them."""
-    holders = [part, *(value for value in vars(part).values() if is_dataclass(value))]
-    found = {}
-    for name, parameter in inspect.signature(type(part)).parameters.items():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or name in SIZES:
-            continue
-        held = [getattr(each, key) for each in holders for key in (name, f"_{name}") if hasattr(each, key)]
-        found[name] = [*held, parameter.default][0]
-        expect(found[name] is not inspect.Parameter.empty, f"no attribute {name}")
-    return found
-
-
-def made(part: Any, changes: dict[str, Any]) -> Any:
-    """Another of its class; None where it does not go with the rest."""
-    sizes = {name: getattr(part, name) for name in SIZES if name in inspect.signature(type(part)).parameters}
-    try:
-        return type(part)(**{**sizes, **arguments_of(part), **changes})
-    except ValueError:
-        return None
-
-
-def others(part: Any, name: str, value: Any) -> Iterator[Any]:
-    """Other values that an argument may have; none where it was not given."""
-    options = literals(get_type_hints(type(part).__init__).get(name)) if value is not None else ()
-    if options:
-        yield from options
-    elif isinstance(value, bool):
-        yield not value
-    elif isinstance(value, int):
-        yield from (value + 1, value - 1, 2 * value)
-    elif isinstance(value, float):
-        yield from (value / 2, (value + 1) / 2, 2 * value)
-    elif isinstance(value, str) and name == "metric":
-        yield f"{value}_of_another"
-
-
-def literals(hint: Any) -> tuple[Any, ...]:
-    if get_origin(hint) is Literal:
-        return get_args(hint)
-    return tuple(each for part in get_args(hint) for each in literals(part)) if get_origin(hint) is not None else ()
-
-
 def remote_is_equal(case: fits.FitCase) -> None:
     """With the clients at sites, from which nothing but messages comes, the first round ends alike, or is refused."""
     if case.sees_clients:
         case.expect_the_same(partial(remotely, case), rounds=1, rtol=1e-5)
-
-
-class Wire:
-    """Sites in this process, whose packets go through JSON and copies: nothing but what could cross does."""
-
-    def __init__(self, sites: Mapping[int, Site]) -> None:
-        self._sites = sites
-
-    def present(self) -> dict[int, str]:
-        return {address: f"site {address}" for address in self._sites}
-
-    def exchange(self, packets: Mapping[int, Packet], seconds: float) -> Iterator[tuple[int, Packet]]:
-        for address, packet in packets.items():
-            yield address, through(self._sites[address].answer(through(packet)))
-
-
-def through(packet: Packet) -> Packet:
-    tensors = {name: tensor.clone() for name, tensor in packet.tensors.items()}
-    return Packet(packet.kind, json.loads(json.dumps(packet.plain)), tensors)
 
 
 class ServerData(L.LightningDataModule):
@@ -151,23 +70,16 @@ def site_data(client: int) -> FederatedDataModule:
 
 
 def remotely(case: fits.FitCase, loop: FederatedLoop) -> fits.Fit:
-    """One round with every client at a site."""
+    """One round with every client at a site, whose packets go through JSON and copies."""
     names = [f"site {client}" for client in range(fits.NUM_CLIENTS)]
+    options: dict[str, Any] = {"trainer": {"accelerator": "cpu"}, "questions": (), "upload_seed": fits.SEED}
     with tempfile.TemporaryDirectory() as folder:
         sites = {
-            client: Site(
-                case.module,
-                partial(site_data, client),
-                case.make,
-                Path(folder) / name,
-                trainer={"accelerator": "cpu"},
-                questions=(),
-                upload_seed=fits.SEED,
-            )
+            100 + client: Site(case.module, partial(site_data, client), case.make, Path(folder, name), **options)
             for client, name in enumerate(names)
         }
-        ours = agreement(case.module(), loop)
-        directory = Directory(Wire(sites), names, ours, Path(folder) / "book.json", timeout=1, wait=0.2)
+        wire, ours = SiteTransport(sites, names), agreement(case.module(), loop)
+        directory = Directory(wire, names, ours, Path(folder, "book.json"), timeout=1, wait=0.2)
         directory.gather()
         sizes = [directory.sizes[client] for client in range(fits.NUM_CLIENTS)]
         data = RemoteData(names, sizes, fits.NUM_CLASSES, own=ServerData())
@@ -175,8 +87,8 @@ def remotely(case: fits.FitCase, loop: FederatedLoop) -> fits.Fit:
 
 
 #: Of aggregators and client algorithms, beside those of flsv.testing.
-MORE = (repr_is_code, settings_are_described, remote_is_equal)
-OF_ALL = (is_one, pickles, repr_is_code, settings_are_described)
+MORE = (repr_is_code, remote_is_equal)
+OF_ALL = (is_one, pickles, repr_is_code)
 
 
 # Personalizers.

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
-from own_cases import remote_is_equal, settings_are_described
+from own_cases import remote_is_equal
 from torch import Tensor
 
 from flsv.functional.shapley.few_coalitions import few_coalitions
@@ -19,10 +18,6 @@ from flsv.testing import fits
 from flsv.testing.checks import expect, refused, same
 from flsv.testing.metric import EVERY, HALF, MetricCase, all_of
 from flsv.testing.rounds import NEVER, NUM_CLIENTS, Rounds
-
-Game = Callable[[Tensor], Tensor]
-
-AXIOMS = ("efficiency", "symmetry", "null player", "linearity")
 
 
 class MoreRounds(Rounds):
@@ -62,14 +57,9 @@ class MoreRounds(Rounds):
 
 
 class OwnMetricCase(MetricCase):
-    """A metric of flsv's own.
+    """A metric of flsv's own."""
 
-    Args:
-        axioms: of :data:`AXIOMS`, which its values obey on games.
-    """
-
-    def __init__(self, part: Any, *, axioms: Sequence[str] = (), **options: Any) -> None:
-        self.axioms = tuple(axioms)
+    def __init__(self, part: Any, **options: Any) -> None:
         super().__init__(part, **options)
         contributes = isinstance(part, ContributionMetric)
         self.checks = (*self.checks, *OF_ALL, *(OF_CONTRIBUTIONS if contributes else ()))
@@ -131,51 +121,6 @@ def intervals_are_of_the_rounds(case: MetricCase) -> None:
         expect(same(torch.tensor(overall[client]), torch.tensor(total), rtol=1e-3), f"{overall[client]}, not {total}")
 
 
-def additive(masks: Tensor) -> Tensor:
-    """Every player is worth what it brings: 1, 2, 3, ..., whoever else is there."""
-    return masks.double() @ torch.arange(1.0, masks.shape[1] + 1, dtype=torch.float64)
+OF_ALL = (inference_mode_is_no_matter, bad_clients_are_refused)
 
-
-def glove(masks: Tensor) -> Tensor:
-    """1 for player 0, who has the left glove, with any of the others."""
-    return (masks[:, 0] & masks[:, 1:].any(1)).double()
-
-
-def averaging(masks: Tensor) -> Tensor:
-    """The mean of what the members bring, as of models that are averaged; 0 without any."""
-    return additive(masks) / masks.sum(1).clamp_min(1)
-
-
-def one_idle(masks: Tensor) -> Tensor:
-    """Players 0 and 1 are alike, and the last one changes nothing."""
-    return masks[:, :2].any(1).double() + masks[:, 2:-1].sum(1).double().sqrt()
-
-
-def axioms_hold(case: OwnMetricCase) -> None:
-    """The axioms that its values are to obey, on games with known values."""
-
-    def values(game: Game) -> Tensor:
-        metric = case.new()
-        everybody = case.rounds(cohorts=[range(NUM_CLIENTS)])[0]
-        metric.update(**{**case.arguments(everybody), "utility": game})
-        return metric.compute()
-
-    if "efficiency" in case.axioms:
-        for game in (additive, glove, averaging, one_idle):
-            gain = float(game(torch.ones(1, NUM_CLIENTS, dtype=torch.bool)))  # nobody is worth 0
-            total = float(values(game).sum())
-            expect(math.isclose(total, gain, rel_tol=1e-4, abs_tol=1e-5), f"{total}, not {gain}, of {game.__name__}")
-    idle = values(one_idle) if case.axioms else torch.zeros(NUM_CLIENTS)
-    if "symmetry" in case.axioms:
-        expect(math.isclose(idle[0], idle[1], rel_tol=1e-4, abs_tol=1e-5), f"{idle[:2].tolist()} of two who are alike")
-    if "null player" in case.axioms:
-        expect(abs(float(idle[-1])) < 1e-5, f"{idle[-1]} of one who changes nothing")
-    if "linearity" in case.axioms:
-        mixed = values(lambda masks: 2 * glove(masks) + averaging(masks) / 2)
-        apart = 2 * values(glove) + values(averaging) / 2
-        expect(same(mixed, apart, rtol=1e-4), f"{mixed.tolist()}, not {apart.tolist()}")
-
-
-OF_ALL = (inference_mode_is_no_matter, bad_clients_are_refused, settings_are_described)
-
-OF_CONTRIBUTIONS = (intervals_are_of_the_rounds, axioms_hold, remote_is_equal)
+OF_CONTRIBUTIONS = (intervals_are_of_the_rounds, remote_is_equal)

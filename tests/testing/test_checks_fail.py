@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import faults
 import pytest
+import snippets
 from own_cases import PersonalizerCase
 
 from flsv.errors import ConfigurationError
 from flsv.testing import check_metric, check_source, parametrize_with_checks
 from flsv.testing.checks import Case, PartCheck, same
+from flsv.testing.fits import AggregatorCase, ClientAlgorithmCase
 from flsv.testing.metric import MetricCase
 from flsv.testing.source import SourceCase
-from flsv.testing.strategies import AggregatorCase, ClientAlgorithmCase
 
 TABLES: dict[type[Case], list[faults.Fault]] = {
     MetricCase: faults.METRICS,
@@ -49,19 +53,13 @@ def test_without_the_fault_they_pass(check: PartCheck) -> None:
     check()
 
 
-def test_a_source_without_fault_passes() -> None:
+def test_failures_that_are_expected() -> None:
     check_source(faults.Numbers(), range(12))
-
-
-def test_a_failure_that_is_expected() -> None:
     check_metric(faults.NoUnit(), expected_failures={"guide_says_the_unit": "it has none"})
     with pytest.raises(AssertionError, match="passes guide_says_the_unit: take it out of expected_failures"):
         check_metric(faults.Norm(), expected_failures={"guide_says_the_unit": "it has none"})
     with pytest.raises(ConfigurationError, match=r"expected_failures=\['guide'\]: Norm has the checks \['is_one', "):
         check_metric(faults.Norm(), expected_failures={"guide": "it has none"})
-
-
-def test_what_cannot_be_checked() -> None:
     with pytest.raises(ConfigurationError, match=r"expected an object of Metric, Aggregator, ClientAlgorithm\."):
         parametrize_with_checks([3])
 
@@ -71,3 +69,15 @@ def test_only_nan_is_nan() -> None:
     assert same({"a": [nan, 1.0]}, {"a": [nan, 1.0]})
     assert not same(nan, 1.0)
     assert not same([1.0], [nan], rtol=0.1)
+
+
+@pytest.mark.slow
+def test_the_page_of_the_checks_runs_with_pytest(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "docs/howto/check_parts.md"
+    for each in snippets.blocks(page.read_text()):
+        if each.title is not None:
+            (tmp_path / each.title).write_text(each.text)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_parts.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert " passed" in done.stdout

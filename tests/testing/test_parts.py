@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import pytest
 import torch
 from jsonargparse._typehints import get_all_subclass_paths
 from own_cases import MORE, PersonalizerCase, SamplerCase, dealt
@@ -19,35 +18,17 @@ from flsv.metrics import ContributionEstimation, CosineGradientShapley, DomainRe
 from flsv.models.mixture import MixtureClient
 from flsv.privacy import GaussianPrivacy
 from flsv.testing.checks import PartCheck, checks_of
-from flsv.testing.strategies import AggregatorCase, ClientAlgorithmCase
+from flsv.testing.fits import AggregatorCase, ClientAlgorithmCase
 
 Checks = list[PartCheck]
 
 
-def aggregator(part: Any, **options: Any) -> Checks:
-    return checks_of(AggregatorCase(part, **options), MORE)
+def of(case: Any, part: Any, **options: Any) -> Checks:
+    return checks_of(case(part, **options), MORE if case in (AggregatorCase, ClientAlgorithmCase) else ())
 
 
-def personalizer(part: Any, **options: Any) -> Checks:
-    return checks_of(PersonalizerCase(part, **options))
-
-
-def sampler(part: Any, **options: Any) -> Checks:
-    return checks_of(SamplerCase(part, **options))
-
-
-def algorithm(part: Any, **options: Any) -> Checks:
-    return checks_of(ClientAlgorithmCase(part, **options), MORE)
-
-
-def upload(part: Any, **options: Any) -> Checks:
-    return checks_of(UploadCase(part, **options))
-
-
-def update_filter(part: Any, **options: Any) -> Checks:
-    return checks_of(FilterCase(part, **options))
-
-
+aggregator, personalizer, sampler = partial(of, AggregatorCase), partial(of, PersonalizerCase), partial(of, SamplerCase)
+algorithm, upload, update_filter = partial(of, ClientAlgorithmCase), partial(of, UploadCase), partial(of, FilterCase)
 #: Multi-Krum compares three clients at least.
 SHUFFLES = {"clients_permuted_in_a_fit": "buckets are of the clients as they are shuffled"}
 AGGREGATORS: Sequence[Checks] = [
@@ -106,19 +87,22 @@ ALGORITHMS: Sequence[Checks] = [
     algorithm(ShadowTraining(), metrics={"shadow": ShadowShapley()}),
 ]
 UPLOADS: Sequence[Checks] = [
-    upload(attacks.ALittleIsEnough(clients=[0, 2])),
-    upload(attacks.Alignment(clients=[1])),
-    upload(attacks.FalseReports(loss=1.0, clients=[1])),
-    upload(attacks.FreeRider(clients=[1])),
-    upload(GaussianPrivacy(1.0, 0.5)),
-    upload(attacks.GradientPoisoning(clients=[1])),
-    upload(attacks.HeadAlignment(clients=[1])),
-    upload(attacks.InnerProductManipulation(clients=[0, 2])),
-    upload(attacks.MinMax(clients=[0, 2])),
-    upload(uploads.Quantized(4)),
-    upload(attacks.Scaling(2.0, clients=[1])),
-    upload(attacks.SignFlip(clients=[1])),
-    upload(uploads.TopK(0.3)),
+    upload(part)
+    for part in (
+        attacks.ALittleIsEnough(clients=[0, 2]),
+        attacks.Alignment(clients=[1]),
+        attacks.FalseReports(loss=1.0, clients=[1]),
+        attacks.FreeRider(clients=[1]),
+        GaussianPrivacy(1.0, 0.5),
+        attacks.GradientPoisoning(clients=[1]),
+        attacks.HeadAlignment(clients=[1]),
+        attacks.InnerProductManipulation(clients=[0, 2]),
+        attacks.MinMax(clients=[0, 2]),
+        uploads.Quantized(4),
+        attacks.Scaling(2.0, clients=[1]),
+        attacks.SignFlip(clients=[1]),
+        uploads.TopK(0.3),
+    )
 ]
 FILTERS: Sequence[Checks] = [
     update_filter(filters.CopyFilter(0.7, gap=0.45)),
@@ -138,32 +122,28 @@ BASES = {
 
 #: That train federations.
 IN_FITS = (
-    "remote_is_equal",
-    "clients_permuted_in_a_fit",
-    "vmap_is_equal",
-    "state_is_saved",
-    "sides_are_apart",
-    "weights_are_given",
+    *("remote_is_equal", "clients_permuted_in_a_fit", "vmap_is_equal"),
+    *("state_is_saved", "sides_are_apart", "weights_are_given"),
 )
 
 
-@dealt([AGGREGATORS, PERSONALIZERS, SAMPLERS, ALGORITHMS, UPLOADS, FILTERS], IN_FITS)
+PARTS = [AGGREGATORS, PERSONALIZERS, SAMPLERS, ALGORITHMS, UPLOADS, FILTERS]
+
+
+@dealt(PARTS, IN_FITS)
 def test_parts(check: PartCheck) -> None:
     check()
 
 
-@pytest.mark.parametrize("room", [aggregation, attacks, algorithms, filters, personalization, sampling, uploads])
-def test_all_parts_are_here(room: object) -> None:
-    tables = (AGGREGATORS, PERSONALIZERS, SAMPLERS, ALGORITHMS, UPLOADS, FILTERS)
-    known = {checks[0].case.name for table in tables for checks in table}
-    assert set(room.__all__) <= known | BASES  # type: ignore[attr-defined]
+def test_all_parts_are_here() -> None:
+    known = {checks[0].case.name for table in PARTS for checks in table}
+    for room in (aggregation, attacks, algorithms, filters, personalization, sampling, uploads):
+        assert set(room.__all__) <= known | BASES
 
 
 def test_a_part_that_was_checked_keeps_its_short_name_on_command_lines() -> None:
     """Whose server's side is a class of its own while it is checked."""
-    (check,) = (
-        each for each in checks_of(ClientAlgorithmCase(algorithms.FedProx(0.1))) if "sides_are_apart" in str(each)
-    )
-    check()
+    case = ClientAlgorithmCase(algorithms.FedProx(0.1))
+    next(check for check in case.checks if check.__name__ == "sides_are_apart")(case)
     paths = get_all_subclass_paths(algorithms.ClientAlgorithm)
     assert [path for path in paths if path.endswith(".FedProx")] == ["flsv.clients.algorithms.FedProx"]

@@ -33,25 +33,15 @@ class Archive:
             raise ConfigurationError(f"{given} holds no samples: {error}. Save x and y.") from error
 
 
-@pytest.fixture
-def archive(tmp_path: Path) -> Path:
+def kind_of(given: Any) -> Any:
+    return next(kind for kind in SOURCES if kind.match(given))
+
+
+def test_a_strangers_source(tmp_path: Path) -> None:
     with (tmp_path / "all.samples").open("wb") as file:
         np.savez(file, x=X.numpy(), y=Y.numpy())
-    return tmp_path / "all.samples"
-
-
-def test_a_strangers_source(archive: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.samples").write_bytes(b"no archive")
-    check_source(Archive(), archive, broken=[tmp_path / "bad.samples", tmp_path / "none.samples"])
-
-
-def test_tables(tmp_path: Path) -> None:
-    frame = pd.DataFrame({"a": X[:, 0], "b": X[:, 1], "ill": Y})
-    frame.to_csv(tmp_path / "a.csv", index=False)
-    table = SOURCES[0]
-    check_source(table, tmp_path / "a.csv", labels="ill")
-    columns = next(kind for kind in SOURCES if kind.match(frame))
-    check_source(columns, frame, labels="ill")
+    check_source(Archive(), tmp_path / "all.samples", broken=[tmp_path / "bad.samples", tmp_path / "none.samples"])
 
 
 class JSONLines:
@@ -64,21 +54,17 @@ class JSONLines:
         return pd.read_json(given, lines=True)
 
 
-def test_what_gives_a_dataframe(tmp_path: Path) -> None:
+def test_tables(tmp_path: Path) -> None:
     frame = pd.DataFrame({"a": X[:, 0], "b": X[:, 1], "ill": Y, "ward": ["east", "west"] * 10})
+    frame.drop(columns="ward").to_csv(tmp_path / "a.csv", index=False)
     frame.to_json(tmp_path / "visits.jsonl", orient="records", lines=True)
-    check_source(JSONLines(), tmp_path / "visits.jsonl", labels="ill")
+    check_source(SOURCES[0], tmp_path / "a.csv", labels="ill")
+    check_source(kind_of(frame), frame, labels="ill")
     check_source(JSONLines(), tmp_path / "visits.jsonl", labels="ill", groups="ward")
 
 
-#: Asked one after the other, so that the last ones match what those before them read.
-LATE = {"matches_its_kind": "kinds that are asked before it have taken the others"}
-
-
-@pytest.mark.parametrize(
-    ("given", "failures"),
-    [((X, Y), LATE), (TensorDataset(X, Y), LATE), ("digits", LATE)],
-    ids=["arrays", "data set", "images"],
-)
-def test_objects_and_names(given: Any, failures: dict[str, str]) -> None:
-    check_source(next(kind for kind in SOURCES if kind.match(given)), given, expected_failures=failures)
+@pytest.mark.parametrize("given", [(X, Y), TensorDataset(X, Y), "digits"], ids=["arrays", "data set", "images"])
+def test_objects_and_names(given: Any) -> None:
+    """Asked one after the other: the last ones match what those before them read."""
+    late = {"matches_its_kind": "kinds that are asked before it have taken the others"}
+    check_source(kind_of(given), given, expected_failures=late)

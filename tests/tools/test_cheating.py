@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
-from cheating import CHEATS, Cheating, Run, Runs, gains
+from cheating import CHEATS, Cheating, Run, gains
 
 from flsv.data import SizePartitioner
 
@@ -42,11 +40,3 @@ def test_who_comes_as_two_is_paid_twice() -> None:
         **{"half_width": row["half_width"], "trials": 2, "named": 1, "others_named": 1},
         **{"honest_accuracy": 0.75, "accuracy_lost": 0.125},
     }
-
-
-@pytest.mark.slow
-def test_a_run_is_kept(tmp_path: Path) -> None:
-    runs = Runs(tmp_path / "kept.jsonl", rounds=1)
-    found = runs("digits_sizes", ("cssv", "size"), 0, "all", "sybils")
-    assert {name: len(shares) for name, shares in found.shares.items()} == {"cssv": 7, "size": 7}
-    assert Runs(tmp_path / "kept.jsonl", rounds=1).runs == runs.runs

@@ -29,7 +29,7 @@ def make_run(
     ended: bool = True,
     stderr: bool = True,
 ) -> Path:
-    """``contributions.csv`` and ``run.json`` of a run with one metric, ``cssv``."""
+    """Of a run with one metric, ``cssv``."""
     folder.mkdir(parents=True, exist_ok=True)
     named = names or (NAMES[:clients] if clients <= len(NAMES) else tuple(map(str, range(clients))))
     rows: list[list[Any]] = []
@@ -125,4 +125,20 @@ def make_game(
         **told,
     }
     (folder / "run.json").write_text(json.dumps(record))
+    return folder
+
+
+def repeated(folder: Path, *values: list[float]) -> Path:
+    """The first of runs of ``flsv repeat``, a seed each, with these values of ``sv``."""
+    for seed, row in enumerate(values):
+        make_game(folder / f"seed_{seed}", {"sv": row}, settings={"federation_seed": seed})
+    rows = "".join(f"{seed},seed_{seed}\n" for seed in range(len(values)))
+    (folder / "runs.csv").write_text(f"# {{}}\nrun,folder\n{rows}")
+    return folder / "seed_0"
+
+
+def retold(folder: Path, **changes: Any) -> Path:
+    """The run, with these parts of its ``run.json``."""
+    record = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**record, **changes}))
     return folder
