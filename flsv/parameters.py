@@ -97,7 +97,7 @@ class ParameterSpace:
         everything = dict(_float_state(module))
         _check_values(everything)
         self._floating = frozenset(everything)
-        matching = {name for name in everything if any(fnmatchcase(name, pattern) for pattern in private)}
+        matching = _matching(everything, private)
         self.private_names = tuple(n for n, _ in named_state(module) if n in matching or n in kept)
         self.constant_names = tuple(n for n in everything if n in constant and n not in matching)
         self._private, self._constant = frozenset(self.private_names), frozenset(self.constant_names)
@@ -167,6 +167,8 @@ class ParameterSpace:
 
     def constants(self, module: nn.Module) -> dict[str, Tensor]:
         """The module's own parameters that are taken to be constant, by name."""
+        if not self._constant:
+            return {}
         return {name: parameter for name, parameter in module.named_parameters() if name in self._constant}
 
     def described(self) -> dict[str, str]:
@@ -272,6 +274,10 @@ def _check_values(state: Mapping[str, Tensor]) -> None:
             f"the parameters {broken} hold NaN or infinite values before training starts: initialize them, or set "
             "requires_grad=False where they are constants."
         )
+
+
+def _matching(names: Collection[str], patterns: Sequence[str]) -> set[str]:
+    return {name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)}
 
 
 def _check_real(tensors: Mapping[str, Tensor]) -> None:

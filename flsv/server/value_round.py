@@ -154,13 +154,7 @@ def value_round(
     cohort = _Cohort.of(updates, client_names, num_clients)
     classes = num_classes if num_classes is not None or space.head is None else space.head.num_classes
     _check(board, space, head, num_classes, classes)
-    for metric in own:
-        before = metric.client_names
-        if before is not None and int(metric.rounds) and list(before) != cohort.names:  # values are by place
-            raise ConfigurationError(
-                f"{metric!r} has seen rounds of the clients {list(before)[:20]}, and is given one of "
-                f"{cohort.names[:20]}. Name the same clients in the same order after every round."
-            )
+    _check_names(board, cohort.names)
     board.bind(len(cohort.names), classes or 1, None, client_names=cohort.names)
     device = module_device(module)
     board.to(device)
@@ -168,10 +162,7 @@ def value_round(
     samples = cohort.numbers(num_samples, "num_samples", Count) or [1] * len(cohort.ids)
     counts = torch.tensor([int(count) for count in samples])
     shares = torch.tensor(cohort.numbers(weights, "weights", float), dtype=torch.float64)
-    vector = _vector(space, module, start, "start")
-    called = [client_called(client, cohort.names) for client in cohort.ids]
-    given = zip(cohort.each(updates, "updates"), called)
-    models = torch.stack([_vector(space, module, model, client) for model, client in given])
+    vector, models = _models(space, module, start, updates, cohort, deltas)
     if round_index is None:
         round_index = max((int(metric.rounds) for metric in own), default=0)
     round = Round(
@@ -179,7 +170,7 @@ def value_round(
         client_ids=torch.tensor(cohort.ids, device=device),
         num_samples=counts.to(device),
         global_vector=vector.to(device),
-        client_vectors=(models + vector if deltas else models).to(device),
+        client_vectors=models.to(device),
         space=space,
         seed=seed,
         games=_games(board, module, val_loader, loss, classes),
@@ -214,6 +205,11 @@ class _Cohort:
                 "clients in client_names, or say how many there are (num_clients)."
             )
         return cls(ids, keys, words)
+
+    @property
+    def called(self) -> list[str]:
+        """The cohort's clients in a sentence."""
+        return [client_called(client, self.names) for client in self.ids]
 
     def each(self, given: Any, argument: str) -> list[Any]:
         """What is given of each client, in their order; nothing of None."""
@@ -289,6 +285,19 @@ def _measured(board: ContributionMetrics, round: Round, weights: Tensor, names: 
     )
 
 
+def _check_names(board: ContributionMetrics, names: list[str]) -> None:
+    """Raise where a metric has seen rounds of clients that had other names: its values are by place."""
+    for name, metric in board.metrics.items():
+        if not isinstance(metric, ContributionMetric) or metric.client_names is None:
+            continue
+        before, rounds = metric.client_names, int(metric.rounds)
+        if rounds and list(before) != names:
+            raise ConfigurationError(
+                f"metric {name!r} has seen rounds of the clients {list(before)[:20]}, and is given one of "
+                f"{names[:20]}. Name the same clients in the same order after every round."
+            )
+
+
 def _check(
     board: ContributionMetrics, space: ParameterSpace, head: str | None, given: int | None, classes: int | None
 ) -> None:
@@ -309,6 +318,16 @@ def _check(
             f"metrics {[*by_class, *games]} are of classes, and the module has no linear layer that tells how many "
             "there are: say num_classes."
         )
+
+
+def _models(
+    space: ParameterSpace, module: nn.Module, start: Model, updates: Any, cohort: _Cohort, deltas: bool
+) -> tuple[Tensor, Tensor]:
+    """``[P]`` and ``[k, P]``."""
+    vector = _vector(space, module, start, "start")
+    given = zip(cohort.called, cohort.each(updates, "updates"))
+    models = torch.stack([_vector(space, module, model, client) for client, model in given])
+    return vector, models + vector if deltas else models
 
 
 def _vector(space: ParameterSpace, module: nn.Module, model: Model, whose: str) -> Tensor:

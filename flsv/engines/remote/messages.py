@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import math
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten, treespec_dumps, treespec_loads
 
 from flsv.errors import ConfigurationError
 from flsv.parameters import ParameterSpace
@@ -21,6 +20,11 @@ from flsv.round import ClientUpdate, Instruction
 
 START, OTHER, REPORT = "start", "told/", "report/"
 _PLAIN = (str, int, float, bool, type(None))
+#: Types that can be computed with; others only hold bits, and the least that is asked of them is an error.
+_NUMBERS = (
+    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128, torch.bool,
+    torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,7 @@ class Packet:
     Args:
         kind: what it is about.
         plain: what JSON can say.
-        tensors: by name; dense ones.
+        tensors: by name; dense ones, of numbers.
 
     Raises:
         ValueError: it is none, whatever was said to be one.
@@ -45,8 +49,8 @@ class Packet:
             raise ValueError(f"a packet has a kind and named values, this one {self.kind!r:.40}, {self.plain!r:.40}.")
         for name, tensor in self.tensors.items():
             dense = isinstance(tensor, Tensor) and tensor.layout == torch.strided and not tensor.is_meta
-            if not isinstance(name, str) or not dense:
-                raise ValueError(f"{name!r:.40} is no dense tensor.")
+            if not isinstance(name, str) or not dense or tensor.dtype not in _NUMBERS:
+                raise ValueError(f"{name!r:.40} is no dense tensor of numbers.")
 
 
 Reply = Packet | str
@@ -167,19 +171,20 @@ def read_update(
         loss, norm = float(plain["loss"]), float(plain["norm"])
         numbers, size = plain["traffic"]
         traffic = Traffic(whole({"traffic": numbers}, "traffic", most_numbers), float(size))
-        if sent != samples:
-            raise BadReply(f"it has trained on {sent} samples and had announced {samples}: start this server again")
-        if math.isinf(loss) or not 0 <= norm < math.inf or not 0 <= traffic.bytes <= 16 * most_numbers:
-            raise BadReply(f"its numbers cannot be: loss {loss}, norm {norm}, {traffic}")
-        if vector.shape != (space.size,) or not vector.is_floating_point():
-            raise BadReply(f"its model is {list(vector.shape)} of {vector.dtype}, the federation's has [{space.size}]")
-        # Only then: what is finite in float64 need not be so here.
-        vector = vector.detach().to(device, space.dtype)
-        reports = {n[len(REPORT) :]: t.detach().to(device) for n, t in packet.tensors.items() if n.startswith(REPORT)}
-        finite = all(tensor.isfinite().all() for tensor in (vector, *reports.values()))
     except GARBLED as error:
         raise BadReply(fault_of(error)) from error
-    return ClientUpdate(client, sent, vector, loss, steps, norm, reports, traffic) if finite else None
+    if sent != samples:
+        raise BadReply(f"it has trained on {sent} samples and had announced {samples}: start this server again")
+    if math.isinf(loss) or not 0 <= norm < math.inf or not 0 <= traffic.bytes <= 16 * most_numbers:
+        raise BadReply(f"its numbers cannot be: loss {loss}, norm {norm}, {traffic}")
+    if vector.shape != (space.size,) or not vector.is_floating_point():
+        raise BadReply(f"its model is {list(vector.shape)} of {vector.dtype}, and the federation's has [{space.size}]")
+    # Only then: what is finite in float64 need not be so here.
+    vector = vector.detach().to(device, space.dtype)
+    reports = {n[len(REPORT) :]: t.detach().to(device) for n, t in packet.tensors.items() if n.startswith(REPORT)}
+    if not all(tensor.isfinite().all() for tensor in (vector, *reports.values())):
+        return None
+    return ClientUpdate(client, sent, vector, loss, steps, norm, reports, traffic)
 
 
 def whole(plain: Mapping[str, Any], name: str, most: float, least: int = 0) -> int:
@@ -228,36 +233,49 @@ def pack(value: Any) -> tuple[Any, dict[str, Tensor]]:
     Example:
         >>> import torch
         >>> plain, tensors = pack({"a": [1, torch.tensor(2.0)], "b": (None, "x")})
-        >>> plain[1]
-        [1, None, None, 'x']
+        >>> plain
+        {'dict': [['a', {'list': [1, {'tensor': '0'}]}], ['b', {'tuple': [None, 'x']}]]}
         >>> unpack(plain, tensors)
         {'a': [1, tensor(2.)], 'b': (None, 'x')}
     """
-    leaves, form = tree_flatten(value)
     tensors: dict[str, Tensor] = {}
-    for place, leaf in enumerate(leaves):
-        if isinstance(leaf, Tensor | torch.Generator):
-            tensors[f"{type(leaf).__name__} {place}"] = leaf.detach() if isinstance(leaf, Tensor) else leaf.get_state()
-            leaves[place] = None
-        elif not isinstance(leaf, _PLAIN):
-            raise ConfigurationError(
-                f"{type(leaf).__name__} cannot cross between processes: only numbers, words, tensors, and lists, "
-                "tuples and dictionaries of them can."
-            )
-    return [treespec_dumps(form), leaves], tensors
+
+    def packed(value: Any) -> Any:
+        if isinstance(value, Tensor | torch.Generator):
+            name = str(len(tensors))
+            tensors[name] = value.detach() if isinstance(value, Tensor) else value.get_state()
+            return {"tensor" if isinstance(value, Tensor) else "generator": name}
+        if isinstance(value, _PLAIN):
+            return value
+        if isinstance(value, Mapping) and all(isinstance(key, str | int) for key in value):
+            return {"dict": [[key, packed(part)] for key, part in value.items()]}
+        if type(value) in (list, tuple):
+            return {type(value).__name__: [packed(part) for part in value]}
+        raise ConfigurationError(
+            f"{type(value).__name__} cannot cross between processes: only numbers, words, tensors, and lists, tuples "
+            "and dictionaries of them can."
+        )
+
+    return packed(value), tensors
 
 
 def unpack(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
     """The inverse of :func:`pack`.
 
     Raises:
-        ValueError: this is nothing that :func:`pack` makes.
+        ValueError, TypeError, RuntimeError: this is nothing that :func:`pack` makes.
     """
-    try:
-        form, leaves = plain[0], list(plain[1])
-        for name, tensor in tensors.items():
-            kind, place = name.split(" ")
-            leaves[int(place)] = torch.Generator().set_state(tensor) if kind == "Generator" else tensor.detach()
-        return tree_unflatten(leaves, treespec_loads(form))
-    except Exception as error:  # whatever foreign bytes lead to in a parser
-        raise ValueError(f"{plain!r:.80} is no packed value: {type(error).__name__}") from error
+    if isinstance(plain, _PLAIN):
+        return plain
+    if isinstance(plain, Mapping) and len(plain) == 1:
+        ((kind, content),) = plain.items()
+        if kind == "tensor" and content in tensors:
+            return tensors[content].detach()
+        if kind == "generator" and content in tensors:
+            return torch.Generator().set_state(tensors[content])
+        if kind in ("list", "tuple") and isinstance(content, Sequence):
+            values = [unpack(part, tensors) for part in content]
+            return values if kind == "list" else tuple(values)
+        if kind == "dict" and isinstance(content, Sequence):
+            return {key: unpack(part, tensors) for key, part in content}
+    raise ValueError(f"{plain!r} is no packed value.")

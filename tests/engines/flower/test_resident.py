@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -145,6 +146,18 @@ def test_an_error_of_the_app_is_the_messages_alone(site: Site) -> None:
         assert said.splitlines()[-1] == "RuntimeError: OSError, the site's own log says more"
         assert "the disk is gone" in said
     assert site.send("b")["process"] == first["process"]
+
+
+def test_half_a_message_and_another_key_are_no_message(site: Site) -> None:
+    first = site.send("a")
+    for half in (b"", b"\x80\x04\x95", b"no pickle"):
+        with socket.socket(socket.AF_UNIX) as link:
+            link.connect(str(site.socket))
+            link.sendall(half)
+    assert site.send("b")["process"] == first["process"]
+    (site.folder / "site" / "socket.key").write_bytes(b"another")
+    assert site.send("c")["process"] != first["process"]
+    os.kill(first["process"], signal.SIGKILL)  # which nobody can reach any more
 
 
 def test_it_ends_when_nothing_comes_and_with_who_started_the_short_process(site: Site) -> None:

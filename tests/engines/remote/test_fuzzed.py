@@ -88,7 +88,8 @@ SPACE, _ = shared_space(module(), shapfed().config)
 MODEL = SPACE.read(module())
 ROUND = {i: Instruction(0, i, 7, MODEL) for i in range(3)}
 HELLO = Packet("hello", {"sizes": {"train": SAMPLES, "val": 10, "test": 0}})
-ANSWER = Packet("answer", *({"answer": each} if i == 0 else each for i, each in enumerate(pack([torch.rand(4), 3]))))
+_plain, _tensors = pack([torch.rand(4), 3])
+ANSWER = Packet("answer", {"answer": _plain}, _tensors)
 
 
 def update(client: int, **reports: torch.Tensor) -> Packet:
@@ -175,11 +176,11 @@ def test_an_answer_and_an_accuracy_are_ones_or_there_is_none(folder: Path, packe
 
 
 def test_an_answer_of_any_depth_is_one_or_there_is_none(folder: Path) -> None:
-    form, leaves = "*", [1]
+    deep: Any = 1
     for _ in range(5000):
-        form = f'{{"type": "builtins.list", "context": "null", "children_spec": [{form}]}}'
-    here, _ = remote(folder, "ask", Packet("answer", {"answer": [f"[1, {form}]", leaves]}))
-    with pytest.raises(NoAnswer, match="lacks or garbles .* is no packed value: RecursionError"):
+        deep = {"list": [deep]}
+    here, _ = remote(folder, "ask", Packet("answer", {"answer": deep}))
+    with pytest.raises(NoAnswer, match="lacks or garbles maximum recursion"):
         here.ask(1, 0, leave_self_out, (), {})
 
 
