@@ -103,8 +103,6 @@ def test_data_near_a_device(val):
     assert {tensor.device.type for loader in loaders for batch in loader for tensor in batch} == {"meta"}
 
 
-# Generators that data hold
-
 GENERATORS = {
     "RandomState": lambda: np.random.RandomState(1),
     "Generator": lambda: np.random.default_rng(1),
