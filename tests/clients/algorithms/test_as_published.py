@@ -88,9 +88,6 @@ def flat(tensors: Any) -> Tensor:
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
-# ---- Ditto
-
-
 def ditto(**kwargs: Any) -> FederatedLoop:
     return federation(**{"client_algorithm": Ditto(0.3, 0.05), **kwargs})
 
@@ -131,9 +128,6 @@ def test_dittos_global_model_is_trained_as_without_to_the_bit(tmp_path: Path) ->
     assert all(torch.equal(value, models[1][name]) for name, value in models[0].items())
 
 
-# ---- FedRep
-
-
 def fedrep(**kwargs: Any) -> FederatedLoop:
     return federation(**{"client_algorithm": FedRep(head_epochs=1), "share": ["!head"], **kwargs})
 
@@ -162,9 +156,6 @@ def test_fedrep(tmp_path: Path, batch_norm: bool) -> None:
     fit(loop, tmp_path, module, unequal_data(), rounds=ROUNDS)
     assert_same(module.net, expected)
     assert_kept(loop, own)
-
-
-# ---- Per-FedAvg
 
 
 def per_fedavg_by_hand(net: nn.Module, second_order: bool) -> nn.Module:
@@ -210,9 +201,6 @@ def test_per_fedavg_without_a_hessian_is_close_to_the_hessian(tmp_path: Path) ->
     fit(federation(client_algorithm=PerFedAvg(0.05, "free")), tmp_path, module, unequal_data(), rounds=ROUNDS)
     exact, first = (flat(per_fedavg_by_hand(net, second).parameters()) for second in (True, False))
     assert (flat(module.net.parameters()) - exact).abs().max() < 0.02 * (first - exact).abs().max()
-
-
-# ---- SCAFFOLD and FedDyn
 
 
 def scaffold_by_hand(net: nn.Module, failing: Failing = frozenset()) -> tuple[nn.Module, Tensor, dict[int, Tensor]]:
@@ -354,9 +342,6 @@ def test_in_run_values_of_every_fourth_step_count_for_all(tmp_path: Path) -> Non
     for client in range(3):
         expected = sum(in_run.by_hand(dealt, round, client, LR, 0.0, 1, 1, every=4)[0] for round in rounds)
         torch.testing.assert_close(kept[client], expected, atol=1e-6, rtol=1e-4)
-
-
-# ---- what is refused before training
 
 
 def two_rates(parameters: Any) -> torch.optim.Optimizer:
