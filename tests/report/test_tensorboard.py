@@ -73,10 +73,6 @@ def scalars(folder: Path) -> dict[str, dict[str, list[tuple[int, float]]]]:
     return found
 
 
-def text(seen: EventAccumulator, tag: str) -> str:
-    return seen.Tensors(f"{tag}/text_summary")[-1].tensor_proto.string_val[0].decode()
-
-
 @pytest.fixture(scope="module")
 def fitted(tmp_path_factory: pytest.TempPathFactory) -> tuple[FederatedLoop, Path]:
     folder = tmp_path_factory.mktemp("named")

@@ -120,9 +120,6 @@ def test_the_bar_shows_round_client_and_validation_and_the_table_comes_after_it(
     assert events == ["bar stopped", "table", "table"]
 
 
-# ---- the table
-
-
 def printed(columns_wide: int, names: list[str], columns: dict[str, list[str]], **options: Any) -> str:
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out:
         patch.setenv("COLUMNS", str(columns_wide))
