@@ -110,7 +110,7 @@ class Randomizable:
 
 
 GENERATORS = {
-    "of a class, in a list": lambda: [Randomizable()],
+    "of a class, deep": lambda: [[[Randomizable()]]],
     "RandomState": lambda: np.random.RandomState(1),
     "Generator": lambda: np.random.default_rng(1),
     "Random": lambda: random.Random(1),
@@ -119,7 +119,7 @@ GENERATORS = {
 
 
 def draw(rng):
-    rng = rng[0].R if isinstance(rng, list) else rng
+    rng = rng[0][0][0].R if isinstance(rng, list) else rng
     if isinstance(rng, torch.Generator):
         return float(torch.rand((), generator=rng, dtype=torch.float64))
     return float(rng.random() if hasattr(rng, "random") else rng.random_sample())
