@@ -21,8 +21,6 @@ PLACE = f"while client {CLIENT} trained in round {ROUND + 1}"
 
 
 class Failing(Plain):
-    """Fails in the middle of one client's training."""
-
     def __init__(self, failure: BaseException, where: str) -> None:
         super().__init__()
         self.failure, self.where, self.seen = failure, where, 0

@@ -19,8 +19,6 @@ STEPS = [(3, 8), (5, 8), (5, 3), (1, 8), (4, 3), (2, 3)]
 
 
 class Step(nn.Module):
-    """Any network's step."""
-
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
         self.net = net

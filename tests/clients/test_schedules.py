@@ -81,8 +81,6 @@ class Scheduled(Plain):
 
 
 class OneClient(L.LightningDataModule):
-    """What a client sees, for a Trainer without a federation."""
-
     def __init__(self, client: int) -> None:
         super().__init__()
         self.data, self.client = toy_data(), client

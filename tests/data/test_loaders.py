@@ -126,8 +126,6 @@ def draw(rng):
 
 
 class Held(Dataset):
-    """Every sample is a draw."""
-
     def __init__(self, rng, length=90):
         self.generator, self.length = rng, length
         self.targets = torch.arange(length) % CLASSES

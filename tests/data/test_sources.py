@@ -235,8 +235,6 @@ class Scans:
 
 
 class Registry:
-    """What has splits of its own."""
-
     def match(self, given):
         return given == "registry://scans"
 

@@ -202,7 +202,6 @@ def test_dates_as_they_are_written_elsewhere():
 
 
 def test_gaps_are_means_and_no_part_of_the_deviation():
-    """60 rows with a constant column."""
     rng = np.random.default_rng(0)
     x = rng.normal(100, [1, 50, 3, 0], (60, 4))
     x[:, 3] = 0.1

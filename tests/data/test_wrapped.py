@@ -61,8 +61,6 @@ class Linear(L.LightningModule):
 
 
 class Somebodys(L.LightningDataModule):
-    """A data module as users write them, which counts what is called."""
-
     def __init__(self, size: int = 120, batch_size: int = 7):
         super().__init__()
         self.save_hyperparameters()
@@ -148,8 +146,6 @@ def test_attributes_of_the_wrapped_module_are_reached():
 
 
 class Hooked(Somebodys):
-    """With a hook, a state, and nothing left after teardown."""
-
     loaded = None
 
     def on_after_batch_transfer(self, batch, dataloader_idx):

@@ -39,7 +39,6 @@ from flsv.sampling import FixedCohort, UniformSampler
 
 @pytest.mark.parametrize("sampler", [None, UniformSampler(2)])
 def test_cgsv_gives_every_layers_largest_entries(tmp_path: Path, sampler: Any) -> None:
-    """To those who took part; who is absent receives nothing."""
     personalizer, metric = SparsifiedReward(beta=1.0), CosineGradientShapley(alpha=0.5)
     loop = FederatedLoop(CGSV(scale=0.5), {"cgsv": metric}, personalizer=personalizer, sampler=sampler, seed=2)
     seen = watched(personalizer, lambda round, known, models: (known["cgsv"].clone(), deepcopy(dict(models))))
@@ -239,7 +238,6 @@ def test_pfedhn_steps_along_the_vector_jacobian_product(tmp_path: Path) -> None:
 
 
 def test_shapfeds_equation_8_and_the_order_of_algorithm_1(tmp_path: Path) -> None:
-    """Start points, aggregates and contributions of four rounds, recomputed from the clients' vectors alone."""
     personalizer, metrics = ShapFedPersonalizer(), {"cssv": ClassSpecificShapley(momentum=0.5)}
     seen, loop = watched(personalizer), FederatedLoop(ShapFedWA("cssv"), metrics, personalizer=personalizer, seed=1)
     fit(loop, tmp_path, Plain(network(batch_norm=True)), rounds=4)

@@ -94,7 +94,6 @@ def test_red_lines(tmp_path: Path, told: dict[str, object], said: str) -> None:
 
 
 def test_a_run_of_one_seed_says_so_and_a_mean_over_seeds_what_it_is(tmp_path: Path) -> None:
-    """Table, pictures and shares are of the same values: of one run, or means."""
     values = [0.4, 0.3, 0.05], [0.2, 0.4, 0.05], [0.0, 0.5, 0.05]
     run = repeated(tmp_path, *values)
     front, means, html = pages(run, Budget(100.0))

@@ -35,8 +35,6 @@ CLASSES = ["T-shirt/top", "Dress", "2"]
 
 
 class Named(FederatedDataModule):
-    """Three hospitals."""
-
     @property
     def client_names(self) -> tuple[str, ...]:
         return NAMES

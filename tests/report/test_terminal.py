@@ -24,8 +24,6 @@ from flsv.report.terminal import chosen, client_columns, print_table
 
 
 class Told:
-    """Remembers."""
-
     def __init__(self) -> None:
         self.counts: list[tuple[str, int, int]] = []
         self.hidden = 0

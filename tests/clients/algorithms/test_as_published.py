@@ -162,7 +162,6 @@ def per_fedavg_by_hand(net: nn.Module, second_order: bool) -> nn.Module:
     data, alpha = unequal_data(), 0.05
 
     def others(r: int, i: int) -> Iterator[Any]:
-        """D' and D'' of all steps."""
         for epoch in range(100):
             yield from data.client_loader(i, "train", generator=generator_for(SEED, "per_fedavg", r, i, epoch))
 
@@ -278,7 +277,6 @@ NOBODY, SOME = frozenset(), {(0, 0), (1, 3), (3, 4)}
 @pytest.mark.parametrize(("batch_norm", "failing"), [(False, NOBODY), (True, NOBODY), (True, SOME)])
 @pytest.mark.parametrize("case", CASES)
 def test_models_and_variates(tmp_path: Path, case: str, batch_norm: bool, failing: Failing) -> None:
-    """A client whose update is not finite leaves no trace."""
     make, hand, optimizer, of_server, of_client = CASES[case]
     assert all(client in cohort(r) for r, client in failing)
     net = network(batch_norm)
