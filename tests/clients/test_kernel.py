@@ -13,15 +13,12 @@ from torch import Tensor, nn
 
 from flsv.clients.kernel import ELEMENTWISE, GivenBatches, RowTraining
 from flsv.clients.row_step import RowStep
-from flsv.errors import ConfigurationError
 
 #: Steps of every model, and the size of its last batch.
 STEPS = [(3, 8), (5, 8), (5, 3), (1, 8), (4, 3), (2, 3)]
 
 
 class Step(nn.Module):
-    """Any network's step."""
-
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
         self.net = net
@@ -189,17 +186,6 @@ def test_what_requires_no_gradient_has_none_or_is_not_stacked_stays_to_the_bit()
     for i, (model, _) in enumerate(one_by_one(module, states, given, sgd(weight_decay=0.1), None)):
         for key, tensor in trained.items():
             torch.testing.assert_close(tensor[i], model[key], rtol=1e-5, atol=1e-5)
-
-
-def test_batches_of_any_nesting_are_stacked() -> None:
-    given = GivenBatches(
-        [[{"x": torch.ones(2), "more": [torch.zeros(2)]}], [{"x": torch.ones(2), "more": [torch.ones(2)]}]]
-    )
-    ((places, batch),) = given.at([0, 1], 0)
-    assert places == [0, 1]
-    assert batch["more"][0].tolist() == [[0, 0], [1, 1]]
-    with pytest.raises(ConfigurationError, match="one holds a str"):
-        list(GivenBatches([[(torch.ones(2), "name")]]).at([0], 0))
 
 
 # ---- steps that are played back, against the same steps taken anew

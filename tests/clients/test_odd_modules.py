@@ -10,7 +10,6 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelPruning
 from torch import Tensor, nn
-from torch.nn.utils import prune
 from toys import FEATURES, Plain, fit, network, toy_data, vector
 
 from flsv import ClientEvaluation
@@ -131,19 +130,6 @@ def test_what_nobody_changes_stays_as_it_is(tmp_path: Path, arguments: Any) -> N
         assert torch.equal(module.state_dict()[name], before[name]), name
     assert torch.equal(module.seen, torch.full((1,), 0.1 * 3))
     assert not torch.equal(module.net[4].weight, before["net.4.weight"])
-
-
-def test_a_module_that_was_pruned_before_keeps_its_masks(tmp_path: Path) -> None:
-    module = Plain(network(batch_norm=False))
-    prune.l1_unstructured(module.net[0], "weight", 0.5)
-    mask = module.net[0].weight_mask.clone()
-    fit(loop := game(), tmp_path, module, toy_data(server_val=0.2))
-    assert torch.equal(module.net[0].weight_mask, mask)
-    assert (module.net[0].weight[mask == 0] == 0).all()
-    assert loop.contributions["sv"].abs().max() > 0
-
-
-# ---- what forward gives is tried before training
 
 
 class OneLogit(Plain):

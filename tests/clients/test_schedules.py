@@ -81,8 +81,6 @@ class Scheduled(Plain):
 
 
 class OneClient(L.LightningDataModule):
-    """What a client sees, for a Trainer without a federation."""
-
     def __init__(self, client: int) -> None:
         super().__init__()
         self.data, self.client = toy_data(), client
@@ -202,16 +200,10 @@ def test_what_would_pass_from_client_to_client_is_refused(tmp_path: Path, module
     assert [getattr(L.Trainer, name) for name in names] == before
 
 
-def sets_the_loader_up(trainer: Any) -> float:
-    trainer.fit_loop.setup_data()
-    return trainer.num_training_batches
-
-
 WAYS: list[Callable[[Any], float]] = [
     lambda trainer: trainer.estimated_stepping_batches / trainer.max_epochs,
     lambda trainer: trainer.num_training_batches,
     lambda trainer: len(trainer.train_dataloader),
-    sets_the_loader_up,
     lambda trainer: len(trainer.datamodule.train_dataloader()),
 ]
 

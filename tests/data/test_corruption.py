@@ -30,9 +30,6 @@ BOTH = [ClosedSetLabelNoise(clients=[0]), GaussianNoise(sample_rate=0.3, clients
 EVEN = [0, 2, 4, 6, 8]
 
 
-# Whom it concerns
-
-
 def test_a_corruption_and_an_attack_of_one_fraction_and_seed_concern_the_same_clients():
     corruption = ClosedSetLabelNoise(fraction=0.3, seed=3)
     assert corruption.chosen(20) == GradientPoisoning(fraction=0.3, seed=3).chosen(20) == corruption.chosen(20)
@@ -115,9 +112,6 @@ def test_a_subset_in_any_order_and_more_fields():
         assert (changed.all() if client == 0 else changed.any() == (client == 2)).item()
 
 
-# What it changes
-
-
 def added(corruption, x):
     y = torch.zeros(len(x), dtype=torch.long)
     noisy, _ = corruption(x.clone(), y, 2, torch.Generator().manual_seed(0))
@@ -188,9 +182,6 @@ def test_what_is_evaluated_on_is_known_classes_only():
         assert (y % 2 == 1).all()
         assert torch.equal(x[:, 0].long(), y)
     assert data.num_classes == 10
-
-
-# The long tail
 
 
 def class_sizes(ratio, labels, num_classes):

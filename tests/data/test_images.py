@@ -42,9 +42,6 @@ def images(root, clients=CLIENTS):
 deal = partial(ready, image_size=4, server_val=0.0)
 
 
-# By name
-
-
 def test_digits_are_scikit_learns_once():
     data = digits()
     xs, labels = (torch.cat([a, b]) for a, b in zip(data.train.tensors, data.test.tensors))
@@ -91,9 +88,6 @@ def test_real_images_are_complete_and_normalized(name, train, shape):
     assert (pixels.std((0, 2, 3)) - 1).abs().max() < 2e-3
 
 
-# Archives
-
-
 def arrays(shape=(8, 8), dtype=np.uint8):
     rng = np.random.default_rng(0)
     made = {}
@@ -128,6 +122,7 @@ def test_images_and_labels(tmp_path, shape, expected, dtype):
         ({"train_images": np.zeros((12, 8, 8, 5))}, r"images are float64 \[8, 8, 5\] and uint8"),
         ({name: np.zeros(array.shape, np.int32) for name, array in arrays().items()}, "expected uint8 or floating"),
         ({"train_labels": None, "test_images": None}, "no array train_labels, test_images; it has"),
+        ({"train_labels": np.array([{}] * 12, dtype=object)}, "Object arrays cannot be loaded"),
     ],
 )
 def test_refused_archives(tmp_path, changed, message):
@@ -135,15 +130,6 @@ def test_refused_archives(tmp_path, changed, message):
     np.savez(tmp_path / "set.npz", **made)
     with pytest.raises(ConfigurationError, match=message):
         npz(tmp_path / "set.npz")
-
-
-def test_pickled_objects_are_not_read(tmp_path):
-    np.savez(tmp_path / "set.npz", **{**arrays(), "train_labels": np.array([{}] * 12, dtype=object)})
-    with pytest.raises(ConfigurationError, match="Object arrays cannot be loaded"):
-        npz(tmp_path / "set.npz")
-
-
-# Folders
 
 
 def test_images_of_a_folder_are_resized_and_scaled(tmp_path):
@@ -178,9 +164,6 @@ def test_a_file_that_is_no_image_is_named(tmp_path, change):
         Image.fromarray(np.full((10, 10), 300, dtype)).save(file)
         with pytest.raises(ConfigurationError, match=rf"train/dog/{name} cannot .*more than 8 bits per pixel"):
             folder(tmp_path)
-
-
-# By client
 
 
 def test_images_by_client_have_one_numbering(tmp_path):
@@ -223,20 +206,6 @@ def test_images_without_splits(tmp_path):
     with pytest.raises(ConfigurationError, match="has no test data"):
         data.test_dataloader()
     assert deal(str(tmp_path / "Boston")).num_clients == 5
-
-
-@pytest.mark.parametrize("inside", [False, True])
-def test_tables_by_client(tmp_path, inside):
-    for place, client in enumerate(("Boston", "Lyon", "Köln Süd")):
-        lines = [f"{place + i / 7},{'fm'[i % 2]},{i % 2 if place else 1}" for i in range(20)]
-        path = tmp_path / client / "patients.csv" if inside else tmp_path / f"{client}.csv"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("\n".join(["age,sex,ill", *lines]), "utf-8")
-    data = deal(str(tmp_path), labels="ill", client_test=0.2)
-    assert data.client_names == ("Boston", "Köln Süd", "Lyon")
-    assert data.class_counts.sum(1).tolist() == [16, 16, 16]
-    assert data.class_counts[0].tolist() == [0, 16]  # one class only
-    assert data.input_shape == (3,)
 
 
 @pytest.mark.parametrize(

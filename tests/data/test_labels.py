@@ -8,7 +8,7 @@ import pytest
 import torch
 from data_options import ready
 from lightning.pytorch.callbacks import ModelCheckpoint
-from own_data import HERE, WORDS, Items, Y, patients, rows
+from own_data import HERE, Items, rows
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 from toys import Plain, fit, network, toy_sets
 
@@ -25,7 +25,7 @@ from flsv.data import (
     ProportionPartitioner,
     SizePartitioner,
 )
-from flsv.data.groups import named_groups, names_of_parts, plain_names
+from flsv.data.groups import named_groups, plain_names
 from flsv.data.labels import count_classes, dataset_labels, find_classes
 from flsv.errors import ConfigurationError
 from flsv.metrics import ClassSpecificShapley
@@ -100,14 +100,11 @@ WITHOUT_CLASSES = {
     "regression, stored": Items([(X[i], float(i)) for i in range(N)], targets=np.arange(N) / 1.0),
     "multilabel": TensorDataset(X, torch.randint(2, (N, 5))),
     "nothing but inputs": Items([X[i] for i in range(N)]),
-    "two views": Items([[X[i], X[i]] for i in range(N)]),
     "graphs": Items(graphs(lambda i: torch.rand(1, 3))),
-    "graphs alone": Items(graphs(lambda i: None)),
     "dictionaries of texts": Items([{"x": X[i], "labels": torch.randint(20, (8,))} for i in range(N)]),
     "boxes": Items([(X[i], {"boxes": torch.rand(i % 3, 4)}) for i in range(N)]),
     "ragged, stored": Items([(X[i], 0.0) for i in range(N)], labels=[[0] * (1 + i % 3) for i in range(N)]),
     "names": Items([(X[i], "cat") for i in range(N)]),
-    "parts": ConcatDataset([TensorDataset(X, torch.rand(N)), TensorDataset(X, torch.rand(N))]),
 }
 
 
@@ -240,16 +237,6 @@ def test_a_number_is_no_name():
     assert plain_names([0, 1, 2], "school") == ("school 0", "school 1", "school 2")
 
 
-def test_clients_of_several_groups():
-    groups = torch.arange(8).repeat(2)
-    parts = [torch.tensor([0, 8]), torch.tensor([1, 2]), torch.tensor([3, 4, 5]), torch.tensor([6, 7, 14, 9, 10])]
-    names = ("a", "b", "c", "d", "e", "f", "g", "h")
-    assert names_of_parts(parts, groups, names) == ("a", "b + c", "d + e + f", "b + c + g + 1 more")
-    # A group that is called as another two are together.
-    both = ("b + c", "b + c (1)")
-    assert names_of_parts([torch.tensor([0]), torch.tensor([1, 2])], groups, ("b + c", "b", "c")) == both
-
-
 def test_names_from_groups():
     wards = [["St Mary", "General", 'a/b "c"'][i % 3] for i in range(60)]
     assert ready(HERE, groups=wards).client_names == ("General", "St Mary", 'a/b "c"')
@@ -259,30 +246,18 @@ def test_names_from_groups():
     assert ready(HERE, IIDPartitioner(3), groups=wards).client_names == ("0", "1", "2")
 
 
-def test_describe_names_clients_and_classes():
-    data = ready(clients=dict.fromkeys(("Boston", "Lyon"), (HERE.tensors[0], WORDS[Y])))
-    facts = {"client_names": "Boston, Lyon", "class_names": "cat, dog, eel", "source": "2 clients' data"}
-    assert facts.items() <= data.describe().items()
-    assert str(data) == "FederatedDataModule(source=2 clients' data, partitioner=GroupPartitioner())"
-    table = ready(clients={"a": patients(20, 1), "b": patients(20, 2)}, labels="ill")
-    assert table.describe()["labels"] == "ill"
-    assert "max_categories=50" in table.describe()["columns"]
-    assert not {"client_names", "class_names", "labels"} & set(ready().describe())
-
-
-def toy_clients(*names):
-    train, _ = toy_sets()
-    size = len(train) // len(names)
-    parts = {name: Subset(train, range(i * size, (i + 1) * size)) for i, name in enumerate(names)}
-    return FederatedDataModule(clients=parts, batch_size=12)
-
-
 def test_metrics_and_files_have_the_names_and_a_renamed_client_is_refused(tmp_path):
+    train, _ = toy_sets()
+
+    def clients(*names):
+        parts = {name: Subset(train, range(i * 40, i * 40 + 40)) for i, name in enumerate(names)}
+        return FederatedDataModule(clients=parts, batch_size=12)
+
     saving = {"enable_checkpointing": True, "callbacks": [ModelCheckpoint(tmp_path, filename="saved")]}
     first = FederatedLoop(FedAvg(), {"m": ClassSpecificShapley()}, seed=3)
     plain = Plain(network(batch_norm=False))
-    fit(first, tmp_path / "one", plain, toy_clients("Boston", "Ly/on", "Köln"), rounds=1, **saving)
+    fit(first, tmp_path / "one", plain, clients("Boston", "Ly/on", "Köln"), rounds=1, **saving)
     assert first.metrics["m"].client_names == ("Boston", "Ly/on", "Köln")
     other = FederatedLoop(FedAvg(), {"m": ClassSpecificShapley()}, seed=3)
     with pytest.raises(ConfigurationError, match=r"client_names is \[.*\] and was \['Boston', 'Ly/on', 'Köln'\]"):
-        fit(other, tmp_path, plain, toy_clients("Boston", "Paris", "Köln"), ckpt_path=tmp_path / "saved.ckpt")
+        fit(other, tmp_path, plain, clients("Boston", "Paris", "Köln"), ckpt_path=tmp_path / "saved.ckpt")

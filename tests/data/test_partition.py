@@ -69,8 +69,6 @@ def test_a_partitioner_of_ones_own_is_checked():
     assert [part.tolist() for part in Fixed([[3, 0], [1]])(labels, 1)] == [[0, 3], [1]]
     with pytest.raises(ConfigurationError, match="gives the clients 2, 0 of 5 samples"):
         Fixed([[0, 1], []])(labels, 1)
-    with pytest.raises(ConfigurationError, match="gives the clients 2, 0, 0 of 5"):
-        Fixed([[0, 1], [], []])(labels, 1)
     with pytest.raises(ConfigurationError, match="no sample may be dealt twice"):
         Fixed([[0, 1], [1, 2]])(labels, 1)
 
@@ -154,13 +152,13 @@ def test_groups_in_their_order_or_from_the_largest_to_the_smallest():
         GroupPartitioner(num_clients=5)(labels, 1, groups)
 
 
-@pytest.mark.parametrize(("clients", "classes"), [(2, 2), (60, 22)])
-def test_bars_have_the_lengths_of_the_counts(clients, classes):
+@pytest.mark.parametrize(("clients", "classes", "labels"), [(2, 2, 2), (60, 22, 30)])
+def test_bars_have_the_lengths_of_the_counts(clients, classes, labels):
     counts = torch.arange(clients * classes).view(clients, classes) % 9 + 1
     _, axes = plot_partition(counts)
     ends = torch.tensor([bar.get_x() + bar.get_width() for bar in axes.patches]).view(classes, clients)
     assert ends[-1].tolist() == counts.sum(1).tolist()
-    assert len(axes.get_yticklabels()) == {2: 2, 60: 30}[clients]  # at most 50
+    assert len(axes.get_yticklabels()) == labels
 
 
 FIVE = torch.randint(0, 5, (1000,), generator=torch.Generator().manual_seed(0))
@@ -201,11 +199,6 @@ def test_everything_follows_from_the_seeds():
     whole = {"server_val": 0.0, "client_val": 0.3}
     one, two = (split(IIDPartitioner(4, seed=0), seed=seed, **whole).clients[0] for seed in (1, 2))
     assert not torch.equal(one["val"], two["val"])
-
-
-def test_a_fraction_of_the_pool_that_is_no_sample():
-    with pytest.raises(ConfigurationError, match=r"server_val=0\.01. of 20 samples is none"):
-        split(pool=torch.arange(20), server_val=0.01)
 
 
 def test_a_client_without_a_full_batch_is_named_where_the_rest_is_dropped():

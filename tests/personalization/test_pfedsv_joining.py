@@ -34,7 +34,6 @@ def joining_values(vectors: np.ndarray, accuracy: Any) -> np.ndarray:
 
 
 def test_joining_against_all_orders() -> None:
-    """Model 1 helps, 2 helps less, 3 harms."""
     vectors = random_models(4, seed=5)
     target = 0.5 * vectors[0] + 0.4 * vectors[1] + 0.1 * vectors[2]
     accuracy = closeness(target)

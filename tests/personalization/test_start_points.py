@@ -34,15 +34,11 @@ from flsv.personalization import (
     SparsifiedReward,
     Standalone,
 )
-from flsv.personalization.cgsv import layer_ranks, ranks_below
 from flsv.sampling import FixedCohort, UniformSampler
-
-# ---- CGSV
 
 
 @pytest.mark.parametrize("sampler", [None, UniformSampler(2)])
 def test_cgsv_gives_every_layers_largest_entries(tmp_path: Path, sampler: Any) -> None:
-    """To those who took part; who is absent receives nothing."""
     personalizer, metric = SparsifiedReward(beta=1.0), CosineGradientShapley(alpha=0.5)
     loop = FederatedLoop(CGSV(scale=0.5), {"cgsv": metric}, personalizer=personalizer, sampler=sampler, seed=2)
     seen = watched(personalizer, lambda round, known, models: (known["cgsv"].clone(), deepcopy(dict(models))))
@@ -66,28 +62,6 @@ def test_cgsv_gives_every_layers_largest_entries(tmp_path: Path, sampler: Any) -
                 expected = start[name].flatten().clone()
                 expected[best] += flat[best]
                 torch.testing.assert_close(new[name].flatten(), expected, msg=name)
-
-
-def authors_mask(layer: Tensor, q: float) -> Tensor:
-    """``mask_grad_update_by_order`` with ``mode="layer"``, as in the authors' ``utils.py``."""
-    magnitude = layer.abs()
-    order = math.ceil(len(layer) * q)
-    if order == 0:
-        return torch.zeros_like(layer)
-    least = magnitude.topk(min(order, len(layer) - 1)).values[-1]
-    return torch.where(magnitude < least, torch.zeros_like(layer), layer)
-
-
-@pytest.mark.parametrize("q", [0.0, 1e-6, 1 / 3, 0.5, 0.999, 1.0])
-def test_cgsvs_count_is_the_authors(q: float) -> None:
-    sizes = [2, 3, 10, 57]
-    update = torch.randn(sum(sizes), generator=torch.Generator().manual_seed(0))
-    kept = ranks_below(layer_ranks(update, sizes), sizes, q)
-    expected = torch.cat([authors_mask(layer, q) for layer in update.split(sizes)])
-    assert torch.equal(update * kept, expected)
-
-
-# ---- FedAMP
 
 
 def test_fedamps_attention() -> None:
@@ -134,9 +108,6 @@ def test_clients_start_from_the_mixture_of_the_last_uploads(tmp_path: Path, amp:
     for client, model in loop.state.starts.items():
         torch.testing.assert_close(model, own[client])
         assert (loop.space.unflatten(model)["net.1.running_var"] > 0).all()
-
-
-# ---- FedEM
 
 
 NAME = "module.network.responsibility"
@@ -193,9 +164,6 @@ def test_fedem_needs_a_mixture(tmp_path: Path) -> None:
         fit(FederatedLoop(personalizer=FedEM()), tmp_path)
 
 
-# ---- IFCA
-
-
 def test_ifca(tmp_path: Path) -> None:
     """Four clients, two and two with the same classes, and three clusters."""
     personalizer = IFCA(3)
@@ -241,9 +209,6 @@ def test_ifca(tmp_path: Path) -> None:
     assert len(used) > 1
 
 
-# ---- pFedHN
-
-
 def test_pfedhn_steps_along_the_vector_jacobian_product(tmp_path: Path) -> None:
     """Once for each client, against an optimizer on the inner product of h(v_i) with delta_i, whose gradient that is;
     clients start from what the network writes, with the global statistics."""
@@ -272,11 +237,7 @@ def test_pfedhn_steps_along_the_vector_jacobian_product(tmp_path: Path) -> None:
     assert not torch.equal(*seen[-1][0].start_vectors[:2])
 
 
-# ---- ShapFed
-
-
 def test_shapfeds_equation_8_and_the_order_of_algorithm_1(tmp_path: Path) -> None:
-    """Start points, aggregates and contributions of four rounds, recomputed from the clients' vectors alone."""
     personalizer, metrics = ShapFedPersonalizer(), {"cssv": ClassSpecificShapley(momentum=0.5)}
     seen, loop = watched(personalizer), FederatedLoop(ShapFedWA("cssv"), metrics, personalizer=personalizer, seed=1)
     fit(loop, tmp_path, Plain(network(batch_norm=True)), rounds=4)
@@ -294,9 +255,6 @@ def test_shapfeds_equation_8_and_the_order_of_algorithm_1(tmp_path: Path) -> Non
         share = gamma / gamma.sum()
     for client in range(3):
         torch.testing.assert_close(loop.state.starts[client], starts[client], rtol=1e-5, atol=1e-5)
-
-
-# ---- Standalone
 
 
 def test_alone_a_latecomer_knows_nothing_of_those_before(tmp_path: Path) -> None:

@@ -55,8 +55,6 @@ def test_runs_of_a_logger_with_one_folder_for_all_have_one_each() -> None:
 
 
 class Second(Callback):
-    """Starts another run in the same folder in the middle of this one."""
-
     def __init__(self, folder: Path) -> None:
         self.folder, self.error = folder, ""
 

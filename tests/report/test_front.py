@@ -93,15 +93,7 @@ def test_red_lines(tmp_path: Path, told: dict[str, object], said: str) -> None:
     assert not told or whole.count(said) == 1
 
 
-def test_it_says_what_it_rests_on(tmp_path: Path) -> None:
-    told = {"validation": {"of": "hospitals/val/patients.csv", "rows": 1095}, "logged": {"val_accuracy": 0.968}}
-    front, _, _ = pages(make_game(tmp_path, {"sv": [0.4, 0.1]}, **told))
-    assert "evaluated on 1,095 cases set aside, hospitals/val/patients.csv" in front
-    assert "96.8 % of the answers are correct" in front
-
-
 def test_a_run_of_one_seed_says_so_and_a_mean_over_seeds_what_it_is(tmp_path: Path) -> None:
-    """Table, pictures and shares are of the same values: of one run, or means."""
     values = [0.4, 0.3, 0.05], [0.2, 0.4, 0.05], [0.0, 0.5, 0.05]
     run = repeated(tmp_path, *values)
     front, means, html = pages(run, Budget(100.0))

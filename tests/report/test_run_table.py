@@ -78,9 +78,6 @@ def test_what_is_written_is_read_back_to_the_bit(tmp_path: Path) -> None:
     assert history(again, "sv", 3, "1", [2]).to_numpy().tolist() == [values[:, 1].tolist()]
 
 
-# ---- the file, killed and resumed
-
-
 def round_of(r: int) -> list[Row]:
     return rows_of(r, [Numbers("cssv", [0.1 + r]), Numbers("cssv", [[1 / 3]], {"3": "Dress"})], NAMES)
 
@@ -112,9 +109,6 @@ def test_rounds_that_are_not_written_again_as_they_were_are_kept_and_named(tmp_p
         with pytest.warns(UserWarning, match=rf"c\.csv holds rounds of an earlier run: they are kept in .*{copy}"):
             written(path, range(begin, 4), begin)
         assert (tmp_path / copy).read_bytes() == path.read_bytes() == first
-
-
-# ---- of a fit
 
 
 def test_the_file_and_the_loops_frame_are_what_the_loop_has_measured(tmp_path: Path) -> None:

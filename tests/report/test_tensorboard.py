@@ -35,8 +35,6 @@ CLASSES = ["T-shirt/top", "Dress", "2"]
 
 
 class Named(FederatedDataModule):
-    """Three hospitals."""
-
     @property
     def client_names(self) -> tuple[str, ...]:
         return NAMES
@@ -71,10 +69,6 @@ def scalars(folder: Path) -> dict[str, dict[str, list[tuple[int, float]]]]:
         for tag in seen.Tags()["scalars"]:
             found[place.relative_to(folder).as_posix()][tag] = [(e.step, e.value) for e in seen.Scalars(tag)]
     return found
-
-
-def text(seen: EventAccumulator, tag: str) -> str:
-    return seen.Tensors(f"{tag}/text_summary")[-1].tensor_proto.string_val[0].decode()
 
 
 @pytest.fixture(scope="module")

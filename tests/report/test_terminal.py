@@ -24,8 +24,6 @@ from flsv.report.terminal import chosen, client_columns, print_table
 
 
 class Told:
-    """Remembers."""
-
     def __init__(self) -> None:
         self.counts: list[tuple[str, int, int]] = []
         self.hidden = 0
@@ -118,9 +116,6 @@ def test_the_bar_shows_round_client_and_validation_and_the_table_comes_after_it(
     assert shown[-1]["val_acc"] == 0.5
     fit(loop, tmp_path / "none", rounds=1)  # without a bar
     assert events == ["bar stopped", "table", "table"]
-
-
-# ---- the table
 
 
 def printed(columns_wide: int, names: list[str], columns: dict[str, list[str]], **options: Any) -> str:

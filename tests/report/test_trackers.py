@@ -15,8 +15,6 @@ from flsv.metrics import ClassSpecificShapley, CosineGradientShapley
 
 
 class Recorded:
-    """What a service is shown."""
-
     save_dir, name, version = ".", "run", "0"
     run_id, _experiment = "7", None
 

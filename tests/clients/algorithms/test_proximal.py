@@ -45,8 +45,6 @@ def test_gradient_is_that_of_the_proximal_term(sent: bool) -> None:
 @pytest.mark.parametrize("anchor", ["start", "global"])
 def test_clients_are_held_near_what_the_anchor_names(tmp_path: Path, anchor: Any) -> None:
     class Apart(Personalizer):
-        """Every client starts somewhere else."""
-
         def start(self, client: int, state: FederationState) -> torch.Tensor:
             return state.model() + 3 * (client + 1)
 
