@@ -1,0 +1,95 @@
+"""Nothing of a report is cut: on a screen of 1400 pixels, a telephone of 400, and a sheet of A4; in a real browser."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from made_runs import at_fault, make_game, make_run
+
+from flsv.report import Budget, write_report
+
+#: Chromium, by its name or by the variable CHROMIUM.
+CHROMIUM = os.environ.get("CHROMIUM") or next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+#: Width in pixels, and whether the rules for print hold: 680 is what is left of 210 mm between margins of 15.
+LOOKS = {"screen": (1400, False), "telephone": (400, False), "paper": (680, True)}
+#: Elements of which something lies outside of the page, or of what scrolls; and charts that have lost their captions.
+SEARCH = """
+<pre id=found></pre><script>
+onload = event => {
+  const found = [];
+  for (const frame of document.querySelectorAll('iframe')) {
+    const page = frame.contentDocument, width = page.documentElement.clientWidth;
+    const note = (what, each) => found.push([frame.id, what, each.className, each.textContent.slice(0, 60)].join(' '));
+    for (const each of page.body.querySelectorAll('*')) {
+      const box = each.getBoundingClientRect();
+      if (box.right > width + 1 || box.left < -1) note('beyond', each);
+      if (each.scrollWidth > each.clientWidth + 1 && each.clientWidth && getComputedStyle(each).overflowX != 'visible')
+        note('scrolls', each);
+    }
+    for (const each of page.querySelectorAll('svg text')) {
+      const box = each.getBoundingClientRect(), chart = each.closest('svg').getBoundingClientRect();
+      if (box.left < chart.left - 2 || box.right > chart.right + 2 || box.bottom > chart.bottom + 2)
+        note('cut by its chart', each);
+    }
+    if (!page.querySelector('section')) note('empty', page.body);
+  }
+  document.getElementById('found').textContent = JSON.stringify(found);
+};
+</script>
+"""
+LONG = ("Universitätsklinikum-Hamburg-Eppendorf-und-Umgebung", "Hôpital de la Pitié-Salpêtrière, Paris", "x")
+
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="there is no Chromium here (name one by the variable CHROMIUM)"
+)
+
+
+def browse(*arguments: str) -> str:
+    quiet = ("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking")
+    command = [str(CHROMIUM), *quiet, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
+
+
+def few(folder: Path) -> Path:
+    values = {"sv": [0.4, 0.1, 0.05, -0.2], "loo": [0.1, 0.05, 0.02, -0.1]}
+    return make_game(folder, values, events=[at_fault(1, 1, 3)])
+
+
+def test_nothing_is_cut(tmp_path: Path) -> None:
+    runs = {
+        "few": few(tmp_path / "few"),
+        "many": make_run(tmp_path / "many", clients=40, classes=30),
+        "long": make_run(tmp_path / "long", clients=3, classes=12, names=LONG),
+    }
+    frames = []
+    for name, folder in runs.items():
+        budget = Budget(1_234_567.0, "sv" if name == "few" else "cssv", currency="EUR")
+        text = re.sub(r"<meta http-equiv[^>]*>", "", write_report(folder, budget=budget).read_text(encoding="utf-8"))
+        for look, (width, paper) in LOOKS.items():
+            if paper:
+                text = text.replace("@media screen", "@media not all").replace("@media print", "@media all")
+            page, style = html.escape(text, quote=True), f"width:{width}px;height:4000px;border:0"
+            frames.append(f'<iframe id="{name} {look}" srcdoc="{page}" style="{style}"></iframe>')
+    looking = tmp_path / "look.html"
+    looking.write_text("".join(frames) + SEARCH, encoding="utf-8")
+    seen = browse("--virtual-time-budget=5000", "--dump-dom", "--window-size=1600,4200", looking.as_uri())
+    found = re.search(r'<pre id="found">(.*?)</pre>', seen, re.DOTALL)
+    assert found is not None
+    assert json.loads(html.unescape(found[1])) == []
+
+
+def test_the_first_page_of_four_partners_is_one_sheet(tmp_path: Path) -> None:
+    text = write_report(few(tmp_path / "run"), budget=Budget(10_000.0, "sv")).read_text(encoding="utf-8")
+    alone = tmp_path / "front.html"
+    alone.write_text(re.sub(r"<aside>.*</aside>", "", text, flags=re.DOTALL), encoding="utf-8")
+    browse(f"--print-to-pdf={tmp_path / 'front.pdf'}", "--no-pdf-header-footer", alone.as_uri())
+    assert len(re.findall(rb"/Type\s*/Page\b", (tmp_path / "front.pdf").read_bytes())) == 1
