@@ -4,7 +4,7 @@ import pytest
 import torch
 from dealt import CONFIGS, EVEN, ROOT, SCENARIOS, dealt_counts, real
 
-from flsv.data import GaussianNoise, LongTail, ShardPartitioner
+from flsv.data import LongTail, ShardPartitioner
 
 # ShapFed
 
@@ -81,14 +81,6 @@ def test_shapleyfls_malicious_clients(deal, scenario):
         assert torch.equal(data.class_counts[client], true[client].roll(1) if flipped else true[client])
 
 
-@pytest.mark.slow
-def test_shapleyfls_gradient_poisoning(load):
-    _, data, loop = load(CONFIGS / "digits.yaml", SCENARIOS / "shapleyfl_gradient_poisoning.yaml")
-    (attack,) = loop.uploads
-    assert (attack.low, attack.high) == (-0.5, 0.5)
-    assert attack.chosen(data.num_clients) == GaussianNoise(fraction=0.3, seed=0).chosen(5)
-
-
 # pFedSV
 
 
@@ -99,22 +91,6 @@ def test_pfedsv_pathological(deal):
     for split in ("val", "test"):
         sizes = torch.tensor([len(data.client_indices(client, split)) for client in range(10)])
         assert (sizes / dealt_counts(data).sum(1) - 0.2).abs().max() < 0.02
-
-
-@pytest.mark.slow
-def test_pfedsv_dirichlet(deal):
-    counts = dealt_counts(deal("pfedsv_dirichlet")).double()
-    assert len(counts) == 10
-    # With alpha = 0.1 a client's commonest label is most of what it has.
-    assert (counts.max(1).values / counts.sum(1)).mean() > 0.5
-
-
-@pytest.mark.slow
-def test_pfedsv_runs_on_its_scenario(run, tmp_path):
-    quick = ["--trainer.max_epochs", "2", "--trainer.limit_train_batches", "1", "--federation.reporting.table", "false"]
-    run(CONFIGS / "digits.yaml", SCENARIOS / "pfedsv_pathological.yaml", CONFIGS / "pfedsv.yaml", arguments=quick)
-    (csv,) = tmp_path.rglob("contributions.csv")
-    assert {"relevance", "communication", "accuracy"} <= {line.split(",")[1] for line in csv.read_text().splitlines()}
 
 
 # FedBary

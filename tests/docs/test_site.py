@@ -123,8 +123,5 @@ def test_docstrings_become_markdown() -> None:
     )
     made = docs_roles.markdown(text)
     assert '<autoref identifier="flsv.Round" optional><code>Round</code></autoref>' in made
-    assert "math::" not in made
-    assert ":math:" not in made
-    assert "\N{REVERSE SOLIDUS OPERATOR}" not in made.replace("&#x029F5;", "\N{REVERSE SOLIDUS OPERATOR}")
     assert made.count("<math") == 2
     assert "\nExamples:\n    >>> 1" in made

@@ -48,10 +48,8 @@ def short(fit: Any) -> Any:
         self.limit_train_batches = 1
         for loop in self.callbacks:
             if isinstance(loop, FederatedLoop):
-                quick = replace(loop.reporting, figures=0)
-                object.__setattr__(
-                    loop.config, "reporting", quick
-                )  # most of the time of so short a run; the page may use this very loop
+                # Figures are most of the time of so short a run; the page may use this very loop.
+                object.__setattr__(loop.config, "reporting", replace(loop.reporting, figures=0))
         return fit(self, *args, **kwargs)
 
     return first_rounds
