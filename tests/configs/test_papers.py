@@ -6,8 +6,6 @@ from dealt import CONFIGS, EVEN, ROOT, SCENARIOS, dealt_counts, real
 
 from flsv.data import LongTail, ShardPartitioner
 
-# ShapFed
-
 
 def test_shapfed_imbalanced(deal):
     counts = dealt_counts(deal("shapfed_imbalanced"))
@@ -34,9 +32,6 @@ def test_shapfed_chest_xray(deal):
     equal = deal(*scenario).class_counts
     assert equal.sum(1).max() - equal.sum(1).min() <= 1
     assert ((equal - shares * 1214).abs() <= 1).all()
-
-
-# ShapleyFL
 
 
 def test_shapleyfl_shards(load):
@@ -81,9 +76,6 @@ def test_shapleyfls_malicious_clients(deal, scenario):
         assert torch.equal(data.class_counts[client], true[client].roll(1) if flipped else true[client])
 
 
-# pFedSV
-
-
 @pytest.mark.slow
 def test_pfedsv_pathological(deal):
     data = deal("pfedsv_pathological")
@@ -91,9 +83,6 @@ def test_pfedsv_pathological(deal):
     for split in ("val", "test"):
         sizes = torch.tensor([len(data.client_indices(client, split)) for client in range(10)])
         assert (sizes / dealt_counts(data).sum(1) - 0.2).abs().max() < 0.02
-
-
-# FedBary
 
 
 @pytest.mark.slow
@@ -121,9 +110,6 @@ def test_fedbarys_noise(deal):
     assert equally(data)
     assert data.malicious == [4]
     assert data.val_dataloader() == []
-
-
-# Guo et al.
 
 
 def equally(data, sizes=(1, 1, 1, 1, 1)):
