@@ -21,8 +21,6 @@ from flsv.metrics import ContributionMetric
 
 
 class Last(ContributionMetric):
-    """A metric of one's own: the last client is worth most."""
-
     per_class = False
 
     def __init__(self, num_clients: int | None = None, factor: float = 1.0) -> None:
@@ -40,8 +38,6 @@ class Last(ContributionMetric):
 
 
 class Broken(Last):
-    """It fails in its first round."""
-
     def update(self, client_ids: Tensor) -> None:
         raise RuntimeError("no idea")
 

@@ -47,7 +47,6 @@ def test_scaffold_takes_the_momentum_out_and_nothing_else(load):
 
 
 def test_classes_are_named_and_not_where_they_are():
-    """By the names by which the command line finds them."""
     others = (Partitioner, Corruption, Attack, torch.nn.Module, torch.optim.Optimizer, L.LightningDataModule)
     names = {kind.__name__ for base in (*PARTS.values(), *others) for kind in subclasses(base)}
     for config in CONFIGS.rglob("*.yaml"):

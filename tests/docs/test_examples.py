@@ -32,7 +32,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write_texts(folder: Path) -> None:
-    """News and tales, a few lines each."""
     folder.mkdir(parents=True)
     tales = {group: f"once upon a time there was a {group} who went into the wood. " * 30 for group in ("king", "wolf")}
     for name, rows in (
@@ -68,7 +67,6 @@ def test_a_script_runs_and_measures(name: str, folder: Path, monkeypatch: pytest
 
 
 def test_the_validation_loss_is_that_of_a_predicted_token(tmp_path: Path) -> None:
-    """In batches of any size, and padding is not predicted."""
     from examples.language_model import CausalLMClient
 
     transformers, tokens, length = transformers_with_peft(), 12, 6

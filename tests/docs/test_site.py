@@ -59,7 +59,6 @@ def test_pages_of_promises_name_tests_that_there_are(page: str) -> None:
 
 
 def test_files_that_pages_link_to_are_there() -> None:
-    """In the repository, or made for the site."""
     made = {*docs_site.generated_pages(), *(f"notebooks/{path.stem}.md" for path in docs_site.docs_render.LESSONS)}
     made = {(ROOT / "docs" / page).as_posix() for page in made}
     broken = []

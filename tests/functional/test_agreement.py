@@ -54,7 +54,6 @@ def test_wrong_shapes() -> None:
 @pytest.mark.parametrize("rows", [1, 2, 3])
 @pytest.mark.parametrize("block", [1, 7, 2**20])
 def test_averages_keep_what_is_common_to_the_bit(monkeypatch: pytest.MonkeyPatch, rows: int, block: int) -> None:
-    """Many columns agree in some rows, some in all."""
     monkeypatch.setattr(module, "_BLOCK", block)
     x = torch.randint(0, 3, (rows, 400), generator=torch.Generator().manual_seed(rows)).float() / 10
     weights = torch.softmax(torch.randn(2, rows, generator=torch.Generator().manual_seed(1)), -1)

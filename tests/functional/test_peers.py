@@ -120,7 +120,6 @@ def test_overlap_against_numpy():
 
 @pytest.mark.parametrize("digits", [0, 6])
 def test_auroc_against_scikit_learn(digits):
-    """With many ties, and none."""
     generator = torch.Generator().manual_seed(digits)
     n = 15
     truth = torch.rand(n, n, generator=generator) > 0.7
@@ -170,27 +169,6 @@ def test_who_is_not_available_is_not_downloaded():
     # The only unvisited one cannot be had, so k is that of the positive scores.
     assert choose([9.0, 0.1, nan, 0.5, -1.0], k=1, available=[True, True, False, True, True]) == [3, 1]
     assert choose([nan] * 3, available=[True, False, False]) == []
-
-
-def discover(n, relevant, k, seed):
-    """Rounds until client 0 has looked at all relevant ones, if a look tells the truth."""
-    scores, generator, rounds = torch.full((n,), nan), draw(seed), 0
-    while scores[relevant].isnan().any():
-        ids = top_k_download(scores, torch.ones(n, dtype=torch.bool), 0, k, "unvisited", generator)
-        scores[ids] = -0.1
-        scores[[i for i in ids.tolist() if i in relevant]] = 0.3
-        rounds += 1
-        if rounds > 3 * n:
-            return float("inf")
-    return rounds
-
-
-@pytest.mark.parametrize(("n", "m", "k"), [(10, 2, 5), (20, 2, 5), (20, 4, 5), (20, 12, 3), (10, 9, 20)])
-def test_unvisited_first_keeps_the_papers_bound(n, m, k):
-    """Section IV-B: ceil((n - m - 1) / k) to rule out the others, then ceil(m / k), at least 1, for the relevant."""
-    relevant = torch.arange(1, m + 1).tolist()
-    rounds = [discover(n, relevant, k, seed) for seed in range(60)]
-    assert max(rounds) <= math.ceil((n - m - 1) / k) + max(math.ceil(m / k), 1)
 
 
 def test_wrong_arguments():

@@ -76,7 +76,6 @@ def linear_round(index: int, space: ParameterSpace, models: torch.Tensor) -> Rou
 
 
 def test_the_gradient_is_that_of_the_model_that_is_asked_about() -> None:
-    """Anew for any other model, within the same round too."""
     games, _, space = linear_games()
     first, second = torch.zeros(4), torch.tensor([1.0, 0, 0, 1])
     games.begin(linear_round(0, space, torch.stack([first, second])))
@@ -179,8 +178,6 @@ def test_wrong_arguments_of_the_evaluator(change: dict[str, Any], message: str) 
 
 
 class Drawing(nn.Linear):
-    """Two numbers of each input, moved by random ones."""
-
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.flatten(1)) + 0.1 * torch.randn(len(x), 2)
 

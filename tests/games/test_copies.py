@@ -27,8 +27,6 @@ eager = partial(torch.compile, backend="eager")
 
 
 class Kept(Plain):
-    """Calls its network by something that it keeps."""
-
     def __init__(self, keep: Callable[[Kept], Any] | None = None) -> None:
         super().__init__(network(batch_norm=False))
         self.f = None if keep is None else keep(self)
@@ -157,7 +155,6 @@ def test_what_is_bound_to_the_original_is_refused_before_training(tmp_path: Path
 
 @pytest.mark.parametrize("backend", ["vmap", "serial"])
 def test_what_a_vector_does_not_hold_is_as_it_is_in_the_module(backend: Any) -> None:
-    """A plain tensor, and a buffer that is not saved."""
     module = nn.Sequential(nn.Linear(FEATURES, CLASSES))
     module.register_forward_hook(lambda layer, args, output: output + layer.scale * layer.center)
     module.register_buffer("scale", torch.ones(()), persistent=False)

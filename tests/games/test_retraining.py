@@ -61,7 +61,6 @@ def test_a_coalition_is_worth_what_its_own_federation_comes_to(tmp_path: Path) -
 
 
 def test_a_module_that_is_built_when_training_starts(tmp_path: Path) -> None:
-    """Every coalition starts from the same weights all the same."""
     starts: list[torch.Tensor] = []
 
     class Start(L.Callback):
@@ -111,8 +110,6 @@ def test_a_model_that_is_nowhere_whole_has_no_value(tmp_path: Path) -> None:
 
 
 class Game:
-    """Counts what it is asked for, and dies when told."""
-
     def __init__(self, dies_at: int | None = None) -> None:
         self.asked: list[int] = []
         self.dies_at = dies_at

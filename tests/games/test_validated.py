@@ -82,7 +82,6 @@ def test_several_loaders_are_averaged_by_size(tmp_path: Path) -> None:
 
 
 def test_the_same_vector_has_the_same_value_wherever_it_comes(tmp_path: Path) -> None:
-    """A validation that draws; and nothing of the fit is touched by it."""
     module, data = VAE(), federated(VAE.data())
     found: dict[str, Any] = {}
 
@@ -142,8 +141,6 @@ def test_the_fit_is_the_same_with_and_without_a_game(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [Autoencoder, LanguageModel, SeveralLoaders])
 def test_the_gradient_of_what_is_logged(tmp_path: Path, kind: Any) -> None:
-    """Against differences in double precision."""
-
     class Probe(L.Callback):
         def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
             space, batches = ParameterSpace(module), keep_batches(trainer, data.val_dataloader())
@@ -173,8 +170,6 @@ class Detached(LanguageModel):
 
 
 class Twice(LanguageModel):
-    """A hook has its part in what is logged."""
-
     factor = 1.0
 
     def on_validation_epoch_start(self) -> None:

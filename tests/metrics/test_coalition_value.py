@@ -45,7 +45,6 @@ def game(index: int) -> Tensor:
 
 
 def by_loop(value: str) -> list[dict[int, float]]:
-    """Of every round, coalition by coalition."""
     weight = SEMIVALUES[VALUES[value]][1]
     return [dict(zip(ids, reference(game(index), weight).tolist())) for index, ids in enumerate(COHORTS)]
 

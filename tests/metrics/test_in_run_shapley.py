@@ -128,8 +128,6 @@ class Penalty(Plain):
 
 
 class SoftLabels(Plain):
-    """Trains on probabilities of classes."""
-
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         training = self._trainer is not None and self.trainer.training
         return (batch[0], 0.9 * F.one_hot(batch[1], CLASSES) + 0.1 / CLASSES) if training else batch

@@ -51,8 +51,6 @@ def reference_coefficients(cosines: np.ndarray, minus_scores: np.ndarray, combin
 
 
 class Kept(FedCE):
-    """Keeps the rounds."""
-
     def __init__(self) -> None:
         super().__init__()
         self.rounds: list[Round] = []
@@ -96,8 +94,6 @@ def test_a_federation_by_hand(tmp_path: Path, combine: Any) -> None:
 
 
 class Constant(Upload):
-    """Sends another update than the one that was trained."""
-
     def apply(self, update: torch.Tensor, departure: Any) -> torch.Tensor:
         return torch.full_like(update, 0.3)
 
@@ -141,7 +137,6 @@ def test_who_is_alone_is_judged_by_what_it_started_from() -> None:
 
 
 def test_another_score(tmp_path: Path) -> None:
-    """A torchmetrics metric in place of the accuracy, and one that the module logs."""
     scores = []
     f1 = torchmetrics.F1Score("multiclass", num_classes=3)
     for options in ({}, {"performance": f1}, {"performance": "val_acc", "mode": "max"}):

@@ -93,7 +93,6 @@ def test_every_seed_is_the_cells_and_one_that_no_file_says_is_refused(
 
 @pytest.mark.slow
 def test_the_command_is_the_same_run(tmp_path: Path) -> None:
-    """With the seed that the files have; typed by hand, but for what keeps it quiet."""
     cell = Cell("FedProx", "digits", 1, ("digits.yaml", "fedprox.yaml"), {"trainer.max_epochs": 1})
     files = [part.replace("configs/", f"{cells.CONFIGS}/") for part in shlex.split(cell.command)[2:]]
     quiet = [f"--{name}={cells.written(value)}" for name, value in cells.QUIET.items()]
@@ -151,7 +150,6 @@ def test_a_cell_of_every_table_runs_and_is_reported(name: str) -> None:
 
 
 def marked(cell: Cell, root: str) -> Measured:
-    """It leaves a mark when it runs."""
     if cell.row == "bad":
         raise ValueError("no such thing")
     with Path(root, "ran.txt").open("a") as file:
