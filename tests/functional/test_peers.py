@@ -171,6 +171,18 @@ def test_who_is_not_available_is_not_downloaded():
     assert choose([nan] * 3, available=[True, False, False]) == []
 
 
+@pytest.mark.parametrize(("n", "m", "k"), [(10, 2, 5), (20, 2, 5), (20, 4, 5), (20, 12, 3), (10, 9, 20)])
+def test_unvisited_first_keeps_the_papers_bound(n, m, k):
+    """Section IV-B: ceil((n - m - 1) / k) to rule out the others, then ceil(m / k), at least 1, for the relevant."""
+    bound = math.ceil((n - m - 1) / k) + max(math.ceil(m / k), 1)
+    for seed in range(60):
+        scores, generator = torch.full((n,), nan), draw(seed)
+        for _ in range(bound):
+            ids = top_k_download(scores, torch.ones(n, dtype=torch.bool), 0, k, "unvisited", generator)
+            scores[ids] = torch.where(ids <= m, 0.3, -0.1)
+        assert not scores[1 : m + 1].isnan().any()
+
+
 def test_wrong_arguments():
     with pytest.raises(ValueError, match="own"):
         choose([nan, nan], own=2)
