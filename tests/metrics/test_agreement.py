@@ -20,7 +20,6 @@ from flsv.errors import ConfigurationError
 from flsv.functional import class_specific_shapley, participant_weights
 from flsv.functional.agreement import updated_reputation
 from flsv.metrics import ClassSpecificShapley, CosineGradientShapley, GradientAgreement
-from flsv.models import build_network
 from flsv.models.classifier import ClassifierClient
 
 Rounds = list[tuple[list[int], int]]
@@ -211,18 +210,16 @@ def test_in_a_loop_the_slopes_are_those_of_the_validation_loss(tmp_path: Path, b
     metric = GradientAgreement(balanced=balanced)
     loop = FederatedLoop(metrics={"mine": metric, "seen": recorded}, seed=1, reporting=Reporting(table=False))
     module = fit(loop, tmp_path, ClassifierClient("softmax"), data, rounds=2)
-    network = build_network("softmax", data.num_classes, data.input_shape)
     rounds = []
     for ids, vector, updates, samples in recorded.seen:
         loop.space.write(module, vector)
-        network.load_state_dict(module.network.state_dict())
         x, y = (torch.cat(parts) for parts in zip(*data.val_dataloader()))
-        network.zero_grad()
-        each = nn.functional.cross_entropy(network(x), y, reduction="none")
+        module.zero_grad()
+        each = nn.functional.cross_entropy(module(x), y, reduction="none")
         classes = [each[y == c].mean() for c in y.unique()]
         assert y.bincount().unique().numel() > 1
         (torch.stack(classes).mean() if balanced else each.mean()).backward()
-        slope = torch.cat([parameter.grad.flatten() for parameter in network.parameters()])
+        slope = torch.cat([parameter.grad.flatten() for parameter in module.parameters()])
         rounds.append((ids, updates @ slope, updates, samples))
     np.testing.assert_allclose(loop.contributions["mine"].numpy(), by_hand(rounds, 3), rtol=1e-4)
 

@@ -120,14 +120,11 @@ def test_an_absent_client_keeps_what_it_has() -> None:
     said = metric.diagnostics()
     assert said["cosine"].isnan().tolist() == [False] * 3 + [True]
     value = metric.compute()
-    weights = FedCE().weights(_round(torch.tensor([2, 3])), {"fedce": value})
+    space = ParameterSpace(torch.nn.Linear(2, 1))
+    round = Round(0, torch.tensor([2, 3]), torch.ones(2), torch.zeros(3), torch.zeros(2, 3), space)
+    weights = FedCE().weights(round, {"fedce": value})
     mean = value[:3].mean()
     torch.testing.assert_close(weights.float(), torch.stack([value[2], mean]) / (value[2] + mean))
-
-
-def _round(ids: torch.Tensor) -> Round:
-    space = ParameterSpace(torch.nn.Linear(2, 1))
-    return Round(0, ids, torch.ones(len(ids)), torch.zeros(3), torch.zeros(len(ids), 3), space)
 
 
 def test_who_is_alone_is_judged_by_what_it_started_from() -> None:
