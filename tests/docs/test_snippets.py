@@ -33,7 +33,6 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "argv", ["flsv"])
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))  # a page tells libraries to import something else
-    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # to be restored: seed_everything sets it
     monkeypatch.setattr(L.Trainer, "fit", short(L.Trainer.fit))
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
 

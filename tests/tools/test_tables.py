@@ -38,11 +38,6 @@ tables: [{title: Accuracy, value: accuracy}]
 """
 
 
-@pytest.fixture(autouse=True)
-def seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # to be restored: seed_everything sets it
-
-
 # ---- cells of a file
 
 
