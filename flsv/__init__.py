@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # what __getattr__ finds, for type checkers
     from flsv.server.config import ClientEvaluation
     from flsv.server.value_round import value_round
 
-__version__ = "1.0.0rc5"
+__version__ = "1.0.0"
 
 __all__ = [
     "ClassifierClient",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -111,8 +111,8 @@ class Replay:
 class SiteTransport:
     """Sites behind a wire, by address; ``spoil`` is what becomes of their replies there."""
 
-    def __init__(self, sites: Mapping[int, Any]) -> None:
-        self.sites, self.names = dict(sites), dict(enumerate(NAMES, 100))
+    def __init__(self, sites: Mapping[int, Any], names: Sequence[str] = NAMES) -> None:
+        self.sites, self.names = dict(sites), dict(enumerate(names, 100))
         self.spoil: Callable[[int, Packet, Packet], Any] = lambda address, packet, reply: reply
 
     def present(self) -> dict[int, str]:

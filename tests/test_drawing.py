@@ -49,7 +49,8 @@ def test_every_name_can_be_drawn(tmp_path: Path) -> None:
     assert len(figures[0].legends[0].get_texts()) == count - 1  # all that are not empty
 
 
-def test_tables_show_names_as_they_are() -> None:
+def test_tables_show_names_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     names = [name for name in NAMES if "\n" not in name and len(name) < 24]
     columns = {str(place): name for place, name in enumerate([*names, "one", "two", "two"])}
     table = frame(rows_of(0, [Numbers("cssv", torch.rand(2, len(columns)), columns)], ["0", "1"]))

@@ -27,7 +27,6 @@ from flsv.privacy import GaussianPrivacy
 from flsv.sampling import BernoulliSampler, PowerOfChoice, UniformSampler
 
 COUNTS = torch.tensor([0.0, 1.0, 3.0])
-GAPS = torch.tensor([1.0, float("nan")])
 MOST = {"server_val": 0, "client_test": 0.9}
 
 
@@ -118,7 +117,6 @@ CASES: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [
     (GaussianPrivacy, {"clip": 1.0, "noise_multiplier": 0.5, "max_epsilon": 1.0}, {"noise_multiplier": "such as to"}),
     (GaussianPrivacy, {"clip": 1.0, "noise_multiplier": 0.0, "max_epsilon": 3.0}, {"noise_multiplier": "such as to"}),
     *((allocate, {"values": -COUNTS[1:], "budget": 10.0}, {"negatives": way}) for way in ("shift", "softmax")),
-    *((allocate, {"values": GAPS, "budget": 10.0, "missing": "refuse"}, {"missing": way}) for way in ("zero", "mean")),
     (label_divergence, {"class_counts": COUNTS, "reference": COUNTS.flip(0), "kind": "kl"}, {"kind": "l2"}),
     (measure, {"performance": "val_loss"}, {"mode": "min", "performance": "auroc"}),
     (measure, {"performance": torchmetrics.MeanMetric()}, {"mode": "max"}),

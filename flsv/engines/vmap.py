@@ -76,11 +76,6 @@ class VmapCohort(CohortTraining):
     def place(self) -> str:
         return f"{len(self._visits)} at once"
 
-    @property
-    def batch_idx(self) -> int:
-        """A round is one batch, of nobody's."""
-        return 0
-
     def begin_batch(self, batch: Any = None) -> bool:
         """The whole cohort trains."""
         while self._visited < len(self._visits):

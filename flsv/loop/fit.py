@@ -145,8 +145,9 @@ class LightningFit:
         trainer, federation, saver = self.trainer, self.running, self.saver
         engine = federation.engine
         assert self.reports is not None
+        batch_idx = (lambda: 0) if engine.idle else (lambda: engine.clients.batch_idx)
         if not engine.idle:
-            self._hooks = ClientHooks(trainer, lambda: engine.clients.batch_idx)
+            self._hooks = ClientHooks(trainer, batch_idx)
             self._undo.callback(self._hooks.remove)
         if saver.asked is not None:
             engine.options.apply(saver.asked)
@@ -154,9 +155,9 @@ class LightningFit:
         self._change(*engine.patches())
         federation.begin_training(saver.optimizers, saver.buffers)
         saver.optimizers = saver.buffers = None
-        clients = self.clients = engine.clients
+        self.clients = engine.clients
         # After the engine has looked at whose hooks are whose.
-        own = CallbackHooks(trainer, lambda: clients.batch_idx, self.begin_batch, partial(self.end_batch, module))
+        own = CallbackHooks(trainer, batch_idx, self.begin_batch, partial(self.end_batch, module))
         self._undo.callback(own.remove)
         self.reports.look_at_start()
         self.boundary = RoundBoundary(trainer)

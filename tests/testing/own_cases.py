@@ -12,7 +12,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from remote_sites import SiteTransport
+from remote_federation import SiteTransport
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 

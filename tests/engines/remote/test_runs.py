@@ -69,7 +69,7 @@ def test_what_goes_wrong_at_sites_is_in_the_record(tmp_path: Path, caplog: pytes
     assert (found["events"], found["validation"]) == ([], None)
     shutil.rmtree(tmp_path / "sites" / NAMES[0] / "runs" / found["run"])
     server.remote.transport.sites[101] = site(tmp_path, 1, make, broken)
-    with pytest.warns(UserWarning, match="no longer held") as told, caplog.at_level("INFO"):
+    with pytest.warns(UserWarning, match="no longer held") as told, caplog.at_level("INFO", "lightning.pytorch"):
         server.go_on(3)
     assert "flsv: round 2: 2 of 3 sites in " in caplog.text
     words = " ".join(str(each.message) for each in told)
