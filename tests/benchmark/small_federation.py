@@ -9,14 +9,15 @@ from flsv.benchmark import Federation, federation
 
 RIDER = {"class_path": "flsv.attacks.FreeRider", "init_args": {"mode": "noise", "scale": 0.5, "clients": [2]}}
 
+SIZES = {"class_path": "flsv.data.SizePartitioner", "init_args": {"proportions": [3, 5, 2], "seed": 1}}
+
 
 def small(**changes: Any) -> Federation:
     """With other arguments of :class:`flsv.benchmark.Federation`."""
     like = federation("digits_sizes")
-    partitioner = {"class_path": "flsv.data.SizePartitioner", "init_args": {"proportions": [3, 5, 2], "seed": 1}}
     data = {
         **like.data,
-        "partitioner": partitioner,
+        "partitioner": SIZES,
         "splits": {**like.data["splits"], "max_samples": 160},
         "batch_size": 8,
     }

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_federation import small
+from small_federation import SIZES, small
 from task_kinds import Data, Glue
 from torch import Tensor
 
@@ -21,8 +21,6 @@ from flsv.metrics import ContributionMetric
 
 
 class Last(ContributionMetric):
-    """A metric of one's own: the last client is worth most."""
-
     per_class = False
 
     def __init__(self, num_clients: int | None = None, factor: float = 1.0) -> None:
@@ -40,8 +38,6 @@ class Last(ContributionMetric):
 
 
 class Broken(Last):
-    """It fails in its first round."""
-
     def update(self, client_ids: Tensor) -> None:
         raise RuntimeError("no idea")
 
@@ -73,14 +69,11 @@ def test_games_of_many_clients_have_a_budget_a_client() -> None:
 
 def test_of_a_regression_what_needs_no_classes() -> None:
     model = {"class_path": "flsv.models.RegressorClient", "init_args": {}}
-    partitioner = {"class_path": "flsv.data.SizePartitioner", "init_args": {"proportions": [3, 5, 2], "seed": 1}}
     source = {"class_path": "flsv.benchmark.built_in.BuiltInData", "init_args": {"name": "diabetes"}}
-    data = {"source": source, "partitioner": partitioner, "batch_size": 64}
+    data = {"source": source, "partitioner": SIZES, "batch_size": 64}
     mine = small(data=data, attacks=[], bad={}, model=model, performance="val_loss", mode="min")
-    entries = {
-        name: METRICS[name] for name in ("fedsv", "gradient_agreement", "cssv", "one_round", "decayed", "knn_shapley")
-    }
-    found = run(mine, entries, seed=0)
+    names = ("fedsv", "gradient_agreement", "cssv", "one_round", "decayed", "knn_shapley")
+    found = run(mine, {name: METRICS[name] for name in names}, seed=0)
     assert found.values.keys() == {"fedsv", "gradient_agreement", "one_round", "decayed"}
     assert all("no classes" in why for why in found.refused.values())
 
@@ -92,8 +85,7 @@ class Dictionaries(Data):
 
 def test_batches_are_dictionaries() -> None:
     """What the module logs is measured; whatever asks for pairs or logits says so."""
-    sizes = {"class_path": "flsv.data.SizePartitioner", "init_args": {"proportions": [1, 2, 3], "seed": 0}}
-    data = {"source": {"class_path": "test_run.Dictionaries"}, "partitioner": sizes, "batch_size": 6}
+    data = {"source": {"class_path": "test_run.Dictionaries"}, "partitioner": SIZES, "batch_size": 6}
     model = {"class_path": "task_kinds.Glue"}
     mine = small(data=data, model=model, performance="accuracy_all", mode="max", attacks=[], bad={})
     names = ("fedsv", "one_round", "cgsv", "gradient_agreement", "knn_shapley", "lava")

@@ -1,4 +1,4 @@
-"""Correlations against SciPy's, AUROC against scikit-learn's."""
+"""Correlations against SciPy's, AUROC against scikit-learn's, coverage of intervals whose cases are counted by hand."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ import pytest
 import torch
 from scipy import stats
 from sklearn.metrics import roc_auc_score
+from small_federation import small
 
-from flsv.benchmark.scores import auroc, pearson, share_error, shares, spearman
+from flsv.benchmark.scores import Results, Values, auroc, pearson, share_error, shares, spearman
+from flsv.benchmark.summary import Known, covered
+from flsv.benchmark.truth import exact_truth
+from flsv.functional.shapley.game import all_coalitions
 
 NAN = float("nan")
 
@@ -44,3 +48,29 @@ def test_shares_pay_nobody_for_harm() -> None:
     assert shares(torch.tensor([-5.0, 1.0, 3.0])).tolist() == [0, 0.25, 0.75]
     assert shares(torch.tensor([-5.0, -1.0])).tolist() == [0.5, 0.5]
     assert share_error(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])) == 1
+
+
+def known() -> Known:
+    """A federation whose truth is an additive game: clients have 0.5, 0.3 and 0.2 of it."""
+    worth = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    utilities = (all_coalitions(3).double() @ worth).expand(2, 8)
+    return {"small": (small(), exact_truth((1, 2), utilities.contiguous()))}
+
+
+def told(values: list[float], low: list[float], high: list[float]) -> Results:
+    """One run's values and the ends of their intervals."""
+    results = Results(None)
+    ends = torch.tensor(low), torch.tensor(high)
+    results.add("small", 0, Values({"m": torch.tensor(values)}, intervals={"m": ends}))
+    return results
+
+
+def test_the_truth_is_held_as_a_share_where_there_is_an_interval_and_something_to_pay() -> None:
+    values = [2.0, 1.0, 1.0]
+    # Shares 0.5, 0.25, 0.25 of a total of 4; half widths 0.05 as shares. True: 0.5, 0.3, 0.2.
+    for half, held in ((0.2001, 1), (0.19, 1 / 3)):
+        ends = ([value + sign * half for value in values] for sign in (-1, 1))
+        assert covered(told(values, *ends), known(), "m") == pytest.approx(held)
+    assert covered(told([0.5, 0.3, 0.2], [0.4, NAN, 0.3], [0.6, NAN, 0.4]), known(), "m") == 0.5
+    assert math.isnan(covered(told([1.0, 2.0, 3.0], [NAN] * 3, [NAN] * 3), known(), "m"))
+    assert math.isnan(covered(told([-1.0, -1.0, 0.0], [-3.0, -3.0, -2.0], [1.0, 1.0, 2.0]), known(), "m"))

@@ -16,7 +16,6 @@ def run(monkeypatch, tmp_path):
     """The command line in a folder of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["flsv"])
-    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # to be restored: seed_everything sets it
 
     def command(*configs, arguments=()):
         options = [option for config in configs for option in ("--config", str(config))]

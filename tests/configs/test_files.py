@@ -33,13 +33,6 @@ def test_every_scenario_composes_with_a_base(load, scenario):
         assert data.source == "fashion_mnist"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("scenario", ["shapleyfl_open_set", "guo_noisy"])
-def test_scenarios_run_on_the_quick_start(run, scenario):
-    quick = ["--trainer.max_epochs", "1", "--trainer.limit_train_batches", "1", "--federation.reporting.table", "false"]
-    run(CONFIGS / "digits.yaml", SCENARIOS / f"{scenario}.yaml", arguments=quick)
-
-
 def test_what_is_shared_may_be_a_function(load, tmp_path):
     (tmp_path / "share.yaml").write_text("federation: {share: {class_path: toys.OfShape, init_args: {dimensions: 2}}}")
     _, _, loop = load(CONFIGS / "digits.yaml", tmp_path / "share.yaml")
@@ -54,7 +47,6 @@ def test_scaffold_takes_the_momentum_out_and_nothing_else(load):
 
 
 def test_classes_are_named_and_not_where_they_are():
-    """By the names by which the command line finds them."""
     others = (Partitioner, Corruption, Attack, torch.nn.Module, torch.optim.Optimizer, L.LightningDataModule)
     names = {kind.__name__ for base in (*PARTS.values(), *others) for kind in subclasses(base)}
     for config in CONFIGS.rglob("*.yaml"):

@@ -4,9 +4,7 @@ import pytest
 import torch
 from dealt import CONFIGS, EVEN, ROOT, SCENARIOS, dealt_counts, real
 
-from flsv.data import GaussianNoise, LongTail, ShardPartitioner
-
-# ShapFed
+from flsv.data import LongTail, ShardPartitioner
 
 
 def test_shapfed_imbalanced(deal):
@@ -34,9 +32,6 @@ def test_shapfed_chest_xray(deal):
     equal = deal(*scenario).class_counts
     assert equal.sum(1).max() - equal.sum(1).min() <= 1
     assert ((equal - shares * 1214).abs() <= 1).all()
-
-
-# ShapleyFL
 
 
 def test_shapleyfl_shards(load):
@@ -82,42 +77,12 @@ def test_shapleyfls_malicious_clients(deal, scenario):
 
 
 @pytest.mark.slow
-def test_shapleyfls_gradient_poisoning(load):
-    _, data, loop = load(CONFIGS / "digits.yaml", SCENARIOS / "shapleyfl_gradient_poisoning.yaml")
-    (attack,) = loop.uploads
-    assert (attack.low, attack.high) == (-0.5, 0.5)
-    assert attack.chosen(data.num_clients) == GaussianNoise(fraction=0.3, seed=0).chosen(5)
-
-
-# pFedSV
-
-
-@pytest.mark.slow
 def test_pfedsv_pathological(deal):
     data = deal("pfedsv_pathological")
     assert ((dealt_counts(data) > 0).sum(1) == 2).all()
     for split in ("val", "test"):
         sizes = torch.tensor([len(data.client_indices(client, split)) for client in range(10)])
         assert (sizes / dealt_counts(data).sum(1) - 0.2).abs().max() < 0.02
-
-
-@pytest.mark.slow
-def test_pfedsv_dirichlet(deal):
-    counts = dealt_counts(deal("pfedsv_dirichlet")).double()
-    assert len(counts) == 10
-    # With alpha = 0.1 a client's commonest label is most of what it has.
-    assert (counts.max(1).values / counts.sum(1)).mean() > 0.5
-
-
-@pytest.mark.slow
-def test_pfedsv_runs_on_its_scenario(run, tmp_path):
-    quick = ["--trainer.max_epochs", "2", "--trainer.limit_train_batches", "1", "--federation.reporting.table", "false"]
-    run(CONFIGS / "digits.yaml", SCENARIOS / "pfedsv_pathological.yaml", CONFIGS / "pfedsv.yaml", arguments=quick)
-    (csv,) = tmp_path.rglob("contributions.csv")
-    assert {"relevance", "communication", "accuracy"} <= {line.split(",")[1] for line in csv.read_text().splitlines()}
-
-
-# FedBary
 
 
 @pytest.mark.slow
@@ -145,9 +110,6 @@ def test_fedbarys_noise(deal):
     assert equally(data)
     assert data.malicious == [4]
     assert data.val_dataloader() == []
-
-
-# Guo et al.
 
 
 def equally(data, sizes=(1, 1, 1, 1, 1)):

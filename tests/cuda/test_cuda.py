@@ -22,7 +22,6 @@ from flsv.clients.algorithms import SCAFFOLD, FedDyn, FedDynServer, MoreauSGD
 from flsv.data import DirichletPartitioner, FederatedDataModule, Splits
 from flsv.data.corruption import ClosedSetLabelNoise
 from flsv.features import Backbone
-from flsv.functional.shapley.normalize import importance_probabilities
 from flsv.games import ModelEvaluator
 from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CumulativeShapley, DecayedShapley, DomainRelevance
@@ -155,12 +154,6 @@ def test_a_run_goes_on_on_the_other_device(tmp_path: Path, personalizer: Any, fi
     run("half", 2, enable_checkpointing=True, callbacks=[checkpoints(tmp_path)], **before)
     resumed = run("rest", 3, tmp_path / "checkpoints/last.ckpt", **after)
     torch.testing.assert_close(resumed, run("whole", 3), rtol=1e-3, atol=1e-4)
-
-
-def test_importance_sampling() -> None:
-    weights = torch.tensor([0.5, 0.2, 0.0, 0.3])
-    there = importance_probabilities(weights.to(DEVICE), 2.0).cpu()
-    torch.testing.assert_close(there, importance_probabilities(weights, 2.0))
 
 
 @pytest.mark.parametrize("features", ["pixels", Backbone("mlp", options={"hidden": [8]}), "pca"])

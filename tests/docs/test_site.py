@@ -59,7 +59,6 @@ def test_pages_of_promises_name_tests_that_there_are(page: str) -> None:
 
 
 def test_files_that_pages_link_to_are_there() -> None:
-    """In the repository, or made for the site."""
     made = {*docs_site.generated_pages(), *(f"notebooks/{path.stem}.md" for path in docs_site.docs_render.LESSONS)}
     made = {(ROOT / "docs" / page).as_posix() for page in made}
     broken = []
@@ -123,8 +122,5 @@ def test_docstrings_become_markdown() -> None:
     )
     made = docs_roles.markdown(text)
     assert '<autoref identifier="flsv.Round" optional><code>Round</code></autoref>' in made
-    assert "math::" not in made
-    assert ":math:" not in made
-    assert "\N{REVERSE SOLIDUS OPERATOR}" not in made.replace("&#x029F5;", "\N{REVERSE SOLIDUS OPERATOR}")
     assert made.count("<math") == 2
     assert "\nExamples:\n    >>> 1" in made

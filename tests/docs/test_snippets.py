@@ -33,7 +33,6 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "argv", ["flsv"])
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))  # a page tells libraries to import something else
-    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # to be restored: seed_everything sets it
     monkeypatch.setattr(L.Trainer, "fit", short(L.Trainer.fit))
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
 
@@ -48,10 +47,8 @@ def short(fit: Any) -> Any:
         self.limit_train_batches = 1
         for loop in self.callbacks:
             if isinstance(loop, FederatedLoop):
-                quick = replace(loop.reporting, figures=0)
-                object.__setattr__(
-                    loop.config, "reporting", quick
-                )  # most of the time of so short a run; the page may use this very loop
+                # Figures are most of the time of so short a run; the page may use this very loop.
+                object.__setattr__(loop.config, "reporting", replace(loop.reporting, figures=0))
         return fit(self, *args, **kwargs)
 
     return first_rounds

@@ -19,7 +19,6 @@ from flsv.cli import main
 
 ROOT = Path(__file__).parents[2]
 DATA = os.environ.get("FLSV_DATA_ROOT")
-NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 pytestmark = pytest.mark.slow
 
 
@@ -28,7 +27,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "argv", ["flsv"])
-    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # to be restored: seed_everything sets it
     return tmp_path
 
 
@@ -43,9 +41,6 @@ def commands_of(page: Path) -> list[list[str]]:
 
 def test_a_data_scientist_goes_from_four_csv_files_to_a_signed_report() -> None:
     page = ROOT / "docs" / "tutorials" / "hospitals.md"
-    said = re.search(r"(\w+) commands, ten minutes", page.read_text())
-    assert said is not None
-    assert len(commands_of(page)) + 1 == NUMBERS.index(said[1].lower())  # one is shown with what it refuses
     snippets.run_page(page.read_text())
 
     shares = [*csv.DictReader(Path("shares.csv").read_text().splitlines())]

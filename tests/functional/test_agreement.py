@@ -27,6 +27,8 @@ def test_against_numpy() -> None:
     clients[1, 0] = server[1] = 0  # a class that nobody has trained
     got = class_specific_shapley(torch.tensor(clients), torch.tensor(server))
     np.testing.assert_allclose(got.numpy(), cssv_by_hand(clients, server), rtol=1e-12)
+    with pytest.raises(ValueError, match=r"got \[2, 3, 4\] and \[3, 5\]"):
+        class_specific_shapley(torch.zeros(2, 3, 4), torch.zeros(3, 5))
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e30])
@@ -46,15 +48,9 @@ def test_weights_follow_equation_6() -> None:
     assert participant_weights(-torch.ones(4, 2))[1].tolist() == [0.25] * 4
 
 
-def test_wrong_shapes() -> None:
-    with pytest.raises(ValueError, match=r"got \[2, 3, 4\] and \[3, 5\]"):
-        class_specific_shapley(torch.zeros(2, 3, 4), torch.zeros(3, 5))
-
-
 @pytest.mark.parametrize("rows", [1, 2, 3])
 @pytest.mark.parametrize("block", [1, 7, 2**20])
 def test_averages_keep_what_is_common_to_the_bit(monkeypatch: pytest.MonkeyPatch, rows: int, block: int) -> None:
-    """Many columns agree in some rows, some in all."""
     monkeypatch.setattr(module, "_BLOCK", block)
     x = torch.randint(0, 3, (rows, 400), generator=torch.Generator().manual_seed(rows)).float() / 10
     weights = torch.softmax(torch.randn(2, rows, generator=torch.Generator().manual_seed(1)), -1)

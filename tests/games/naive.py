@@ -120,15 +120,3 @@ def naive_scores(model: nn.Module, data: list[tuple[Tensor, Tensor]]) -> dict[st
 
 
 FIXED = torch.tensor([0.5, 0.1, 0.0, 0.7])
-
-
-class Branching(nn.Module):
-    """Looks at its weights' values, which vmap cannot."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(36, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits = self.layer(x.flatten(1))
-        return logits if logits.sum() > 0 else 2 * logits

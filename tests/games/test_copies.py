@@ -12,7 +12,6 @@ import pytest
 import torch
 from lightning.pytorch.utilities.compile import from_compiled
 from torch import Tensor, nn
-from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import weight_norm
 from toys import CLASSES, FEATURES, Plain, fit, network, toy_data
 
@@ -28,8 +27,6 @@ eager = partial(torch.compile, backend="eager")
 
 
 class Kept(Plain):
-    """Calls its network by something that it keeps."""
-
     def __init__(self, keep: Callable[[Kept], Any] | None = None) -> None:
         super().__init__(network(batch_norm=False))
         self.f = None if keep is None else keep(self)
@@ -50,8 +47,7 @@ class LastLayer(Kept):
     """Only its last layer, whose weights are zero at first, is its own."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.f = lambda x: self.net(x)
+        super().__init__(lambda module: lambda x: module.net(x))
         self.head = nn.Linear(CLASSES, CLASSES)
         nn.init.zeros_(self.head.weight)
 
@@ -97,12 +93,6 @@ def normed() -> Kept:
     return module
 
 
-def pruned() -> Kept:
-    module = Kept()
-    prune.random_unstructured(module.net[0], "weight", 0.5)
-    return module
-
-
 def frozen(module: Kept) -> Any:
     """Its weights as they are now, as a trace may hold them."""
     net = copy.deepcopy(module.net)
@@ -117,7 +107,6 @@ RIGHT: dict[str, Callable[[], Any]] = {
     "compiled function of a layer": lambda: Kept(lambda module: eager(module.net.forward)),
     "bound method": lambda: Kept(lambda module: module.net.forward),
     "weight norm": normed,
-    "pruned": pruned,
 }
 BOUND = "something that it keeps or calls is bound to the original"
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
@@ -164,17 +153,21 @@ def test_what_is_bound_to_the_original_is_refused_before_training(tmp_path: Path
         fit(FederatedLoop(**arguments[asks], seed=2), tmp_path, module, data)
 
 
-def test_a_plain_tensor_is_as_it_is_in_the_module() -> None:
+@pytest.mark.parametrize("backend", ["vmap", "serial"])
+def test_what_a_vector_does_not_hold_is_as_it_is_in_the_module(backend: Any) -> None:
     module = nn.Sequential(nn.Linear(FEATURES, CLASSES))
-    module.register_forward_hook(lambda layer, args, output: output + layer.center)
+    module.register_forward_hook(lambda layer, args, output: output + layer.scale * layer.center)
+    module.register_buffer("scale", torch.ones(()), persistent=False)
     module.center = torch.zeros(CLASSES)
     batches = [(torch.zeros(3, FEATURES), torch.zeros(3, dtype=torch.long))]
     space = ParameterSpace(module)
-    evaluate = ModelEvaluator(module, space, batches, num_classes=CLASSES)
+    evaluate = ModelEvaluator(module, space, batches, num_classes=CLASSES, backend=backend)
     zeros = torch.zeros(1, space.size)
     assert evaluate(zeros).value("negative_loss").item() == pytest.approx(-torch.tensor(3.0).log().item())
     module.center = torch.tensor([20.0, 0.0, 0.0])
     assert evaluate(zeros).value("negative_loss").item() == pytest.approx(0, abs=1e-6)
+    module.scale = torch.tensor(-1.0)
+    assert evaluate(zeros).value("negative_loss").item() == pytest.approx(-20 - torch.tensor(2.0).log().item())
 
 
 def test_what_cannot_be_copied_is_named_before_training(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -83,7 +82,6 @@ def test_several_loaders_are_averaged_by_size(tmp_path: Path) -> None:
 
 
 def test_the_same_vector_has_the_same_value_wherever_it_comes(tmp_path: Path) -> None:
-    """A validation that draws; and nothing of the fit is touched by it."""
     module, data = VAE(), federated(VAE.data())
     found: dict[str, Any] = {}
 
@@ -141,40 +139,29 @@ def test_the_fit_is_the_same_with_and_without_a_game(tmp_path: Path) -> None:
     assert others == also
 
 
-def within(folder: Path, module: L.LightningModule, data: L.LightningDataModule, act: Callable[..., None]) -> None:
-    """``act(make)`` in the middle of a fit; ``make(**options)`` makes an evaluator of it."""
-
-    class Probe(L.Callback):
-        def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-            space = ParameterSpace(pl_module)
-            kept = keep_batches(trainer, data.val_dataloader())
-            act(lambda **options: ValidatedModels(trainer, space, kept, **options), space, pl_module)
-
-    loop = FederatedLoop(seed=3, reporting=Reporting(table=False))
-    fit(loop, folder, module, data, rounds=1, callbacks=[Probe()])
-
-
 @pytest.mark.parametrize("kind", [Autoencoder, LanguageModel, SeveralLoaders])
 def test_the_gradient_of_what_is_logged(tmp_path: Path, kind: Any) -> None:
-    """Against differences in double precision."""
+    class Probe(L.Callback):
+        def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+            space, batches = ParameterSpace(module), keep_batches(trainer, data.val_dataloader())
+            evaluate = ValidatedModels(trainer, space, batches, names=["val_loss"], derived=["val_loss"])
+            evaluate.attempt()
+            start = space.read(module)
+            found = evaluate.gradient(start, "val_loss")
+            assert found.shape == (space.num_parameters,)
+            assert found.dtype == torch.float64
+            # Along the gradient and along another way.
+            for direction in (found, torch.randn(len(found), generator=torch.Generator().manual_seed(1)).double()):
+                way = torch.zeros_like(start)
+                way[: len(found)] = (direction / direction.norm()).to(way)
+                step = 1e-2
+                low, high = evaluate(torch.stack([start - step * way, start + step * way])).value("val_loss")
+                slope = float(found @ way[: len(found)].double())
+                assert float(high - low) / (2 * step) == pytest.approx(slope, rel=2e-2, abs=2e-4)
 
-    def act(make: Any, space: ParameterSpace, module: L.LightningModule) -> None:
-        evaluate = make(names=["val_loss"], derived=["val_loss"])
-        evaluate.attempt()
-        start = space.read(module)
-        found = evaluate.gradient(start, "val_loss")
-        assert found.shape == (space.num_parameters,)
-        assert found.dtype == torch.float64
-        # Along the gradient and along another way.
-        for direction in (found, torch.randn(len(found), generator=torch.Generator().manual_seed(1)).double()):
-            way = torch.zeros_like(start)
-            way[: len(found)] = (direction / direction.norm()).to(way)
-            step = 1e-2
-            low, high = evaluate(torch.stack([start - step * way, start + step * way])).value("val_loss")
-            slope = float(found @ way[: len(found)].double())
-            assert float(high - low) / (2 * step) == pytest.approx(slope, rel=2e-2, abs=2e-4)
-
-    within(tmp_path, kind(), federated(kind.data()), act)
+    data = federated(kind.data())
+    loop = FederatedLoop(seed=3, reporting=Reporting(table=False))
+    fit(loop, tmp_path, kind(), data, rounds=1, callbacks=[Probe()])
 
 
 class Detached(LanguageModel):
@@ -183,8 +170,6 @@ class Detached(LanguageModel):
 
 
 class Twice(LanguageModel):
-    """A hook has its part in what is logged."""
-
     factor = 1.0
 
     def on_validation_epoch_start(self) -> None:

@@ -20,7 +20,6 @@ from flsv.errors import ConfigurationError
 from flsv.functional import class_specific_shapley, participant_weights
 from flsv.functional.agreement import updated_reputation
 from flsv.metrics import ClassSpecificShapley, CosineGradientShapley, GradientAgreement
-from flsv.models import build_network
 from flsv.models.classifier import ClassifierClient
 
 Rounds = list[tuple[list[int], int]]
@@ -90,13 +89,6 @@ def reputation_by_hand(
     return after / after.sum()
 
 
-def test_updates_of_nothing_have_cosine_0() -> None:
-    metric = CosineGradientShapley(num_clients=2)
-    metric.update(torch.arange(2), torch.zeros(2, 5), torch.full((2,), 10))
-    assert metric.diagnostics()["phi"].tolist() == [0, 0]
-    assert metric.compute().tolist() == [0.5, 0.5]
-
-
 def test_the_floor_holds_and_reputations_sum_to_one() -> None:
     reputation = None
     for _ in range(50):
@@ -123,8 +115,11 @@ def test_the_cohort_shares_out_what_it_has_and_others_keep_theirs() -> None:
     assert after[0] > after[1]
 
 
-def test_a_newcomer_starts_from_the_mean() -> None:
+def test_updates_of_nothing_have_cosine_0_and_a_newcomer_starts_from_the_mean() -> None:
     metric = CosineGradientShapley(num_clients=3, alpha=0.99)
+    metric.update(torch.arange(2), torch.zeros(2, 2), torch.full((2,), 10))
+    assert metric.diagnostics()["phi"][:2].tolist() == [0, 0]
+    assert metric.compute()[:2].tolist() == [0.5, 0.5]
     metric.update(torch.tensor([0, 1]), torch.eye(2), torch.tensor([3, 1]))
     metric.update(torch.tensor([2]), torch.ones(1, 2), torch.tensor([500]))
     assert metric.compute()[2].item() == pytest.approx(1 / 3)
@@ -155,20 +150,21 @@ def test_in_a_loop_it_is_updated_after_aggregation_with_the_weights_used(tmp_pat
     torch.testing.assert_close(loop.contributions["cgsv"], reputation.float())
 
 
-def by_hand(rounds: list[tuple[Tensor, Tensor, Tensor, Tensor]], n: int) -> np.ndarray:
-    """The docstring's formulas, full participation, in NumPy."""
-    u, a, count = np.zeros(n), np.zeros(n), np.zeros(n)
-    for ids, slopes, updates, samples in rounds:
-        i, s, d, m = (np.asarray(each, dtype=np.float64) for each in (ids, slopes, updates, samples))
+def parts_by_hand(rounds: list[tuple[Tensor, Tensor, Tensor, Tensor]], n: int) -> tuple[np.ndarray, np.ndarray]:
+    """What each of ``n`` clients gains in each round, and its cosine by samples; full participation, in NumPy."""
+    gains, cosines = np.zeros((2, len(rounds), n))
+    for t, (_, slopes, updates, samples) in enumerate(rounds):
+        s, d, m = (np.asarray(each, dtype=np.float64) for each in (slopes, updates, samples))
         unit = d / np.linalg.norm(d, axis=1, keepdims=True)
         everybody = (m[:, None] * unit).sum(0)
-        cosine = unit @ everybody / np.linalg.norm(everybody)
-        for row, client in enumerate(i.astype(int)):
-            u[client] -= m[row] * s[row]
-            a[client] += m[row] * cosine[row]
-            count[client] += 1
-    a /= count
-    u, a = np.maximum(u, 0), np.maximum(a, 0)
+        gains[t], cosines[t] = -m * s, m * (unit @ everybody) / np.linalg.norm(everybody)
+    return gains, cosines
+
+
+def by_hand(rounds: list[tuple[Tensor, Tensor, Tensor, Tensor]], n: int) -> np.ndarray:
+    """The docstring's formulas."""
+    gains, cosines = parts_by_hand(rounds, n)
+    u, a = np.maximum(gains.sum(0), 0), np.maximum(cosines.mean(0), 0)
     return u / u.sum() / 2 + a / a.sum() / 2
 
 
@@ -178,12 +174,21 @@ def drawn(seed: int, n: int, size: int = 7) -> tuple[Tensor, Tensor, Tensor, Ten
     return torch.arange(n), -torch.rand(n, generator=draw), updates, torch.arange(1, n + 1) * 10
 
 
-def test_the_formulas() -> None:
+def test_the_formulas_and_the_intervals() -> None:
+    """Three rounds, two steps: the standard errors of the sum and of the mean, as shares, added up."""
     rounds = [drawn(seed, 4) for seed in range(3)]
     metric = GradientAgreement(num_clients=4)
     for each in rounds:
         metric.update(*each)
-    np.testing.assert_allclose(metric.compute().numpy(), by_hand(rounds, 4), rtol=1e-5)
+    value = by_hand(rounds, 4)
+    np.testing.assert_allclose(metric.compute().numpy(), value, rtol=1e-5)
+    gains, cosines = parts_by_hand(rounds, 4)
+    of_gain, of_cosine = (np.sqrt(np.square(np.diff(x, axis=0)).mean(0) / 2) for x in (gains, cosines))
+    half = 3**0.5 * of_gain / gains.sum() + 3**-0.5 * of_cosine / cosines.mean(0).sum()
+    half *= 3.484147 / 2  # Student's t, 1.6 degrees of freedom, 90 %; half of each kind
+    low, high = metric.intervals()
+    np.testing.assert_allclose(low.numpy(), np.maximum(value - half, 0), rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(high.numpy(), np.minimum(value + half, 1), rtol=1e-3, atol=1e-6)
 
 
 def test_who_is_absent_early_is_not_punished() -> None:
@@ -205,18 +210,16 @@ def test_in_a_loop_the_slopes_are_those_of_the_validation_loss(tmp_path: Path, b
     metric = GradientAgreement(balanced=balanced)
     loop = FederatedLoop(metrics={"mine": metric, "seen": recorded}, seed=1, reporting=Reporting(table=False))
     module = fit(loop, tmp_path, ClassifierClient("softmax"), data, rounds=2)
-    network = build_network("softmax", data.num_classes, data.input_shape)
     rounds = []
     for ids, vector, updates, samples in recorded.seen:
         loop.space.write(module, vector)
-        network.load_state_dict(module.network.state_dict())
         x, y = (torch.cat(parts) for parts in zip(*data.val_dataloader()))
-        network.zero_grad()
-        each = nn.functional.cross_entropy(network(x), y, reduction="none")
+        module.zero_grad()
+        each = nn.functional.cross_entropy(module(x), y, reduction="none")
         classes = [each[y == c].mean() for c in y.unique()]
         assert y.bincount().unique().numel() > 1
         (torch.stack(classes).mean() if balanced else each.mean()).backward()
-        slope = torch.cat([parameter.grad.flatten() for parameter in network.parameters()])
+        slope = torch.cat([parameter.grad.flatten() for parameter in module.parameters()])
         rounds.append((ids, updates @ slope, updates, samples))
     np.testing.assert_allclose(loop.contributions["mine"].numpy(), by_hand(rounds, 3), rtol=1e-4)
 
@@ -237,27 +240,6 @@ def test_of_a_regression_by_the_loss_that_it_logs(tmp_path: Path) -> None:
     np.testing.assert_allclose(
         loop.contributions["mine"].numpy(), by_hand([(ids, updates @ slope, updates, samples)], 3), rtol=0.02
     )
-
-
-def test_intervals_are_those_of_both_parts() -> None:
-    """Three rounds, two steps: the standard errors of the sum and of the mean, as shares, added up."""
-    rounds = [drawn(seed, 4) for seed in range(3)]
-    metric = GradientAgreement(num_clients=4)
-    for each in rounds:
-        metric.update(*each)
-    gains, cosines = np.zeros((2, 3, 4))
-    for t, (_, slopes, updates, samples) in enumerate(rounds):
-        s, d, m = (np.asarray(each, dtype=np.float64) for each in (slopes, updates, samples))
-        unit = d / np.linalg.norm(d, axis=1, keepdims=True)
-        everybody = (m[:, None] * unit).sum(0)
-        gains[t], cosines[t] = -m * s, m * (unit @ everybody) / np.linalg.norm(everybody)
-    of_gain, of_cosine = (np.sqrt(np.square(np.diff(x, axis=0)).mean(0) / 2) for x in (gains, cosines))
-    half = 3**0.5 * of_gain / gains.sum() + 3**-0.5 * of_cosine / cosines.mean(0).sum()
-    low, high = metric.intervals()
-    value = metric.compute().numpy()
-    half *= 3.484147 / 2  # Student's t, 1.6 degrees of freedom, 90 %; half of each kind
-    np.testing.assert_allclose(low.numpy(), np.maximum(value - half, 0), rtol=1e-3, atol=1e-6)
-    np.testing.assert_allclose(high.numpy(), np.minimum(value + half, 1), rtol=1e-3, atol=1e-6)
 
 
 def test_what_is_refused() -> None:

@@ -17,8 +17,6 @@ from flsv.metrics import ClassSpecificShapley, ContributionMetric, PartialFedera
 
 
 class Curious(ContributionMetric):
-    """Notes what it has been told."""
-
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         self.add_state("seen", torch.full((num_clients,), float("nan")), dist_reduce_fx="max")
 

@@ -55,8 +55,6 @@ def test_measured_bytes_count():
 
 
 class Spoils(Upload):
-    """Client 1's update is far too large, and client 2's not finite, after the noise."""
-
     def apply(self, update: torch.Tensor, departure: UploadContext) -> torch.Tensor:
         return update * {1: 1e6, 2: float("nan")}.get(departure.client, 1)
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from functional.shapley.games import table_game
 from torch import Tensor
 from toys import Plain, fit, network, toy_data, validation_loss
 
@@ -62,31 +63,19 @@ def test_against_the_formula(rows: Any, options: dict[str, Any], counts: tuple[i
     metric.set_dtype(torch.float64)
     for index, row in enumerate(rows):
         ids = (~row.isnan()).nonzero().flatten()
-        metric.update(ids, lambda masks, worth=row[ids]: masks.double() @ worth, round_index=index)
+
+        def utility(masks: Tensor, worth: Tensor = row[ids], index: int = index) -> Tensor:
+            assert options.get("decay", 1) ** (index + 1) >= options.get("threshold", 0), "evaluated"
+            return masks.double() @ worth
+
+        metric.update(ids, utility, round_index=index)
     expected, *counted = by_formula(rows, **options)
     torch.testing.assert_close(metric.compute(), expected, equal_nan=True)
     assert (int(metric.skipped), int(metric.flagged)) == tuple(counted) == counts
 
 
-def of_table(table: torch.Tensor) -> Any:
-    return lambda masks: table[(masks.long() << torch.arange(masks.shape[1])).sum(1)]
-
-
 def additive(*worth: float) -> Any:
     return lambda masks: masks.float() @ torch.tensor(worth)
-
-
-def test_rounds_are_evaluated_only_above_the_threshold() -> None:
-    def never(masks: torch.Tensor) -> torch.Tensor:
-        raise AssertionError("evaluated")
-
-    metric = DecayedShapley(num_clients=3, decay=0.5, threshold=0.2)
-    for index in range(4):
-        metric.update(torch.tensor([0, 1]), additive(1.0, 1.0) if index < 2 else never, round_index=index)
-    metric.update(torch.tensor([2]), never, round_index=4)
-    assert metric.compute().nan_to_num(-1).tolist() == [0.375, 0.375, -1]
-    assert metric.diagnostics()["truncated"] == 3
-    assert metric.rounds == 5
 
 
 class Watch:
@@ -128,7 +117,7 @@ def test_sub_models_have_the_weights_of_the_rounds_aggregation(tmp_path: Path, k
             assert -validation_loss(module, loop.space, model, data) == pytest.approx(utility, abs=1e-5)
     # Everybody together is the next global model, which is the next round's empty coalition.
     assert watch.tables[0][-1].item() == pytest.approx(watch.tables[1][0].item(), abs=1e-6)
-    rows = [exact_shapley(of_table(table), 3).values for table in watch.tables]
+    rows = [exact_shapley(table_game(table), 3).values for table in watch.tables]
     torch.testing.assert_close(loop.contributions["guo"], by_formula(torch.stack(rows), 0.5)[0].float())
 
 

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from in_run_by_hand import SEED, Kept, by_hand, data, federation, run, small, with_options
 from resuming import assert_resumes
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader
-from toys import CLASSES, FEATURES, Plain, adam, fit, network, toy_sets, vector
+from toys import CLASSES, Plain, adam, fit, network, toy_sets, vector
 
 from flsv import Reporting
 from flsv.aggregation import FedAvg
@@ -127,19 +127,10 @@ class Penalty(Plain):
         return super().training_step(batch, batch_idx) + sum(p.square().sum() for p in self.parameters())
 
 
-class Relabels(Plain):
-    """Trains on other labels: probabilities of classes, or classes that the data have not."""
-
-    def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
-        super().__init__(nn.Sequential(nn.Linear(FEATURES, 2 * CLASSES)))
-        self.change = change
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x)[:, : 2 * CLASSES if self.training else CLASSES]
-
+class SoftLabels(Plain):
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         training = self._trainer is not None and self.trainer.training
-        return (batch[0], self.change(batch[1])) if training else batch
+        return (batch[0], 0.9 * F.one_hot(batch[1], CLASSES) + 0.1 / CLASSES) if training else batch
 
 
 REFUSED: dict[str, tuple[Callable[[], FederatedLoop], Callable[[], Plain], str]] = {
@@ -159,13 +150,8 @@ REFUSED: dict[str, tuple[Callable[[], FederatedLoop], Callable[[], Plain], str]]
     "penalty": (federation, lambda: Penalty(small()), "come by other ways than the layers"),
     "no classes": (
         federation,
-        lambda: Relabels(lambda y: 0.9 * F.one_hot(y, 2 * CLASSES) + 0.03),
+        lambda: SoftLabels(small()),
         r"batches \(x, y\) with one class for every sample",
-    ),
-    "other classes": (
-        federation,
-        lambda: Relabels(lambda y: y + CLASSES),
-        "a training batch holds class [345], and the data have classes 0 .. 2",
     ),
     "vmap": (lambda: federation(engine="vmap"), lambda: Plain(small()), 'engine="vmap" trains many clients as one'),
 }

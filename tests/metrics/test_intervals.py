@@ -41,8 +41,6 @@ def worths(rounds: int) -> torch.Tensor:
 
 
 class Mean(CumulativeShapley):
-    """Of a client's rounds."""
-
     over_rounds = "mean"
 
     def compute(self) -> torch.Tensor:

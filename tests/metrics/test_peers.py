@@ -51,8 +51,6 @@ def reference_coefficients(cosines: np.ndarray, minus_scores: np.ndarray, combin
 
 
 class Kept(FedCE):
-    """Keeps the rounds."""
-
     def __init__(self) -> None:
         super().__init__()
         self.rounds: list[Round] = []
@@ -96,8 +94,6 @@ def test_a_federation_by_hand(tmp_path: Path, combine: Any) -> None:
 
 
 class Constant(Upload):
-    """Sends another update than the one that was trained."""
-
     def apply(self, update: torch.Tensor, departure: Any) -> torch.Tensor:
         return torch.full_like(update, 0.3)
 
@@ -124,14 +120,11 @@ def test_an_absent_client_keeps_what_it_has() -> None:
     said = metric.diagnostics()
     assert said["cosine"].isnan().tolist() == [False] * 3 + [True]
     value = metric.compute()
-    weights = FedCE().weights(_round(torch.tensor([2, 3])), {"fedce": value})
+    space = ParameterSpace(torch.nn.Linear(2, 1))
+    round = Round(0, torch.tensor([2, 3]), torch.ones(2), torch.zeros(3), torch.zeros(2, 3), space)
+    weights = FedCE().weights(round, {"fedce": value})
     mean = value[:3].mean()
     torch.testing.assert_close(weights.float(), torch.stack([value[2], mean]) / (value[2] + mean))
-
-
-def _round(ids: torch.Tensor) -> Round:
-    space = ParameterSpace(torch.nn.Linear(2, 1))
-    return Round(0, ids, torch.ones(len(ids)), torch.zeros(3), torch.zeros(len(ids), 3), space)
 
 
 def test_who_is_alone_is_judged_by_what_it_started_from() -> None:
@@ -141,7 +134,6 @@ def test_who_is_alone_is_judged_by_what_it_started_from() -> None:
 
 
 def test_another_score(tmp_path: Path) -> None:
-    """A torchmetrics metric in place of the accuracy, and one that the module logs."""
     scores = []
     f1 = torchmetrics.F1Score("multiclass", num_classes=3)
     for options in ({}, {"performance": f1}, {"performance": "val_acc", "mode": "max"}):

@@ -7,11 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
-from matplotlib.colors import to_hex
 
-from flsv.charts import BOTTOM, TOP, ends
 from flsv.metrics import ClassSpecificShapley, CumulativeShapley
 from flsv.metrics.plot import plot_contributions
 
@@ -56,19 +53,6 @@ def test_bars_have_names_a_unit_a_zero_line_and_standard_errors(tmp_path: Path) 
     (errors,) = next(bars for bars in axis.containers if getattr(bars, "has_yerr", False)).lines[2]
     assert np.allclose([segment[:, 1] for segment in errors.get_segments()], [[0.09, 0.11], [-0.22, -0.18]])
     save(figure, tmp_path)
-
-
-@pytest.mark.parametrize("rounds", [False, True])
-def test_a_hundred_clients_can_be_read(rounds: bool, tmp_path: Path) -> None:
-    value = torch.randn(100, generator=torch.Generator().manual_seed(0))
-    figure, axis = plot_contributions([value] * 25 if rounds else value)
-    save(figure, tmp_path)
-    assert max(figure.get_size_inches()) <= 18
-    top, bottom = ends(value)
-    assert top == value.argsort(descending=True)[:5].tolist()
-    marks = axis.lines if rounds else axis.patches
-    colors = [to_hex(mark.get_color() if rounds else mark.get_facecolor()) for mark in marks]
-    assert (colors.count(TOP), colors.count(BOTTOM)) == (5, 5)
 
 
 def test_metrics_draw_with_names_and_units() -> None:

@@ -268,8 +268,6 @@ def test_a_loop_of_other_metrics_has_no_shadows() -> None:
     assert isinstance(federation.client_algorithm, ShadowTraining)
     assert federation.replace(seed=1).client_algorithm.coalitions == federation.client_algorithm.coalitions
     assert federation.replace(metrics=None).client_algorithm is None
-    other = federation.replace(metrics={"s": ShadowShapley(coalitions="singles")})
-    assert other.client_algorithm.coalitions == "singles"
     proximal = loop(client_algorithm=FedProx(0.1))
     assert proximal.replace(seed=1).client_algorithm.algorithm.mu == 0.1
     assert isinstance(proximal.replace(metrics=None).client_algorithm, FedProx)

@@ -42,7 +42,6 @@ def test_what_fails_ends_with_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_differences_are_seen() -> None:
-    """Or the checks would check nothing."""
     one, other = (ran("cpu", convolution, batches, measured=False) for batches in (2, 3))
     assert one.apart(one) == 0
     assert one.apart(other) > 1e-2

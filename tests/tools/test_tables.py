@@ -11,7 +11,7 @@ from typing import Any
 import cells
 import pandas as pd
 import pytest
-from cells import Cell, Kept, built, federated_loop, finish, measure, seeded
+from cells import Cell, Kept, Measured, built, federated_loop, finish, measure, seeded
 from run_table import TABLES, cells_of, main, read_table, shortened
 from scipy import stats
 from table_report import markdown, paired, report, with_interval
@@ -32,15 +32,10 @@ blocks:
     files: [digits.yaml]
     set: {data.source: "{source}", lr: "{rate}", b: 3}
     rules:
-      - {if: {row: p*}, unset: [b], measure: "made_up_cells:marked"}
+      - {if: {row: p*}, unset: [b], measure: "tools.test_tables:marked"}
       - {if: {row: FedAvg, rate: 1}, drop: true}
 tables: [{title: Accuracy, value: accuracy}]
 """
-
-
-@pytest.fixture(autouse=True)
-def seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # to be restored: seed_everything sets it
 
 
 # ---- cells of a file
@@ -56,7 +51,7 @@ def test_parts_rules_and_presets(tmp_path: Path) -> None:
     last = small["pFedMe", "digits, 1", 5]
     assert last.files == ("digits.yaml", "pfedme.yaml")
     assert last.overrides == {"data.source": "digits", "lr": 1, "data.splits.max_samples": 300, "a": 1}
-    assert last.measure == "made_up_cells:marked"
+    assert last.measure == "tools.test_tables:marked"
     assert small["FedAvg", "digits, 0.1", 0].overrides["b"] == 3
     assert [shortened(table, cell).overrides["e"] for cell in list(small.values())[:2]] == [1, 2]
     full = {cell.key: cell for cell in cells_of(table, True, [0])}
@@ -93,7 +88,6 @@ def test_every_seed_is_the_cells_and_one_that_no_file_says_is_refused(
 
 @pytest.mark.slow
 def test_the_command_is_the_same_run(tmp_path: Path) -> None:
-    """With the seed that the files have; typed by hand, but for what keeps it quiet."""
     cell = Cell("FedProx", "digits", 1, ("digits.yaml", "fedprox.yaml"), {"trainer.max_epochs": 1})
     files = [part.replace("configs/", f"{cells.CONFIGS}/") for part in shlex.split(cell.command)[2:]]
     quiet = [f"--{name}={cells.written(value)}" for name, value in cells.QUIET.items()]
@@ -150,47 +144,47 @@ def test_a_cell_of_every_table_runs_and_is_reported(name: str) -> None:
 # ---- what is kept
 
 
+def marked(cell: Cell, root: str) -> Measured:
+    if cell.row == "bad":
+        raise ValueError("no such thing")
+    with Path(root, "ran.txt").open("a") as file:
+        file.write(f"{cell.row} {cell.seed}\n")
+    return {"value": 10.0 * cell.seed + len(cell.row)}
+
+
 def made_up(*rows: str, seeds: int = 1) -> list[Cell]:
     return [
-        Cell(row, "c", seed, ("fedavg.yaml",), {"n": n}, "made_up_cells:marked")
+        Cell(row, "c", seed, ("fedavg.yaml",), {"n": n}, "tools.test_tables:marked")
         for seed in range(seeds)
         for n, row in enumerate(rows)
     ]
 
 
-@pytest.fixture
-def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    return tmp_path / "ran.txt"
-
-
-def test_finished_cells_are_not_run_again_and_a_cut_line_is(
-    tmp_path: Path, ran: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_finished_cells_are_not_run_again_and_a_cut_line_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "kept.jsonl"
     found = finish(made_up("one", "three", seeds=2), Kept(path), str(tmp_path), workers=1)
     assert found["three", "c", 1] == {"value": 15.0}
-    assert len(ran.read_text().splitlines()) == 4
+    assert len((tmp_path / "ran.txt").read_text().splitlines()) == 4
     path.write_text(path.read_text()[:-20])  # killed while it was writing
     for _ in range(2):
         assert finish(made_up("one", "three", seeds=2), Kept(path), str(tmp_path), workers=1) == found
-        assert len(ran.read_text().splitlines()) == 5
+        assert len((tmp_path / "ran.txt").read_text().splitlines()) == 5
     monkeypatch.setattr(cells, "source_version", lambda: "another")
     assert Kept(path).find(made_up("one")[0]) is None  # other sources are another cell
 
 
-def test_one_that_fails_does_not_stop_the_others(tmp_path: Path, ran: Path) -> None:
+def test_one_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="1 of 3 cells failed, the first:\nc, bad, seed 0: no such thing"):
         finish(made_up("one", "bad", "last"), Kept(tmp_path / "kept.jsonl"), str(tmp_path), workers=1)
-    assert ran.read_text().split() == ["one", "0", "last", "0"]
+    assert (tmp_path / "ran.txt").read_text().split() == ["one", "0", "last", "0"]
     with pytest.raises(ValueError, match="the same row, column and seed"):
         finish(made_up("one", "one"), Kept(tmp_path / "kept.jsonl"), str(tmp_path))
 
 
-def test_the_command_line(tmp_path: Path, ran: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "made_up.yaml"
     path.write_text(
-        "asked: [large]\nmeasure: made_up_cells:marked\n"
+        "asked: [large]\nmeasure: tools.test_tables:marked\n"
         "blocks: [{axes: {column: [small, large], row: [a, bb]}, files: [fedavg.yaml]}]\n"
         "tables: [{title: Values, value: value, minus: {bb: [a]}}]\n"
     )

@@ -58,14 +58,9 @@ def closed_form_games(n: int) -> dict[str, tuple[Game, Tensor]]:
     """Name -> utility and Shapley values."""
     weights = torch.linspace(-1, 2, n, dtype=torch.float64)
     costs = torch.arange(1, n + 1, dtype=torch.float64) ** 2
-    harmonic = sum(1 / k for k in range(1, n + 1))
     steps = costs.diff(prepend=torch.zeros(1, dtype=torch.float64)) / torch.arange(n, 0, -1)
-    others = weights.sum() - weights
     glove = torch.full((n,), 1 / (n * (n - 1)) if n > 1 else 0.0, dtype=torch.float64)
     glove[0] = (n - 1) / n
-
-    def averaging(masks: Tensor) -> Tensor:
-        return masks.double() @ weights / masks.sum(dim=1).clamp_min(1)
 
     return {
         "additive": (lambda masks: masks.double() @ weights + 3, weights),
@@ -74,7 +69,6 @@ def closed_form_games(n: int) -> dict[str, tuple[Game, Tensor]]:
         "majority": (lambda masks: (masks.sum(dim=1) > n / 2).double(), torch.full((n,), 1 / n, dtype=torch.float64)),
         "symmetric": (lambda masks: masks.sum(dim=1).double() ** 2, torch.full((n,), float(n), dtype=torch.float64)),
         "constant": (lambda masks: torch.full((len(masks),), 0.3), torch.zeros(n, dtype=torch.float64)),
-        "averaging": (averaging, weights * harmonic / n - others * (harmonic - 1) / max(n * (n - 1), 1)),
     }
 
 

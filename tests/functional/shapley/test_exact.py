@@ -122,15 +122,6 @@ def test_infinite_values_are_not_normalized() -> None:
         normalize_shapley(torch.tensor([1.0, float("inf")]))
 
 
-def test_eq_12() -> None:
-    values = torch.randn(7, generator=rng(), dtype=torch.float64)
-    for k in range(7):
-        differences = values[k] - values
-        literal = (differences.max() - differences) / (differences.max() - differences.min())
-        torch.testing.assert_close(normalize_shapley(-differences), literal)
-        torch.testing.assert_close(normalize_shapley(values), literal)
-
-
 def by_bisection(weights: np.ndarray, m: float) -> np.ndarray:
     """KKT of eq. 8: p_i = min(1, w_i / tau) with sum p = m."""
     low, high = 0.0, weights.sum() / m * 10

@@ -127,6 +127,8 @@ def test_wrong_input() -> None:
     ):
         with pytest.raises(ValueError, match=words):
             few_coalitions_shapley(bad_masks, bad)
+    with pytest.raises(ValueError, match="nobody and everybody among them"):
+        kernel_shap(masks[1:], utilities[1:])
 
 
 def test_by_default_all_coalitions_of_seven_players_and_those_of_one_two_and_all_but_one_of_more() -> None:
@@ -152,11 +154,6 @@ def test_it_is_the_least_weighted_square(which: Which) -> None:
     np.testing.assert_allclose(kernel_shap(masks, utilities).numpy(), best.x, atol=1e-5)
     few = torch.tensor([[0, 0, 0], [1, 1, 1], [1, 0, 0]]).bool()  # what these leave open is dealt out equally
     torch.testing.assert_close(kernel_shap(few, torch.tensor([0.0, 3, 2])), torch.tensor([2, 0.5, 0.5]).double())
-
-
-def test_kernel_shap_of_wrong_input() -> None:
-    with pytest.raises(ValueError, match="nobody and everybody among them"):
-        kernel_shap(few_coalitions(3, "both")[1:], torch.rand(7))
 
 
 def test_a_pair_is_told_apart_as_by_hand() -> None:
