@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any
 
@@ -91,3 +92,17 @@ def test_everybody_clipped_falls_back_to_samples() -> None:
 def test_errors_of_weights(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         divergence_weights(**{"num_samples": torch.tensor([1, 2]), "divergence": torch.zeros(2), **arguments})
+
+
+def test_the_papers_biased_clients_have_negative_weights_without_normalization() -> None:
+    """Four clients with two of ten classes each and one with all: raw divergences leave only the last."""
+    counts = torch.zeros(5, 10)
+    for client, pair in enumerate([(1, 2), (3, 4), (5, 6), (7, 0)]):
+        counts[client, list(pair)] = 50
+    counts[4] = 10
+    divergence = label_divergence(counts)
+    assert divergence.tolist() == pytest.approx([math.log(5)] * 4 + [0])
+    raw = divergence_weights(counts.sum(1), divergence, normalize_divergence=False)
+    assert raw.tolist() == [0, 0, 0, 0, 1]
+    weights = divergence_weights(counts.sum(1), divergence)
+    torch.testing.assert_close(weights, torch.tensor([0.15, 0.15, 0.15, 0.15, 0.3]).double() / 0.9)

@@ -168,3 +168,12 @@ def test_errors_of_importance() -> None:
         importance_probabilities(torch.tensor([1.0, float("nan"), -1.0]), 1)
     with pytest.raises(ValueError, match="expected \\[n\\]"):
         importance_probabilities(torch.ones(2, 2), 1)
+
+
+def test_eq_12() -> None:
+    values = torch.randn(7, generator=rng(), dtype=torch.float64)
+    for k in range(7):
+        differences = values[k] - values
+        literal = (differences.max() - differences) / (differences.max() - differences.min())
+        torch.testing.assert_close(normalize_shapley(-differences), literal)
+        torch.testing.assert_close(normalize_shapley(values), literal)
