@@ -6,13 +6,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 from batched_pairs import SIZES, Plainest, loop, pair
 from resuming import assert_resumes
 from task_kinds import Items
 from torch import Tensor, nn
-from toys import Plain, adam, toy_data, toy_sets
+from toys import Plain, adam, fit, toy_data, toy_sets, vector
 
 from flsv import ClientEvaluation, FederatedDataModule
 from flsv.aggregation import ShapFedWA
@@ -144,3 +145,22 @@ def make_resumable() -> FederatedLoop:
 @pytest.mark.filterwarnings("ignore:.*tensors stay at their clients.*")
 def test_resumes_to_the_bit(tmp_path: Path) -> None:
     assert_resumes(make_resumable, tmp_path, Plain, partial(toy_data, (4, 2, 1, 3)))
+
+
+def test_the_trial_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from flsv.engines import vmap
+
+    attempt, tried = vmap.try_batched, []
+
+    def watched(trainer: L.Trainer, *rest: Any) -> set[str]:
+        before, drawn = vector(trainer.lightning_module), torch.get_rng_state()
+        tried.append(attempt(trainer, *rest))
+        assert torch.equal(vector(trainer.lightning_module), before)
+        assert torch.equal(torch.get_rng_state(), drawn)
+        assert not trainer.optimizers[0].state
+        assert all(parameter.grad is None for parameter in trainer.lightning_module.parameters())
+        return tried[0]
+
+    monkeypatch.setattr(vmap, "try_batched", watched)
+    fit(loop("vmap"), tmp_path, Plainest(), toy_data(SIZES), 1)
+    assert tried == [set()]

@@ -10,7 +10,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from batched_pairs import Plainest, by_step, loop
+from batched_pairs import Plainest, loop
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 from torchmetrics import MeanMetric
@@ -47,6 +47,7 @@ def measures(module: Steps, loss: Tensor, batch: Any, batch_idx: int) -> Tensor:
 
 
 steps = partial(partial, Steps)
+by_step = partial(Plainest, scheduler=partial(torch.optim.lr_scheduler.StepLR, step_size=1), interval="step")
 
 
 class Manual(Plainest):
