@@ -187,3 +187,10 @@ def test_what_nobody_asks_for_is_not_taken(folder: Path) -> None:
     with pytest.warns(UserWarning, match="it reports 'weights', which nobody asks for"):
         found, _ = here.train(ROUND, MODEL.device, SPACE)
     assert [update.client_id for update in found] == [2]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_report_that_is_not_finite_is_not_taken(folder: Path) -> None:
+    here, _ = remote(folder, "train", update(1, change=torch.full((5,), float("nan"))))
+    found, broken = here.train(ROUND, MODEL.device, SPACE)
+    assert ([update.client_id for update in found], len(broken)) == ([0, 2], 1)
