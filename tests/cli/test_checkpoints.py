@@ -93,12 +93,7 @@ def test_other_runs_below_the_root_folder_are_not_looked_at(
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (b"", "cannot be read as a checkpoint"),
-        (None, "there is no checkpoint"),
-        (b"PK\x03\x04half", "cannot be read as a checkpoint"),
-    ],
+    ("content", "said"), [(None, "there is no checkpoint"), (b"PK\x03\x04half", "cannot be read as a checkpoint")]
 )
 def test_a_named_file_that_is_no_checkpoint_is_one_line(
     tmp_path: Path, content: bytes | None, said: str, capsys: pytest.CaptureFixture[str]

@@ -96,7 +96,6 @@ def test_own_models_are_those_of_the_loop(tmp_path: Path) -> None:
 
 
 def test_own_tests_are_each_clients_own(tmp_path: Path) -> None:
-    """The received models' scores are those that the loop finds, and so does the mean of their accuracies."""
     evaluation = ClientEvaluation(every=2, keep_trained=True)
     loop = FederatedLoop(FedAvg(), personalizer=Standalone(), evaluation=evaluation, seed=1)
     own, data, module = OwnModels(loop, tests="own"), toy_data(), Plain()

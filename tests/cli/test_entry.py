@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -23,18 +21,6 @@ def test_help_lists_every_subcommand(capsys: pytest.CaptureFixture[str]) -> None
     assert main([]) == 0
     assert capsys.readouterr().out == text
     assert [name for name in ("fit", "validate", "test", "predict", *OWN) if f"\n    {name} " not in text] == []
-
-
-@pytest.mark.parametrize("command", ["fit", *OWN])
-def test_help_fits_a_terminal_of_80_columns(
-    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    with pytest.raises(SystemExit):
-        main([command, "--help"])
-    lines = capsys.readouterr().out.splitlines()
-    assert f"flsv {command}" in " ".join(lines).replace("flsv [options]", "flsv")
-    assert [line for line in lines if len(line) > 80 or "``" in line or ":func:" in line] == []
 
 
 @pytest.mark.parametrize("given", [["compare", "--config", "fedavg"], ["repeat", "2"], ["predict"]])
@@ -96,24 +82,6 @@ def test_what_is_stopped_says_how_to_go_on(
     assert shlex.split(line.removeprefix("Go on:   flsv ")) == ["fit", *options, "--ckpt_path", "last"]
 
 
-def test_something_is_on_the_screen_at_once_and_nothing_into_a_pipe(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for terminal, quiet, said in ((True, [], "flsv repeat: loading PyTorch\n"), (True, ["-q"], ""), (False, [], "")):
-        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
-        with pytest.raises(SystemExit):
-            main(["repeat", "--help", *quiet])
-        assert capsys.readouterr().err == said
-
-
-def test_a_reader_who_has_had_enough_gets_no_traceback() -> None:
-    code = (
-        "import time; from flsv.cli import main; print(flush=True); time.sleep(1); raise SystemExit(main(['--help']))"
-    )
-    done = subprocess.run(f"{shlex.join([sys.executable, '-c', code])} | head -n 1", shell=True, capture_output=True)
-    assert done.stderr == b""
-
-
 #: Commands that write, where.
 WRITING = {
     "fit": "--config digits --trainer.default_root_dir={}",
@@ -144,7 +112,6 @@ def test_one_command_at_a_time_in_a_folder(name: str, tmp_path: Path, capsys: py
 
 
 def test_a_second_run_of_one_name_has_its_own_configuration(tmp_path: Path) -> None:
-    """Lightning refuses to write the configuration a second time unless it is told that it may."""
     logger = ["--trainer.logger=TensorBoardLogger", f"--trainer.logger.save_dir={tmp_path}"]
     config = str(written(tmp_path / "federation.yaml"))
     for seed in (1, 2):

@@ -11,7 +11,7 @@ from cli_runs import CONFIGS, QUIET
 
 from flsv import FederatedLoop
 from flsv.cli import main
-from flsv.cli.parser import FederatedCLI, loop_of, make_cli
+from flsv.cli.parser import loop_of, make_cli
 
 #: What plain parsers say.
 AT_ONCE = [
@@ -61,7 +61,6 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     ("line", "said"),
     [
         ("fit --trainer.max_epoch 3", "Did you mean --trainer.max_epochs?"),
-        ("fit --config digits --alpha 3", "Did you mean --data.partitioner.alpha or"),
         ("fit --config digits --data.partitioner.alfa 3", "Did you mean --data.partitioner.alpha"),
         ("fit --federation.aggregator FedAvgg", "FedAvgg"),
         ("fit --config quickstart --federation.aggregator.server_lrr 1", "server_lrr"),
@@ -69,12 +68,9 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ("fit --config digits --data.partitioner.num_clients 1", "DirichletPartitioner(num_clients=1): expected a"),
         ("fit --config shapfed_wa --federation.aggregator.metric nope", "reads the metric 'nope'"),
         ("fit --config digits --trainer.limit_train_batches 0", "limit_train_batches"),
-        ("compare --config fedavg --data.sauce 1", "--data.sauce"),
         ("test --ckpt_path nope.ckpt", "there is no checkpoint nope.ckpt."),
         ("value --data.sauce digits", "--data.sauce"),
         ("value --trainer.max_epochs 1", "nothing is trained here"),
-        ("value --federation.seed 2", "nothing is trained here"),
-        ("data --ot 3", "--ot"),
         ("retrain . --trainings som", "invalid choice: 'som'"),
         ("retrain nowhere", "nowhere holds no config.yaml: name the folder of a run"),
         ("repeat many --config a", "invalid int value: 'many'"),
@@ -83,7 +79,6 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ("report . --client Oslo", "holds no contributions.csv"),
         # The parser would read a text file for the option's value, which here is a data set's name.
         ("fit --data.source notes.txt", "notes.txt' was found"),
-        ("value --data.source notes.txt", "notes.txt' was found"),
     ],
 )
 def test_an_error_names_the_option_or_the_value(
@@ -120,21 +115,6 @@ def test_uploads_come_together_with_aggregators_and_other_uploads(configs: tuple
     uploads = [type(upload).__name__ for upload in loop.uploads]
     assert uploads == (["TopK"] if "fedadam" in configs else ["GaussianPrivacy", "TopK"])
     assert (type(loop.aggregator).__name__ == "FedAdam") is ("fedadam" in configs)
-
-
-def test_only_the_subcommand_that_is_asked_for_has_a_parser(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Beside the one that chooses among them; making all four took half of the time before a fit. With options before
-    the subcommand it is not known which it will be."""
-    made: list[int] = []
-    make = FederatedCLI.init_parser
-    monkeypatch.setattr(FederatedCLI, "init_parser", lambda self, **options: made.append(1) or make(self, **options))
-    for arguments, parsers in ((["fit", "--help"], 1 + 1), (["--help"], 1 + 4)):
-        made.clear()
-        with pytest.raises(SystemExit):
-            make_cli(arguments)
-        assert len(made) == parsers
 
 
 @pytest.mark.parametrize(

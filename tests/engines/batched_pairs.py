@@ -38,7 +38,6 @@ def pair(
     tolerance: float = 1e-5,
     **kwargs: Any,
 ) -> tuple[FederatedLoop, FederatedLoop]:
-    """The loops of both engines after fits that are asserted to be equal to the tolerance."""
     loops = []
     modules = []
     for kind in ("sequential", engine):
@@ -71,6 +70,3 @@ def pair(
 
 def _tensors(states: Any) -> list[Tensor]:
     return [states[client][name] for client in sorted(states) for name in sorted(states[client])]
-
-
-by_step = partial(Plainest, scheduler=partial(torch.optim.lr_scheduler.StepLR, step_size=1), interval="step")

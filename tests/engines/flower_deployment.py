@@ -20,12 +20,7 @@ ACCEPTED = "SuperNode ID:"  # what a SuperNode says when its SuperLink has let i
 
 
 class Deployment:
-    """Everything that runs but the server's rounds, which :meth:`run` starts.
-
-    Args:
-        folder: of the project that ``flsv init --flower`` made.
-        policy: of every site.
-    """
+    """Everything that runs but the server's rounds, in a project of ``flsv init --flower``."""
 
     def __init__(self, folder: Path, policy: str) -> None:
         self.folder, self._policy = folder, policy
@@ -44,17 +39,11 @@ class Deployment:
             self.start_site(site)
 
     def start_link(self) -> None:
-        """Start the SuperLink, and wait until it listens."""
         self._start("link", "sh", "deploy/superlink.sh")
         self.wait_for("link", lambda log: "Uvicorn running" in log)
 
     def start_site(self, site: str, until_accepted: bool = False) -> None:
-        """Start a SuperNode.
-
-        Args:
-            site: whose key it has.
-            until_accepted: again and again, as a supervisor does it: the SuperLink refuses one that it thinks is there.
-        """
+        """Start a SuperNode; again and again, as a supervisor does it, where the SuperLink thinks that it is there."""
         again = ("sh", "-c", 'until "$@"; do sleep 2; done', "sh") if until_accepted else ()
         more = {"SITE": site, "PORT": str(self._ports[site])}
         self._start(site, *again, "sh", "deploy/supernode.sh", **more)

@@ -23,7 +23,7 @@ from flsv import Reporting
 from flsv.aggregation import FedAvg
 from flsv.data import FederatedDataModule, SizePartitioner
 from flsv.engines.ranks import ranks_of, ranks_of_environment, strategy
-from flsv.engines.ranks.group import _packed, meet
+from flsv.engines.ranks.group import meet
 from flsv.functional import exact_shapley
 from flsv.games.retraining import RetrainedUtility
 from flsv.loop import FederatedLoop
@@ -47,13 +47,6 @@ class Die(Callback):
         if self.kill:
             os.kill(os.getpid(), signal.SIGKILL)
         raise ValueError("bad sample at this site")
-
-
-class Stop(Callback):
-    """A rank stops in the middle of a round."""
-
-    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
-        trainer.should_stop = ranks_of(trainer).rank == 1 and trainer.current_epoch == 1
 
 
 class SaveWithin(Callback):
@@ -117,10 +110,6 @@ def save_within(folder: str, name: str) -> None:
 def save_on_exception(folder: str, name: str) -> None:
     """A checkpoint of the round in which a rank fails."""
     fit(Path(folder), CASES[name](), Die(Path(folder), 1, kill=False), OnExceptionCheckpoint(Path(folder) / "failed"))
-
-
-def stop_within(folder: str) -> None:
-    fit(Path(folder), shapfed_wa(), Stop())
 
 
 def other_data(folder: str, how: str) -> None:
@@ -216,7 +205,6 @@ def exchanges(folder: str) -> None:
     matrix = torch.full((4, 300_000), float(rank))
     ranks.rows(matrix, [2, 0, 1, 0], "long rows")
     assert [row.unique().tolist() for row in matrix] == [[2.0], [0.0], [1.0], [0.0]]
-    assert len(_packed(whole[0, :1])) < 2000
     with pytest.raises(RuntimeError, match=r"ranks are out of step|another rank is gone"):
         ranks.everybody(None, "this" if rank else "that")
     with pytest.raises(RuntimeError, match=f"rank {rank} of {size} has given up, and cannot exchange one more"):

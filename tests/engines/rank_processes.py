@@ -11,9 +11,8 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 # The process to fork from has no other way to learn where to import from; nor have those that a rank starts.
 os.environ["PYTHONPATH"] = os.pathsep.join([*(path for path in sys.path if path), str(Path(__file__).parent)])
@@ -21,8 +20,7 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["rank_cases"])
 
 
-@dataclass
-class Ended:
+class Ended(NamedTuple):
     """How a rank ended: its exit code, and what it printed."""
 
     code: int | None
@@ -30,15 +28,8 @@ class Ended:
 
 
 class Group:
-    """Processes that are the ranks of one federation.
-
-    Args:
-        function: of ``rank_cases``, by name, that every rank calls.
-        arguments: its arguments.
-        size: how many ranks.
-        folder: for their outputs.
-        nodes: whether every rank is a host of its own.
-    """
+    """Processes that are the ranks of one federation, each of which calls a function of ``rank_cases``; with ``nodes``
+    every rank is a host of its own."""
 
     def __init__(self, function: str, arguments: Sequence[Any], size: int, folder: Path, nodes: bool = False) -> None:
         folder.mkdir(parents=True, exist_ok=True)

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from flsv.engines.remote import SitePolicy
-
 TEMPLATE = Path(__file__).parents[2] / "flsv" / "engines" / "flower_template"
 DEPLOY = TEMPLATE / "deploy"
 UNITS = sorted(path.name for path in DEPLOY.glob("*.service"))
@@ -27,10 +25,6 @@ def test_systemd_accepts_the_units(tmp_path: Path) -> None:
         ["systemd-analyze", "verify", *(tmp_path / each for each in UNITS)], capture_output=True, text=True
     )
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_the_policy_is_one() -> None:
-    assert SitePolicy.read(TEMPLATE / "flsv-site.toml") == SitePolicy([])
 
 
 def flwr_of(folder: Path, script: str) -> subprocess.CompletedProcess:

@@ -10,7 +10,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from batched_pairs import Plainest, by_step, loop
+from batched_pairs import Plainest, loop
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 from torchmetrics import MeanMetric
@@ -18,7 +18,6 @@ from toys import CLASSES, FEATURES, Plain, fit, toy_data
 
 from flsv.clients.algorithms import FedProx, MoreauSGD
 from flsv.errors import ConfigurationError
-from flsv.loop import FederatedLoop
 
 
 class Steps(Plainest):
@@ -48,6 +47,7 @@ def measures(module: Steps, loss: Tensor, batch: Any, batch_idx: int) -> Tensor:
 
 
 steps = partial(partial, Steps)
+by_step = partial(Plainest, scheduler=partial(torch.optim.lr_scheduler.StepLR, step_size=1), interval="step")
 
 
 class Manual(Plainest):
@@ -107,8 +107,3 @@ REFUSED: list[tuple[Any, dict[str, Any], dict[str, Any], str]] = [
 def test_what_cannot_be_is_refused(tmp_path: Path, make: Any, federation: Any, trainer: Any, reason: str) -> None:
     with pytest.raises(ConfigurationError, match=f'(?s)engine="vmap".*{reason}.*engine="sequential"'):
         fit(loop("vmap", **federation), tmp_path, make(), toy_data((4, 2, 1)), 1, **trainer)
-
-
-def test_a_wrong_word_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match='engine=\'vmpa\'.*"sequential" or "vmap"'):
-        FederatedLoop(engine="vmpa")

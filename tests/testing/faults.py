@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from task_kinds import Items
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
@@ -174,17 +174,6 @@ class StartsFromTheLast(Personalizer):
         return {}
 
 
-class Made(Dataset):
-    def __init__(self, size: int, sample: Callable[[int], Any]) -> None:
-        self.size, self.sample = size, sample
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, index: int) -> Any:
-        return self.sample(index)
-
-
 class Numbers:
     """A source of ranges, without fault."""
 
@@ -205,13 +194,12 @@ class Shuffles(Numbers):
 
 
 def noisy(self: Any, given: range, reading: Any) -> Dataset:
-    return Made(len(given), lambda index: (torch.rand(2), index % 2))
+    return Items(lambda index: (torch.rand(2), index % 2), given)
 
 
 def ragged(self: Any, given: range, reading: Any) -> Dataset:
     """Samples of several shapes, which no batch can hold."""
-    ends = (0, len(given) - 1)
-    return Made(len(given), lambda index: (torch.zeros(2 if index in ends else 3 + index), index % 2))
+    return Items(lambda index: (torch.zeros(2 if index in (given[0], given[-1]) else 3 + index), index % 2), given)
 
 
 SOURCES: list[Fault] = [

@@ -29,15 +29,11 @@ FAULTS = [(kind, *fault) for kind, faults in TABLES.items() for fault in faults]
 FAULTS.append((PersonalizerCase, "vmap_is_equal", faults.StartsFromTheLast(), {}))
 
 
-def case_of(kind: Any, part: Any, options: dict[str, Any]) -> Case:
-    return kind(part, range(12), **options) if kind is SourceCase else kind(part, **options)
-
-
 @pytest.mark.parametrize(
     ("kind", "name", "part", "options"), FAULTS, ids=[f"{kind.__name__}-{name}" for kind, name, _, _ in FAULTS]
 )
 def test_a_fault_is_found(kind: Any, name: str, part: Any, options: dict[str, Any]) -> None:
-    case = case_of(kind, part, options)
+    case = kind(part, range(12), **options) if kind is SourceCase else kind(part, **options)
     check = next(check for check in case.checks if check.__name__ == name)
     with pytest.raises(AssertionError, match=rf"(?s)fails {name}: got .*\. "):
         PartCheck(case, check)()

@@ -7,9 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from jsonargparse._typehints import get_all_subclass_paths
-from own_cases import MORE, PersonalizerCase, SamplerCase, dealt
-from own_uploads import FilterCase, UploadCase
+from own_cases import MORE, FilterCase, PersonalizerCase, SamplerCase, UploadCase, dealt
 
 from flsv import aggregation, attacks, filters, personalization, sampling, uploads
 from flsv.clients import algorithms
@@ -139,11 +137,3 @@ def test_all_parts_are_here() -> None:
     known = {checks[0].case.name for table in PARTS for checks in table}
     for room in (aggregation, attacks, algorithms, filters, personalization, sampling, uploads):
         assert set(room.__all__) <= known | BASES
-
-
-def test_a_part_that_was_checked_keeps_its_short_name_on_command_lines() -> None:
-    """Whose server's side is a class of its own while it is checked."""
-    case = ClientAlgorithmCase(algorithms.FedProx(0.1))
-    next(check for check in case.checks if check.__name__ == "sides_are_apart")(case)
-    paths = get_all_subclass_paths(algorithms.ClientAlgorithm)
-    assert [path for path in paths if path.endswith(".FedProx")] == ["flsv.clients.algorithms.FedProx"]

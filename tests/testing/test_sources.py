@@ -5,43 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 from flsv.data import Reading
 from flsv.data.sources.source import SOURCES
-from flsv.errors import ConfigurationError
 from flsv.testing import check_source
 
 X, Y = torch.randn(20, 3, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 2
 
 
-class Archive:
-    """Samples of a NumPy file with ``x`` and ``y``, called ``.samples``."""
-
-    def match(self, given: Any) -> bool:
-        return isinstance(given, Path) and given.suffix == ".samples"
-
-    def open(self, given: Path, reading: Reading) -> Dataset:
-        try:
-            held = np.load(given)
-            return TensorDataset(torch.from_numpy(held["x"]), torch.from_numpy(held["y"]))
-        except (OSError, KeyError, ValueError) as error:
-            raise ConfigurationError(f"{given} holds no samples: {error}. Save x and y.") from error
-
-
 def kind_of(given: Any) -> Any:
     return next(kind for kind in SOURCES if kind.match(given))
-
-
-def test_a_strangers_source(tmp_path: Path) -> None:
-    with (tmp_path / "all.samples").open("wb") as file:
-        np.savez(file, x=X.numpy(), y=Y.numpy())
-    (tmp_path / "bad.samples").write_bytes(b"no archive")
-    check_source(Archive(), tmp_path / "all.samples", broken=[tmp_path / "bad.samples", tmp_path / "none.samples"])
 
 
 class JSONLines:
@@ -58,7 +35,7 @@ def test_tables(tmp_path: Path) -> None:
     frame = pd.DataFrame({"a": X[:, 0], "b": X[:, 1], "ill": Y, "ward": ["east", "west"] * 10})
     frame.drop(columns="ward").to_csv(tmp_path / "a.csv", index=False)
     frame.to_json(tmp_path / "visits.jsonl", orient="records", lines=True)
-    check_source(SOURCES[0], tmp_path / "a.csv", labels="ill")
+    check_source(SOURCES[0], tmp_path / "a.csv", broken=[tmp_path / "none.csv"], labels="ill")
     check_source(kind_of(frame), frame, labels="ill")
     check_source(JSONLines(), tmp_path / "visits.jsonl", labels="ill", groups="ward")
 

@@ -60,8 +60,8 @@ def tensors(draw: st.DrawFn, like: torch.Tensor) -> Any:
         return torch.zeros(32, dtype=torch.uint8).view(dtype)
 
 
-def packets(good: Packet) -> st.SearchStrategy[Packet | None]:
-    """Variants of a packet; None where there can be no such packet."""
+def packets(good: Packet) -> st.SearchStrategy[Any]:
+    """Variants of a packet."""
     known = {name: st.just(value) | PLAIN for name, value in good.plain.items()}
     plain = st.builds(dict, st.fixed_dictionaries({}, optional=known)) | PLAIN  # type: ignore[arg-type]
     like = next(iter(good.tensors.values()), torch.zeros(3))
@@ -81,7 +81,7 @@ def packets(good: Packet) -> st.SearchStrategy[Packet | None]:
         plain | st.just(good.plain),
         st.fixed_dictionaries(sent),  # type: ignore[arg-type]
         more,
-    )
+    ).filter(bool)
 
 
 SPACE, _ = shared_space(module(), shapfed().config)
@@ -98,7 +98,8 @@ def update(client: int, **reports: torch.Tensor) -> Packet:
 
 
 def remote(folder: Path, kind: str = "hello", lyons: Any = HELLO) -> tuple[Remote, Replay]:
-    """Lyon sends this, the others what they should."""
+    """Lyon sends this, the others what they should; nobody is in the book."""
+    (folder / "book.json").unlink(missing_ok=True)
     transport = Replay()
     good = {"hello": {100 + i: HELLO for i in range(3)}, "train": {100 + i: update(i) for i in range(3)}}
     transport.says = {**good, "ask": {}, "test": {}}
@@ -112,17 +113,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("fuzzed")
 
 
-@pytest.fixture(autouse=True)
-def no_book(folder: Path) -> None:
-    (folder / "book.json").unlink(missing_ok=True)
-
-
 @FUZZED
 @given(packet=packets(update(1)))
 @pytest.mark.filterwarnings("ignore")
-def test_the_others_updates_are_taken_as_they_are(folder: Path, packet: Packet | None) -> None:
-    if packet is None:
-        return
+def test_the_others_updates_are_taken_as_they_are(folder: Path, packet: Packet) -> None:
     here, _ = remote(folder, "train", packet)
     found, _ = here.train(ROUND, MODEL.device, SPACE)
     by_client = {update.client_id: update for update in found}
@@ -143,10 +137,7 @@ def test_the_others_updates_are_taken_as_they_are(folder: Path, packet: Packet |
 
 @FUZZED
 @given(packet=packets(HELLO))
-def test_who_is_greeted_has_said_what_it_has(folder: Path, packet: Packet | None) -> None:
-    if packet is None:
-        return
-    (folder / "book.json").unlink(missing_ok=True)
+def test_who_is_greeted_has_said_what_it_has(folder: Path, packet: Packet) -> None:
     here = remote(folder, "hello", packet)[0].directory
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -159,9 +150,7 @@ def test_who_is_greeted_has_said_what_it_has(folder: Path, packet: Packet | None
 @FUZZED
 @given(packet=packets(ANSWER) | packets(Packet("tested", {"accuracy": 0.5, "balanced_accuracy": 0.5, "auroc": 0.5})))
 @pytest.mark.filterwarnings("ignore")
-def test_an_answer_and_an_accuracy_are_ones_or_there_is_none(folder: Path, packet: Packet | None) -> None:
-    if packet is None:
-        return
+def test_an_answer_and_an_accuracy_are_ones_or_there_is_none(folder: Path, packet: Packet) -> None:
     here, transport = remote(folder, "ask", packet)
     transport.says["test"][101] = packet
     said = ""
@@ -173,15 +162,6 @@ def test_an_answer_and_an_accuracy_are_ones_or_there_is_none(folder: Path, packe
     assert said.isprintable()
     found = here.test({1: ROUND[1]})
     assert not any(value < 0 or value > 1 for scores in found.values() for value in scores.values())
-
-
-def test_an_answer_of_any_depth_is_one_or_there_is_none(folder: Path) -> None:
-    deep: Any = 1
-    for _ in range(5000):
-        deep = {"list": [deep]}
-    here, _ = remote(folder, "ask", Packet("answer", {"answer": deep}))
-    with pytest.raises(NoAnswer, match="lacks or garbles maximum recursion"):
-        here.ask(1, 0, leave_self_out, (), {})
 
 
 def test_of_two_that_report_different_things_nobody_knows_who_is_right(folder: Path) -> None:
@@ -207,3 +187,10 @@ def test_what_nobody_asks_for_is_not_taken(folder: Path) -> None:
     with pytest.warns(UserWarning, match="it reports 'weights', which nobody asks for"):
         found, _ = here.train(ROUND, MODEL.device, SPACE)
     assert [update.client_id for update in found] == [2]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_report_that_is_not_finite_is_not_taken(folder: Path) -> None:
+    here, _ = remote(folder, "train", update(1, change=torch.full((5,), float("nan"))))
+    found, broken = here.train(ROUND, MODEL.device, SPACE)
+    assert ([update.client_id for update in found], len(broken)) == ([0, 2], 1)

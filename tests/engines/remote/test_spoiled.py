@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from remote_federation import NAMES, SPLITS, Remotely, kept_at, shapfed
 
-from flsv import ClientEvaluation, FederatedLoop
+from flsv import FederatedLoop
 from flsv.aggregation import FedAvg, FedCE
 from flsv.cli.parser import loop_of
 from flsv.clients.algorithms import SCAFFOLD
@@ -94,15 +94,6 @@ def test_who_does_not_say_what_the_others_are_worth(tmp_path: Path, instead: Any
     assert fedce.seen.tolist() == [1, 0, 1]
     assert fedce.rounds == 2
     assert loop.contributions["fedce"].isnan().tolist() == [False, True, False]
-
-
-def test_who_does_not_test_its_model_is_named(tmp_path: Path) -> None:
-    reply = Packet("tested", {"accuracy": "good"})
-    remote = Remotely(tmp_path, partial(shapfed, evaluation=ClientEvaluation(every=1)), **SPLITS)
-    remote.transport.spoil = lambda address, packet, good: reply if (address, packet.kind) == (101, "test") else good
-    with pytest.warns(UserWarning, match=r"site 'Lyon' \(client 1\) has not tested its model: its"):
-        loop = remote.fit(rounds=1)
-    assert loop.client_scores["accuracy"].isnan().tolist() == [False, True, False]
 
 
 @pytest.mark.slow
