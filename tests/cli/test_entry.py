@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -119,3 +121,33 @@ def test_a_second_run_of_one_name_has_its_own_configuration(tmp_path: Path) -> N
         assert main(["fit", "--config", config, *short, *logger, "--trainer.logger.version=mine"]) == 0
     (config_of_both,) = tmp_path.rglob("config.yaml")
     assert "seed: 2" in config_of_both.read_text()
+
+
+@pytest.mark.parametrize("command", ["fit", *OWN])
+def test_help_fits_a_terminal_of_80_columns(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert f"flsv {command}" in " ".join(lines).replace("flsv [options]", "flsv")
+    assert [line for line in lines if len(line) > 80 or "``" in line or ":func:" in line] == []
+
+
+def test_something_is_on_the_screen_at_once_and_nothing_into_a_pipe(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for terminal, quiet, said in ((True, [], "flsv repeat: loading PyTorch\n"), (True, ["-q"], ""), (False, [], "")):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
+        with pytest.raises(SystemExit):
+            main(["repeat", "--help", *quiet])
+        assert capsys.readouterr().err == said
+
+
+def test_a_reader_who_has_had_enough_gets_no_traceback() -> None:
+    code = (
+        "import time; from flsv.cli import main; print(flush=True); time.sleep(1); raise SystemExit(main(['--help']))"
+    )
+    done = subprocess.run(f"{shlex.join([sys.executable, '-c', code])} | head -n 1", shell=True, capture_output=True)
+    assert done.stderr == b""

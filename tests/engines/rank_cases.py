@@ -49,6 +49,13 @@ class Die(Callback):
         raise ValueError("bad sample at this site")
 
 
+class Stop(Callback):
+    """A rank stops in the middle of a round."""
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        trainer.should_stop = ranks_of(trainer).rank == 1 and trainer.current_epoch == 1
+
+
 class SaveWithin(Callback):
     """Saves in the middle of the third round."""
 
@@ -110,6 +117,10 @@ def save_within(folder: str, name: str) -> None:
 def save_on_exception(folder: str, name: str) -> None:
     """A checkpoint of the round in which a rank fails."""
     fit(Path(folder), CASES[name](), Die(Path(folder), 1, kill=False), OnExceptionCheckpoint(Path(folder) / "failed"))
+
+
+def stop_within(folder: str) -> None:
+    fit(Path(folder), shapfed_wa(), Stop())
 
 
 def other_data(folder: str, how: str) -> None:

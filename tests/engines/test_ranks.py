@@ -202,3 +202,10 @@ def test_who_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) ->
     for rank in (0, 1):  # as the server of the others, and as one of them
         with pytest.raises(ConfigurationError, match=f"rank {rank} of 2 has not met the others within 0.5 s"):
             meet(rank, 2, torch.device("cpu"), start_timeout=0.5)
+
+
+@pytest.mark.slow
+def test_a_rank_that_stops_in_a_round_ends_all(tmp_path: Path) -> None:
+    ended = Group("stop_within", [str(tmp_path / "run")], 2, tmp_path).wait()
+    assert "rank 1 of 2 gives up: its round 2 ended before the last batch" in ended[1].output
+    assert "another rank is gone" in said(ended, [0])
