@@ -1,7 +1,5 @@
 """What plain PyTorch loops written from papers need of a run: whose turn it is, and its batches in their order."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Collection, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """A federation of three clients that commands run in a moment, and what they leave."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The data module's options as they are most easily said in a test: all by their own names, flat."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any

@@ -1,7 +1,5 @@
 """In-run Shapley values of a small federation, in a fit and by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Clients that judge models by the sum of their entries."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """A module that logs, and what a CSV logger has of it."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Folders as runs leave them, of any size, without a training."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """One client's training in plain PyTorch, for loops written by hand from the papers."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """What a report's page says, without its tags."""
 
-from __future__ import annotations
-
 import html
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Games on what a module logs when it validates: played in a fit, and by Lightning's own validation."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a loop gives a metric, round by round, and a regression without classes."""
 
-from __future__ import annotations
-
 import lightning as L
 import torch
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """A federation of three sites in this process, whose packets go through JSON and copies; and the same without sites."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial

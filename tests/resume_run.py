@@ -3,8 +3,6 @@
 ``--die R B`` kills the process, as kill -9 does, at batch B of round R.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import signal

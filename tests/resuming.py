@@ -1,7 +1,5 @@
 """A run that is stopped, by default after two of four rounds, and resumed, beside one that is not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What the tests of ShadowShapley share: the federation, and a plain loop that trains one coalition alone."""
 
-from __future__ import annotations
-
 import copy
 import random
 from collections.abc import Callable, Sequence

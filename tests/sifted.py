@@ -1,7 +1,5 @@
 """Tables of which a part stands for the whole from day to day, and all of which CI runs."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Federations of a few lines."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

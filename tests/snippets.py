@@ -5,8 +5,6 @@ written and run where a command says ``python title``. Commands of flsv run in t
 listed below, by how it begins and why. Whoever calls this sees to it that fits are short.
 """
 
-from __future__ import annotations
-
 import re
 import runpy
 import shlex

@@ -1,7 +1,5 @@
 """Small modules of many kinds, as users write them, with data to validate them on. None of them knows flsv."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -250,7 +248,7 @@ class Graphs:
         self.edges = torch.cat([e + s for e, s in zip(edges, starts.tolist())], 1)
         self.graph = torch.repeat_interleave(torch.arange(len(nodes)), starts.diff())
 
-    def to(self, device: Any, **_: Any) -> Graphs:
+    def to(self, device: Any, **_: Any) -> Any:
         for name in ("x", "y", "edges", "graph"):
             setattr(self, name, getattr(self, name).to(device))
         return self

@@ -1,8 +1,6 @@
 """What a loop and a data module were made with is what they use and what they say: nothing can be set later that would
 be told and not used. And what may be part of a path."""
 
-from __future__ import annotations
-
 import inspect
 from dataclasses import FrozenInstanceError
 from typing import Any

@@ -1,7 +1,5 @@
 """What a spreadsheet opens runs nothing, and what is read back is what was written."""
 
-from __future__ import annotations
-
 import csv
 import itertools
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What arguments may be is declared beside the constructors: all public classes, and the mechanism itself."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import dataclasses

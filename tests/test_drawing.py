@@ -1,7 +1,5 @@
 """Names and pictures that matplotlib or rich cannot bear do not stop a run."""
 
-from __future__ import annotations
-
 import io
 import warnings
 from contextlib import redirect_stdout

@@ -1,7 +1,5 @@
 """What is imported: by whom, and whether the package says that it needs it."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

@@ -1,7 +1,5 @@
 """Natural federations, from configuration files to contributions."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

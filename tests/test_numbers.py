@@ -1,7 +1,5 @@
 """Numbers that are not finite get past no constructor and no function; test_declared.py has all that are declared."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """A loop and its metrics can be copied and pickled, before a fit, within one and after."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable

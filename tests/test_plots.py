@@ -1,7 +1,5 @@
 """The four pictures: what their doctests do not say."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from matplotlib.colors import to_hex

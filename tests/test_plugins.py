@@ -1,7 +1,5 @@
 """An installed package's parts: found by their entry points, and named in YAML by their class names alone."""
 
-from __future__ import annotations
-
 import gc
 import re
 import sys

@@ -1,7 +1,5 @@
 """What the README names, is there. That its snippets run is tested in tests/docs/test_snippets.py."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from pathlib import Path

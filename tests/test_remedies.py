@@ -1,8 +1,6 @@
 """Every number and every word that a message names as a way out: the message is provoked, what it says is done, and it
 works."""
 
-from __future__ import annotations
-
 import re
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """A run that is killed and resumed is, to the bit, the run that was not."""
 
-from __future__ import annotations
-
 import copy
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What is different on resume is used, or refused by name; nothing in between."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from functools import partial

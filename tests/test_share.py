@@ -1,7 +1,5 @@
 """FederatedLoop(share=...) against the same loop written by hand over state_dicts."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

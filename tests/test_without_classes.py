@@ -1,7 +1,5 @@
 """Federations whose samples have no classes: texts, numbers, graphs."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from typing import Any

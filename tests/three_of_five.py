@@ -1,7 +1,5 @@
 """A federation of three of five clients, as tests/by_hand.py has it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from by_hand import LOCAL_EPOCHS, SEED

@@ -1,7 +1,5 @@
 """Small modules and data for the tests. The modules are what a user might have: they know nothing of flsv."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from pathlib import Path

@@ -24,19 +24,19 @@ from pathlib import Path
 LONGEST, COMPLEXITY, ARGUMENTS = 400, 15, 14
 #: Of what surrounds the package: the limit, and the aim of 1.0.
 BUDGETS = {
-    "words of all pages": (40_000, 40_000),
-    "of these of guides": (12_600, 12_000),
-    "lines of tests": (40_000, 30_000),
+    "words of all pages": (38_500, 40_000),
+    "of these of guides": (12_450, 12_000),
+    "lines of tests": (30_600, 30_000),
     "lines of tools": (4_500, 4_500),
-    "scripts in tools": (25, 25),
-    "files of flsv": (290, 250),
-    "lines of flsv": (29_250, 26_000),
+    "scripts in tools": (24, 25),
+    "files of flsv": (267, 250),
+    "lines of flsv": (28_420, 26_000),
 }
 #: Of lines of code in the rooms of flsv, likewise.
 ROOMS = {
-    "benchmark": (970, 1_000), "cli": (1_690, 1_500), "clients": (2_530, 2_000), "data": (3_085, 2_600),
-    "engines": (2_160, 2_100), "functional": (2_810, 2_800), "games": (1_480, 1_500), "loop": (1_520, 1_100),
-    "metrics": (1_900, 1_900), "report": (2_000, 1_900), "server": (1_310, 700), "testing": (650, 700),
+    "benchmark": (960, 1_000), "cli": (1_620, 1_500), "clients": (2_410, 2_000), "data": (2_970, 2_600),
+    "engines": (2_110, 2_100), "functional": (2_760, 2_800), "games": (1_460, 1_500), "loop": (1_490, 1_100),
+    "metrics": (1_880, 1_900), "report": (1_950, 1_900), "server": (1_270, 700), "testing": (650, 700),
 }  # fmt: skip
 #: Rooms of docs/ that are no guides: results, and what is looked up.
 NO_GUIDES = ("results", "reference", "decisions")

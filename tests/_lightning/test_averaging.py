@@ -1,7 +1,5 @@
 """Averages of models: against the average of the global models by hand, wherever the callback stands in the list."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

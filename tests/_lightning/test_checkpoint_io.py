@@ -1,7 +1,5 @@
 """Checkpoints are whole or not there: after a kill, on a full disk, wherever the temporary folder is."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A module's own hooks count the client's batches; patched attributes leave no trace."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Who imports flsv finds Lightning, jsonargparse, torch's modules and the warning filters as they were."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """A GradScaler whose scale is so high that the first steps are left out, as on a GPU in half precision."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

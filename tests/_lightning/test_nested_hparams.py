@@ -1,7 +1,5 @@
 """Lightning's own LightningCLI, with the loop among the trainer's callbacks: whose hyper-parameters are whose."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Aggregators by their numbers, where tests/replay does not lead: before anything is known, buffers, other options."""
 
-from __future__ import annotations
-
 import copy
 import math
 from functools import partial

@@ -1,7 +1,5 @@
 """Attacks by their numbers, to whom they are applied, from which randomness; in federations: tests/replay."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

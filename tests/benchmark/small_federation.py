@@ -1,7 +1,5 @@
 """A federation that is trained in a second: three clients of the digits, the third a free rider."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

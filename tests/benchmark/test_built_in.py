@@ -1,7 +1,5 @@
 """BuiltInData: what is merged, thinned out and scaled, and what is refused."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

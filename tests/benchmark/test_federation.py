@@ -1,7 +1,5 @@
 """The benchmark's federations: what their files say, and what is said where something is wrong."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

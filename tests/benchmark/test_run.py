@@ -1,7 +1,5 @@
 """Every metric of the registry builds and has a score; one of one's own, too; a metric that fails, fails alone."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Correlations against SciPy's, AUROC against scikit-learn's, coverage of intervals whose cases are counted by hand."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Tables of utilities: made, continued, read; those that are shipped are what the command makes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

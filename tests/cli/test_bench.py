@@ -1,7 +1,5 @@
 """``flsv bench`` from the command line."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run's checkpoints: ``--ckpt_path last`` and ``best`` as a user types them, and what is written with them."""
 
-from __future__ import annotations
-
 import os
 import random
 import re

@@ -1,7 +1,5 @@
 """``flsv compare``: one partition, several algorithms, and the table that comes of it."""
 
-from __future__ import annotations
-
 import shutil
 from collections import defaultdict
 from pathlib import Path

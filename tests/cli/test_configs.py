@@ -1,7 +1,5 @@
 """Configurations by name, copies of them to edit, and the wheel that holds them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The command line, as a user types it: what it prints, and how it ends."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import signal

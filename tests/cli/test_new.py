@@ -1,7 +1,5 @@
 """A metric's package is written, installed, tested by its own test, and trained with by name."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Options and configuration files: what comes of several, and what is wrong with one is said in one line."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

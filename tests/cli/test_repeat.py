@@ -1,7 +1,5 @@
 """``flsv repeat``: runs of other seeds on the same data, and their means."""
 
-from __future__ import annotations
-
 import statistics
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``flsv retrain``: a run's coalitions, trained after the fact."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path

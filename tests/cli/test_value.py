@@ -1,7 +1,5 @@
 """``flsv value``: table, CSV and figures, without a model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

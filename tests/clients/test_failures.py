@@ -1,7 +1,5 @@
 """A client whose own code fails is named, and nothing that was learnt before is lost."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Ghost dot products against gradients of single samples by torch.func."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

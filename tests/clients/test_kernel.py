@@ -1,7 +1,5 @@
 """Models trained side by side against the same models trained one after the other; and steps that are played back."""
 
-from __future__ import annotations
-
 import copy
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Modules whose state is of an unusual kind; and what their forward gives, which is tried before training."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Learning-rate schedules: a client's is that of the same module trained alone on the client's data."""
 
-from __future__ import annotations
-
 import warnings
 from collections import defaultdict
 from collections.abc import Callable

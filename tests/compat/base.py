@@ -1,7 +1,5 @@
 """What a kind of module is here, data of every shape, and a small classifier to try a Trainer's options on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -5,8 +5,6 @@ own checkpoint of its last one, with the federation's weights in it and without 
 from round to round (epochs, schedules, callbacks) is Lightning's to say.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 import math

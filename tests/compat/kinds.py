@@ -1,7 +1,5 @@
 """Modules of the kinds that public projects have: unsupervised, transferred, supervised, carried states, hooks."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 from typing import Any

@@ -1,7 +1,5 @@
 """One kind of module trained twice: in a federation, and by hand."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import dataclass
 from pathlib import Path

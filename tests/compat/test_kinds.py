@@ -1,7 +1,5 @@
 """Every kind of module, as it is, in a federation: what comes out is what a loop written by hand gives, and resumes."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """docs/reference/compatibility.md: each row names a test, and each tested kind and option has its place in a row."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A Trainer's options in a federation: each means to a client what it means to a Trainer that trains it alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

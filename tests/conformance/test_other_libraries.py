@@ -3,8 +3,6 @@
 They are no dependencies: make conformance installs them in an environment of its own.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """On a CUDA device, against the CPU. Nothing here has ever been run by the project's own CI, which has none."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Callable
 from functools import partial

@@ -1,8 +1,6 @@
 """Batches from tensors equal batches from a DataLoader, and follow from the generator alone; so do generators that
 data hold. Whether two data sets of equal labels are the same, and whether their inputs are finite."""
 
-from __future__ import annotations
-
 import copy
 import random
 from itertools import chain

@@ -1,7 +1,5 @@
 """The scripts of examples/, whole, with one round and little data."""
 
-from __future__ import annotations
-
 import csv
 import runpy
 import sys

@@ -1,7 +1,5 @@
 """The module of examples/language_model.py in a federation: values of adapters, and of samples."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

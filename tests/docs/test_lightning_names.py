@@ -1,7 +1,5 @@
 """The page of Lightning's private names against the source."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The lessons run, are short, and become pages and notebooks with what their cells print and draw."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pages of results: they open with their answer, and the answer's numbers are those of their tables."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

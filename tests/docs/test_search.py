@@ -1,7 +1,5 @@
 """The site is built whole, without a warning, and its search finds first what people look for."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

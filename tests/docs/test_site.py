@@ -1,7 +1,5 @@
 """The pages that are made, and the table that they are made of."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import re

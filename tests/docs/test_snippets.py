@@ -1,7 +1,5 @@
 """What the pages show, runs."""
 
-from __future__ import annotations
-
 import functools
 import sys
 import warnings

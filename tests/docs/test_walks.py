@@ -2,8 +2,6 @@
 with nothing shortened: a data scientist with CSV files, an engineer with X-rays, a researcher with a metric of her own,
 a teacher with TensorBoard."""
 
-from __future__ import annotations
-
 import csv
 import os
 import re

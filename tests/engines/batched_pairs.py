@@ -1,7 +1,5 @@
 """Fits of both engines that are asserted to be equal."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

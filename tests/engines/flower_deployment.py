@@ -1,7 +1,5 @@
 """A SuperLink and SuperNodes with TLS and authentication, as processes, started by the template's own scripts."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

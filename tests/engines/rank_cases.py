@@ -1,7 +1,5 @@
 """What ranks run, by the names of functions."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

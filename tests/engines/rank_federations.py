@@ -1,7 +1,5 @@
 """The federations that are compared on one, two and three ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

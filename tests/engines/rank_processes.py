@@ -1,7 +1,5 @@
 """Ranks for the tests: processes forked from one that has imported everything, with a hard end."""
 
-from __future__ import annotations
-
 import faulthandler
 import importlib
 import multiprocessing

@@ -1,7 +1,5 @@
 """Whether two runs are the same to the bit."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

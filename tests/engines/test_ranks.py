@@ -1,7 +1,5 @@
 """The same federations on one, two and three ranks."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -209,3 +207,11 @@ def test_a_rank_that_stops_in_a_round_ends_all(tmp_path: Path) -> None:
     ended = Group("stop_within", [str(tmp_path / "run")], 2, tmp_path).wait()
     assert "rank 1 of 2 gives up: its round 2 ended before the last batch" in ended[1].output
     assert "another rank is gone" in said(ended, [0])
+
+
+def test_a_rank_whose_script_ended_while_it_was_starting_ends_too() -> None:
+    rank = os.environ | {"LOCAL_RANK": "1", "FLSV_RANKS_PARENT": str(2**22)}  # no process has a number that high
+    make = "from flsv.engines.ranks import FederatedStrategy; FederatedStrategy()"
+    ended = subprocess.run([sys.executable, "-c", make], env=rank, capture_output=True, text=True)
+    assert ended.returncode == 1, ended.stderr
+    assert "has ended already" in ended.stderr

@@ -1,7 +1,5 @@
 """The files by which an operator runs a federation: their own linters accept them, and Flower knows what they say."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

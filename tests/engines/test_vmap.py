@@ -1,7 +1,5 @@
 """FederatedLoop(engine="vmap") against the sequential engine: equal to 1e-5."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What the batched engine cannot train is refused with the reason."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Features against scikit-learn's, timm's and the network cut by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Updates that copy one another: named together, and kept in the model."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Updates that nobody should average, or that count too much: found in their own round, named once, capped."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """CSSV against NumPy, straight from equations 5 and 6; columns in which all rows agree."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

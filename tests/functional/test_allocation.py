@@ -1,7 +1,5 @@
 """Shares of a budget against a few lines of arithmetic, and how fair they are against NumPy."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """Divergences of labels against SciPy, and the weights made of them; distances against NumPy."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from typing import Any

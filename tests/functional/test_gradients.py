@@ -1,7 +1,5 @@
 """Closed forms against enumeration, and gradient products against autograd's own Hessian."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -85,13 +83,17 @@ def test_products_against_the_full_hessian() -> None:
     result = evaluate.gradient_products(start, ClientMatrix(updates, [torch.zeros(space.size)] * 3))
     assert net.training
 
-    def loss(parameters: Tensor) -> Tensor:
+    def loss(parameters: Tensor, balanced: bool = False) -> Tensor:
         state = {**space.unflatten(start), **space.unflatten(parameters)}
-        return nn.functional.cross_entropy(torch.func.functional_call(net.eval(), state, (x,)), y)
+        each = nn.functional.cross_entropy(torch.func.functional_call(net.eval(), state, (x,)), y, reduction="none")
+        return torch.stack([each[y == c].mean() for c in y.unique()]).mean() if balanced else each.mean()
 
     with sdpa_kernel(SDPBackend.MATH):  # the others have no second derivative
         gradient = torch.autograd.functional.jacobian(loss, start[:cut])
         hessian = torch.autograd.functional.hessian(loss, start[:cut])
+        by_class = torch.autograd.functional.jacobian(lambda parameters: loss(parameters, True), start[:cut])
+    for balanced, expected in ((False, gradient), (True, by_class)):
+        np.testing.assert_allclose(evaluate.gradient(start, balanced), expected, atol=1e-6)
     updates = updates[:, :cut]  # what moves in the buffers does not count
     np.testing.assert_allclose(result.gradient, updates @ gradient, atol=1e-6)
     np.testing.assert_allclose(result.hessian, updates @ hessian @ updates.T, atol=1e-6)

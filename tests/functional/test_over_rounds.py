@@ -1,7 +1,5 @@
 """What values become over rounds: moving averages, bounds, decayed sums, and their spread."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

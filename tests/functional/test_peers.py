@@ -1,7 +1,5 @@
 """FedCE's and pFedSV's formulas, in NumPy."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What a cohort's updates say of each other: outliers, copies, claims."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

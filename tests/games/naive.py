@@ -1,7 +1,5 @@
 """A small network, a round of it, and the naive way: average, load, predict, scikit-learn."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import warnings

@@ -1,7 +1,5 @@
 """Coalition games and evaluators against the naive way: average state_dicts, load, predict, score by scikit-learn."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

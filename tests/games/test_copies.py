@@ -1,7 +1,5 @@
 """Copies of modules that keep functions, compiled or not, beside their layers."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from functools import partial
@@ -27,7 +25,7 @@ eager = partial(torch.compile, backend="eager")
 
 
 class Kept(Plain):
-    def __init__(self, keep: Callable[[Kept], Any] | None = None) -> None:
+    def __init__(self, keep: Callable[[Any], Any] | None = None) -> None:
         super().__init__(network(batch_norm=False))
         self.f = None if keep is None else keep(self)
         self.may_train = True

@@ -1,7 +1,5 @@
 """A performance that a game is played in: torchmetrics, by configuration, by retraining, and what is refused."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

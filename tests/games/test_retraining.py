@@ -1,7 +1,5 @@
 """The game by retraining: every coalition is a federation of its own, and is trained once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The utility of any task: what a module logs when it validates, compared with Lightning's own validation."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 from functools import partial

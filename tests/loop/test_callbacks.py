@@ -1,7 +1,5 @@
 """Lightning's own callbacks beside the loop: what they see, save and monitor is the federation's, in any order."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """FederatedLoop against federated averaging written by hand, and Lightning's options inside it."""
 
-from __future__ import annotations
-
 import copy
 import gc
 from functools import partial

@@ -1,7 +1,5 @@
 """A model that always gives the same answer has learned nothing, whatever its accuracy."""
 
-from __future__ import annotations
-
 import copy
 import json
 import warnings
@@ -11,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from page_text import text_of
+from scipy.stats import binomtest
 from torch import Tensor
 from toys import Plain, fit, toy_data, trainer_for
 
@@ -39,6 +38,13 @@ def test_predictions_that_have_nothing_to_do_with_the_labels_are_hardly_ever_tol
         logits = torch.stack([torch.zeros(200), share - 0.5 + torch.randn(200, generator=generator)], 1)
         found += told_apart(scores_of(logits, y), by)
     assert found <= 400 * LEVEL + 3 * (400 * LEVEL * (1 - LEVEL)) ** 0.5
+
+
+@pytest.mark.parametrize(("won", "lost"), [(0, 0), (4, 0), (5, 0), (9, 1), (9, 4)])
+def test_accuracy_is_compared_with_the_majoritys_as_by_scipy(won: int, lost: int) -> None:
+    scores = Scores({"correct": torch.tensor([[94 - lost, won]])}, torch.tensor([94, 9]))
+    expected = won + lost > 0 and bool(binomtest(won, won + lost, alternative="greater").pvalue < LEVEL)
+    assert told_apart(scores, "accuracy") == expected
 
 
 class Stuck(Plain):

@@ -1,7 +1,5 @@
 """What Lightning's features and the reader see of a federation: schedules, validation, what is logged and printed."""
 
-from __future__ import annotations
-
 import json
 import re
 import warnings

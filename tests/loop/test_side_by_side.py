@@ -1,7 +1,5 @@
 """Coalitions that are trained side by side come to what they come to one after the other."""
 
-from __future__ import annotations
-
 import warnings
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """ClassSpecificShapley, CosineGradientShapley, GradientAgreement: by hand, absent clients, in a loop."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any

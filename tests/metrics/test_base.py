@@ -1,7 +1,5 @@
 """What every contribution metric is told of a federation, says of itself, and refuses."""
 
-from __future__ import annotations
-
 import inspect
 import pickle
 from pathlib import Path

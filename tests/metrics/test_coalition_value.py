@@ -1,7 +1,5 @@
 """CoalitionValue: every value and fold against a plain loop over coalitions and rounds; estimators; free riders."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """What taking part has cost: traffic in whole numbers, and epsilon by client."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

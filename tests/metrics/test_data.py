@@ -1,7 +1,5 @@
 """Contribution shares by the clients' data over rounds, alone and in a loop; suspicious samples."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """DecayedShapley, BlendedContribution, OneRoundShapley: by formulas, and on the models of a federation's rounds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Two processes, each with its own rounds, agree on the value of all of them: every metric of ``flsv.metrics``."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

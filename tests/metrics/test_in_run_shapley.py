@@ -1,7 +1,5 @@
 """InRunShapley in a federation: values against gradients of single samples, and who may and may not have them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Intervals of the metrics: what they are of, where there are none, in a run and in its files."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """FedCE and the relevance of peers: estimates against the formulas, worked out by hand from the clients' models."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Pictures of contributions say what is known, and can be read at any size."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any

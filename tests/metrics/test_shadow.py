@@ -1,7 +1,5 @@
 """ShadowShapley: every coalition's model against a plain loop that trains this coalition alone."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from pathlib import Path

@@ -1,7 +1,5 @@
 """ClassifierClient alone, without the federated loop, on scikit-learn's digits; its scores against scikit-learn's."""
 
-from __future__ import annotations
-
 import warnings
 from functools import partial
 

@@ -1,7 +1,5 @@
 """LoRA in a federation: small transformers and networks, randomly initialized, with peft's layers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

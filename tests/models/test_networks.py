@@ -1,7 +1,5 @@
 """Networks: layers, parameters counted by hand, shapes and names that do not go."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

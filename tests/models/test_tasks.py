@@ -1,7 +1,5 @@
 """RegressorClient, CharacterModel and MixtureClient against sums by hand."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from pathlib import Path

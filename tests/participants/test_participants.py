@@ -1,7 +1,5 @@
 """Participants: their data in questions to them and nowhere else, who has which of them, what travels."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import threading

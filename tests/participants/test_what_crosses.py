@@ -1,7 +1,5 @@
 """docs/trust.md names all that crosses with every algorithm in configs/."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import sys

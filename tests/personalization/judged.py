@@ -1,7 +1,5 @@
 """Clients that judge models by a function, and PFedSV played with them by hand."""
 
-from __future__ import annotations
-
 import itertools
 from types import SimpleNamespace
 from typing import Any

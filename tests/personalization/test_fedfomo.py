@@ -1,7 +1,5 @@
 """FedFomo: equation 3 from the clients' own samples, whom a client downloads, and what it costs."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from functools import partial
 from pathlib import Path

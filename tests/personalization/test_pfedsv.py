@@ -1,7 +1,5 @@
 """PFedSV: who is worth what to whom, what is downloaded, mixed and saved; by hand, and in whole federations."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

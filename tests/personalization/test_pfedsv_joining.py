@@ -1,7 +1,5 @@
 """PFedSV with the joining game, and with a start that all share."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Personalizers that give start points: what clients start from, against the papers' formulas."""
 
-from __future__ import annotations
-
 import math
 from copy import deepcopy
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Notes what happens to a personalizer in a fit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

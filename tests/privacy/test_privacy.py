@@ -1,7 +1,5 @@
 """Epsilon against the analytic Gaussian mechanism and simulation; clipping, noise and budget, alone and in a loop."""
 
-from __future__ import annotations
-
 import math
 import sys
 import warnings

@@ -1,7 +1,5 @@
 """What the package index is told: hatch_build.py and pyproject.toml."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

@@ -1,7 +1,5 @@
 """What `make release` asks before it builds, on a small repository; and that released sections stay as they were."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The hosted workflows ask for what there is. (Their schemas: `make workflows`.)"""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Of flsv it takes the clients' batches and cohorts, and nothing else. Three of fi
 take 10, 4, 8, 4 and 2 steps.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field

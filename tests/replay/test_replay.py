@@ -1,8 +1,6 @@
 """Aggregators, client algorithms and uploads against a plain loop: a fit under partial participation, unequal steps and
 an attack, whole and resumed after two of four rounds."""
 
-from __future__ import annotations
-
 import copy
 import math
 import statistics

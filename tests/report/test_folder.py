@@ -1,7 +1,5 @@
 """Where a run writes, whether it does, and that one run at a time does."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

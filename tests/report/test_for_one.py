@@ -1,7 +1,5 @@
 """What one participant's page has, and what nobody can work out from it."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

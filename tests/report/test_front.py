@@ -1,7 +1,5 @@
 """The first page is for those who decide: no words of those who measure, and each sentence once."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What stands in the report of all."""
 
-from __future__ import annotations
-
 import html
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Nothing of a report is cut: on a screen of 1400 pixels, a telephone of 400, and a sheet of A4; in a real browser."""
 
-from __future__ import annotations
-
 import html
 import json
 import os

@@ -1,7 +1,5 @@
 """A run's folder: its record from the first round on, and what is read after the fact, whole, cut short, or none."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The table of a run: what is a row of it, what is new in a round, and its file, which survives crashes and resumes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

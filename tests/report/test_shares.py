@@ -1,7 +1,5 @@
 """Shares of a budget: by which values, to the last cent, with their intervals, on every page the same."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil

@@ -1,7 +1,5 @@
 """What TensorBoard is given: runs of clients, its tabs, and that a killed run goes on in the same files."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from pathlib import Path

@@ -1,8 +1,6 @@
 """What a terminal shows: counts on the trainer's bar, whichever it is; and the last table, as wide as the terminal,
 never with a number cut, after the bar."""
 
-from __future__ import annotations
-
 import io
 import re
 from contextlib import redirect_stdout

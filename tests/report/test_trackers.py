@@ -1,7 +1,5 @@
 """Pictures in W&B, MLflow and Comet: by Lightning's loggers with a stand-in for the service."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

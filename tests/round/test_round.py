@@ -1,7 +1,5 @@
 """Round: what is derived from the clients' vectors, in memory or in a file; what the server leaves as it is."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

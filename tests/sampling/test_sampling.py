@@ -1,7 +1,5 @@
 """Samplers: sizes, chances, power-of-choice by hand, and what of one's own is no cohort."""
 
-from __future__ import annotations
-
 import copy
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Bad input is refused before training starts, with what was wrong, what was expected and what to do."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

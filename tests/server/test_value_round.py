@@ -1,7 +1,5 @@
 """Values of rounds that somebody else ran: a FederatedLoop's on the same rounds, whatever form models come in."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

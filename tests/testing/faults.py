@@ -1,7 +1,5 @@
 """Parts with one fault each, for the checks to find: by check, with the options of its case."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every metric of ``flsv.metrics``, and what it needs to be checked: by :mod:`flsv.testing`, and beyond that."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial

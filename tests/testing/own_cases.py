@@ -1,8 +1,6 @@
 """The checks of flsv's own parts beyond those of :mod:`flsv.testing`: of personalizers, samplers, uploads and filters,
 and with clients at sites, whose packets go through JSON."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, partial

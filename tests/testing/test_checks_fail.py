@@ -1,7 +1,5 @@
 """Each check can fail: a part with one fault is found by the check of that fault."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every metric of ``flsv.metrics`` passes the checks of :mod:`flsv.testing`."""
 
-from __future__ import annotations
-
 import pytest
 from metric_table import CASES, METRICS, of
 from own_cases import dealt

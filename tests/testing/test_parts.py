@@ -1,7 +1,5 @@
 """Every part of a federation that flsv has passes the checks of :mod:`flsv.testing`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """flsv's own sources of data, and a stranger's, pass the checks of :mod:`flsv.testing`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

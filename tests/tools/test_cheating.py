@@ -1,7 +1,5 @@
 """One client that is several, one that counts its samples several times, and two that pool theirs."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from cheating import CHEATS, Cheating, Run, gains

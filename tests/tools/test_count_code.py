@@ -1,7 +1,5 @@
 """What is counted of code, pages, tests and tools."""
 
-from __future__ import annotations
-
 import ast
 
 from count_code import code_lines, complexity

@@ -1,7 +1,5 @@
 """``make cuda``: what goes without a GPU, and that a failing check is one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What the tables measure, against formulas by hand."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from paper_fedbary_samples import leave_one_out

@@ -1,7 +1,5 @@
 """Tables: YAML becomes cells, each shipped table runs one, finished cells are kept, and numbers become tables."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from dataclasses import replace

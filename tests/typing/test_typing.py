@@ -1,7 +1,5 @@
 """A user's project is right under `mypy --strict`, and runs; and what is wrong in it is seen."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

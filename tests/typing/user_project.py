@@ -1,8 +1,6 @@
 """What somebody writes with flsv, under `mypy --strict`: a metric, an aggregator and a source of their own, a run of
 them, and values without a loop. tests/typing/test_typing.py checks it, and that it runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Uploads in a row, and compression beyond tests/replay: what is kept, chance, what it costs, buffers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """Valuation against exact transport, across the trust boundary and at its edges; its rules and figures."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

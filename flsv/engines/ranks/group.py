@@ -27,6 +27,8 @@ from flsv.participants import ALONE, Ranks
 
 #: Linux: the signal that a process gets when its parent ends.
 _PR_SET_PDEATHSIG = 1
+#: The variable in which a script names itself to the ranks that it starts.
+PARENT = "FLSV_RANKS_PARENT"
 
 
 def end_with_parent() -> None:
@@ -34,6 +36,8 @@ def end_with_parent() -> None:
     started = "TORCHELASTIC_RUN_ID" in os.environ or int(os.environ.get("LOCAL_RANK", 0)) > 0
     if started and sys.platform == "linux":  # elsewhere it ends at its next exchange
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if started and os.environ.get(PARENT, "") not in ("", str(os.getppid())):
+        raise SystemExit("the script that has started this rank has ended already.")
 
 
 class RankGroup(Ranks):

@@ -15,7 +15,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
 
 from flsv.declared import Count, Positive, checked
-from flsv.engines.ranks.group import end_with_parent, meet
+from flsv.engines.ranks.group import PARENT, end_with_parent, meet
 from flsv.errors import ConfigurationError
 from flsv.participants import ALONE, Ranks
 from flsv.server.identity import Identity, versions
@@ -75,6 +75,8 @@ class FederatedStrategy(ParallelStrategy):
     def _configure_launcher(self) -> None:
         environment: Any = self.cluster_environment
         if self._size > 1:
+            if int(os.environ.get("LOCAL_RANK", 0)) == 0:
+                os.environ[PARENT] = str(os.getpid())  # the ranks that it starts inherit it
             self._launcher = _SubprocessScriptLauncher(environment, self._size // self.num_nodes, self.num_nodes)
 
     def setup_environment(self) -> None:
@@ -119,6 +121,10 @@ class FederatedStrategy(ParallelStrategy):
         found = super().load_checkpoint(*args, **kwargs) if self.ranks.rank == 0 else {}
         self.precision_plugin.convert_module(self.lightning_module)  # type: ignore[arg-type] # as where it is read
         return self.ranks.from_rank(0, found, "checkpoint")
+
+    def on_exception(self, exception: BaseException) -> None:
+        self.ranks.give_up(repr(exception))
+        super().on_exception(exception)
 
 
 def ranks_of(trainer: L.Trainer) -> Ranks:

@@ -1,7 +1,5 @@
 """Clients' algorithms against their papers' Algorithms 1 in plain PyTorch: models, and what is kept beside them."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator
 from functools import partial

@@ -1,7 +1,5 @@
 """FedProx's gradient against autograd's, and its anchors; MoreauSGD by hand, and what the server averages."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A SuperLink and three SuperNodes with TLS and authentication, as the guide starts them."""
 
-from __future__ import annotations
-
 import csv
 import os
 import re

@@ -1,7 +1,5 @@
 """What goes wrong at sites and at the server, with real processes: nothing of it stops the federation."""
 
-from __future__ import annotations
-
 import csv
 import os
 import signal

@@ -1,7 +1,5 @@
 """Messages over a Flower Grid, without processes: what a late site is sent, and when."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from functools import partial

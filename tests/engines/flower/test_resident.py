@@ -1,7 +1,5 @@
 """A process that lives through a run, and the short ones that hand messages to it: without a SuperLink."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

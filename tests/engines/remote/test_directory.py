@@ -1,7 +1,5 @@
 """Who is who among the nodes: whom a server waits for, whom it refuses, and how it goes on after its end."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from functools import partial

@@ -1,7 +1,5 @@
 """Packets that nobody has thought of, of one site of three: they change nothing for the others."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a site's owner forbids does not happen, whatever the server and its app ask for."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

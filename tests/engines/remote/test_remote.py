@@ -1,7 +1,5 @@
 """A federation of three sites, each of which has its own data, module and Trainer, gives what one process gives."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Several runs on the same sites: each gives what it gives alone, and nothing of one is read by another."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from functools import partial

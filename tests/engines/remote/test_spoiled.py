@@ -1,7 +1,5 @@
 """Sites that do not answer, or send what is of no use: who is left out, and what stays as it was."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path

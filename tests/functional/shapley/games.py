@@ -1,7 +1,5 @@
 """Games with known Shapley values, an independent reference, and a utility that watches what is asked of it."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """What all estimators have in common: values, axioms, budgets, determinism, errors."""
 
-from __future__ import annotations
-
 import re
 from functools import partial
 

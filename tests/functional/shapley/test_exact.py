@@ -1,7 +1,5 @@
 """Values by enumeration: Shapley, Banzhaf, Beta Shapley, leave-one-out; normalized ones, and theorem 5.1."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

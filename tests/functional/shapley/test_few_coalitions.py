@@ -1,7 +1,5 @@
 """Values of few coalitions: the Gaussian process, KernelSHAP, and what tells values apart."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Sampled estimators, each against what it stands for."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Surrogate plus residual, and the closed-form Shapley values of its features."""
 
-from __future__ import annotations
-
 from functools import partial
 from math import comb
 

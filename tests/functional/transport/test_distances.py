@@ -1,7 +1,5 @@
 """Costs, distances and the protocol against NumPy, POT, SciPy and closed forms."""
 
-from __future__ import annotations
-
 import numpy as np
 import ot
 import pytest

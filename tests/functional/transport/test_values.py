@@ -1,7 +1,5 @@
 """Values of samples: potentials, the protocol's, LAVA, and Shapley values of nearest neighbors."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 
