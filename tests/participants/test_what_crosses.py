@@ -1,4 +1,4 @@
-"""docs/trust.md names all that crosses with every algorithm in configs/."""
+"""docs/reference/what_crosses.md names all that crosses with every algorithm in configs/."""
 
 import importlib.util
 import re
@@ -35,8 +35,7 @@ class Listening(L.Callback):
 
 def documented() -> list[tuple[str, Crossed]]:
     """The configurations in the table's rows, and what crosses in either direction."""
-    text = (ROOT / "docs" / "trust.md").read_text()
-    section = text.split("\n## What crosses, by algorithm\n")[1].split("\n## ")[0]
+    section = (ROOT / "docs" / "reference" / "what_crosses.md").read_text()
     rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| `")]
     return [
         (config, {(way, name) for way, cell in (("down", down), ("up", up)) for name in names(cell)})
