@@ -24,8 +24,8 @@ from pathlib import Path
 LONGEST, COMPLEXITY, ARGUMENTS = 400, 15, 14
 #: Of what surrounds the package: the limit, and the aim of 1.0.
 BUDGETS = {
-    "words of all pages": (38_500, 40_000),
-    "of these of guides": (12_450, 12_000),
+    "words of all pages": (38_100, 40_000),
+    "of these of guides": (12_000, 12_000),
     "lines of tests": (30_600, 30_000),
     "lines of tools": (4_500, 4_500),
     "scripts in tools": (24, 25),
