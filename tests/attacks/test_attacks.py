@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from toys import Plain, fit, network, toy_data, vector
 
 from flsv import ClientEvaluation
+from flsv.aggregation import FedAvg
 from flsv.attacks import (
     Alignment,
     Attack,
@@ -31,6 +32,7 @@ from flsv.metrics import CommunicationCost
 from flsv.parameters import ParameterSpace
 from flsv.personalization import Standalone
 from flsv.privacy import GaussianPrivacy
+from flsv.round import Round
 from flsv.uploads import TopK, UploadContext
 
 SIZE = 100_000
@@ -243,6 +245,19 @@ def test_what_colluders_have_trained_is_still_their_own(tmp_path: Path) -> None:
     loop = run(tmp_path / "attacked", Quarter(clients=[1, 2]), **keep)
     for client in range(4):
         assert torch.equal(loop.trained[client], honest.trained[client])
+
+
+class Asks(FedAvg):
+    def weights(self, round: Round, contributions: Any) -> torch.Tensor:
+        self.said = torch.stack([client.ask(lambda local: local.sent) for client in round.clients])
+        self.came = torch.stack([round.global_vector + round.matrix.update(i) for i in range(len(round))])
+        return super().weights(round, contributions)
+
+
+def test_colluders_say_what_they_have_sent(tmp_path: Path) -> None:
+    asks = Asks()
+    run(tmp_path, Quarter(clients=[1, 2]), aggregator=asks)
+    torch.testing.assert_close(asks.said, asks.came)
 
 
 def test_colluders_come_last_and_send_dense_updates(tmp_path: Path) -> None:
