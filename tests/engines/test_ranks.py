@@ -194,6 +194,7 @@ def test_one_process_is_the_ordinary_path(tmp_path: Path) -> None:
     assert torch.equal(vector(ordinary), vector(alone))
 
 
+@pytest.mark.slow
 def test_who_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(free_port()))
@@ -209,6 +210,7 @@ def test_a_rank_that_stops_in_a_round_ends_all(tmp_path: Path) -> None:
     assert "another rank is gone" in said(ended, [0])
 
 
+@pytest.mark.slow
 def test_a_rank_whose_script_ended_while_it_was_starting_ends_too() -> None:
     rank = os.environ | {"LOCAL_RANK": "1", "FLSV_RANKS_PARENT": str(2**22)}  # no process has a number that high
     make = "from flsv.engines.ranks import FederatedStrategy; FederatedStrategy()"
