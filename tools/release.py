@@ -117,7 +117,7 @@ start = {"weight": torch.zeros(1, 1)}
 sent = [{"weight": torch.full((1, 1), value)} for value in (1.0, 3.0)]
 loader = [(torch.ones(4, 1), torch.ones(4, 1))]
 net, loss = torch.nn.Linear(1, 1, bias=False), torch.nn.functional.mse_loss
-values = flsv.value_round(net, start, sent, loader, metrics="PartialFederatedShapley", loss=loss)
+values = flsv.value_round(net, start, sent, loader, loss=loss)
 # v: -1 of nobody (0), 0 of client 0 (1), -4 of client 1 (3), -1 of both (2).
 assert values["PartialFederatedShapley"].tolist() == [2.0, -2.0], values
 """

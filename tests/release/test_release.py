@@ -1,10 +1,11 @@
 """What `make release` asks before it builds, on a small repository; and that released sections stay as they were."""
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from release import ROOT, changed_sections, problems, sections
+from release import OWN_LOOP, ROOT, changed_sections, problems, sections
 
 FILES = {
     "flsv/__init__.py": '"""Federated."""\n\n__version__ = "{version}"\n',
@@ -81,3 +82,8 @@ def test_this_changelog_is_in_order() -> None:
     # The rest, such as a repository and what is not released yet, is for the release.
     found = [problem for problem in problems(ROOT) if problem.startswith(("CITATION", "CHANGELOG"))]
     assert [problem for problem in found if "[Unreleased]" not in problem] == []
+
+
+def test_the_loop_of_ones_own_that_the_wheel_is_tried_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "prefix", str(ROOT))
+    exec(OWN_LOOP % ((),), {})
