@@ -29,14 +29,14 @@ BUDGETS = {
     "lines of tests": (30_600, 30_000),
     "lines of tools": (4_500, 4_500),
     "scripts in tools": (24, 25),
-    "files of flsv": (267, 250),
+    "files of flsv": (269, 250),
     "lines of flsv": (28_420, 26_000),
 }
 #: Of lines of code in the rooms of flsv, likewise.
 ROOMS = {
     "benchmark": (960, 1_000), "cli": (1_620, 1_500), "clients": (2_410, 2_000), "data": (2_970, 2_600),
     "engines": (2_110, 2_100), "functional": (2_760, 2_800), "games": (1_460, 1_500), "loop": (1_490, 1_100),
-    "metrics": (1_880, 1_900), "report": (1_950, 1_900), "server": (1_270, 700), "testing": (650, 700),
+    "metrics": (1_890, 1_900), "report": (1_950, 1_900), "server": (1_270, 700), "testing": (650, 700),
 }  # fmt: skip
 #: Rooms of docs/ that are no guides: results, and what is looked up.
 NO_GUIDES = ("results", "reference", "decisions")

@@ -41,7 +41,7 @@ from flsv.declared import Count, checked
 from flsv.engines.ranks import ranks_of_environment
 from flsv.errors import ConfigurationError
 from flsv.functional.shapley.few_coalitions import Which, few_coalitions, retrained_shapley
-from flsv.functional.shapley.stratified import kernel_shap
+from flsv.functional.shapley.regression import kernel_shap
 from flsv.games.retraining import KeptUtility, RetrainedUtility
 from flsv.loop.side_by_side import NotSideBySide, SideBySideUtility
 from flsv.report.facts import retrained_caveats

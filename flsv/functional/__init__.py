@@ -25,13 +25,9 @@ from flsv.functional.shapley.game import ShapleyEstimate, exact_shapley
 from flsv.functional.shapley.normalize import importance_probabilities, normalize_shapley
 from flsv.functional.shapley.other_values import banzhaf, beta_shapley, leave_one_out
 from flsv.functional.shapley.permutation import gtg_shapley, permutation_shapley
+from flsv.functional.shapley.regression import kernel_shap, regression_shapley
 from flsv.functional.shapley.semivalues import ESTIMATORS
-from flsv.functional.shapley.stratified import (
-    complementary_shapley,
-    kernel_shap,
-    regression_shapley,
-    stratified_shapley,
-)
+from flsv.functional.shapley.stratified import complementary_shapley, stratified_shapley
 from flsv.functional.shapley.surrogate import surrogate_shapley
 from flsv.functional.transport.cost import (
     ClassStatistics,

@@ -189,12 +189,17 @@ def client_in_run_values(
         float64 ``[k, M + 1]``: by class, and the rest; of the second order ``[k, M + 2]``: and the curvature. A row
         sums to the client's value.
 
+    Raises:
+        ValueError: shapes that do not fit.
+
     Example:
         >>> classes, weights = torch.tensor([[0.75, 0.5], [0.5, 0.0]]), torch.tensor([0.5, 0.5])
         >>> client_in_run_values(classes, torch.tensor([-1.25, -0.25]), weights)
         tensor([[ 0.3750,  0.2500,  0.0000],
                 [ 0.2500,  0.0000, -0.1250]], dtype=torch.float64)
     """
+    if class_values.ndim != 2 or len(class_values) != len(gradient_products):
+        raise ValueError(f"class_values {list(class_values.shape)}: expected [{len(gradient_products)}, M].")
     weights = aggregation_weights.double()
     products, parts = gradient_products.to(weights), class_values.to(weights)
     value = gradient_shapley(products, weighting=weights, server_lr=server_lr)

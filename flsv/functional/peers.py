@@ -52,12 +52,17 @@ def leave_one_out_cosines(gram: Tensor, weights: Tensor) -> Tensor:
     Returns:
         float64 ``[k]`` in [-1, 1]; 0 for an update of zero, and where the others' sum is zero.
 
+    Raises:
+        ValueError: shapes that do not fit.
+
     Example:
         >>> updates = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 2.0]])
         >>> leave_one_out_cosines(updates @ updates.T, torch.tensor([0.25, 0.25, 0.5]))
         tensor([0.2425, 0.2425, 0.0000], dtype=torch.float64)
     """
     k = len(weights)
+    if weights.ndim != 1 or gram.shape != (k, k):
+        raise ValueError(f"expected gram [k, k] and weights [k]; got {list(gram.shape)} and {list(weights.shape)}.")
     gram, weights = gram.double(), weights.to(gram.device).double()
     own = gram.diagonal()
     others = weights.expand(k, k) * (1 - torch.eye(k, dtype=torch.float64, device=gram.device))
@@ -181,12 +186,17 @@ def relevance_auroc(relevance: Tensor, truth: Tensor) -> Tensor:
     Returns:
         A scalar in [0, 1], float64; NaN unless there are pairs of both kinds.
 
+    Raises:
+        ValueError: the two are not square matrices of one size.
+
     Example:
         >>> nan = float("nan")
         >>> relevance = torch.tensor([[nan, 0.2, -0.1], [0.3, nan, nan], [0.1, 0.2, nan]])
         >>> relevance_auroc(relevance, torch.tensor([[1, 1, 0], [1, 1, 0], [0, 0, 1]]))
         tensor(0.9167, dtype=torch.float64)
     """
+    if relevance.ndim != 2 or relevance.shape[0] != relevance.shape[1] or relevance.shape != truth.shape:
+        raise ValueError(f"expected two matrices [n, n], got {list(relevance.shape)} and {list(truth.shape)}.")
     known = ~relevance.isnan()
     known.fill_diagonal_(False)
     scores, positive = relevance[known], truth.to(relevance.device)[known] > 0

@@ -13,6 +13,7 @@
 
 from flsv.metrics.agreement import ClassSpecificShapley, CosineGradientShapley
 from flsv.metrics.base import ContributionMetric
+from flsv.metrics.coalitions.blended import BlendedContribution
 from flsv.metrics.coalitions.one_round import OneRoundShapley
 from flsv.metrics.coalitions.presets import (
     CumulativeShapley,
@@ -25,7 +26,7 @@ from flsv.metrics.coalitions.presets import (
 from flsv.metrics.coalitions.value import CoalitionValue
 from flsv.metrics.cost import CommunicationCost, PrivacyLoss
 from flsv.metrics.data import CalibratedOTGradient, WassersteinContribution
-from flsv.metrics.gradient_agreement import BlendedContribution, GradientAgreement
+from flsv.metrics.gradient_agreement import GradientAgreement
 from flsv.metrics.gradients import GradientShapley, InRunShapley
 from flsv.metrics.peers import ContributionEstimation, DomainRelevance
 from flsv.metrics.shadow import ShadowShapley

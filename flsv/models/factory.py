@@ -118,8 +118,14 @@ def _build_torchvision(
     if options.pop("pretrained", False):
         options.setdefault("weights", "DEFAULT")
     if options.get("weights") is None:
+        if bare in ("googlenet", "inception_v3"):
+            # Auxiliary classifiers would make the training-mode output a tuple, and the default would warn.
+            options = {"aux_logits": False, "init_weights": True, **options}
         return torchvision.models.get_model(bare, num_classes=num_classes, **options)
-    return _with_new_head(torchvision.models.get_model(bare, **options), name, num_classes)
+    network = torchvision.models.get_model(bare, **options)
+    if bare == "inception_v3":
+        network.aux_logits, network.AuxLogits = False, None
+    return _with_new_head(network, name, num_classes)
 
 
 def _with_new_head(network: nn.Module, name: str, num_classes: int) -> nn.Module:

@@ -48,6 +48,12 @@ def test_arrays_as_tensors():
     for y in ([0.5, np.nan, 1.0], np.array(["a", None, "b"], object)):
         with pytest.raises(ConfigurationError, match=r"\(X, y\): y is .*none of them NaN or infinite"):
             array_set(np.zeros((3, 1)), y)
+    for x, y, message in (
+        (np.zeros((3, 2)), [1, 2], r"X has 3 entries and y the shape \[2\]"),
+        (np.array([["a"]]), [1], r"X is <U1 \[1, 1\]; expected numbers"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            array_set(x, y)
 
 
 def test_data_sets_by_client():

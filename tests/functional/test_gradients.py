@@ -52,6 +52,8 @@ def test_wrong_arguments() -> None:
         gradient_shapley(first, second[:2])
     with pytest.raises(ValueError, match=r"fixed weights \[3\]"):
         gradient_shapley(first, weighting=torch.ones(2))
+    with pytest.raises(ValueError, match=r"\[1, 2\]: expected \[3, M\]"):
+        client_in_run_values(torch.ones(1, 2), first, torch.ones(3))
 
 
 class Smooth(nn.Module):

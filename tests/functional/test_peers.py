@@ -184,3 +184,11 @@ def test_unvisited_first_keeps_the_papers_bound(n, m, k):
 def test_wrong_arguments():
     with pytest.raises(ValueError, match="own"):
         choose([nan, nan], own=2)
+
+
+def test_shapes_that_do_not_fit():
+    """Broadcasting would give numbers for them."""
+    with pytest.raises(ValueError, match=r"got \[1, 1\] and \[3\]"):
+        leave_one_out_cosines(torch.ones(1, 1), torch.ones(3))
+    with pytest.raises(ValueError, match=r"got \[2, 3\] and \[2, 3\]"):
+        relevance_auroc(torch.rand(2, 3), torch.ones(2, 3))

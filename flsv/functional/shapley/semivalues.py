@@ -28,7 +28,8 @@ from flsv.functional.shapley.difference import difference_shapley
 from flsv.functional.shapley.game import ShapleyEstimate, exact_shapley
 from flsv.functional.shapley.other_values import banzhaf, beta_shapley, beta_weights, leave_one_out
 from flsv.functional.shapley.permutation import gtg_shapley, permutation_shapley
-from flsv.functional.shapley.stratified import complementary_shapley, regression_shapley, stratified_shapley
+from flsv.functional.shapley.regression import regression_shapley
+from flsv.functional.shapley.stratified import complementary_shapley, stratified_shapley
 from flsv.functional.shapley.surrogate import surrogate_shapley
 
 Estimator = Callable[..., ShapleyEstimate]

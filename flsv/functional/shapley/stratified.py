@@ -26,51 +26,15 @@ Pairs are distinct and drawn as in ``layers``: sizes 1 and n - 1 complete, every
 Zhang et al. draw with replacement and allocate by Neyman's rule in a second stage; here the allocation is the fixed one
 derived in ``layers``, which needs no pilot sample. As the true values do, the estimates sum to U(N) - U(empty): the gap
 is shared out equally, which leaves them unbiased and can only reduce the squared error.
-
-Regressions for Shapley values: KernelSHAP on drawn coalitions, and of given ones.
-
-Kernel regression (KernelSHAP; Lundberg and Lee 2017, Covert and Lee 2021), paired and efficiency constrained.
-
-The Shapley value solves a weighted least-squares problem over all coalitions,
-
-    min_phi sum_{0<|S|<n} w(S) [U(S) - U(empty) - sum_{i in S} phi_i]^2    s.t.  sum_i phi_i = V := U(N) - U(empty),
-    w(S) = (n - 1) / (binom(n, |S|) |S| (n - |S|)).
-
-Written phi = V/n + psi with sum psi = 0, a coalition and its complement together say nothing but
-
-    ((U(S) - U(N \ S)) - V (2s - n)/n) / 2  =  sum_i (z_i - s/n) psi_i + error,
-
-one equation in the centered membership vector z - s/n; the even part of the game (all interactions of two players among
-it) drops out. That is why pairs are far better than single coalitions.
-
-Departures from KernelSHAP: coalitions are drawn without replacement, layer by layer (see ``layers``), and each layer
-gets exactly its share 2 / (s (n - s)) of the kernel, however many pairs it has, so that the sampling noise of the sizes
-is gone. The estimate is the ratio of two unbiased ones and so consistent but not unbiased (bias of order 1/m); for
-an additive game it is exact. The standard error is the sandwich estimate with residuals divided by one minus their
-leverage, layer by layer with the sampling fraction taken out.
-
-KernelSHAP of given coalitions: the additive game that is closest to them.
-
-Lundberg and Lee, "A Unified Approach to Interpreting Model Predictions", NeurIPS 2017, theorem 2. The Shapley values
-solve, over all coalitions S but nobody and everybody, with the weights of the Shapley kernel,
-
-    min_phi sum_S w(S) [U(S) - U(empty) - sum_{i in S} phi_i]^2    s.t.  sum_i phi_i = U(N) - U(empty),
-    w(S) = (n - 1) / (binom(n, |S|) |S| (n - |S|)).
-
-Here the sum is over those coalitions that are given. ``regression_shapley`` draws its coalitions itself, in pairs, and
-has a standard error; with coalitions that nobody has drawn there is none. It assumes nothing of the game, not even that
-close coalitions are worth about the same, and so it is what a fit that does assume is compared with.
 """
 
 from __future__ import annotations
-
-import math
 
 import torch
 from torch import Generator, Tensor
 
 from flsv.functional.shapley.game import MemoizedGame, ShapleyEstimate, Utility
-from flsv.functional.shapley.layers import Layer, LayeredSample, estimate_in_stages, layer_variance
+from flsv.functional.shapley.layers import LayeredSample, estimate_in_stages, layer_variance
 
 
 def stratum_means(members: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -200,120 +164,3 @@ def _by_side(game: MemoizedGame, sample: LayeredSample) -> tuple[Tensor, Tensor]
             influences = influence_inside - influence_outside
         variance = variance + layer_variance(layer, influences - influences.mean(dim=1, keepdim=True))
     return efficient(values / n, grand - empty), variance.sqrt() / n
-
-
-def centered(layer: Layer) -> Tensor:
-    """Membership minus its mean, z - s/n: float64 ``[m, n]``, rows summing to 0."""
-    return layer.masks.to(torch.float64) - layer.size / layer.masks.shape[1]
-
-
-def kernel_share(layer: Layer) -> float:
-    """The layer's total weight in the Shapley kernel, up to the factor n - 1: 1 / (s (n - s)) for each of its sizes."""
-    return layer.sizes / (layer.size * (layer.masks.shape[1] - layer.size))
-
-
-def kernel_regression(game: MemoizedGame, sample: LayeredSample) -> tuple[Tensor, Tensor]:
-    """The weighted least-squares problem on a paired sample, and the standard error of its solution.
-
-    Args:
-        game: its empty and grand coalition are known.
-        sample: paired; each of its layers gets the layer's share of the kernel.
-
-    Returns:
-        Values and standard errors, both ``[n, M]``.
-    """
-    num_players = sample.num_players
-    empty, grand = game.empty_and_grand()
-    gain = grand - empty
-    # The ones make the matrix regular without touching solutions that sum to 0.
-    matrix = torch.full((num_players, num_players), 1 / num_players, dtype=torch.float64)
-    right = torch.zeros(num_players, len(gain), dtype=torch.float64)
-    rows: list[tuple[Layer, Tensor, Tensor, float]] = []
-    for layer in sample.layers:
-        x, weight = centered(layer), kernel_share(layer) / len(layer.masks)
-        y = (game(layer.masks) - game(~layer.masks) - gain * (2 * layer.size / num_players - 1)) / 2
-        matrix = matrix + weight * x.T @ x
-        right = right + weight * x.T @ y
-        rows.append((layer, x, y, weight))
-    psi = torch.linalg.solve(matrix, right)
-    variance = torch.zeros_like(psi)
-    for layer, x, y, weight in rows:
-        directions = torch.linalg.solve(matrix, x.T).T
-        leverage = (weight * (x * directions).sum(dim=1)).clamp_max(0.9)
-        residuals = (y - x @ psi) / (1 - leverage).unsqueeze(1)
-        influences = weight * directions.unsqueeze(-1) * residuals.unsqueeze(1)
-        variance = variance + layer_variance(layer, influences - influences.mean(dim=0))
-    return gain / num_players + psi, variance.sqrt()
-
-
-def regression_shapley(
-    utility: Utility,
-    num_players: int,
-    *,
-    budget: int | None = None,
-    generator: Generator | None = None,
-    target_stderr: float | None = None,
-) -> ShapleyEstimate:
-    """KernelSHAP on complementary pairs drawn without replacement.
-
-    Args:
-        utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``.
-        num_players: n.
-        budget: largest number of distinct evaluations, default 50 n. The minimum is all coalitions of size 1 and n - 1
-            and two pairs of every other size, 4 n - 2 for even n and 4 n - 4 for odd n.
-        generator: source of the coalitions.
-        target_stderr: stop as soon as every standard error is at most this, in the utility's unit.
-
-    Returns:
-        ``values`` and ``stderr`` ``[n]`` or ``[n, M]``; exact, stderr 0, where the budget buys all coalitions.
-
-    Raises:
-        ConfigurationError: a budget below the minimum, which is named.
-        ValueError: a utility that is NaN, infinite or of the wrong shape.
-
-    Example:
-        >>> additive = lambda masks: masks.double() @ torch.arange(12.0, dtype=torch.float64)
-        >>> regression_shapley(additive, 12, budget=60, generator=torch.Generator().manual_seed(0)).values[:3].round()
-        tensor([0., 1., 2.], dtype=torch.float64)
-    """
-    sample = LayeredSample(num_players, paired=True, generator=generator)
-    return estimate_in_stages("regression_shapley", utility, sample, budget, target_stderr, kernel_regression)
-
-
-def kernel_shap(masks: Tensor, utilities: Tensor) -> Tensor:
-    """KernelSHAP's values of some coalitions' utilities.
-
-    Args:
-        masks: bool ``[K, n]``, distinct, nobody and everybody among them.
-        utilities: ``[K]``.
-
-    Returns:
-        Float64 ``[n]``; they sum to U(everybody) - U(nobody). The least squares' solution closest to equal values where
-        the coalitions leave more than one.
-
-    Raises:
-        ValueError: no nobody or everybody, or shapes that do not fit.
-
-    Example:
-        With each player alone and everybody but one it is the mean of both marginal contributions, all of them moved by
-        as much as lets them add up. With all coalitions it is the Shapley value.
-
-        >>> from flsv.functional import few_coalitions
-        >>> few_coalitions(3, "both").int().tolist()
-        [[0, 0, 0], [1, 1, 1], [1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 1, 1], [1, 0, 1], [1, 1, 0]]
-        >>> kernel_shap(few_coalitions(3, "both"), torch.tensor([0.0, 9, 1, 2, 3, 6, 5, 4])).round(decimals=6)
-        tensor([2., 3., 4.], dtype=torch.float64)
-    """
-    worth, sizes, n = torch.as_tensor(utilities).detach().cpu().double(), masks.sum(1).cpu(), masks.shape[1]
-    if worth.shape != sizes.shape or not {0, n} <= set(sizes.tolist()):
-        raise ValueError(
-            f"expected utilities [{len(masks)}] of as many coalitions, nobody and everybody among them; got "
-            f"{list(worth.shape)} and sizes {sorted(set(sizes.tolist()))} of {n}."
-        )
-    empty, gain = worth[sizes == 0][0], worth[sizes == n][0] - worth[sizes == 0][0]
-    inside = (sizes > 0) & (sizes < n)
-    share = sizes[inside].double() / n
-    root = torch.tensor([((n - 1) / (math.comb(n, s) * s * (n - s))) ** 0.5 for s in sizes[inside].tolist()]).double()
-    centered = masks.cpu()[inside].double() - share[:, None]  # values minus their mean sum to 0
-    right = worth[inside] - empty - gain * share
-    return gain / n + torch.linalg.pinv(root[:, None] * centered) @ (root * right)
