@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what __getattr__ finds, for type checkers
+    from flsv.config import ClientEvaluation
     from flsv.data import FederatedDataModule
     from flsv.errors import ConfigurationError
     from flsv.functional.allocation import allocate
@@ -13,7 +14,6 @@ if TYPE_CHECKING:  # what __getattr__ finds, for type checkers
     from flsv.report import read_run
     from flsv.report.folder import Reporting
     from flsv.round import ClientUpdate, Round
-    from flsv.server.config import ClientEvaluation
     from flsv.server.value_round import value_round
 
 __version__ = "1.0.0"
@@ -37,7 +37,7 @@ __all__ = [
 # whoever asks for the version or for help need not wait.
 _HOMES = {
     "ClassifierClient": "flsv.models.classifier",
-    "ClientEvaluation": "flsv.server.config",
+    "ClientEvaluation": "flsv.config",
     "ClientUpdate": "flsv.round",
     "ConfigurationError": "flsv.errors",
     "FederatedDataModule": "flsv.data",

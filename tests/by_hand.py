@@ -6,6 +6,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from small_loops import client_tensors
 from torch import Tensor, nn
 from toys import Plain, toy_data
 
@@ -139,7 +140,7 @@ def plain_sgd(lr: float = 0.1, momentum: float = 0.9) -> Train:
 
 def assert_kept(loop: FederatedLoop, own: dict[int, dict[str, Tensor]], prefix: str = "net.") -> None:
     """The clients' states hold this and nothing else, to rounding."""
-    states = loop.state_dict()["clients"]
+    states = client_tensors(loop)
     assert {client for client, kept in own.items() if kept} == states.keys()
     for client, kept in own.items():
         if kept:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from small_loops import client_tensors
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from toys import Plain, fit, network, toy_data
@@ -60,7 +61,7 @@ def run(
 ) -> tuple[Tensor, dict[int, Tensor], list[Round]]:
     """The contributions, what every client keeps of its samples, and the rounds."""
     fit(loop, folder, module or Plain(small()), dealt or data(), rounds=rounds, **kwargs)
-    kept = {client: state["in_run_values"] for client, state in loop.state_dict()["clients"].items()}
+    kept = {client: state["in_run_values"] for client, state in client_tensors(loop).items()}
     return loop.contributions["in_run"].by_class.double(), kept, loop.aggregator.rounds  # type: ignore[attr-defined]
 
 

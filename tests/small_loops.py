@@ -14,6 +14,12 @@ def shapfed(**kwargs: Any) -> FederatedLoop:
     return FederatedLoop(ShapFedWA("cssv"), {"cssv": ClassSpecificShapley()}, **kwargs)
 
 
+def client_tensors(loop: FederatedLoop) -> dict[int, dict[str, Tensor]]:
+    """What clients keep as tensors by name."""
+    kept = loop.state_dict()["clients"]
+    return {client: each["tensors"] for client, each in kept.items() if "tensors" in each}
+
+
 class KeepUpdates(FedAvg):
     """Remembers the rounds it aggregated."""
 

@@ -23,8 +23,8 @@ from flsv.aggregation import Aggregator, FedAvg, TrimmedMean
 from flsv.cli import main
 from flsv.data import IIDPartitioner
 from flsv.declared import Count, Declared, Momentum, NonNegative, Positive, Share, check_argument, declared
+from flsv.identity import described
 from flsv.privacy import GaussianPrivacy
-from flsv.server.identity import described
 
 PACKAGES = (
     "flsv", "flsv.aggregation", "flsv.attacks", "flsv.data", "flsv.features", "flsv.filters", "flsv.clients.algorithms",

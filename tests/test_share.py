@@ -21,6 +21,7 @@ from by_hand import (
 from lightning.pytorch.callbacks import BaseFinetuning, LambdaCallback
 from resume_run import checkpoints
 from resuming import assert_resumes
+from small_loops import client_tensors
 from three_of_five import loop
 from torch import Tensor, nn
 from toys import CLASSES, Plain, fit, network, toy_data, vector
@@ -137,7 +138,7 @@ def test_trainable_is_the_same_federation_with_less_traffic(tmp_path: Path) -> N
         part.contributions["cost"].by_class, expected.masked_fill(rounds[:, None] == 0, float("nan")), equal_nan=True
     )
     # Nobody keeps, and no checkpoint holds, a copy of what is the same everywhere.
-    assert part.state_dict()["clients"] == {}
+    assert client_tensors(part) == {}
     assert part.space.private_names == ()
 
 
@@ -167,7 +168,7 @@ def test_frozen_parameters_that_change_are_refused_or_kept(tmp_path: Path) -> No
         fit(loop(share="trainable"), tmp_path, Follows(), unequal_data())
     federated = loop(share=["trainable", "!target.*"])
     module = fit(federated, tmp_path, Follows(), unequal_data(), rounds=2)
-    states = federated.state_dict()["clients"]
+    states = client_tensors(federated)
     assert states.keys() == set(cohort(0)) | set(cohort(1))
     assert all(state.keys() == {"module.target.weight", "module.target.bias"} for state in states.values())
     assert not any(torch.equal(state["module.target.weight"], module.target.weight) for state in states.values())
@@ -194,7 +195,7 @@ def test_noise_and_attacks_touch_what_is_shared_only(tmp_path: Path) -> None:
     plain = loop(share=["!norm"])
     for federated, name in ((noised, "a"), (plain, "b")):
         fit(federated, tmp_path / name, data=unequal_data(), rounds=1)
-    before, after = plain.state_dict()["clients"], noised.state_dict()["clients"]
+    before, after = client_tensors(plain), client_tensors(noised)
     assert all(torch.equal(before[c][n], after[c][n]) for c in before for n in before[c])
 
 
@@ -216,7 +217,7 @@ def test_a_client_whose_own_part_is_not_finite_leaves_no_trace(tmp_path: Path) -
         module = fit(federated, tmp_path, Scaled(), rounds=2)
     assert federated.participations.tolist() == [2, 2, 1]
     assert torch.equal(module.scale, torch.ones(2))
-    assert all(state["module.scale"].tolist() == [1, 1] for state in federated.state_dict()["clients"].values())
+    assert all(state["module.scale"].tolist() == [1, 1] for state in client_tensors(federated).values())
 
 
 def test_own_models_are_whole(tmp_path: Path) -> None:
@@ -239,7 +240,7 @@ def test_what_stays_of_a_client_that_uploads_another_model_is_what_it_trained(tm
     federated = FederatedLoop(share=["!head"], seed=1)
     fit(federated, tmp_path, module, rounds=1)
     # w has not moved.
-    heads = [state["module.net.4.weight"] for state in federated.state_dict()["clients"].values()]
+    heads = [state["module.net.4.weight"] for state in client_tensors(federated).values()]
     assert all((head - start).abs().max() > 1e-3 for head in heads)
 
 
@@ -259,7 +260,7 @@ def everything(**changes: Any) -> FederatedLoop:
 
 def test_resumes(tmp_path: Path) -> None:
     federated = assert_resumes(everything, tmp_path, data=unequal_data)
-    assert all(f"module.net.{name}" in state for state in federated.state_dict()["clients"].values() for name in NORM)
+    assert all(f"module.net.{name}" in state for state in client_tensors(federated).values() for name in NORM)
 
 
 def saves(path: Path) -> LambdaCallback:
@@ -280,7 +281,7 @@ def test_a_checkpoint_in_the_middle_of_a_round_is_that_rounds_start(tmp_path: Pa
     assert torch.equal(saved["net.1.running_mean"], torch.zeros(8))
     resumed = fit(again, tmp_path / "b", data=unequal_data(), rounds=4, ckpt_path=path, enable_checkpointing=True)
     assert torch.equal(vector(expected), vector(resumed))
-    assert_kept(again, {c: {n[11:]: v for n, v in s.items()} for c, s in whole.state_dict()["clients"].items()})
+    assert_kept(again, {c: {n[11:]: v for n, v in s.items()} for c, s in client_tensors(whole).items()})
 
 
 def test_other_frozen_layers_are_refused_on_resume(tmp_path: Path) -> None:

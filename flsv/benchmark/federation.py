@@ -31,7 +31,7 @@ from flsv.data import FederatedDataModule
 from flsv.declared import Count, checked
 from flsv.errors import ConfigurationError
 from flsv.games.performance import Mode, performance_of
-from flsv.server.identity import Identity, dealt, versions
+from flsv.identity import Identity, dealt, versions
 
 FOLDER = Path(__file__).parent / "federations"
 QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}

@@ -32,6 +32,7 @@ from flsv.cli.command import NO_BARS, command_parser, printer, shown
 from flsv.cli.configs import find_config
 from flsv.cli.parser import FederatedCLI, loop_of, make_cli
 from flsv.clients.client_manager import try_forward
+from flsv.config import ClientEvaluation
 from flsv.csv_files import NAN, Cell, number, number_or_nan, save_table, whole
 from flsv.data import FederatedDataModule
 from flsv.data.contents import loader_hash
@@ -45,7 +46,6 @@ from flsv.participants import LocalData
 from flsv.personalization import Standalone
 from flsv.report.folder import FolderLock
 from flsv.report.terminal import chosen, print_table
-from flsv.server.config import ClientEvaluation
 
 STANDALONE = "standalone"
 #: What a run came to, in its folder.

@@ -29,12 +29,12 @@ from flsv.clients.algorithms import ClientAlgorithm
 from flsv.engines.ranks import FederatedStrategy
 from flsv.errors import ConfigurationError
 from flsv.filters import UpdateFilter
+from flsv.identity import Identity, configured, dealt
 from flsv.metrics import ContributionMetric
 from flsv.personalization import Personalizer
 from flsv.plugins import installed
 from flsv.report.folder import leaves_files, runs_folder, where_results_are
 from flsv.sampling import ClientSampler
-from flsv.server.identity import Identity, configured, dealt
 from flsv.uploads import Upload
 
 #: Groups of entry points, and what other packages bring in them.

@@ -14,9 +14,9 @@ from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, LearningRateM
 from flsv.cli.command import NO_BARS
 from flsv.cli.parser import FederatedCLI, make_cli
 from flsv.errors import ConfigurationError
+from flsv.identity import Identity, configured
 from flsv.loop import FederatedLoop
 from flsv.report.folder import RECORD
-from flsv.server.identity import Identity, configured
 
 #: Sections of a saved configuration that say what a federation is.
 SECTIONS = ("seed_everything", "trainer", "model", "data", "federation")

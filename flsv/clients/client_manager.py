@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from flsv._lightning.evaluation import all_on_device, as_given, count_answers, evaluating, on_device
 from flsv.clients.algorithms.base import used_model
+from flsv.clients.store import ClientStore
 from flsv.data import FederatedDataModule
 from flsv.data.groups import client_called
 from flsv.errors import ConfigurationError
@@ -24,7 +25,7 @@ from flsv.games.replica import Replica
 from flsv.games.scores import checked_logits, checked_pair
 from flsv.models.imbalance import OWN_SCORES, ClassScores, plain_scores
 from flsv.parameters import ParameterSpace
-from flsv.participants import Channel, Client, ClientStates, LocalData, Owners, Split, State, at
+from flsv.participants import Channel, Client, LocalData, Owners, Split, State, at
 from flsv.participants.local_data import Prefixed
 from flsv.round import Instruction
 from flsv.seeding import isolated_rngs
@@ -41,8 +42,9 @@ class ClientManager:
         trainer: with its module on its device.
         data: dealt out.
         space: the map between the module and vectors.
-        states: what the clients keep between rounds.
+        store: what the clients keep between rounds.
         owners: which of several processes has which client; None: there is one.
+        first: number of the data's first client in the federation, by which the store knows it.
         num_classes: M of the federation, where the data are a part of it that may lack the last ones; None: the data's.
 
     Raises:
@@ -60,11 +62,13 @@ class ClientManager:
         trainer: L.Trainer,
         data: FederatedDataModule,
         space: ParameterSpace,
-        states: ClientStates,
+        store: ClientStore,
         owners: Owners | None = None,
+        first: int = 0,
         num_classes: int | None = None,
     ) -> None:
-        self._trainer, self._data, self._space, self._states, self._owners = trainer, data, space, states, owners
+        self._trainer, self._data, self._space, self._store, self._owners = trainer, data, space, store, owners
+        self._first_client = first
         self._num_classes = data.num_classes if num_classes is None else num_classes
         self._first: ModelEvaluator | None = None
         self._any_task: dict[ModelScore, VectorEvaluator] = {}
@@ -82,7 +86,7 @@ class ClientManager:
                 population,
                 partial(self.evaluator, private=partial(self._private, client)),
                 partial(self.module, private=partial(self._private, client)),
-                partial(states.of, client) if owners is None else partial(self._state, client),
+                partial(store.tensors, first + client) if owners is None else partial(self._state, client),
                 any_task=partial(self.any_task, client),
                 training=partial(self._training, client),
             )
@@ -104,7 +108,7 @@ class ClientManager:
     def forget(self, client: int) -> None:
         """A client of the round has failed: what it has kept in it is forgotten."""
         self.locals[client].visit(None, None)
-        self._states.discard(client)
+        self._store.discard(self._first_client + client)
 
     def evaluator(self, batches: Iterable[Any], private: Private | None = None) -> ModelEvaluator:
         """An evaluator on these batches; ``private`` gives what a client's models hold beside their vectors."""
@@ -196,10 +200,10 @@ class ClientManager:
         assert self._owners is not None
         if not self._owners.has(client):
             raise RuntimeError(f"what client {client} keeps is on rank {self._owners[client]}: ask the client.")
-        return self._states.of(client)
+        return self._store.tensors(client)
 
     def _private(self, client: int) -> Mapping[str, Tensor]:
-        return Prefixed(self._states.peek(client), "module.") if self._space.private_names else {}
+        return Prefixed(self._store.peek(self._first_client + client), "module.") if self._space.private_names else {}
 
     def _batches(self, client: int, split: Split) -> Iterable[Any]:
         return on_device(self._trainer, self._data.client_loader(client, split, shuffle=False))

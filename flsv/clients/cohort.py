@@ -12,7 +12,7 @@ from torch import Tensor
 from flsv.attacks import Collusion
 from flsv.clients.client_manager import ClientManager
 from flsv.clients.local_steps import limited
-from flsv.clients.train_client import LocalTraining
+from flsv.clients.turn import Turn
 from flsv.data import FederatedDataModule
 from flsv.data.groups import client_called
 from flsv.functional.divergences import distances
@@ -100,24 +100,25 @@ class CohortTraining:
     """Switches a Trainer's module from client to client and collects their updates.
 
     Args:
-        local: how a client trains.
+        turn: of each client.
         manager: the clients as holders of data.
 
     Attributes:
+        turn: as given.
         updates: what the clients of the round have sent so far.
         broken: ids of the clients whose model was not finite: they have sent nothing.
         active: whether a round has begun and not ended.
     """
 
-    def __init__(self, local: LocalTraining, manager: ClientManager) -> None:
-        self.local, self._manager = local, manager
-        self._trainer: Any = local.module.trainer
+    def __init__(self, turn: Turn, manager: ClientManager) -> None:
+        self.turn, self._manager = turn, manager
+        self._trainer: Any = turn.trainer
         self.updates: list[ClientUpdate] = []
         self.broken: list[int] = []
         self.active = False
 
     def begin_round(self, loader: CohortLoader, instructions: dict[int, Instruction], num_samples: Tensor) -> None:
-        """The module holds the global model, as :attr:`LocalTraining.global_vector` does.
+        """The module holds the global model, as :attr:`global_vector` does.
 
         Args:
             loader: the round's batches.
@@ -125,8 +126,13 @@ class CohortTraining:
             num_samples: ``[n]`` training samples of every client.
         """
         self._visits, self._instructions, self._samples = loader.visits, instructions, num_samples
-        self._matrix = empty_rows(len(self._visits), self.local.global_vector, self._trainer.default_root_dir)
+        self._matrix = empty_rows(len(self._visits), self.global_vector, self._trainer.default_root_dir)
         self.updates, self.broken, self._visited, self.active, self._discarded = [], [], 0, True, False
+
+    @property
+    def global_vector(self) -> Tensor:
+        """``[P]``, the global model at the start of the round."""
+        return self.turn.shared.global_vector
 
     @property
     def client(self) -> int | None:
@@ -141,7 +147,7 @@ class CohortTraining:
     @property
     def batch_idx(self) -> int:
         """The place of the current batch in its client's local epoch."""
-        return self.local.position % self._visits[self._visited].epoch
+        return self.turn.position % self._visits[self._visited].epoch
 
     @property
     def matrix(self) -> Tensor:
@@ -156,17 +162,17 @@ class CohortTraining:
 
     def begin_batch(self, batch: Any = None) -> bool:
         """Before every batch, as the module gets it. Whether it is a client's first."""
-        first = self.local.local is None
+        first = self.turn.context is None
         if first:
             visit = self._visits[self._visited]
             data, samples = self._manager.locals[visit.client], int(self._samples[visit.client])
-            self.local.begin(self._instructions[visit.client], data, samples, visit.batches)
-        self.local.begin_batch(batch)
+            self.turn.begin(self._instructions[visit.client], data, samples, visit.batches)
+        self.turn.begin_batch(batch)
         return first
 
     def end_batch(self, loss: Tensor | None) -> bool:
         """After every batch, with its training loss if there is one. Whether it was the cohort's last."""
-        if self.local.end_batch(loss):
+        if self.turn.end_batch(loss):
             self._end_client()
         return self._visited == len(self._visits)
 
@@ -174,7 +180,7 @@ class CohortTraining:
         """The client whose turn it is has trained."""
         client = self._visits[self._visited].client
         # The rows of the clients that are kept lie together.
-        update = self.local.end(out=self._matrix[len(self.updates)])
+        update = self.turn.end(out=self._matrix[len(self.updates)])
         if update is None:
             self.broken.append(client)
             self._manager.forget(client)
@@ -190,8 +196,8 @@ class CohortTraining:
             num_clients: clients of the federation.
             round_index: the round.
         """
-        start = self.local.global_vector
-        cut, ids = self.local.space.num_parameters, [update.client_id for update in self.updates]
+        start = self.global_vector
+        cut, ids = self.turn.shared.space.num_parameters, [update.client_id for update in self.updates]
         for attack in colluders:
             sent = attack.sent(ids, self.matrix[:, :cut] - start[:cut], num_clients, round_index)
             if not sent:
@@ -212,14 +218,13 @@ class CohortTraining:
     def leave_out(self, clients: Collection[int]) -> None:
         """The server has left out what these clients sent: it is as if they had not taken part."""
         if self.updates and self.updates[0].client_id in clients:
-            self.local.next_buffers = None  # counters of the first client: they stay as they were before the round
+            self.turn.shared.next_buffers = None  # counters of the first client: they stay as before the round
         for client in clients:
             self._manager.forget(client)
-            self.local.optimizers.forget(client)
 
     def end_round(self, vector: Tensor) -> None:
         """The round is complete: the module becomes the next global model."""
-        self.local.end_round(vector)
+        self.turn.shared.end_round(vector)
         self._forget()
         self.active = False
 
@@ -227,7 +232,7 @@ class CohortTraining:
         """Forget an unfinished round: the module is the global model of its start again. Whether there was one."""
         if not self.active or self._discarded:
             return False
-        self.local.discard()
+        self.turn.discard()
         self._forget()
         # `active` stays: a checkpoint saved from here on is still one of the round's start.
         self._discarded = True
@@ -236,7 +241,7 @@ class CohortTraining:
     def _forget(self) -> None:
         for visit in self._visits:
             self._manager.locals[visit.client].visit(None, None)
-        self._matrix, self.updates, self._instructions = self.local.global_vector.new_empty(0), [], {}
+        self._matrix, self.updates, self._instructions = self.global_vector.new_empty(0), [], {}
 
 
 def where(client: int | None, round_index: int, names: Sequence[str] = ()) -> str:

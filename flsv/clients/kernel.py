@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from flsv.clients.optimizers import SCHEDULED
+from flsv.clients.group_options import SCHEDULED
 from flsv.clients.row_step import RowStep, State
 from flsv.errors import ConfigurationError
 from flsv.parameters import ParameterSpace

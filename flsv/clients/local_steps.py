@@ -16,14 +16,15 @@ import lightning as L
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 
 from flsv._lightning.patches import CONFIGURE
+from flsv.clients.slots import Slot
 from flsv.data import FederatedDataModule
 from flsv.round import FederationState
 from flsv.sampling import ClientSampler
 from flsv.seeding import generator_for
 
 
-class LocalSteps:
-    """Counts each client's optimizer steps.
+class LocalSteps(Slot):
+    """Counts each client's optimizer steps. As a slot it says whose are told.
 
     Whom a sampler draws follows from the run's seed, so that the rounds of every client are known in advance. Of a
     sampler that goes by what the clients contribute they are not: then a client's schedule is made for all rounds.
@@ -41,10 +42,12 @@ class LocalSteps:
         client: whose steps and batches are told; None: the largest numbers.
         begun: whether the first cohort's batches are there: from then on only ``configure_optimizers`` is told a
             client's number of them.
-        last_batch: whether the client in training is at its last batch; None between rounds.
+        last_batch: whether the client in training is at its last batch; None between turns.
         asked: whether ``configure_optimizers`` has asked, so that its schedules are different ones for clients with
             different numbers of steps.
     """
+
+    name = "steps"
 
     def __init__(
         self,
@@ -62,6 +65,15 @@ class LocalSteps:
         self._rounds: list[list[int]] | None = None
         self.asked = False
         self.begun, self.last_batch = False, None  # type: bool, bool | None
+
+    def enter(self, client: int, kept: Any) -> None:
+        self.client = client
+
+    def begin_batch(self, position: int, batches: int) -> None:
+        self.last_batch = position + 1 == batches
+
+    def leave(self) -> None:
+        self.client = self.last_batch = None
 
     def of(self, client: int) -> float:
         """One client's steps; infinite where there is no last round."""

@@ -12,27 +12,28 @@ import torch
 from torch import Tensor, nn
 
 from flsv._lightning.evaluation import all_on_device
-from flsv._lightning.per_client import AccumulationWindows
 from flsv._lightning.several_processes import IdleLoader, idle_patches
 from flsv.attacks import Collusion
 from flsv.clients.client_manager import ClientManager, try_forward
 from flsv.clients.cohort import CohortLoader, CohortTraining
 from flsv.clients.local_steps import LocalSteps
-from flsv.clients.optimizers import ClientOptimizers
 from flsv.clients.resumed_options import OptimizerOptions
-from flsv.clients.train_client import LocalTraining
+from flsv.clients.store import ClientStore
+from flsv.clients.turn import Turn
+from flsv.config import FederationConfig
 from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError
 from flsv.games import CoalitionGames, ModelScore
 from flsv.games.evaluators import evaluators_of
 from flsv.parameters import ParameterSpace
-from flsv.participants import ALONE, ClientStates, Ranks, run_protocol
+from flsv.participants import ALONE, Ranks, run_protocol
 from flsv.participants.artifacts import client_folders, write_artifacts
 from flsv.participants.sharing import Sharing, sharing
 from flsv.round import FederationState, Instruction, Round
-from flsv.server import ContributionMetrics, RoundServer
-from flsv.server.config import FederationConfig
 from flsv.strategy import Federation
+
+#: The server's next instructions for some clients.
+Instruct = Callable[[Sequence[int]], dict[int, Instruction]]
 
 _BY_WHAT_IS_LOGGED = (
     " Or let them measure what the module logs in validation_step, which takes any batches and outputs: "
@@ -47,34 +48,6 @@ def shared_space(module: nn.Module, config: FederationConfig) -> tuple[Parameter
     return ParameterSpace(module, config.head, private, **shared._asdict()), shared
 
 
-def local_training(
-    trainer: L.Trainer,
-    space: ParameterSpace,
-    config: FederationConfig,
-    num_clients: int,
-    steps: LocalSteps | None,
-    optimizer_state: dict[str, Any] | None,
-    buffers: dict[str, Any] | None,
-) -> LocalTraining:
-    """How clients train in a trainer's module, with what a checkpoint holds of its optimizers and its buffers."""
-    strategies: Mapping[str, Any] = config.strategies
-    local = LocalTraining(
-        trainer.lightning_module,
-        space,
-        ClientOptimizers(trainer, config.optimizer_state, optimizer_state, steps),
-        AccumulationWindows(trainer),
-        num_clients,
-        strategies.get("client_algorithm"),
-        strategies.get("personalizer"),
-        list(strategies.values()),
-        config.uploads,
-        config.local_epochs,
-    )
-    if buffers is not None:
-        local.restore(buffers)
-    return local
-
-
 class OneProcess:
     """The clients of a run, in this process. Other engines are its subclasses.
 
@@ -82,7 +55,7 @@ class OneProcess:
         trainer: with its module on its device and its optimizers set up.
         data: dealt out.
         state: what stands between two rounds; the run updates it.
-        states: what the clients keep between rounds.
+        store: what the clients keep between rounds.
         config: what the federation is put together from.
         steps: how many optimizer steps every client takes in the fit.
 
@@ -90,7 +63,6 @@ class OneProcess:
         space: the map between the module and vectors.
         shared: what does not travel because of ``share``.
         manager: the clients as holders of data.
-        clients: the client side, a :class:`flsv.clients.cohort.CohortTraining`; None before training starts.
         options: what ``configure_optimizers`` gave.
         ranks: the processes; here one.
     """
@@ -108,19 +80,35 @@ class OneProcess:
         trainer: L.Trainer,
         data: FederatedDataModule,
         state: FederationState,
-        states: ClientStates,
+        store: ClientStore,
         config: FederationConfig,
         steps: LocalSteps,
     ) -> None:
         self.trainer, self.data = trainer, data
-        self._state, self._states, self._config, self._steps = state, states, config, steps
+        self._state, self.store, self._config, self._steps = state, store, config, steps
         self._strategies: Mapping[str, Any] = config.strategies
         self.space, self.shared = shared_space(trainer.lightning_module, config)
-        states.to(self.device)
+        store.to(self.device)
         self.options = OptimizerOptions(trainer)
         self.manager = self._make_manager()
-        self.clients: Any = None
+        self._cohort: CohortTraining | None = None
         self._loader: CohortLoader | None = None
+
+    @property
+    def cohort(self) -> CohortTraining:
+        """The client side.
+
+        Raises:
+            RuntimeError: training has not started.
+        """
+        if self._cohort is None:
+            raise RuntimeError("clients are there from the start of training on.")
+        return self._cohort
+
+    @property
+    def begun(self) -> bool:
+        """Whether training has started."""
+        return self._cohort is not None
 
     @property
     def device(self) -> torch.device:
@@ -133,8 +121,13 @@ class OneProcess:
 
     # ---- before the first round
 
-    def check(self, board: ContributionMetrics) -> None:
-        """Refuse metrics that this engine cannot measure."""
+    def check(self, fields: Mapping[str, Mapping[str, Any]], evaluating: Mapping[str, Any]) -> None:
+        """Refuse metrics that this engine cannot measure.
+
+        Args:
+            fields: of a round that each metric reads, by its arguments.
+            evaluating: the metrics for which clients evaluate models.
+        """
 
     def facts(self, metrics: Mapping[str, Any]) -> Federation:
         """What strategies are told before the first round."""
@@ -146,17 +139,22 @@ class OneProcess:
         if (algorithm := self._strategies.get("client_algorithm")) is not None:
             algorithm.check_fit(self.trainer, self._config)
 
-    def games(self, board: ContributionMetrics) -> CoalitionGames | None:
-        """What the metrics' coalition games evaluate models with; None where no metric plays one. Every evaluation of
-        the run is tried."""
-        trainer, val, measures = self.trainer, self.data.val_dataloader(), board.performances
+    def games(self, measures: Mapping[str, Any], evaluating: Mapping[str, Any]) -> CoalitionGames | None:
+        """Make what the metrics' coalition games evaluate models with; None where no metric plays one. Every evaluation
+        of the run is tried.
+
+        Args:
+            measures: what metrics measure coalitions' models by.
+            evaluating: the metrics for which clients evaluate models.
+        """
+        trainer, val = self.trainer, self.data.val_dataloader()
         self.space.check(trainer.lightning_module)
         classified = [name for name, measure in measures.items() if not isinstance(measure, ModelScore)]
         every = self._config.evaluation.every if self.clients_here else 0
         if every:
             test = self.data.client_loader(0, "test", shuffle=False)
             try_forward(trainer, test, self.data.num_classes, f"ClientEvaluation(every={every})")
-        asking_clients = [*self._strategies.values(), *board.evaluating.values()]
+        asking_clients = [*self._strategies.values(), *evaluating.values()]
         for asks in asking_clients if self.clients_here else ():
             performance = getattr(asks, "performance", None)
             if isinstance(performance, ModelScore):
@@ -176,16 +174,16 @@ class OneProcess:
         server_lr = self._config.aggregator.server_lr
         return CoalitionGames(evaluator, server_lr=server_lr, validated=validated, ranks=self.ranks)
 
-    def begin_training(self, optimizer_state: dict[str, Any] | None, buffers: dict[str, Any] | None) -> None:
+    def begin_training(self, buffers: dict[str, Any] | None) -> None:
         """Start the client side, once the optimizers are set up.
 
         Args:
-            optimizer_state: the clients', of a checkpoint.
             buffers: those that no vector holds, of a checkpoint.
         """
-        clients = self._state.num_clients
-        local = local_training(self.trainer, self.space, self._config, clients, self._steps, optimizer_state, buffers)
-        self.clients = self._make_training(local)
+        turn = Turn(self.trainer, self.space, self._config, self.store, self._state.num_clients, self._steps)
+        if buffers is not None:
+            turn.shared.restore(buffers)
+        self._cohort = self._make_cohort(turn)
 
     # ---- a round
 
@@ -197,8 +195,8 @@ class OneProcess:
 
     def begin_round(self) -> Tensor:
         """The module holds the global model ``[P]``, which is returned."""
-        self.clients.local.begin_round()
-        return self.clients.local.global_vector
+        self.cohort.turn.shared.begin_round()
+        return self.cohort.global_vector
 
     def instruct(self, instructions: dict[int, Instruction], sent: Callable[[Mapping[int, Instruction]], None]) -> None:
         """The cohort is told what to do.
@@ -208,12 +206,12 @@ class OneProcess:
             sent: to be called with those that have gone down.
         """
         sent(instructions)
-        self.clients.begin_round(self._batches(), instructions, self.data.num_samples)
+        self.cohort.begin_round(self._batches(), instructions, self.data.num_samples)
 
     def end_training(self) -> CohortTraining:
         """The cohort has trained: what has come of it."""
-        training: CohortTraining = self.clients
-        training.local.end_visits()
+        training = self.cohort
+        training.turn.shared.end_turns()
         colluders = [each for each in self._config.uploads if isinstance(each, Collusion)]
         training.collude(colluders, self._state.num_clients, self._state.round_index)
         return training
@@ -223,41 +221,45 @@ class OneProcess:
 
     def commit(self) -> None:
         """What clients have kept in this round counts."""
-        self._states.commit()
+        self.store.commit()
 
     def settle(self) -> None:
         """The next cohort is drawn."""
 
     def discard(self) -> bool:
         """Forget an unfinished round. Whether there was one."""
-        self._states.discard()
-        return self.clients.discard()
+        self.store.discard()
+        return self._cohort is not None and self._cohort.discard()
 
     def within_round(self) -> dict[str, Tensor] | None:
         """The global model's ``state_dict`` at the start of the round while the module is a client; else None."""
-        return self.clients.local.global_state_dict() if self.clients.active else None
+        return self.cohort.turn.shared.global_state_dict() if self.cohort.active else None
 
     # ---- between rounds
 
-    def own_scores(self, server: RoundServer) -> dict[str, Tensor]:
-        """Name to ``[n]``, of the clients' own models on their own test splits."""
+    def own_scores(self, instruct: Instruct) -> dict[str, Tensor]:
+        """Score the clients' own models on their own test splits: name to ``[n]``.
+
+        Args:
+            instruct: gives the server's next instruction for each of some clients.
+        """
         state = self._state
         trained = state.trained if self._config.evaluation.models == "trained" else {}
-        models = {**self._received(server), **trained}
+        models = {**self._received(instruct), **trained}
         return self.manager.own_scores(self._mine(), models, state.model())
 
-    def received(self, server: RoundServer) -> dict[int, Tensor]:
-        """Client id to the model ``[P]`` that it would start the next round from, where that is not the global one."""
-        return self._received(server)
+    def received(self, instruct: Instruct) -> dict[int, Tensor]:
+        """Return the model ``[P]`` that each client would start the next round from, where it is not the global one."""
+        return self._received(instruct)
 
     def write_artifacts(self, cohort: Sequence[int], round_index: int, folder: Path) -> None:
         """Let the round's clients write their pictures, each into its own folder below this one."""
         names, clients = client_folders(self.data.client_names), [self.manager.clients[client] for client in cohort]
         run_protocol(clients, lambda client: client.ask(write_artifacts, folder / names[client.id], round_index))
 
-    def kept(self) -> tuple[dict[int, Any], dict[str, Any]]:
-        """The state of clients and their optimizers between two rounds, for a checkpoint."""
-        return self._states.state_dict(), self.clients.local.optimizers.state_dict()
+    def kept(self) -> dict[int, Any]:
+        """Return what clients keep between two rounds, for a checkpoint."""
+        return self.store.state_dict()
 
     # ---- the end
 
@@ -266,24 +268,23 @@ class OneProcess:
 
     def close(self) -> None:
         """Leave the trainer as it was found."""
-        if self.clients is not None:
-            self.clients.local.windows.remove()
+        if self._cohort is not None:
+            self._cohort.turn.remove()
 
     # ---- what another engine does otherwise
 
     def _make_manager(self) -> ClientManager:
-        return ClientManager(self.trainer, self.data, self.space, self._states)
+        return ClientManager(self.trainer, self.data, self.space, self.store)
 
-    def _make_training(self, local: LocalTraining) -> CohortTraining:
-        return CohortTraining(local, self.manager)
+    def _make_cohort(self, turn: Turn) -> CohortTraining:
+        return CohortTraining(turn, self.manager)
 
     def _mine(self) -> Sequence[int]:
         """The clients that are in this process."""
         return range(self._state.num_clients)
 
-    def _received(self, server: RoundServer) -> dict[int, Tensor]:
-        instructions = server.instruct(self._mine(), self._state)
-        return self.manager.received(self._strategies, instructions, self._state.model())
+    def _received(self, instruct: Instruct) -> dict[int, Tensor]:
+        return self.manager.received(self._strategies, instruct(self._mine()), self._state.model())
 
     def _batches(self) -> Any:
         """What the clients train on; in this engine what the Trainer goes through."""

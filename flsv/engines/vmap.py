@@ -16,7 +16,7 @@ from flsv.clients.cohort import CohortLoader, CohortTraining
 from flsv.clients.kernel import GivenBatches, RowTraining
 from flsv.clients.row_checks import not_batched, try_batched
 from flsv.clients.row_step import State, batched_steps
-from flsv.clients.train_client import LocalTraining
+from flsv.clients.turn import Turn
 from flsv.declared import Count, checked
 from flsv.engines.one_process import IdleProcess
 from flsv.errors import ConfigurationError
@@ -41,22 +41,22 @@ class VmapCohort(CohortTraining):
     row of the batched model.
 
     Args:
-        local: how a client begins and ends.
+        turn: of each client: how it begins and ends.
         manager: the clients as holders of data.
         chunk: clients at once; None: 50 on a CPU, 256 on a GPU.
     """
 
     def __init__(
         self,
-        local: LocalTraining,
+        turn: Turn,
         manager: ClientManager,
         chunk: int | None = None,
     ) -> None:
-        super().__init__(local, manager)
-        self._module: Any = local.module
+        super().__init__(turn, manager)
+        self._module: Any = turn.shared.module
         self._chunk = chunk or (ON_GPU if self._module.device.type == "cuda" else ON_CPU)
         # The same at all clients: the module's own will do.
-        self._apart = {*local.space.constant_names, *local.space.left_names}
+        self._apart = {*turn.shared.space.constant_names, *turn.shared.space.left_names}
         self._training: RowTraining | None = None
         self._now: int | None = None
 
@@ -95,14 +95,14 @@ class VmapCohort(CohortTraining):
         # draws follows from that.
         given = [as_given(self._trainer, next(self._batches))]
         data, samples = self._manager.locals[client], int(self._samples[client])
-        self.local.begin(self._instructions[client], data, samples, visit.batches)
+        self.turn.begin(self._instructions[client], data, samples, visit.batches)
         given += [as_given(self._trainer, next(self._batches)) for _ in range(visit.batches - 1)]
         state = {name: tensor.clone() for name, tensor in self._own.items()}
         if self._training is None:
             clip: Any = self._trainer.gradient_clip_val
             unused = try_batched(self._trainer, given, clip, self._apart)
             self._training = RowTraining(self._module, self._trainer.optimizers[0], clip, unused)
-        turn = self.local.suspend()
+        turn = self.turn.suspend()
         self._now = None
         return _Begun(turn, state, given)
 
@@ -119,7 +119,7 @@ class VmapCohort(CohortTraining):
         for row, each in enumerate(begun):
             self._now = self._visits[self._visited].client
             torch._foreach_copy_(list(self._own.values()), [trained[name][row] for name in self._own])
-            self.local.resume(each.turn, losses[row])
+            self.turn.resume(each.turn, losses[row])
             self._end_client()
         self._now = None
 
@@ -164,5 +164,5 @@ class VmapProcess(IdleProcess):
     def _batches(self) -> CohortLoader:
         return self._load(self._state.cohort)
 
-    def _make_training(self, local: LocalTraining) -> CohortTraining:
-        return VmapCohort(local, self.manager, self._chunk)
+    def _make_cohort(self, turn: Turn) -> CohortTraining:
+        return VmapCohort(turn, self.manager, self._chunk)

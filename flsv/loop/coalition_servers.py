@@ -17,12 +17,12 @@ from torch import Tensor
 
 from flsv.aggregation import FedAvg
 from flsv.attacks import Collusion
+from flsv.config import FederationConfig
 from flsv.functional.divergences import distances
 from flsv.participants import Channel, Client, LocalData
 from flsv.round import ClientUpdate, FederationState
 from flsv.server import ContributionMetrics, RoundServer
 from flsv.server.checks import check_names
-from flsv.server.config import FederationConfig
 from flsv.server.round_server import NoModel
 from flsv.strategy import Federation, Strategy
 

@@ -23,9 +23,11 @@ from flsv._lightning.round_boundary import install
 from flsv.aggregation import Aggregator, FedAvg
 from flsv.arguments import ReadOnlyArguments
 from flsv.clients.algorithms import ClientAlgorithm
+from flsv.config import ClientEvaluation, FederationConfig
 from flsv.declared import Count, checked
 from flsv.errors import ConfigurationError
 from flsv.filters import OutlierFilter, UpdateFilter, with_guard
+from flsv.identity import settings_of
 from flsv.loop.federation import Saver
 from flsv.loop.fit import LightningFit
 from flsv.loop.reports import Contribution, contribution, events_of, table
@@ -41,8 +43,6 @@ from flsv.round.result import Event, copies_in, faults_in
 from flsv.sampling import ClientSampler, FullParticipation
 from flsv.server import ContributionMetrics
 from flsv.server.checks import check_callbacks, check_names, check_setup
-from flsv.server.config import ClientEvaluation, FederationConfig
-from flsv.server.identity import settings_of
 from flsv.server.resume import check_checkpoint, check_state, complete
 from flsv.strategy import Strategy
 from flsv.uploads import Upload
@@ -226,7 +226,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         self._fit.begin_round()
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
-        self._fit.clients.local.begin_step(optimizer)
+        self._fit.begin_step(optimizer)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._run is not None and not trainer.sanity_checking:
@@ -371,7 +371,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     @property
     def current_client(self) -> int | None:
         """The client whose turn it is; None after the cohort's last, and outside of a round."""
-        return self._run.clients.client if self._run is not None and self._run.within_round else None
+        return None if self._run is None else self._run.current_client
 
     def received(self) -> dict[int, Tensor]:
         """Client id to the model ``[P]`` that it would start the next round from, where that is not the global one."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -11,19 +11,19 @@ from typing import Any
 from torch import Tensor
 
 from flsv import __version__
+from flsv.clients.store import ClientStore
+from flsv.config import FederationConfig
 from flsv.engines.one_process import OneProcess
 from flsv.errors import ConfigurationError
+from flsv.identity import Identity
 from flsv.metrics import PrivacyLoss
-from flsv.participants import ClientStates
 from flsv.participants.sharing import warn_of_sharing
 from flsv.round import FederationState, Instruction, Round
 from flsv.round.state import GLOBAL_MODEL
 from flsv.sampling.base import chances_of, cohort_of
 from flsv.seeding import generator_for, seed_global_rngs
 from flsv.server.checks import check_space
-from flsv.server.config import FederationConfig
 from flsv.server.contribution_metrics import ContributionMetrics
-from flsv.server.identity import Identity
 from flsv.server.round_server import RoundServer
 
 
@@ -62,7 +62,7 @@ class FederationRun:
         num_classes = data.num_classes if data.no_classes is None else None
         check_space(space, board, config.uploads, config.head, num_classes, kept)
         warn_of_sharing(kept, space, module, bool(config.evaluation.every))
-        engine.check(board)
+        engine.check(board.fields, board.evaluating)
         board.to(engine.device)
         state.to(engine.device)
         state.global_vector = space.read(module)
@@ -88,11 +88,11 @@ class FederationRun:
         if not self.state.cohort and not self.config.sampler.asks:
             self.draw_cohort()
 
-    def begin_training(self, optimizer_state: dict[str, Any] | None, buffers: dict[str, Any] | None) -> None:
+    def begin_training(self, buffers: dict[str, Any] | None) -> None:
         """Begin training: the optimizers are set up, see :meth:`OneProcess.begin_training`."""
-        if (games := self.engine.games(self.board)) is not None:
+        if (games := self.engine.games(self.board.performances, self.board.evaluating)) is not None:
             self.server.bind_games(games)
-        self.engine.begin_training(optimizer_state, buffers)
+        self.engine.begin_training(buffers)
 
     def draw_cohort(self) -> None:
         """Draw who takes part in the next round, before its batches are made."""
@@ -157,7 +157,7 @@ class FederationRun:
                 state.trained.update({client: model.clone() for client, model in training.trained().items()})
             self.evaluated = self._evaluates()
             if self.evaluated:
-                state.client_scores = engine.own_scores(server)
+                state.client_scores = engine.own_scores(self._instruct)
         self.instructions = {}  # they hold the model of the round before
         training.end_round(state.model())
         engine.agree(round, self.board.contributions)
@@ -185,7 +185,10 @@ class FederationRun:
 
     def received(self) -> dict[int, Tensor]:
         """Client id to the model ``[P]`` that it would start the next round from, where that is not the global one."""
-        return self.engine.received(self.server)
+        return self.engine.received(self._instruct)
+
+    def _instruct(self, clients: Sequence[int]) -> dict[int, Instruction]:
+        return self.server.instruct(clients, self.state)
 
     def _chances(self) -> Callable[[], Tensor]:
         """Gives everybody's probability ``[n]`` to be in this cohort, by what was known when it was drawn."""
@@ -216,9 +219,8 @@ class Saver:
     """What the next round needs of clients, optimizers and files.
 
     Args:
-        states: what the clients keep between rounds.
-        optimizers: likewise their optimizers' states, until training has begun with them.
-        buffers: likewise those that no vector holds.
+        store: what the clients keep between rounds.
+        buffers: what no vector holds of the module, until training has begun with it.
         asked: what ``configure_optimizers`` gave when the run began, until it is used again.
         shared: which part of the module traveled.
         finetuned: which layers a finetuning callback had unfrozen.
@@ -227,8 +229,7 @@ class Saver:
         resumed: whether this is of a checkpoint.
     """
 
-    states: ClientStates = field(default_factory=ClientStates)
-    optimizers: dict[str, Any] | None = None
+    store: ClientStore = field(default_factory=ClientStore)
     buffers: dict[str, Any] | None = None
     asked: dict[str, Any] | None = None
     shared: dict[str, str] | None = None
@@ -243,13 +244,11 @@ class Saver:
         Args:
             engine: which has taken up what is here; None: there is none yet.
         """
-        kept = (self.states.state_dict(), self.optimizers), self.buffers
-        if engine is not None and engine.clients is not None:
-            kept = engine.kept(), engine.clients.local.buffers()
-        (clients, optimizers), buffers = kept
+        clients, buffers = self.store.state_dict(), self.buffers
+        if engine is not None and engine.begun:
+            clients, buffers = engine.kept(), engine.cohort.turn.shared.buffers()
         return {
             "clients": clients,
-            "optimizers": optimizers,
             "buffers": buffers,
             "asked": self.asked if engine is None else engine.options.asked,
             "shared": self.shared if engine is None else engine.space.described(),
@@ -260,9 +259,9 @@ class Saver:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """All but the identity, which is this fit's."""
-        self.states.load_state_dict(state["clients"])
-        self.optimizers, self.buffers, self.asked = state["optimizers"], state["buffers"], state["asked"]
+        """Load everything except the identity, which belongs to the current fit."""
+        self.store.load_state_dict(state["clients"])
+        self.buffers, self.asked = state["buffers"], state["asked"]
         self.shared, self.finetuned, self.csv = state["shared"], state["finetuned"], state["csv"]
         self.resumed = True
 

@@ -12,24 +12,24 @@ from typing import Any
 import lightning as L
 import torch
 
+from flsv._lightning.batch_hooks import BatchHooks, step_loss
 from flsv._lightning.patches import PatchedAttributes, counted_length, no_placeholder, round_axis, stepping, unprofiled
-from flsv._lightning.per_client import CallbackHooks, ClientHooks, step_loss
 from flsv._lightning.round_boundary import FinetuningState, RoundAverage, RoundBoundary, global_weights
-from flsv.clients.cohort import where
+from flsv.clients.cohort import CohortTraining, where
 from flsv.clients.local_steps import LocalSteps
+from flsv.config import FederationConfig
 from flsv.data import FederatedDataModule
 from flsv.engines.one_process import OneProcess
 from flsv.engines.ranks import SeveralRanks, agree, ranks_of
 from flsv.engines.vmap import VmapProcess
+from flsv.identity import of_fit
 from flsv.loop.federation import FederationRun, Saver
 from flsv.loop.reports import RunReports
 from flsv.privacy import warn_of_noise
 from flsv.report.folder import FolderLock, leaves_files, run_folder
 from flsv.round import FederationState
 from flsv.server.checks import check_metric_shapes
-from flsv.server.config import FederationConfig
 from flsv.server.contribution_metrics import ContributionMetrics
-from flsv.server.identity import of_fit
 from flsv.server.resume import check_sharing
 
 _ENGINES: dict[str, Callable[..., OneProcess]] = {"sequential": OneProcess, "vmap": VmapProcess}
@@ -57,7 +57,7 @@ class LightningFit:
         given_seed: the loop's, or ``seed_everything``'s, or None.
         federation: the run; from ``on_fit_start`` on.
         reports: likewise, what is shown and written.
-        clients: the client side, a :class:`flsv.clients.cohort.CohortTraining`; None before training starts.
+        cohort: the client side; None before training starts.
     """
 
     def __init__(
@@ -76,10 +76,9 @@ class LightningFit:
         self.given_seed = os.environ.get("PL_GLOBAL_SEED") if config.seed is None else config.seed
         self.federation: FederationRun | None = None
         self.reports: RunReports | None = None
-        self.clients: Any = None
+        self.cohort: CohortTraining | None = None
         self.boundary: RoundBoundary | None = None
         self.average, self.finetuning = RoundAverage(), FinetuningState()
-        self._hooks: ClientHooks | None = None
         self._undo = ExitStack()
         self.files = config.reporting.files and leaves_files(trainer)
         if self.files and trainer.is_global_zero:
@@ -91,7 +90,7 @@ class LightningFit:
         """Tell the metrics of the federation, agree on what the run is, and let the trainer ask for batches and steps.
 
         Args:
-            settings: of the loop, see :func:`flsv.server.identity.settings_of`.
+            settings: of the loop, see :func:`flsv.identity.settings_of`.
         """
         trainer, config, data, state = self.trainer, self.config, self.data, self.state
         self._undo.enter_context(warnings.catch_warnings())
@@ -131,7 +130,7 @@ class LightningFit:
         make = _ENGINES[config.engine] if isinstance(config.engine, str) else config.engine
         if make is OneProcess and ranks_of(trainer).size > 1:
             make = SeveralRanks
-        engine = make(trainer, self.data, self.state, saver.states, config, self.steps)
+        engine = make(trainer, self.data, self.state, saver.store, config, self.steps)
         self.federation = FederationRun(config, self.board, self.state, engine, trainer.max_epochs)
         self.steps.begun = True
         if saver.asked is not None:
@@ -145,20 +144,17 @@ class LightningFit:
         trainer, federation, saver = self.trainer, self.running, self.saver
         engine = federation.engine
         assert self.reports is not None
-        batch_idx = (lambda: 0) if engine.idle else (lambda: engine.clients.batch_idx)
-        if not engine.idle:
-            self._hooks = ClientHooks(trainer, batch_idx)
-            self._undo.callback(self._hooks.remove)
         if saver.asked is not None:
             engine.options.apply(saver.asked)
             saver.asked = None
         self._change(*engine.patches())
-        federation.begin_training(saver.optimizers, saver.buffers)
-        saver.optimizers = saver.buffers = None
-        self.clients = engine.clients
+        federation.begin_training(saver.buffers)
+        saver.buffers = None
+        self.cohort = cohort = engine.cohort
+        batch_idx = (lambda: 0) if engine.idle else (lambda: cohort.batch_idx)
         # After the engine has looked at whose hooks are whose.
-        own = CallbackHooks(trainer, batch_idx, self.begin_batch, partial(self.end_batch, module))
-        self._undo.callback(own.remove)
+        hooks = BatchHooks(trainer, batch_idx, self.begin_batch, partial(self.end_batch, module), engine.idle)
+        self._undo.callback(hooks.remove)
         self.reports.look_at_start()
         self.boundary = RoundBoundary(trainer)
         self.average = RoundAverage(trainer.callbacks)  # type: ignore[attr-defined]
@@ -181,12 +177,16 @@ class LightningFit:
     @property
     def within_round(self) -> bool:
         """Whether clients train: the module is one of them."""
-        return self.clients is not None and self.clients.active
+        return self.cohort is not None and self.cohort.active
+
+    @property
+    def current_client(self) -> int | None:
+        """The client whose turn it is; None after the cohort's last, and outside of a round."""
+        return self.cohort.client if self.cohort is not None and self.cohort.active else None
 
     def place(self) -> str:
-        """Whose turn it is, in words."""
-        client = self.clients.client if self.within_round else None
-        return where(client, self.state.round_index, self.data.client_names)
+        """Say whose turn it is."""
+        return where(self.current_client, self.state.round_index, self.data.client_names)
 
     # ---- within a round
 
@@ -198,17 +198,22 @@ class LightningFit:
 
     def begin_batch(self, batch: Any) -> None:
         """A client of the cohort is to train on a batch."""
-        if self.clients.begin_batch(batch):
+        assert self.cohort is not None
+        if self.cohort.begin_batch(batch):
             assert self.reports is not None
             rounds = f"{self.state.round_index + 1}/{self.trainer.max_epochs}"
-            self.reports.terminal.text = {"round": rounds, "client": self.clients.place}
+            self.reports.terminal.text = {"round": rounds, "client": self.cohort.place}
+
+    def begin_step(self, optimizer: Any) -> None:
+        """A client is about to take an optimizer's step."""
+        assert self.cohort is not None
+        self.cohort.turn.begin_step(optimizer)
 
     def end_batch(self, module: L.LightningModule, outputs: Any, batch: Any) -> None:
         """A client has trained on a batch; with the cohort's last one, the round is over."""
-        if self._hooks is not None:
-            self._hooks.end_batch(outputs, batch)
+        assert self.cohort is not None
         self.average.end_batch(self.trainer)
-        if self.clients.end_batch(step_loss(self.trainer, outputs)):
+        if self.cohort.end_batch(step_loss(self.trainer, outputs)):
             self._end_round()
             self.average.end_round(self.trainer, module)
 
@@ -262,9 +267,9 @@ class LightningFit:
         if self.boundary is None or self.reports is None:
             return
         self.reports.flush()
-        if self.within_round:
+        if self.cohort is not None and self.cohort.active:
             self.boundary.rewind(checkpoint)
-            self.clients.local.optimizers.rewind(checkpoint)
+            self.cohort.turn.slots.rewind(checkpoint)
             self.finetuning.rewind(checkpoint)
         else:
             self.boundary.close_epoch(checkpoint)

@@ -21,6 +21,7 @@ from flsv.engines.one_process import OneProcess
 from flsv.filters import UpdateFilter
 from flsv.filters.copies import COPY
 from flsv.filters.outliers import LARGE, NOT_FINITE
+from flsv.identity import chosen, settings
 from flsv.loop.federation import FederationRun, Saver
 from flsv.loop.learned import learned, starts
 from flsv.metrics import ContributionMetric
@@ -33,7 +34,6 @@ from flsv.report.terminal import Terminal
 from flsv.round import FederationState, Round
 from flsv.round.result import Event, RoundResult, RunResult, Sink
 from flsv.server import ContributionMetrics
-from flsv.server.identity import chosen, settings
 
 if TYPE_CHECKING:
     import pandas

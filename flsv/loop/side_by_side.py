@@ -23,9 +23,12 @@ from flsv._lightning.evaluation import as_given
 from flsv.clients.client_manager import ClientManager
 from flsv.clients.cohort import CohortLoader
 from flsv.clients.kernel import RowTraining, SharedBatches, models_of, states_of
-from flsv.clients.optimizers import ClientOptimizers
 from flsv.clients.row_checks import moves_batches, not_batched
 from flsv.clients.row_step import batched_steps
+from flsv.clients.slots import Slots
+from flsv.clients.store import ClientStore
+from flsv.clients.turn import optimizer_slots
+from flsv.config import FederationConfig
 from flsv.engines.one_process import shared_space
 from flsv.errors import ConfigurationError
 from flsv.games.coalition import utility_of
@@ -34,10 +37,9 @@ from flsv.games.retraining import RetrainedUtility, evaluator_of
 from flsv.loop.coalition_servers import servers_of, unlike_alone
 from flsv.loop.federated_loop import FederatedLoop
 from flsv.parameters import ParameterSpace
-from flsv.participants import ALONE, ClientStates, Ranks, State
+from flsv.participants import ALONE, Ranks, State
 from flsv.sampling import FixedCohort
 from flsv.seeding import seed_global_rngs
-from flsv.server.config import FederationConfig
 from flsv.uploads import UploadContext, sanitize_report, upload
 
 #: How far the models may be apart relative to how far they went, and in terms of how far rounding puts them apart.
@@ -220,7 +222,8 @@ class CoalitionTraining(L.Callback):
             )
         for optimizer in trainer.optimizers:
             optimizer._opt_called = True  # torch warns of a schedule before a step
-        self._optimizers = ClientOptimizers(trainer, "reset")
+        self._store = ClientStore()
+        self._slots = Slots(optimizer_slots(trainer, "reset"), self._store)
         algorithm: Any = config.client_algorithm
         change, clip_norm = None if algorithm is None else algorithm.change, trainer.gradient_clip_val
         self._kernel = RowTraining(module, trainer.optimizers[0], clip_norm, shared=True, change=change)
@@ -231,7 +234,7 @@ class CoalitionTraining(L.Callback):
         board.bind(data.num_clients, data.num_classes, data.class_names, data.known_class_counts, data.client_names)
         facts = config.facts(models[0], space, data, self._seed, trainer.optimizers, board.metrics)
         servers = servers_of(facts, masks, models)
-        manager = ClientManager(trainer, data, space, ClientStates())
+        manager = ClientManager(trainer, data, space, self._store)
         self._kept: dict[tuple[int, int], State] = {}
         for index in range(trainer.max_epochs or 0):
             servers.begin_round(masks, models, index)
@@ -240,7 +243,7 @@ class CoalitionTraining(L.Callback):
             models = servers.end_round(models, manager.clients, manager.server)
             if not models.isfinite().all():
                 raise ConfigurationError("some coalitions come to models with NaN.")
-            self._optimizers.commit()
+            self._store.commit()
             self._step_schedules("epoch", index + 1)
         return models
 
@@ -260,13 +263,13 @@ class CoalitionTraining(L.Callback):
             rows = places[masks[:, visit.client]]
             drawn = self._begun(islice(batches, visit.batches), index, visit.client)
             shared = SharedBatches(drawn, visit.batches, len(rows))
-            self._optimizers.load(visit.client)
-            self._optimizers.begin_batch(0)
-            self._steps = 0
+            self._slots.enter(visit.client)
+            self._slots.begin_batch(0, visit.batches)
+            self._steps, self._batches = 0, visit.batches
             states = states_of(self._space, module, models[rows])
             with batched_steps(trainer):
                 trained, losses = self._kernel.train(states, shared, self._after_step)
-            self._optimizers.save(visit.client)
+            self._slots.leave(stage=True)
             sent = models_of(self._space, trained, models)
             self._upload(index, visit.client, rows, models, sent, losses)
             servers.receive(visit.client, rows, sent, visit.batches, losses)
@@ -283,7 +286,7 @@ class CoalitionTraining(L.Callback):
     def _after_step(self) -> None:
         self._steps += 1
         self._step_schedules("step", self._steps)
-        self._optimizers.begin_batch(self._steps)
+        self._slots.begin_batch(self._steps, self._batches)
 
     def _step_schedules(self, interval: str, count: int) -> None:
         """By rounds they are the federation's, by batches a client's, which continues them in its next round."""

@@ -9,7 +9,7 @@ that is enforced is one between processes. What a simulation shows that a deploy
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal, Protocol
@@ -49,76 +49,6 @@ class Prefixed(MutableMapping[str, Tensor]):
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
-
-
-class ClientStates:
-    """The clients' states within a fit.
-
-    What is written within a round counts from :meth:`commit` on: an interrupted round leaves no trace, and a checkpoint
-    holds what was there between two rounds.
-
-    Example:
-        >>> import torch
-        >>> states = ClientStates()
-        >>> states.of(3)["visits"] = torch.tensor(1)
-        >>> states.discard()
-        >>> states.of(3)
-        {}
-        >>> states.of(3)["visits"] = torch.tensor(1)
-        >>> states.commit()
-        >>> states.state_dict()
-        {3: {'visits': tensor(1)}}
-    """
-
-    def __init__(self) -> None:
-        self._committed: dict[int, dict[str, Tensor]] = {}
-        self._open: dict[int, dict[str, Tensor]] = {}
-
-    def of(self, client: int) -> State:
-        """The client's own state, to read and to write."""
-        if client not in self._open:
-            # Clones, so that a tensor that is changed in place within a round that fails is not changed.
-            self._open[client] = {name: value.clone() for name, value in self._committed.get(client, {}).items()}
-        return self._open[client]
-
-    def peek(self, client: int) -> State:
-        """The same to read only, without a copy."""
-        return self._open.get(client, self._committed.get(client, {}))
-
-    def commit(self) -> None:
-        """The round is complete."""
-        self._committed.update({client: state for client, state in self._open.items() if state})
-        for client in [client for client, state in self._open.items() if not state]:
-            self._committed.pop(client, None)
-        self._open = {}
-
-    def discard(self, client: int | None = None) -> None:
-        """The round is not; or, with a client, it is as if that one had not taken part in it."""
-        if client is None:
-            self._open = {}
-        else:
-            self._open.pop(client, None)
-
-    def clients(self) -> set[int]:
-        """Those who keep something."""
-        return {client for client, state in self._committed.items() if state}
-
-    def keep(self, clients: Collection[int]) -> None:
-        """Forget what all others keep: it is kept elsewhere."""
-        self._committed = {client: state for client, state in self._committed.items() if client in clients}
-
-    def state_dict(self) -> dict[int, dict[str, Tensor]]:
-        return {client: dict(state) for client, state in self._committed.items()}
-
-    def load_state_dict(self, state: dict[int, Any]) -> None:
-        self._committed, self._open = {client: dict(tensors) for client, tensors in state.items()}, {}
-
-    def to(self, device: Any) -> None:
-        """Move everybody's tensors."""
-        self._committed = {
-            client: {name: value.to(device) for name, value in state.items()}
-            for client, state in self._committed.items()
-        }
 
 
 Split = Literal["train", "val", "test"]

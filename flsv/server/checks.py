@@ -18,13 +18,13 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from flsv._lightning.round_boundary import REPLACED, WeightAveraging
+from flsv.config import ClientEvaluation, FederationConfig
 from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError, need_classes
 from flsv.games.performance import is_logged
 from flsv.metrics import ContributionMetric
 from flsv.parameters import ParameterSpace
 from flsv.round import VOCABULARY, stage_of
-from flsv.server.config import ClientEvaluation, FederationConfig
 from flsv.server.contribution_metrics import ContributionMetrics
 from flsv.strategy import Strategy
 from flsv.uploads import Upload

@@ -13,7 +13,7 @@ from torch import nn
 
 from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError
-from flsv.server.identity import Identity, dealt, described
+from flsv.identity import Identity, dealt, described
 
 #: Hyper-parameters that a module's weights belong to, even where another network's weights have the same shapes.
 NETWORK = ("network", "network_args")

@@ -17,6 +17,7 @@ from annotated_types import Ge
 from lightning.fabric.wrappers import _unwrap_objects
 from torch import Tensor, nn
 
+from flsv.config import named_head
 from flsv.data.groups import client_called
 from flsv.declared import Count, check_argument, checked
 from flsv.errors import ConfigurationError
@@ -30,7 +31,6 @@ from flsv.report.measured import numbers_of, overall
 from flsv.report.run_table import COLUMNS, frame, rows_of
 from flsv.round import Round, stage_of
 from flsv.server.checks import check_space
-from flsv.server.config import named_head
 from flsv.server.contribution_metrics import ContributionMetrics
 
 Model = Tensor | Mapping[str, Any] | Sequence[Any]

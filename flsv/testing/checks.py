@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from flsv.errors import ConfigurationError
-from flsv.server.identity import described
+from flsv.identity import described
 
 Check = Callable[[Any], None]
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from flsv.aggregation import Aggregator
 from flsv.clients.algorithms import ClientAlgorithm
+from flsv.config import ClientEvaluation
 from flsv.data import FederatedDataModule, Splits
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
@@ -25,7 +26,6 @@ from flsv.models.classifier import ClassifierClient
 from flsv.report.folder import Reporting
 from flsv.sampling import ClientSampler
 from flsv.seeding import generator_for, isolated_rngs
-from flsv.server.config import ClientEvaluation
 from flsv.testing.checks import Case, expect, is_one, pickles, same, saved
 
 NUM_CLIENTS, NUM_CLASSES, FEATURES, VALIDATION = 4, 3, 4, 12

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from small_loops import client_tensors
 from torch import Tensor
 from toys import Plain, fit, network, sgd, toy_data, vector
 
@@ -57,7 +58,7 @@ def pair(
     assert many.state.starts.keys() == one.state.starts.keys()
     for client, model in one.state.starts.items():
         close(many.state.starts[client], model)
-    for mine, theirs in zip(_tensors(many.state_dict()["clients"]), _tensors(one.state_dict()["clients"]), strict=True):
+    for mine, theirs in zip(_tensors(client_tensors(many)), _tensors(client_tensors(one)), strict=True):
         close(mine, theirs)
     mine, theirs = many.trained, one.trained
     assert mine.keys() == theirs.keys()

@@ -11,6 +11,7 @@ import pytest
 import torch
 from by_hand import loop_of
 from personalization.watched import watched
+from small_loops import client_tensors
 from torch import Tensor
 from toys import Plain, fit, network, sgd, toy_data, toy_sets
 
@@ -152,7 +153,7 @@ def test_fedem_shares_components_and_keeps_weights(tmp_path: Path) -> None:
         torch.testing.assert_close(round.server_vector.double(), average, rtol=1e-4, atol=1e-5)
     assert len(weights) > 2
     assert any(float(w.max()) > 0.4 for w in weights.values())
-    kept = {client: state[NAME] for client, state in loop.state_dict()["clients"].items()}
+    kept = {client: state[NAME] for client, state in client_tensors(loop).items()}
     assert kept.keys() == weights.keys()
     assert all(torch.equal(kept[client], weight) for client, weight in weights.items())
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from by_hand import Diverges
 from lightning.pytorch.callbacks import LambdaCallback
+from small_loops import client_tensors
 from torch import Tensor
 from toys import fit, network, sgd
 
@@ -69,7 +70,7 @@ def test_the_loop_says_who_sends_what_and_counts_it(tmp_path: Path) -> None:
     assert [(d.client, d.round_index, d.seed, d.num_clients) for d in seen[3:]] == [(c, 1, 9, 3) for c in range(3)]
     assert all(d.start_sent and d.num_parameters == loop.space.num_parameters for d in seen)
     assert loop.channel.numbers([0], "up").item() == loop.space.size + 7
-    assert [state["visits"].item() for state in loop.state_dict()["clients"].values()] == [2, 2, 2]
+    assert [state["visits"].item() for state in client_tensors(loop).values()] == [2, 2, 2]
 
 
 def test_a_client_with_a_start_of_its_own_is_sent_the_global_model_where_uploads_refer_to_it(tmp_path: Path) -> None:
@@ -126,7 +127,7 @@ def test_a_client_that_is_left_out_keeps_its_error_as_it_was(tmp_path: Path) -> 
     after = FederatedLoop(uploads=[TopK(0.05)], seed=SEED)
     with pytest.warns(UserWarning, match="client 1 returned a model with NaN"):
         module = fit(after, tmp_path, Diverges(network(), sgd, {(2, 1)}), rounds=3)
-    mine, theirs = (loop.state_dict()["clients"] for loop in (after, before))
+    mine, theirs = (client_tensors(loop) for loop in (after, before))
     assert torch.equal(mine[1]["upload.0.error"], theirs[1]["upload.0.error"])
     assert not torch.equal(mine[0]["upload.0.error"], theirs[0]["upload.0.error"])
     assert all(value.isfinite().all() for value in module.state_dict().values())

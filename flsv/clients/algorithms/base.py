@@ -205,7 +205,7 @@ class ClientAlgorithm(Strategy):
 
         Args:
             trainer: the fit's.
-            config: a :class:`flsv.server.config.FederationConfig`, what the federation is put together from.
+            config: a :class:`flsv.config.FederationConfig`, what the federation is put together from.
 
         Raises:
             ConfigurationError: what it cannot work with.

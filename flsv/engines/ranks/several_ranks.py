@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 import torch
@@ -14,15 +14,14 @@ from torch import Tensor
 from flsv._lightning.several_processes import Counted, LoggedValues, add, counted
 from flsv.clients.client_manager import ClientManager
 from flsv.clients.cohort import CohortLoader, CohortTraining
-from flsv.clients.train_client import LocalTraining
+from flsv.clients.turn import Turn
 from flsv.data import FederatedDataModule
-from flsv.engines.one_process import OneProcess
+from flsv.engines.one_process import Instruct, OneProcess
 from flsv.engines.ranks.strategy import ranks_of, share_weights
 from flsv.participants import Owners, Ranks
 from flsv.round import Instruction, Round
 from flsv.round.matrix import empty_rows
 from flsv.seeding import global_rngs, restore_global_rngs, restore_torch_rngs, torch_rngs
-from flsv.server import RoundServer
 
 
 class RankTraining(CohortTraining):
@@ -50,19 +49,16 @@ class RankTraining(CohortTraining):
     def begin_batch(self, batch: Any = None) -> bool:
         if not self.idle:
             return super().begin_batch(batch)
-        local = self.local
-        local.begin_visits()
+        self.turn.shared.begin_turns()
         # Schedules that are the federation's must not step here.
-        local.optimizers.load(self._cohort[0])
-        local.optimizers.begin_batch(0, last=True)
-        if local.windows.active:
-            local.windows.begin_batch(0, 1)
+        self.turn.slots.enter(self._cohort[0])
+        self.turn.slots.begin_batch(0, 1)
         return False
 
     def end_batch(self, loss: Tensor | None) -> bool:
         if not self.idle:
             return super().end_batch(loss)
-        self.local.optimizers.leave()
+        self.turn.slots.leave(stage=False)
         return True
 
     @property
@@ -89,7 +85,7 @@ class RankTraining(CohortTraining):
             "updates": [replace(update, vector=update.vector.new_empty(0)) for update in self.updates],
             "broken": self.broken,
             "trained": {client: model for client, model in trained.items() if model is not rows[client]},
-            "buffers": self.local.next_buffers,
+            "buffers": self.turn.shared.next_buffers,
             "counted": Counted() if self.idle else own,
             "last": (*global_rngs()[:2], *torch_rngs(device)) if has_last else None,
         }
@@ -113,7 +109,7 @@ class RankTraining(CohortTraining):
         told = {update.client_id: (rank, update) for rank, part in enumerate(parts) for update in part["updates"]}
         clients = [client for client in self._cohort if client in told]
         owners = [told[client][0] for client in clients]
-        matrix = empty_rows(len(clients), self.local.global_vector, self._trainer.default_root_dir)
+        matrix = empty_rows(len(clients), self.global_vector, self._trainer.default_root_dir)
         rows = dict(zip(clients, matrix))
         for client, vector in self._vectors().items():
             rows[client].copy_(vector)
@@ -122,7 +118,7 @@ class RankTraining(CohortTraining):
         self._matrix = matrix
         self.broken = [client for client in self._cohort if any(client in part["broken"] for part in parts)]
         if owners:
-            self.local.next_buffers = parts[owners[0]]["buffers"]
+            self.turn.shared.next_buffers = parts[owners[0]]["buffers"]
 
 
 class SeveralRanks(OneProcess):
@@ -141,25 +137,25 @@ class SeveralRanks(OneProcess):
         super().__init__(trainer, data, *rest)
         self._logged: LoggedValues | None = None
 
-    def begin_training(self, optimizer_state: dict[str, Any] | None, buffers: dict[str, Any] | None) -> None:
-        owners, states = self.owners, self._states
+    @property
+    def cohort(self) -> RankTraining:
+        return cast(RankTraining, super().cohort)
+
+    def begin_training(self, buffers: dict[str, Any] | None) -> None:
         # Every rank has read everybody's from the checkpoint.
-        held = optimizer_state or {"states": {}, "paces": {}}
-        owners.bind(states.clients() | set(held["states"]) | set(held["paces"]))
-        states.keep(owners.mine(states.clients()))
-        if optimizer_state is not None:
-            mine = {part: {c: s for c, s in held[part].items() if owners.has(c)} for part in ("states", "paces")}
-            optimizer_state = {**optimizer_state, **mine}
-        super().begin_training(optimizer_state, buffers)
-        of = self.clients
+        clients = self.store.clients()
+        self.owners.bind(clients)
+        self.store.keep(self.owners.mine(clients))
+        super().begin_training(buffers)
+        of = self.cohort
         self._logged = LoggedValues(self.trainer, lambda: of.position, self._exchange_logged, lambda: of.idle)
         self._gather()
 
     def _make_manager(self) -> ClientManager:
-        return ClientManager(self.trainer, self.data, self.space, self._states, self.owners)
+        return ClientManager(self.trainer, self.data, self.space, self.store, self.owners)
 
-    def _make_training(self, local: LocalTraining) -> RankTraining:
-        return RankTraining(local, self.manager)
+    def _make_cohort(self, turn: Turn) -> RankTraining:
+        return RankTraining(turn, self.manager)
 
     def _load(self, clients: list[int]) -> CohortLoader:
         self.owners.deal(clients)
@@ -176,13 +172,12 @@ class SeveralRanks(OneProcess):
 
     def end_training(self) -> CohortTraining:
         self._strategy.within_round = False
-        self.clients.exchange(self.ranks, self._state.round_index, self._config.evaluation.keeps)
+        self.cohort.exchange(self.ranks, self._state.round_index, self._config.evaluation.keeps)
         return super().end_training()
 
     def settle(self) -> None:
         # Everybody learns who keeps something, and so must stay where it is.
-        own = self._states.clients() | self.clients.local.optimizers.clients()
-        parts = self.ranks.everybody(sorted(own), "clients that keep something")
+        parts = self.ranks.everybody(sorted(self.store.clients()), "clients that keep something")
         self.owners.bind([client for part in parts for client in part])
         self._gather()
 
@@ -195,13 +190,12 @@ class SeveralRanks(OneProcess):
         self.ranks.give_up(f"its round {self._state.round_index + 1} ended before the last batch")
         return super().discard()
 
-    def received(self, server: RoundServer) -> dict[int, Tensor]:
-        return _together(self.ranks.everybody(self._received(server), "the clients' own models"))
+    def received(self, instruct: Instruct) -> dict[int, Tensor]:
+        return _together(self.ranks.everybody(self._received(instruct), "the clients' own models"))
 
-    def kept(self) -> tuple[dict[int, Any], dict[str, Any]]:
-        """As it stood after the last round: of all clients on rank 0, which writes checkpoints."""
-        states, optimizers, paces = self._kept
-        return states, {**super().kept()[1], "states": optimizers, "paces": paces}
+    def kept(self) -> dict[int, Any]:
+        """Return it as it stood after the last round: of all clients on rank 0, which writes checkpoints."""
+        return self._kept
 
     def close(self) -> None:
         self._strategy.within_round = False
@@ -209,8 +203,8 @@ class SeveralRanks(OneProcess):
             self._logged.remove()
         super().close()
 
-    def own_scores(self, server: RoundServer) -> dict[str, Tensor]:
-        own = super().own_scores(server)
+    def own_scores(self, instruct: Instruct) -> dict[str, Tensor]:
+        own = super().own_scores(instruct)
         result = {name: torch.full((self._state.num_clients,), float("nan")) for name in own}
         for clients, scores in self.ranks.everybody((self._mine(), own), "the clients' tests"):
             for name, values in scores.items():
@@ -222,16 +216,15 @@ class SeveralRanks(OneProcess):
 
     def _gather(self) -> None:
         """A round is complete: rank 0 learns what all clients keep."""
-        states, optimizers = super().kept()
-        self._kept: list[dict[int, Any]] = [states, dict(optimizers["states"]), dict(optimizers["paces"])]
+        self._kept: dict[int, Any] = super().kept()
         if self.owners.bound:
             parts = self.ranks.everybody(self._kept, "what clients keep")
             if self.ranks.rank == 0:
-                self._kept = [_together(each) for each in zip(*parts)]
+                self._kept = _together(parts)
 
     def _exchange_logged(self, value: Any, about: str) -> list[Any]:
         # After an epoch that ended early the others are elsewhere.
-        return [value] if self.clients.active else self.ranks.everybody(value, about)
+        return [value] if self.cohort.active else self.ranks.everybody(value, about)
 
     def agree(self, round: Round, contributions: Mapping[str, Tensor]) -> None:
         """All ranks must have come to the same.

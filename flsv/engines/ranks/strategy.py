@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from flsv.declared import Count, Positive, checked
 from flsv.engines.ranks.group import PARENT, end_with_parent, meet
 from flsv.errors import ConfigurationError
+from flsv.identity import Identity, versions
 from flsv.participants import ALONE, Ranks
-from flsv.server.identity import Identity, versions
 
 
 @checked

@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -21,8 +21,9 @@ from flsv._lightning.several_processes import Counted, add
 from flsv.attacks import Collusion
 from flsv.clients.client_manager import ClientManager
 from flsv.clients.cohort import CohortTraining
-from flsv.clients.train_client import LocalTraining
-from flsv.engines.one_process import IdleProcess
+from flsv.clients.turn import Turn
+from flsv.config import FederationConfig
+from flsv.engines.one_process import IdleProcess, Instruct
 from flsv.engines.remote.clients import Remote, RemoteClient
 from flsv.engines.remote.transport import Directory
 from flsv.errors import ConfigurationError
@@ -30,9 +31,6 @@ from flsv.models.imbalance import OWN_SCORES
 from flsv.report.folder import FolderLock
 from flsv.round import Instruction
 from flsv.round.matrix import empty_rows
-from flsv.server import ContributionMetrics, RoundServer
-from flsv.server.checks import check_names
-from flsv.server.config import FederationConfig
 
 #: How often a module without automatic optimization may step for one sample, before its site is not believed.
 STEPS_BY_HAND = 1000
@@ -42,7 +40,7 @@ class RemoteCohort(CohortTraining):
     """Lets the sites of a cohort train, within the idle batch of a round.
 
     Args:
-        local: of the server's module, which stays the global model.
+        turn: of the server's module, which stays the global model.
         manager: the sites.
         remote: the same, as those who train.
 
@@ -52,8 +50,8 @@ class RemoteCohort(CohortTraining):
 
     sent: Callable[[Mapping[int, Instruction]], None]
 
-    def __init__(self, local: LocalTraining, manager: ClientManager, remote: Remote) -> None:
-        super().__init__(local, manager)
+    def __init__(self, turn: Turn, manager: ClientManager, remote: Remote) -> None:
+        super().__init__(turn, manager)
         self._remote = remote
 
     @property
@@ -61,8 +59,8 @@ class RemoteCohort(CohortTraining):
         return f"{len(self._instructions)} sites"
 
     def begin_batch(self, batch: Any = None) -> bool:
-        start = self.local.global_vector
-        updates, self.broken = self._remote.train(self._instructions, start.device, self.local.space)
+        start = self.global_vector
+        updates, self.broken = self._remote.train(self._instructions, start.device, self.turn.shared.space)
         heard = {*self.broken, *(update.client_id for update in updates)}
         self.sent({client: instruction for client, instruction in self._instructions.items() if client in heard})
         if not heard:
@@ -87,8 +85,10 @@ class RemoteCohort(CohortTraining):
         self._remote.count({update.client_id for update in self.updates}.difference(clients))
 
 
-def check_deployment(config: FederationConfig, board: ContributionMetrics) -> None:
-    """Refuse what needs more of clients than sites give.
+def check_deployment(
+    config: FederationConfig, fields: Mapping[str, Mapping[str, Any]], evaluating: Mapping[str, Any]
+) -> None:
+    """Refuse what needs more of clients than sites give; the arguments are those of :meth:`RemoteFederation.check`.
 
     Raises:
         ConfigurationError: a part needs trained models, clients that see each other, class counts or samples.
@@ -105,15 +105,15 @@ def check_deployment(config: FederationConfig, board: ContributionMetrics) -> No
                 f"{role} {strategy!r} works with the clients' class counts, and a site knows nothing of "
                 "the others'. Choose another, or measure it in a simulation."
             )
-    for name, metric in board.evaluating.items():
+    for name, metric in evaluating.items():
         performance = getattr(metric, "performance", "accuracy")
         if not isinstance(performance, str):
             raise ConfigurationError(
                 f"the metric {name!r} lets sites measure models by {performance!r}, which cannot be sent to "
                 'them. Use performance="accuracy", "balanced_accuracy" or "negative_loss".'
             )
-    for name, fields in board.fields.items():
-        if name not in board.evaluating and "clients" in [each for each in fields.values() if isinstance(each, str)]:
+    for name, read in fields.items():
+        if name not in evaluating and "clients" in [each for each in read.values() if isinstance(each, str)]:
             raise ConfigurationError(
                 f"the metric {name!r} asks clients about their samples, which a deployment does not give. Leave "
                 "it out, or measure it in a simulation."
@@ -136,16 +136,16 @@ class RemoteFederation(IdleProcess):
         # A batch has a sample at least; who steps by hand may do so several times a batch.
         steps = config.local_epochs * (1 if trainer.lightning_module.automatic_optimization else STEPS_BY_HAND)
         num_classes = data.num_classes if data.no_classes is None else None
-        reports = check_names(config.strategies)
+        reports = [name for strategy in config.strategies.values() for name in strategy.reports]
         self._remote = Remote(directory, state, trainer.max_epochs or 1, steps, reports, num_classes)
         super().__init__(*options)
 
-    def check(self, board: ContributionMetrics) -> None:
-        check_deployment(self._config, board)
+    def check(self, fields: Mapping[str, Mapping[str, Any]], evaluating: Mapping[str, Any]) -> None:
+        check_deployment(self._config, fields, evaluating)
 
     def instruct(self, instructions: dict[int, Instruction], sent: Callable[[Mapping[int, Instruction]], None]) -> None:
         # Only what has reached a site counts: the cohort says it when the replies are there.
-        self.clients.sent = sent
+        cast(RemoteCohort, self.cohort).sent = sent
         super().instruct(instructions, lambda _: None)
 
     def commit(self) -> None:
@@ -159,7 +159,7 @@ class RemoteFederation(IdleProcess):
     def write_artifacts(self, cohort: Sequence[int], round_index: int, folder: Path) -> None:
         """Pictures of a site's data stay there."""
 
-    def received(self, server: RoundServer) -> dict[int, Tensor]:
+    def received(self, instruct: Instruct) -> dict[int, Tensor]:
         """Without the models that are at their sites alone."""
         personalizer, state = self._strategies.get("personalizer"), self._state
         if personalizer is None:
@@ -176,11 +176,11 @@ class RemoteFederation(IdleProcess):
         ]
         return manager
 
-    def _make_training(self, local: LocalTraining) -> CohortTraining:
-        return RemoteCohort(local, self.manager, self._remote)
+    def _make_cohort(self, turn: Turn) -> CohortTraining:
+        return RemoteCohort(turn, self.manager, self._remote)
 
-    def own_scores(self, server: RoundServer) -> dict[str, Tensor]:
-        scores = self._remote.test(server.instruct(self._mine(), self._state))
+    def own_scores(self, instruct: Instruct) -> dict[str, Tensor]:
+        scores = self._remote.test(instruct(self._mine()))
         unknown = dict.fromkeys(OWN_SCORES, float("nan"))
         everybody = [scores.get(client, unknown) for client in range(self._state.num_clients)]
         return {name: torch.tensor([each[name] for each in everybody]) for name in OWN_SCORES}

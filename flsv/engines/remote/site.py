@@ -17,6 +17,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from flsv._lightning.evaluation import count_answers
 from flsv.clients.algorithms.base import used_model
 from flsv.clients.client_manager import ClientManager
+from flsv.clients.store import TENSORS, ClientStore
 from flsv.data import FederatedDataModule, OneClient, Splits
 from flsv.engines.one_process import shared_space
 from flsv.engines.remote.messages import Packet, digest, failure_packet, pack, read_instruction, unpack, update_packet
@@ -26,7 +27,7 @@ from flsv.engines.remote.visit import Kept, SiteMemory, SiteVisit, noise_seed, o
 from flsv.errors import ConfigurationError
 from flsv.models.imbalance import ClassScores, plain_scores
 from flsv.parameters import ParameterSpace
-from flsv.participants import ClientStates, LocalData, at
+from flsv.participants import LocalData, at
 from flsv.uploads import UploadContext, sanitize_report
 
 _log = logging.getLogger(__name__)
@@ -168,17 +169,19 @@ class Site:
         args, kwargs = move_data_to_device(arguments, trainer.lightning_module.device)
         with at(local):
             answer = question(local, *args, **kwargs)
-            kept["state"] = {name: tensor.cpu() for name, tensor in local.state.items()}
+            tensors = {name: tensor.cpu() for name, tensor in local.state.items()}
+            kept["store"] = {**kept.get("store", {}), TENSORS: tensors}
         return answer
 
     def _open(self, packet: Packet, kept: Kept, trainer: L.Trainer) -> tuple[ParameterSpace, LocalData]:
         """What the site holds, with what it has kept."""
         module = trainer.lightning_module
         space, _ = shared_space(module, self._config)
-        states = ClientStates()
-        states.load_state_dict({0: kept.get("state", {})})
-        states.to(module.device)
-        manager = ClientManager(trainer, self._data, space, states, num_classes=packet.plain["classes"])
+        store, client = ClientStore(), packet.plain["client"]
+        store.load_state_dict({client: kept.get("store", {})})
+        store.to(module.device)
+        classes = packet.plain["classes"]
+        manager = ClientManager(trainer, self._data, space, store, first=client, num_classes=classes)
         tell = None
         if "who" in kept:
             client, clients, index = kept["who"]

@@ -15,21 +15,23 @@ import lightning as L
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from flsv._lightning.batch_hooks import BatchHooks, step_loss
 from flsv._lightning.durable import replacing
 from flsv._lightning.patches import PatchedAttributes, stepping
-from flsv._lightning.per_client import CallbackHooks, ClientHooks, step_loss
 from flsv.clients.client_manager import ClientManager
 from flsv.clients.cohort import CohortLoader
 from flsv.clients.local_steps import LocalSteps
+from flsv.clients.store import ClientStore
+from flsv.clients.turn import Turn
+from flsv.config import FederationConfig
 from flsv.data import FederatedDataModule
-from flsv.engines.one_process import local_training, shared_space
+from flsv.engines.one_process import shared_space
 from flsv.engines.remote.messages import Packet, Refused, digest, read_instruction
 from flsv.errors import ConfigurationError
-from flsv.participants import ClientStates, at
+from flsv.participants import at
 from flsv.round import ClientUpdate, FederationState
 from flsv.round.state import GLOBAL_MODEL
 from flsv.seeding import seed_global_rngs
-from flsv.server.config import FederationConfig
 
 Kept = dict[str, Any]
 
@@ -189,54 +191,54 @@ class SiteVisit(L.Callback):
         space, _ = shared_space(pl_module, self._config)
         for upload in self._config.uploads:
             upload.check(space)
-        self._states = ClientStates()
-        self._states.load_state_dict({0: self.kept["state"]} if self.kept.get("state") else {})
-        self._states.to(pl_module.device)
-        self._manager = ClientManager(trainer, self._data, space, self._states, num_classes=self._num_classes)
-        kept = self.kept.get("optimizers"), self.kept.get("buffers")
-        self._local = local_training(trainer, space, self._config, self._num_clients, self._steps, *kept)
-        self._local.upload_seed = self._upload_seed
+        self._store, client = ClientStore(), self._instruction.client_id
+        self._store.load_state_dict({client: self.kept["store"]} if self.kept.get("store") else {})
+        self._store.to(pl_module.device)
+        manager = ClientManager(trainer, self._data, space, self._store, first=client, num_classes=self._num_classes)
+        self._holder = manager.locals[0]
+        self._turn = turn = Turn(trainer, space, self._config, self._store, self._num_clients, self._steps)
+        turn.upload_seed = self._upload_seed
+        if (buffers := self.kept.get("buffers")) is not None:
+            turn.shared.restore(buffers)
         here = read_instruction(self._packet, pl_module.device)
         model = here.tensors.get(GLOBAL_MODEL, here.start)
         if model is not None:
             space.write(pl_module, model)
         seed_global_rngs(here.seed, "round", here.round_index)
-        self._local.begin_round()
+        turn.shared.begin_round()
         batches = len(trainer.train_dataloader)  # type: ignore[arg-type]
         epoch = batches // self._config.local_epochs
-        self._hooks = ClientHooks(trainer, lambda: self._local.position % epoch)
-        self._order = CallbackHooks(
-            trainer, lambda: self._local.position % epoch, self._local.begin_batch, partial(self._end_batch, trainer)
+        self._hooks = BatchHooks(
+            trainer, lambda: turn.position % epoch, turn.begin_batch, partial(self._end_batch, trainer)
         )
-        self._local.begin(here, self._manager.locals[0], int(self._data.num_samples[0]), batches)
+        turn.begin(here, self._holder, int(self._data.num_samples[0]), batches)
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
-        self._local.begin_step(optimizer)
+        self._turn.begin_step(optimizer)
 
     def _end_batch(self, trainer: L.Trainer, outputs: Any, batch: Any) -> None:
         if time.monotonic() - self._began > self._seconds:
             raise Refused(f"it has stopped, not ready after {self._seconds} s")
-        self._hooks.end_batch(outputs, batch)
-        if self._local.end_batch(step_loss(trainer, outputs)):
+        if self._turn.end_batch(step_loss(trainer, outputs)):
             self._leave()
             trainer.should_stop = True  # the other rounds are other visits
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._local.windows.remove()
-        self._order.remove()
+        self._turn.remove()
         self._hooks.remove()
 
     def _leave(self) -> None:
-        self.update = self._local.end()
+        self.update = self._turn.end()
         if self.update is None:
             return  # as if it had not taken part
-        self._local.end_round(self.update.vector)
-        self._states.commit()
-        with at(self._manager.locals[0]) as local:
+        shared = self._turn.shared
+        shared.end_round(self.update.vector)
+        self._store.commit()
+        self._store.to("cpu")
+        with at(self._holder) as local:
             self.kept = {
-                "state": {name: tensor.cpu() for name, tensor in self._states.peek(0).items()},
-                "optimizers": self._local.optimizers.state_dict(),
-                "buffers": self._local.buffers(),
+                "store": self._store.state_dict().get(self._instruction.client_id, {}),
+                "buffers": shared.buffers(),
                 "start": local.start,
                 "trained": local.model,
                 "sent": None if local.sent is local.model else local.sent,

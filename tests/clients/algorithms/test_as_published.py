@@ -25,6 +25,7 @@ from by_hand import (
     sharing_by_hand,
     unequal_data,
 )
+from small_loops import client_tensors
 from torch import Tensor, nn
 from toys import Plain, fit, network
 
@@ -103,7 +104,7 @@ def test_ditto(tmp_path: Path, batch_norm: bool) -> None:
     loop, module = ditto(evaluation=ClientEvaluation(every=ROUNDS)), Plain(copy.deepcopy(net), sgd)
     fit(loop, tmp_path, module, unequal_data(), rounds=ROUNDS)
     assert_same(module.net, expected)
-    kept = {client: state["ditto_model"] for client, state in loop.state_dict()["clients"].items()}
+    kept = {client: state["ditto_model"] for client, state in client_tensors(loop).items()}
     assert kept.keys() == personal.keys()
     for client, v in personal.items():
         whole = flat([*v.parameters(), *(buffer for buffer in v.buffers() if buffer.is_floating_point())])
@@ -284,7 +285,7 @@ def test_models_and_variates(tmp_path: Path, case: str, batch_norm: bool, failin
     assert_same(module.net, expected)
     # Of parameters: a BatchNorm's statistics would make them longer.
     torch.testing.assert_close(of_server(loop), server, rtol=1e-6, atol=1e-6)
-    states = loop.state_dict()["clients"]
+    states = client_tensors(loop)
     for client, own in clients.items():
         found = states.get(client, {}).get(of_client, torch.zeros_like(own))
         torch.testing.assert_close(found, own, rtol=1e-6, atol=1e-6)
@@ -302,7 +303,7 @@ def test_a_client_whose_update_is_excluded_leaves_no_trace(tmp_path: Path) -> No
         fit(loop, tmp_path, module, unequal_data(), rounds=ROUNDS)
     assert_same(module.net, expected)
     torch.testing.assert_close(variate(loop), c, rtol=1e-6, atol=1e-6)
-    for client, state in loop.state_dict()["clients"].items():
+    for client, state in client_tensors(loop).items():
         torch.testing.assert_close(state["control_variate"], c_i[client], rtol=1e-6, atol=1e-6)
 
 

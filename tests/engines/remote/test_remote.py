@@ -25,6 +25,7 @@ from remote_federation import (
     site,
 )
 from sifted import slow_except
+from small_loops import client_tensors
 
 from flsv import ClassifierClient, ClientEvaluation, FederatedLoop
 from flsv.aggregation import FedAdam, FedAvg, FedCE
@@ -144,7 +145,7 @@ def both(tmp_path: Path, make: Make, **options: Any) -> tuple[FederatedLoop, Fed
     )
     assert_same(remote, local)
     assert remote.channel.bytes(range(3), "up").tolist() == local.channel.bytes(range(3), "up").tolist()
-    for client, state in local.state_dict()["clients"].items():
+    for client, state in client_tensors(local).items():
         kept = kept_at(tmp_path / "b", NAMES[client])[-1]["state"]
         assert kept.keys() == state.keys()
         assert all(torch.equal(kept[name], state[name]) for name in kept)

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchmetrics import Metric, SumMetric
 
+from flsv.config import ROLES, FederationConfig
 from flsv.data import FederatedDataModule
 from flsv.errors import listed
 from flsv.seeding import seed_or_default
-from flsv.server.config import ROLES, FederationConfig
 from flsv.strategy import Strategy, own_parts
 
 #: Options that change no number: where things lie and are written, what is shown, and how fast it goes. Of the size of

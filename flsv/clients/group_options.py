@@ -1,0 +1,55 @@
+"""Options of an optimizer's parameter groups: read, put and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+#: Options of a parameter group that schedulers write: torch's and timm's.
+SCHEDULED = {"lr", "initial_lr", "max_lr", "min_lr", "lr_scale", "weight_decay", "betas"}
+SCHEDULED |= {"momentum", "base_momentum", "max_momentum"}
+#: Per optimizer and parameter group, options by name.
+Options = list[list[dict[str, Any]]]
+
+
+def options_of(optimizers: Sequence[Optimizer]) -> Options:
+    """Copy all options."""
+    return [
+        [{k: copied(v) for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+        for optimizer in optimizers
+    ]
+
+
+def copied(value: Any) -> Any:
+    """Copy a value of an optimizer's options or state."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    return value if isinstance(value, (int, float, str, tuple, type(None))) else deepcopy(value)
+
+
+def put(group: dict[str, Any], options: dict[str, Any]) -> None:
+    """Write options into a parameter group; a tensor stays the object that it is."""
+    for name, value in options.items():
+        present = group.get(name)
+        if isinstance(present, Tensor) and isinstance(value, Tensor) and present.shape == value.shape:
+            if present is not value:
+                with torch.no_grad():
+                    present.copy_(value)
+        else:
+            group[name] = deepcopy(value)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two states are equal."""
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        return isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape and bool((a == b).all())
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return bool(a == b)
