@@ -146,7 +146,7 @@ def both(tmp_path: Path, make: Make, **options: Any) -> tuple[FederatedLoop, Fed
     assert_same(remote, local)
     assert remote.channel.bytes(range(3), "up").tolist() == local.channel.bytes(range(3), "up").tolist()
     for client, state in client_tensors(local).items():
-        kept = kept_at(tmp_path / "b", NAMES[client])[-1]["state"]
+        kept = kept_at(tmp_path / "b", NAMES[client])[-1]["store"]["tensors"]
         assert kept.keys() == state.keys()
         assert all(torch.equal(kept[name], state[name]) for name in kept)
     return remote, local

@@ -68,8 +68,8 @@ def test_who_does_not_judge_is_as_one_not_drawn(tmp_path: Path, make: Any, inste
     assert loop.contributions["relevance"].by_class[1].isfinite().any()
     assert loop.participations.tolist() == [3, 3, 3]
     # The mixture of round 1, whose judgment never came, is not what it goes on from.
-    assert not torch.equal(kept[0]["state"]["own_model"], kept[1]["state"]["own_model"])
-    torch.testing.assert_close(kept[2]["start"], kept[0]["state"]["own_model"], rtol=0, atol=0)
+    assert not torch.equal(kept[0]["store"]["tensors"]["own_model"], kept[1]["store"]["tensors"]["own_model"])
+    torch.testing.assert_close(kept[2]["start"], kept[0]["store"]["tensors"]["own_model"], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_what_did_not_count_leaves_no_trace_at_its_site(tmp_path: Path, exclude:
     assert loop.participations.tolist() == [4, 2, 4]
     kept = [kept_at(tmp_path, name) for name in NAMES]
     assert [visit["who"][-1] for visit in kept[1]] == [0, 3]
-    own = torch.stack([visits[-1]["state"]["control_variate"] for visits in kept])
+    own = torch.stack([visits[-1]["store"]["tensors"]["control_variate"] for visits in kept])
     variate = loop.state_dict()["strategies"]["client_algorithm"]["variate"]
     torch.testing.assert_close(variate, own.mean(0), rtol=1e-5, atol=1e-6)
 
