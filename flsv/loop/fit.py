@@ -281,13 +281,15 @@ class LightningFit:
 
     def fail(self, module: L.LightningModule, exception: BaseException) -> None:
         """The fit has failed: name the client, forget its round, and leave everything as it was found."""
-        if self.federation is not None:
-            self.federation.engine.failed(exception, self.place())
-        if self.within_round:
-            exception.add_note(f"flsv: {self.place()} (clients are counted from 0, rounds from 1)")
-            self.discard(f"{type(exception).__name__} {self.place()}")
-        self.average.give_back(module)
-        self.close(failed=True)
+        try:
+            if self.federation is not None:
+                self.federation.engine.failed(exception, self.place())
+            if self.within_round:
+                exception.add_note(f"flsv: {self.place()} (clients are counted from 0, rounds from 1)")
+                self.discard(f"{type(exception).__name__} {self.place()}")
+            self.average.give_back(module)
+        finally:  # the folder's lock, too, whatever state the module is in
+            self.close(failed=True)
         if isinstance(exception, KeyboardInterrupt) and self.reports is not None:
             self.reports.stopped()
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -24,9 +25,9 @@ from flsv.clients.client_manager import ClientManager
 from flsv.clients.cohort import CohortLoader
 from flsv.clients.kernel import RowTraining, SharedBatches, clipping, models_of, states_of
 from flsv.clients.optimizers import ClientOptimizers
-from flsv.clients.row_checks import moves_batches, not_batched, not_by_rounds
+from flsv.clients.row_checks import moves_batches, not_batched, not_by_rounds, strange_hooks
 from flsv.clients.row_step import batched_steps
-from flsv.clients.row_trial import try_rows
+from flsv.clients.row_trial import why_not_rows
 from flsv.engines.one_process import shared_space
 from flsv.errors import ConfigurationError
 from flsv.games.coalition import utility_of
@@ -200,10 +201,11 @@ class CoalitionTraining(L.Callback):
         trainer.should_stop, trainer.fit_loop.min_epochs = True, 0
         config = self._loop.config
         why = _why_not(config) or not_batched(trainer, None, config.optimizer_state, schedules=True)
-        if why := why or not_by_rounds(trainer):
+        if why := why or not_by_rounds(trainer) or _hooks_of_rounds(trainer):
             raise ConfigurationError(f"{why}.")
         self._trainer, (self._space, _) = trainer, shared_space(pl_module, config)
-        try_rows(trainer, self._space, self._seed, shared=True)
+        if why := why_not_rows(trainer, self._space, self._seed):
+            raise ConfigurationError(f"{why}.")
         models = self._train()
         self.checked, self.models = models[: len(CHECKED)], models[len(CHECKED) :]
         self.scores = self._evaluate(trainer, self._space, self.models)
@@ -233,7 +235,7 @@ class CoalitionTraining(L.Callback):
         manager = ClientManager(trainer, data, space, ClientStates())
         self._kept: dict[tuple[int, int], State] = {}
         for index in range(trainer.max_epochs or 0):
-            trainer.fit_loop.epoch_progress.current.processed = index  # what current_epoch tells a step
+            trainer.fit_loop.epoch_progress.current.completed = index  # what current_epoch tells a step
             servers.begin_round(masks, models, index)
             for rows in torch.arange(len(masks), device=masks.device).split(chunk):
                 self._train_clients(index, rows, masks[rows], models, servers)
@@ -242,6 +244,7 @@ class CoalitionTraining(L.Callback):
                 raise ConfigurationError("some coalitions come to models with NaN.")
             self._optimizers.commit()
             self._step_schedules("epoch", index + 1)
+        trainer.fit_loop.epoch_progress.current.completed = 0
         return models
 
     def _train_clients(self, index: int, places: Tensor, masks: Tensor, models: Tensor, servers: Any) -> None:
@@ -308,6 +311,15 @@ class CoalitionTraining(L.Callback):
         same = all(a is b for a, b in zip(tree_leaves(given), tree_leaves(batch)))
         self._left = same and not moves_batches(self._trainer)
         return given
+
+
+def _hooks_of_rounds(trainer: L.Trainer) -> str | None:
+    """Say whose hooks between rounds would not be called; None: nobody's. What a module does at the end of a round is
+    most often to log: whether it does more, the coalition of all shows."""
+    module, mine = trainer.lightning_module, ("on_train_start", "on_train_epoch_start")
+    found: list[tuple[Any, str]] = [(module, hook) for hook in mine if is_overridden(hook, module, L.LightningModule)]
+    found += [(each, hooks[0]) for each, hooks in strange_hooks(trainer, (*mine, "on_train_epoch_end"))]
+    return f"{type(found[0][0]).__name__} defines {found[0][1]}, which would not be called" if found else None
 
 
 def _why_not(config: FederationConfig) -> str | None:
