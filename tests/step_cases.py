@@ -148,8 +148,8 @@ CASES: dict[str, Make] = {
     "a generator of torch": of(mixup(lambda m: torch.rand((), generator=m.torch_rng)), *[KEEPS + "torch_rng"] * 3),
     "a generator of NumPy": of(mixup(lambda m: m.numpy_rng.beta(0.4, 0.4)), *[KEEPS + "numpy_rng"] * 3),
     "a generator in an object": of(mixup(lambda m: m.drawing.rng.beta(0.4, 0.4)), *[KEEPS + "drawing"] * 3),
-    "NumPy's own generator": of(mixup(lambda m: np.random.beta(0.4, 0.4)), None, None, DRAWS),  # noqa: NPY002
-    "Python's own generator": of(mixup(lambda m: random.random()), None, None, DRAWS),
+    "NumPy's own generator": of(mixup(lambda m: np.random.beta(0.4, 0.4)), DRAWS, None, DRAWS),  # noqa: NPY002
+    "Python's own generator": of(mixup(lambda m: random.random()), DRAWS, None, DRAWS),
     "a masked loss": of(masked, None, None, "vmap: .*dynamic shape"),
     "torchmetrics": of(counts, None, None, KEEPS + "accuracy"),
     "outputs in a list": of(keeps, *[KEEPS + "outputs"] * 3),

@@ -67,7 +67,7 @@ def not_as_rows(trainer: L.Trainer, config: FederationConfig) -> str | None:
         return f"{why}. Take a schedule that steps by rounds or batches"
     if callable(config.engine):  # the data are elsewhere: every site sees it in its first steps
         return None
-    return why_not_rows(trainer, shared_space(module, config)[0], config.seed or 0)
+    return why_not_rows(trainer, shared_space(module, config)[0], config.seed or 0, draws=("torch",))
 
 
 class ShadowTraining(ClientAlgorithm):

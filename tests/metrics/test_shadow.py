@@ -54,7 +54,6 @@ EVERYBODY, SOME = [[0, 1, 2]] * ROUNDS, [[0, 2], [1], [0, 1]]
 PLAIN: dict[str, Any] = {
     "Adam": lambda: (Plain(network(batch_norm=False), adam), {}, EVERYBODY, "samples", 1.0),
     "dropout": lambda: (Plain(network(batch_norm=False, dropout=0.4)), {}, EVERYBODY, "samples", 1.0),
-    "Python's random numbers": lambda: (Draws(network(batch_norm=False)), {}, EVERYBODY, "samples", 1.0),
     "uniform": lambda: (Plain().double(), {"aggregator": FedAvg("uniform")}, EVERYBODY, "uniform", 1.0),
     "half": lambda: (Plain().double(), {"aggregator": FedAvg(server_lr=0.5)}, EVERYBODY, "samples", 0.5),
     "absent": lambda: (Plain(network(batch_norm=False)), {"sampler": Turns(SOME)}, SOME, "samples", 1.0),
@@ -238,6 +237,7 @@ def test_refused_before_training(tmp_path: Path, what: str) -> None:
 @pytest.mark.parametrize(
     ("module", "match"),
     [
+        (lambda: Draws(network(batch_norm=False)), "draws random numbers by random.*flsv retrain"),
         (lambda: Reads(network(batch_norm=False)), "rows of one batched model: vmap: .*flsv retrain"),
         (lambda: Twice(network(batch_norm=False)), "on_after_backward"),
         (lambda: Plain(network(batch_norm=False), lambda p: torch.optim.LBFGS(p)), "LBFGS"),
