@@ -126,7 +126,7 @@ class FederatedDataModule(FederationView):
         super().__init__()
         for name, value, kind in (("splits", splits, Splits), ("files", files, Files), ("loader", loader, Loader)):
             check_kind(self, name, value, kind, f"flsv.data.{kind.__name__}(...); leave it out for its defaults")
-        check_argument(type(self).__name__, "batch_size", batch_size, Count | None)
+        batch_size = check_argument(type(self).__name__, "batch_size", batch_size, Count | None)
         source = str(source) if isinstance(source, Path) else source
         labels, groups = _name(labels), _name(groups)
         self._reading = _reading(source, files, labels, groups, columns)
