@@ -171,9 +171,15 @@ class FederatedDataModule(FederationView):
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             return getattr(module, name)
 
-    def __str__(self) -> str:
-        # Lightning's own would open every loader and expects a DataLoader in each.
-        return f"{type(self).__name__}(source={self._source_name}, partitioner={self.partitioner!r})"
+    def __repr__(self) -> str:
+        made = f"{type(self).__name__}({self._source_name}, {self.partitioner!r})"
+        if self._dealt is None:
+            return f"{made}: not read yet, setup() does it"
+        classes = f"{self.num_classes} classes" if self.no_classes is None else "no classes"
+        samples = f"{int(self.num_samples.sum()):,} training samples"
+        return f"{made}: {self.num_clients} clients with {samples} of {classes}"
+
+    __str__ = __repr__  # Lightning's own would open every loader and expects a DataLoader in each
 
     # Lightning's life cycle
 
