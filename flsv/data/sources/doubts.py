@@ -61,8 +61,8 @@ def codes_for_gaps(
     others = numbers.where(~is_code).to_numpy(dtype=float)
     least, most = written[np.nanargmin(others)], written[np.nanargmax(others)]
     yield ColumnError(
-        f"{table.holding(is_code)}: {name!r} is {listed(marks)} in {is_code.sum()} rows, and from {least} to {most} in the others. "
-        f"A code for a missing value? Then name it (gaps).",
+        f"{table.holding(is_code)}: {name!r} is {listed(marks)} in {is_code.sum()} rows, and from {least} to {most} in "
+        "the others. A code for a missing value? Then name it (gaps).",
         {"gaps": {name: [*known.get(name, ()), *marks]}} if isinstance(known, dict) else {},
     )
 
@@ -116,6 +116,7 @@ def renamed(table: Table, names: Sequence[str]) -> list[tuple[list[str], ColumnE
     """Columns that some tables call otherwise than the others: their names, and what is to be said of them.
 
     Example:
+        >>> from flsv.data.sources.table import one_table
         >>> tables = [Table(f"{city}.csv", pd.DataFrame({name: [1]})) for city, name in (("B", "crp"), ("L", "CRP"))]
         >>> print(renamed(one_table(tables), ["crp", "CRP"])[0][1])
         B.csv has 'crp', L.csv 'CRP': give it one name in all tables, or leave it out.
