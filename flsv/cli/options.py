@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import importlib
 import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -64,6 +65,7 @@ class OptionHelp(TextHelp, DefaultHelpFormatter):
 
 #: How the parser says which there is not.
 _WRONG = re.compile(r"unrecognized arguments: --([\w.]+)|[Oo]ption '([\w.]+)' is not accepted")
+_CLASS = re.compile(r"Problem with given class_path '([\w.]+)'")
 #: Options of classes' arguments' arguments: --model.optimizer.lr.
 _DEPTH = 2
 
@@ -72,7 +74,12 @@ class _Suggests:
     """Errors of unknown options name those that they may be, of the parser's own."""
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
-        wrong = _WRONG.search(message)
+        wrong, given = _WRONG.search(message), _CLASS.search(message)
+        if wrong and given:
+            package, _, name = given[1].rpartition(".")
+            takes = inspect.signature(getattr(importlib.import_module(package), name)).parameters
+            names = ("..." if argument.kind is argument.VAR_KEYWORD else key for key, argument in takes.items())
+            super().error(f"{message}. {name} takes {', '.join(names)}.", ex)  # type: ignore[misc]
         near = nearest(wrong[1] or wrong[2], set(_options(self))) if wrong else []
         hint = f". Did you mean {' or '.join(f'--{each}' for each in near)}?" if near else ""
         return super().error(f"{message}{hint}", ex)  # type: ignore[misc]
