@@ -74,9 +74,10 @@ class _Suggests:
     """Errors of unknown options name those that they may be, of the parser's own."""
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
-        wrong, given = _WRONG.search(message), _CLASS.search(message)
-        if wrong and given:
-            package, _, name = given[1].rpartition(".")
+        wrong = _WRONG.search(message)
+        given = _CLASS.findall(message[: wrong.start()]) if wrong else []
+        if given:
+            package, _, name = given[-1].rpartition(".")
             takes = inspect.signature(getattr(importlib.import_module(package), name)).parameters
             names = ("..." if argument.kind is argument.VAR_KEYWORD else key for key, argument in takes.items())
             super().error(f"{message}. {name} takes {', '.join(names)}.", ex)  # type: ignore[misc]

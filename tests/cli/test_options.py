@@ -1,5 +1,6 @@
 """Options and configuration files: what comes of several, and what is wrong with one is said in one line."""
 
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -7,9 +8,21 @@ from pathlib import Path
 import pytest
 from cli_runs import CONFIGS, QUIET
 
-from flsv import FederatedLoop
+from flsv import ConfigurationError, FederatedDataModule, FederatedLoop
 from flsv.cli import main
+from flsv.cli.options import instantiated, option_parser
 from flsv.cli.parser import loop_of, make_cli
+from flsv.data import (
+    Columns,
+    DirichletPartitioner,
+    Files,
+    Loader,
+    LongTail,
+    ProportionPartitioner,
+    ShardPartitioner,
+    SizePartitioner,
+    Splits,
+)
 
 #: What plain parsers say.
 AT_ONCE = [
@@ -145,3 +158,55 @@ def test_a_file_that_cannot_be_meant(
     (line,) = [line for line in error.splitlines() if not line.startswith(("INFO", "Seed set"))]
     assert line.startswith("flsv: error: ")
     assert said in line
+
+
+#: What is there for a number, or for anything.
+ODD = (
+    "nan",
+    "-.inf",
+    "4.0",
+    "1.5",
+    "-1",
+    "1e400",
+    "true",
+    "null",
+    "x",
+    "[]",
+    "{}",
+    "[1, .nan]",
+    "99999999999999999999",
+)
+OBJECTS = (DirichletPartitioner, SizePartitioner, ProportionPartitioner, ShardPartitioner, LongTail)
+GROUPS = {"splits": Splits, "loader": Loader, "files": Files, "columns": Columns}
+
+
+@pytest.mark.slow
+def test_whatever_is_said_for_an_argument_ends_in_a_message_or_works() -> None:
+    """Hundreds of command lines, drawn from the signatures: no traceback of another package."""
+    parser = option_parser("flsv data", "", {"data": FederatedDataModule})
+    lines = [["data.batch_size", value] for value in ODD]
+    lines += [
+        [f"data.{group}.{name}", value] for group, kind in GROUPS.items() for name in parameters(kind) for value in ODD
+    ]
+    lines += [
+        ["data.partitioner", kind.__name__, name, value]
+        for kind in OBJECTS
+        for name in parameters(kind)
+        for value in ODD
+    ]
+    for *whose, name, value in lines:
+        first = [f"--{whose[0]}={whose[1]}"] if whose else []
+        try:
+            instantiated(parser, [*first, f"--{'data.partitioner.' if whose else ''}{name}={value}"])
+        except SystemExit:
+            pass
+        except ValueError as error:  # as main looks for what it says
+            cause: BaseException | None = error
+            while not isinstance(cause, ConfigurationError):
+                assert cause is not None, (whose, name, value)
+                cause = cause.__cause__
+    assert len(lines) > 500
+
+
+def parameters(kind: type) -> list[str]:
+    return list(inspect.signature(kind).parameters)
