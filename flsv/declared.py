@@ -198,7 +198,7 @@ def _choices(hint: Any) -> list[_Choice]:
     if kind in _UNIONS:
         return [choice for part in parts for choice in _choices(part)]
     if kind is Literal:
-        return [(_one_of(part), f'"{part}"' if isinstance(part, str) else repr(part)) for part in parts]
+        return [_one_of(part) for part in parts]
     if _is_list(hint):
         return [_each(_choices(parts[0]))]
     if kind is Callable:
@@ -248,8 +248,9 @@ _PLAIN: Mapping[Any, _Choice] = {
 }
 
 
-def _one_of(option: Any) -> Callable[[Any], Any]:
-    return _that(lambda value: isinstance(value, type(option)) and value == option)
+def _one_of(option: Any) -> _Choice:
+    words = f'"{option}"' if isinstance(option, str) else repr(option)
+    return _that(lambda value: isinstance(value, type(option)) and value == option), words
 
 
 def _each(choices: Sequence[_Choice]) -> _Choice:

@@ -84,20 +84,28 @@ def check_words(args: Sequence[str]) -> None:
         ...
         flsv.errors.ConfigurationError: federation.metrics.value: there is no ShadowShaply. Did you mean ShadowShapley?
     """
-    words = [word for each in args for word in (each.split("=", 1) if each.startswith("--") else [each])]
-    files = [value for name, value in pairwise(words) if name in ("-c", "--config")]
-    files += takewhile(lambda word: not word.startswith("-"), words[1:]) if words[:1] == ["data"] else []
-    given = [(name.removeprefix("--"), value) for name, value in pairwise(words)]
-    for file in files:
-        if not ("{" in file or ": " in file or "\n" in file):  # which is YAML itself
-            given += _leaves(check_file(find_config(file)), "")
     names = _public_names()
-    for option, name in given:
+    for option, name in _given(args):
         package, _, kind = name.rpartition(".")
         if _PARTS.fullmatch(option) and kind.isidentifier() and package.split(".")[0] in ("", "flsv"):
             near = difflib.get_close_matches(kind, names, 1, cutoff=0.75)
             if near and kind not in names:
                 raise ConfigurationError(f"{option}: there is no {name}. Did you mean {near[0]}?")
+
+
+def is_yaml(given: str) -> bool:
+    """Whether what is given as a file is a configuration itself."""
+    return "{" in given or ": " in given or "\n" in given
+
+
+def _given(args: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The options of a command line and of its files, and the texts that they have."""
+    words = [word for each in args for word in (each.split("=", 1) if each.startswith("--") else [each])]
+    yield from ((name.removeprefix("--"), value) for name, value in pairwise(words))
+    files = [value for name, value in pairwise(words) if name in ("-c", "--config") and not is_yaml(value)]
+    files += takewhile(lambda word: not word.startswith("-"), words[1:]) if words[:1] == ["data"] else []
+    for file in files:
+        yield from _leaves(check_file(find_config(file)), "")
 
 
 def _leaves(node: Any, path: str) -> Iterator[tuple[str, str]]:

@@ -16,7 +16,7 @@ from jsonargparse import SUPPRESS, ActionConfigFile, ArgumentParser, DefaultHelp
 from lightning.pytorch.cli import LightningArgumentParser
 
 from flsv.cli.command import TextHelp
-from flsv.cli.configs import check_file, find_config
+from flsv.cli.configs import check_file, find_config, is_yaml
 from flsv.plugins import subclasses
 
 #: Dictionaries by name: a file adds to those of the files before it, name by name, and ``{}`` drops them.
@@ -34,7 +34,7 @@ class ConfigFile(ActionConfigFile):
     """
 
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
-        if isinstance(values, str) and not ("{" in values or ": " in values or "\n" in values):  # that is YAML itself
+        if isinstance(values, str) and not is_yaml(values):
             values = str(find_config(values))
             check_file(Path(values))
         before = {name: cfg.get(name) for name in BY_NAME}

@@ -247,15 +247,16 @@ def read_column(table: Table, name: str, columns: Columns) -> tuple[str, pd.Seri
     values = without_gaps(table, name, "features", columns).astype(object).reset_index(drop=True)
     if name in (columns.categorical or ()):
         return WORDS, words_of(values)
-    texts = set(values.dropna()) if not table.typed else set()
-    kind = _KINDS.get(infer_dtype(values, skipna=True)) if table.typed else _kind_of_texts(texts, columns.decimal)
-    if kind is None or (kind == WORDS and not table.typed and all(map(_DAY.fullmatch, values.dropna()))):
+    inferred = _KINDS.get(infer_dtype(values, skipna=True))
+    kind = inferred if table.typed else _kind_of_texts(set(values.dropna()), columns.decimal)
+    dates = kind == WORDS and not table.typed and all(map(_DAY.fullmatch, values.dropna()))
+    if kind is None or dates:
         raise _no_kind(table, name, values)
     _check_decimals(table, name, values, columns)
     if kind == WORDS:
         return kind, words_of(values)
-    truths = values.map(lambda value: _TRUTHS.get(value, value)) if kind == TRUTH else values
-    numbers = pd.Series(parsed(truths, columns.decimal))
+    truths = _TRUTHS if kind == TRUTH else {}
+    numbers = pd.Series(parsed(values.map(lambda value: truths.get(value, value)), columns.decimal))
     _check_numbers(table, name, values, numbers, columns)
     return kind or NUMBERS, numbers
 

@@ -119,26 +119,22 @@ def renamed(table: Table, names: Sequence[str]) -> list[tuple[list[str], ColumnE
         >>> from flsv.data.sources.table import one_table
         >>> tables = [Table(f"{city}.csv", pd.DataFrame({name: [1]})) for city, name in (("B", "crp"), ("L", "CRP"))]
         >>> print(renamed(one_table(tables), ["crp", "CRP"])[0][1])
-        B.csv has 'crp', L.csv 'CRP': give it one name in all tables, or leave it out.
+        B.csv has 'crp', L.csv has 'CRP': give it one name in all tables, or leave it out.
     """
     places = range(len(table.parts))
-    has = {name: {place for place in places if name in table.parts[place].frame} for name in names}
+    has = {name: [place for place in places if name in table.parts[place].frame] for name in names}
     some = [name for name in names if len(has[name]) < len(places)]
     found = []
     while some:
-        alike = [some.pop(0)]
-        for other in some:
-            if _is_alike(alike[0], other) and not any(has[other] & has[one] for one in alike):
-                alike.append(other)
-        if len(alike) == 1 or sum(len(has[one]) for one in alike) < len(places):
-            continue
-        some = [each for each in some if each not in alike]
-        alike.sort(key=lambda one: len(has[one]))
-        where = [listed((table.parts[place].path for place in sorted(has[one])), 3) for one in alike]
-        where[-1] = "the others" if len(has[alike[-1]]) > 1 else where[-1]
-        said = [f"{where[0]} has {alike[0]!r}", *(f"{path} {name!r}" for path, name in zip(where[1:], alike[1:]))]
-        message = f"{', '.join(said)}: give it one name in all tables, or leave it out."
-        found.append((alike, ColumnError(message, {"exclude": alike})))
+        alike = [name for name in some if _is_alike(some[0], name)]
+        some = [name for name in some if name not in alike]
+        held = [place for name in alike for place in has[name]]
+        if len(alike) > 1 and sorted(held) == list(places):
+            alike.sort(key=lambda name: len(has[name]))
+            *fewer, most = (f"{listed(table.parts[place].path for place in has[name])} has {name!r}" for name in alike)
+            most = f"the others {alike[-1]!r}" if len(has[alike[-1]]) > 1 else most
+            message = f"{', '.join([*fewer, most])}: give it one name in all tables, or leave it out."
+            found.append((alike, ColumnError(message, {"exclude": alike})))
     return found
 
 
