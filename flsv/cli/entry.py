@@ -17,6 +17,7 @@ from typing import Any
 
 from flsv import __version__
 from flsv.cli.command import NO_BARS, STOPPED
+from flsv.cli.configs import check_words
 from flsv.errors import ConfigurationError
 
 #: Subcommands and what they are for.
@@ -110,8 +111,10 @@ def _run(given: list[str]) -> int:
     quiet = any(word in QUIET for word in given)
     given = [word for word in given if word not in QUIET]
     first = given[0] if given else "--help"
-    if not quiet:
-        _announce(first)
+    if first in {*OF_LIGHTNING, *OWN}.difference(AT_ONCE):
+        check_words(given)
+        if not quiet and sys.stderr.isatty():  # before PyTorch, which takes seconds, is imported
+            print(f"flsv {first}: loading PyTorch", file=sys.stderr, flush=True)
     if first == "--version":
         print(f"flsv {__version__}")
         return 0
@@ -150,12 +153,6 @@ def _run_lightning(given: list[str], command: str, quiet: bool) -> int:
     if quiet and command == "fit":
         cli.say_where(1)
     return 0
-
-
-def _announce(command: str) -> None:
-    """Something is on a terminal before PyTorch, which takes seconds, is imported."""
-    if command in {*OF_LIGHTNING, *OWN}.difference(AT_ONCE) and sys.stderr.isatty():
-        print(f"flsv {command}: loading PyTorch", file=sys.stderr, flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:
