@@ -62,7 +62,7 @@ def test_what_is_stopped_says_how_to_go_on(
     epoch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("stops.py").write_text(
+    Path(f"stops{epoch}.py").write_text(
         "import lightning as L\n\n\nclass Stops(L.Callback):\n"
         "    def on_train_batch_start(self, trainer, *_):\n"
         f"        if trainer.current_epoch == {epoch}:\n"
@@ -70,7 +70,7 @@ def test_what_is_stopped_says_how_to_go_on(
     )
     table = ["--federation.reporting.table", "true"]
     options = ["--config", str(written(Path("federation.yaml"))), *table, "--trainer.max_epochs", "2"]
-    options += ["--trainer.callbacks", "stops.Stops"]
+    options += ["--trainer.callbacks", f"stops{epoch}.Stops"]
     monkeypatch.setattr(sys, "argv", ["flsv", "fit", *options])
     before = signal.getsignal(signal.SIGINT)
     try:
