@@ -4,10 +4,10 @@
     python tools/kill_trials.py --trials 2 --only retrain "two ranks"
 
 Every kind is a command as a user types it. It runs once undisturbed; then, in every trial, one of its processes is
-killed or terminated, at random, after a random share of that time, and it is started again (``--ckpt_path last`` for a
-fit that has saved one) until it ends, with one to three kills. Compared to the bit are the last checkpoint without paths and batch counters,
-``contributions.csv``, samples' in-run values, and tables without seconds. A process that lives on for half a minute is a
-difference, too, as is status 0 of a command that has not done all.
+killed or terminated after a random share of that time, and it is started again (``--ckpt_path last`` for a fit that has
+saved one) until it ends, with one to three kills. Compared to the bit are the last checkpoint without paths and batch
+counters, ``contributions.csv``, samples' in-run values, and tables without seconds. A process that lives on for half a
+minute is a difference, too, and so is status 0 of a command that has not done all.
 """
 
 from __future__ import annotations
