@@ -174,8 +174,8 @@ def server_app(
     A site that is away, late, or sends garbage or a model that is not finite is named and left out of the round. Its
     contributions stay what they were.
 
-    How a run stands, and for which sites it waits, is in ``status.json`` of the folder: ``flwr run`` ends with status 0
-    whatever becomes of the run.
+    How a run stands, for which sites it waits, and at its end who has missed something, is in ``status.json`` of the
+    folder: ``flwr run`` ends with status 0 whatever becomes of the run.
 
     Args:
         make_module: makes the LightningModule.

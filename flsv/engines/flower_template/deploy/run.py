@@ -88,7 +88,7 @@ def state(run: str | None) -> str:
 
 
 def lives(found: str) -> bool:
-    return bool(found) and not found.startswith("finished")
+    return found != "" and not found.startswith("finished")
 
 
 def start() -> str:
