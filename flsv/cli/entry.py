@@ -16,7 +16,7 @@ import warnings
 from typing import Any
 
 from flsv import __version__
-from flsv.cli.command import NO_BARS, STOPPED
+from flsv.cli.command import NO_BARS, status_of, terminable
 from flsv.cli.configs import check_words
 from flsv.errors import ConfigurationError
 
@@ -40,6 +40,8 @@ OWN = {
 }
 #: Those that fit dozens of times: what Lightning says of each is of no use.
 MANY_FITS = ("retrain", "repeat", "bench")
+#: Those that leave out what is done already.
+KEEPING = (*MANY_FITS, "compare")
 #: Those that share their fits out to the processes of ``torchrun``.
 ON_RANKS = ("retrain",)
 #: Those that import no PyTorch.
@@ -70,7 +72,7 @@ def main(args: list[str] | None = None) -> int:
 
     Returns:
         The exit status: 0, 2 for a configuration that cannot work, or 1 for a disk that takes no more, or for a metric
-        that fails in ``flsv bench``; 130 after Ctrl-C.
+        that fails in ``flsv bench``; 130 after Ctrl-C, 143 after SIGTERM.
     """
     # A console script does not look for modules in the working folder, `python -m flsv` does: class paths of the
     # user's own modules shall work in both.
@@ -79,12 +81,14 @@ def main(args: list[str] | None = None) -> int:
     given = list(sys.argv[1:] if args is None else args)
     try:
         try:
-            return _run(given)
+            with terminable():
+                return _run(given)
         finally:
             sys.stdout.flush()
-    except KeyboardInterrupt:
-        print("flsv: stopped", file=sys.stderr)
-        return STOPPED
+    except KeyboardInterrupt as stopped:
+        kept = given[:1] and given[0] in KEEPING
+        print(f"flsv: stopped{'. What is done is kept: start the same again.' if kept else ''}", file=sys.stderr)
+        return status_of(stopped)
     except BrokenPipeError:  # whoever read, such as `head`, has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -92,7 +96,8 @@ def main(args: list[str] | None = None) -> int:
         if error.errno not in DISK_ERRORS:
             raise
         print(
-            f"flsv: error: {error}. What was saved before is whole: make room, and go on with --ckpt_path last.",
+            f"flsv: error: {error}. What was saved before is whole: make room, and start again, a fit that has saved a "
+            "checkpoint with --ckpt_path last.",
             file=sys.stderr,
         )
         return 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -11,6 +12,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from flsv._lightning.patches import PatchedAttributes, counted_length, no_placeholder, round_axis, stepping, unprofiled
 from flsv._lightning.per_client import CallbackHooks, ClientHooks, step_loss
@@ -290,8 +292,10 @@ class LightningFit:
             self.average.give_back(module)
         finally:  # the folder's lock, too, whatever state the module is in
             self.close(failed=True)
-        if isinstance(exception, KeyboardInterrupt) and self.reports is not None:
+        if isinstance(exception, KeyboardInterrupt | SIGTERMException) and self.reports is not None:
             self.reports.stopped()
+        if isinstance(exception, SIGTERMException):
+            exception.code = 128 + signal.SIGTERM  # Lightning would end a script that is not done with status 0
 
     def close(self, failed: bool = False) -> None:
         """Leave the trainer and the module as they were found."""
