@@ -29,7 +29,7 @@ from flsv.filters import OutlierFilter, UpdateFilter, with_guard
 from flsv.loop.federation import Saver
 from flsv.loop.fit import LightningFit
 from flsv.loop.reports import Contribution, contribution, events_of, table
-from flsv.loop.shadow import shadow_training
+from flsv.loop.shadow import check_coalitions, shadow_training
 from flsv.metrics import ContributionMetric, PrivacyLoss
 from flsv.parameters import ParameterSpace
 from flsv.participants import Channel, Client
@@ -170,6 +170,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         self.board = ContributionMetrics({**config.metrics, **spent}, check_names(config.strategies))
         for each in config.filters:
             each.check(personalizer, list(self.board.evaluating))
+        check_coalitions(config)
         self._reset()
         self._read_only = frozenset(_ARGUMENTS)
 

@@ -29,11 +29,14 @@ from flsv.participants import Client
 from flsv.participants.sharing import sharing
 from flsv.privacy import GaussianPrivacy
 from flsv.round import ClientUpdate, FederationState, Round, TrainedCoalitions
+from flsv.server.config import FederationConfig
 from flsv.strategy import Federation
 
 ROWS, TRAINED = "coalition_models", "trained_coalition_models"
 #: Bytes of the rows at the server and on their way, from which on a run is refused.
 MOST_BYTES = 2**32
+#: What to do, also on the command line.
+_WITHOUT = "leave ShadowShapley out (--config digits is quickstart without it)"
 
 
 class ShadowTraining(ClientAlgorithm):
@@ -112,8 +115,6 @@ class ShadowTraining(ClientAlgorithm):
 
     def _why_not(self, trainer: Any, config: Any) -> str | None:
         """Why coalitions' models would not be those of runs of the coalitions, and what to do."""
-        if why := unlike_alone(config, self.algorithm, losses=False):
-            return f"{why}. Leave it out, or leave ShadowShapley out"
         if any(isinstance(each, GaussianPrivacy) for each in config.uploads):
             return "noise would be spent on each of these models. Leave one of the two out"
         if kept := sharing(config.share, trainer.lightning_module, config.head).kept:
@@ -210,7 +211,20 @@ def shadow_training(metrics: Mapping[str, Any], given: ClientAlgorithm | None) -
     if inner is not None and not inner.entrywise:
         raise ConfigurationError(
             f"metrics {list(asking)} train coalitions' models as rows of one batched model, and "
-            f"client_algorithm={inner!r} does more than to change gradients entry by entry, as FedProx does. Leave one "
-            "of the two out."
+            f"client_algorithm={inner!r} does more than to change gradients entry by entry, as FedProx does. Leave "
+            f"it out, or {_WITHOUT}."
         )
     return ShadowTraining(wanted[0], inner)
+
+
+def check_coalitions(config: FederationConfig) -> None:
+    """Check that the parts of a loop can be trained in coalitions, if a metric asks for that.
+
+    Raises:
+        ConfigurationError: naming the part that cannot.
+    """
+    algorithm = config.client_algorithm
+    if isinstance(algorithm, ShadowTraining) and (why := unlike_alone(config, algorithm.algorithm, losses=False)):
+        raise ConfigurationError(
+            f"ShadowShapley trains a model for each of many coalitions, and {why}. Leave it out, or {_WITHOUT}."
+        )
