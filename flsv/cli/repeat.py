@@ -53,7 +53,7 @@ def repeat(
 
     Returns:
         A row per metric and client, by the names in :data:`flsv.report.reading.HEADER`, and the file that they were
-        written to. ``runs`` are those in which the client has a value; ``share`` is that of the means above 0.
+        written to. ``runs`` are those in which the client has a value; ``share`` is that of the means above 0, of metrics to pay by.
 
     Raises:
         ConfigurationError: fewer than 2 runs; a folder with runs of another configuration or other data; runs that do
@@ -121,7 +121,8 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
             "mean": mine["mean"].map("{:.4g}".format),
             "90 % interval": mine["low"].map("{:.4g}".format) + " to " + mine["high"].map("{:.4g}".format),
             "std of runs": mine["std"].map("{:.3g}".format),
-            "share": mine["share"].map(percent),
         }
+        if mine["share"].notna().any():
+            columns["share"] = mine["share"].map(percent)
         print_table(f"{metric}, {options.runs} runs", mine["client_name"].tolist(), columns)
     print(f"Summary: {shown(path)}")

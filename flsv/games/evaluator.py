@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from typing import Any, Literal
 
@@ -191,6 +191,11 @@ class ModelEvaluator(VectorEvaluator):
         ``vector [P]``, in full precision; see :func:`flsv.games.gradients.gradient_products`."""
         self._replica.follow(self._module)
         return gradient_products(self._replica.module, self.space, self._batches, self.support, vector, updates)
+
+    @property
+    def batches(self) -> Sequence[tuple[Any, Any]]:
+        """Pairs ``(x, y)`` on the models' device."""
+        return self._batches
 
     @property
     def support(self) -> Tensor:

@@ -114,7 +114,9 @@ def test_one_command_at_a_time_in_a_folder(name: str, tmp_path: Path, capsys: py
 def test_what_is_refused_before_the_first_round_leaves_no_folder(tmp_path: Path) -> None:
     config = ["--config", str(written(tmp_path / "federation.yaml")), f"--trainer.default_root_dir={tmp_path}"]
     assert main(["fit", *config]) == 0
-    assert main(["fit", *config, "--data.splits.server_val=0", "--federation.metrics", '{"sv": "CumulativeShapley"}']) == 2
+    assert (
+        main(["fit", *config, "--data.splits.server_val=0", "--federation.metrics", '{"sv": "CumulativeShapley"}']) == 2
+    )
     assert [path.name for path in (tmp_path / "lightning_logs").iterdir()] == ["version_0"]
 
 

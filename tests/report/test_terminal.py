@@ -15,7 +15,7 @@ from toys import Plain, fit, network, toy_data
 
 from flsv import Reporting, counting
 from flsv.loop import FederatedLoop
-from flsv.metrics import ClassSpecificShapley, CumulativeShapley, PartialFederatedShapley
+from flsv.metrics import ClassSpecificShapley, CumulativeShapley, PartialFederatedShapley, ShadowShapley
 from flsv.report import terminal
 from flsv.report.run_table import Numbers, frame, rows_of
 from flsv.report.terminal import chosen, client_columns, print_table
@@ -155,3 +155,20 @@ def test_of_many_clients_the_highest_and_the_lowest_ten() -> None:
     assert len([line for line in text.splitlines() if "\N{HORIZONTAL ELLIPSIS}" in line]) == 1
     assert chosen(values[:20], 20) == list(range(20))
     assert chosen(None, 50) == [*range(10), *range(40, 50)]
+
+
+class LogsByGroup(Plain):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log_dict({"val/f1": torch.tensor(0.5), "lr": torch.tensor(0.1)})
+
+
+def test_who_contributed_most_is_said_by_the_metric_nearest_to_retraining_and_all_that_is_logged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metrics = {"val": CumulativeShapley(), "value": ShadowShapley()}
+    loop = FederatedLoop(metrics=metrics, seed=1)  # type: ignore[arg-type]
+    fit(loop, tmp_path, LogsByGroup(network(batch_norm=False)), rounds=2)
+    said = capsys.readouterr().out
+    assert "By val, " not in said
+    assert "By value, " in said
+    assert "Model:   val/f1 0.5, lr 0.1" in said
