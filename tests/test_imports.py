@@ -55,7 +55,7 @@ def declared() -> set[str]:
 def test_what_is_imported_is_declared_and_the_other_way_round() -> None:
     mine = {DISTRIBUTIONS.get(name, name).lower(): files[0] for name, files in imported().items()}
     assert mine.keys() <= declared(), mine
-    assert declared() - mine.keys() == {"pyarrow", "rich"}  # pandas and Lightning import them
+    assert declared() - mine.keys() == {"pyarrow"}  # pandas imports it
 
 
 @pytest.mark.slow

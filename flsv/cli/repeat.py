@@ -53,7 +53,8 @@ def repeat(
 
     Returns:
         A row per metric and client, by the names in :data:`flsv.report.reading.HEADER`, and the file that they were
-        written to. ``runs`` are those in which the client has a value; ``share`` is that of the means above 0, of metrics to pay by.
+        written to. ``runs`` are those in which the client has a value; ``share`` is that of the means above 0, of
+        metrics to pay by.
 
     Raises:
         ConfigurationError: fewer than 2 runs; a folder with runs of another configuration or other data; runs that do

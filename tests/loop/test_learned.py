@@ -124,7 +124,7 @@ def test_the_warning_the_record_the_table_and_the_report_say_it(
         rows = page.partition("shares out the model's")[2].splitlines()
         (row,) = [line for line in rows if line.startswith("| sv |")]
         assert row.endswith(f"| {paid['sum']:.3g} |")
-        assert f"the values of sv sum to {paid['sum']:.4g}" in table
+        assert f"; sv sums to {paid['sum']:.4g}" in table
 
 
 @pytest.mark.parametrize(
