@@ -11,6 +11,7 @@ import shlex
 import shutil
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -66,11 +67,14 @@ class FederatedCLI(LightningCLI):
 
     Args:
         quiet: say nothing of where the results are.
+        loaded: is called when all is imported and read.
         arguments: of ``LightningCLI``.
     """
 
-    def __init__(self, *arguments: Any, quiet: bool = False, **options: Any) -> None:
-        self.quiet = quiet
+    def __init__(
+        self, *arguments: Any, quiet: bool = False, loaded: Callable[[], None] = lambda: None, **options: Any
+    ) -> None:
+        self.quiet, self._loaded = quiet, loaded
         given = options.get("args")
         self._given = list(sys.argv[1:] if given is None else given)
         self._asked = next(iter(self._given), None)
@@ -97,6 +101,11 @@ class FederatedCLI(LightningCLI):
                 action._enable_path = False  # type: ignore[attr-defined]
         ready_made = f"flsv.{ClassifierClient.__name__}"
         parser.set_defaults({"model": {"class_path": ready_made, "init_args": {"network": "mlp"}}})
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """As Lightning does."""
+        super().parse_arguments(parser, args)
+        self._loaded()
 
     def before_instantiate_classes(self) -> None:
         """Raise where a group of options is there without any."""
@@ -221,12 +230,15 @@ class FederatedCLI(LightningCLI):
             print(f"Predictions: {self.written.where}")
 
 
-def make_cli(args: list[str] | None = None, run: bool = True, quiet: bool = False) -> FederatedCLI:
+def make_cli(
+    args: list[str] | None = None, run: bool = True, quiet: bool = False, loaded: Callable[[], None] = lambda: None
+) -> FederatedCLI:
     """Parse a command line, build what it names and, with ``run``, do what its subcommand says.
 
     Args:
         args: the arguments, by default those of the process; without ``run`` there is no subcommand among them.
         quiet: print neither where weights come from nor where results are.
+        loaded: is called when all is imported and read.
     """
     return FederatedCLI(
         L.LightningModule,
@@ -241,6 +253,7 @@ def make_cli(args: list[str] | None = None, run: bool = True, quiet: bool = Fals
         save_config_kwargs={"save_to_log_dir": False},
         args=args,
         quiet=quiet,
+        loaded=loaded,
     )
 
 
