@@ -217,14 +217,16 @@ def shadow_training(metrics: Mapping[str, Any], given: ClientAlgorithm | None) -
     return ShadowTraining(wanted[0], inner)
 
 
-def check_coalitions(config: FederationConfig) -> None:
-    """Check that the parts of a loop can be trained in coalitions, if a metric asks for that.
+def with_coalitions(**arguments: Any) -> FederationConfig:
+    """A loop's configuration, whose parts can be trained in coalitions if a metric asks for that.
 
     Raises:
         ConfigurationError: naming the part that cannot.
     """
+    config = FederationConfig(**arguments)
     algorithm = config.client_algorithm
     if isinstance(algorithm, ShadowTraining) and (why := unlike_alone(config, algorithm.algorithm, losses=False)):
         raise ConfigurationError(
             f"ShadowShapley trains a model for each of many coalitions, and {why}. Leave it out, or {_WITHOUT}."
         )
+    return config
