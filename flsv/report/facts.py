@@ -20,7 +20,7 @@ from flsv.report.text import WORDS, by_value, number, percent, value_columns
 SAY: Mapping[str, str] = WORDS["page"]
 #: Of the validation set in one class, from which on accuracy says little of who taught the model what.
 _MOSTLY = 0.7
-RETRAINED_HEAD = ("client", "value", "90 % interval", "share")
+RETRAINED_HEAD = ("client", "value", "90 % interval", "share by retraining")
 
 
 def share(part: float, whole: float) -> float:

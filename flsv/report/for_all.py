@@ -18,7 +18,19 @@ from flsv.report.html import command, section, table, warning
 from flsv.report.measured import own_title
 from flsv.report.reading import Run
 from flsv.report.shares import SHARE_HEAD, Shares
-from flsv.report.text import NONE, WORDS, by_value, ends_of, joined, number, numbers, percent, performance, ranking
+from flsv.report.text import (
+    NONE,
+    WORDS,
+    by_value,
+    ends_of,
+    joined,
+    nearest_first,
+    number,
+    numbers,
+    percent,
+    performance,
+    ranking,
+)
 
 #: Clients that are shown; of more the highest and the lowest ten.
 MOST = 30
@@ -119,12 +131,11 @@ def _contributions(run: Run, order: Sequence[int], names: Sequence[str]) -> Mark
 
 
 def _ranking(run: Run) -> list[str]:
-    """By the first metric that one may pay by."""
-    metric = next((metric for metric in run.metrics if run.about(metric)["to_pay_by"]), None)
-    if metric is None:
-        return []
+    """By that metric that one may pay by which is the nearest to retraining."""
     names = [run.label(client) for client in range(run.num_clients)]
-    return ranking(names, run.final(metric), *run.ends(metric), metric)
+    for metric in nearest_first({m: run.about(m)["class"] for m in run.metrics if run.about(m)["to_pay_by"]})[:1]:
+        return ranking(names, (run.final(metric), *run.ends(metric)), metric, run.record)
+    return []
 
 
 def _learned(run: Run) -> list[Markup | str]:
