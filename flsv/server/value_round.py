@@ -15,6 +15,7 @@ import pandas
 import torch
 from annotated_types import Ge
 from lightning.fabric.wrappers import _unwrap_objects
+from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 
 from flsv.data.groups import client_called
@@ -73,6 +74,7 @@ class RoundValues:
 
 @checked
 @torch.inference_mode(False)  # what the metrics keep is written again in later rounds
+@isolate_rng()  # a DataLoader draws from torch's generator whenever it is read, and the caller's rounds go on with that
 def value_round(
     module: nn.Module,
     start: Model,
@@ -140,7 +142,7 @@ def value_round(
         [0.75]
     """
     module = _unwrap_objects(module)
-    board = ContributionMetrics(_by_name(metrics, loss))
+    board = ContributionMetrics(metrics_by_name(metrics, loss))
     head = named_head(board.metrics.values())
     space = ParameterSpace(module, head)
     own = [metric for metric in board.metrics.values() if isinstance(metric, ContributionMetric)]
@@ -232,8 +234,8 @@ class _Cohort:
         return values
 
 
-def _by_name(metrics: Any, loss: Any) -> Mapping[str, ContributionMetric]:
-    """The metrics by the names that their values get."""
+def metrics_by_name(metrics: Any, loss: Any = None) -> Mapping[str, ContributionMetric]:
+    """Return the metrics by the names that their values get."""
     if isinstance(metrics, Mapping):
         return metrics
     if metrics is None:
