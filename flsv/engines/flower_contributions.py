@@ -37,7 +37,7 @@ class Contributions(Strategy):
     """Any strategy of Flower's message API, with each client's contribution to each round.
 
     Everything is passed on to the strategy, and the model is the one that it trains without this, to the bit. Each
-    round's replies are valued before the strategy aggregates them (:func:`flsv.value_round`). A client's values stand in
+    round's replies are valued before the strategy aggregates them (:func:`flsv.value_round`). Clients' values stand in
     the round's MetricRecord, as ``"value/Boston"``, which Flower logs and keeps in ``Result.train_metrics_clientapp``:
     each is the value of all rounds so far, and NaN in a round for which the client sent no model.
 
@@ -62,9 +62,9 @@ class Contributions(Strategy):
         options: of :func:`flsv.value_round`: ``loss``, ``num_classes``, ``deltas``, ``seed``.
 
     Raises:
-        ConfigurationError: before any client trains: whatever :func:`flsv.value_round` refuses, such as metrics that ask
-            the clients or train coalitions, arrays that do not fit the module, one client alone; a folder that holds a
-            run, or cannot be written.
+        ConfigurationError: before any client trains: whatever :func:`flsv.value_round` refuses, such as metrics that
+            ask the clients or train coalitions, arrays that do not fit the module, one client alone; a folder that
+            holds a run, or cannot be written.
 
     Example:
         >>> from flwr.serverapp.strategy import FedAvg
