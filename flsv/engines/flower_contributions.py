@@ -117,7 +117,8 @@ class Contributions(Strategy):
         if first:
             self._num_clients = self._num_clients or len(nodes)
             unseen = copy.deepcopy(self._metrics)
-            self._value_round(self._start, [self._start] * 2, metrics=unseen, num_clients=self._num_clients)
+            updates = [self._start] * 2
+            self._value_round(start=self._start, updates=updates, metrics=unseen, num_clients=self._num_clients)
         return messages
 
     def aggregate_train(
@@ -164,10 +165,10 @@ class Contributions(Strategy):
                 told[name] = self._entries(_only(reply.content.array_records)), numbers
         clients = self._numbered(told)
         key = getattr(self.strategy, "weighted_by_key", "num-examples")
-        samples = {client: told[name][1].get(key) for name, client in clients.items()}
+        samples: dict[int, Any] = {client: told[name][1].get(key) for name, client in clients.items()}
         found = self._value_round(
-            self._start,
-            {client: told[name][0] for name, client in clients.items()},
+            start=self._start,
+            updates={client: told[name][0] for name, client in clients.items()},
             metrics=self._metrics,
             num_samples=None if set(samples.values()) == {None} else samples,
             num_clients=self._num_clients,
@@ -244,10 +245,10 @@ class _Files:
             samples: of the round's clients; None where they do not say.
         """
         known = [*names, *(f"not seen ({client})" for client in range(len(names), len(found.names)))]
-        if self._board is None:
+        if not self._names:
             self._csv.begin(0)
-        if known != self._names:
-            self._begin(known)
+        if known != self._names or self._board is None:
+            self._board = self._begin(known)
         counts = torch.tensor([count or 1 for count in samples.values()]).double()
         weights = torch.full((len(known),), math.nan).double()
         weights[[*samples]] = counts / counts.sum()
@@ -261,13 +262,13 @@ class _Files:
         self._record |= {"clients": known, "samples": told, "rounds_done": index + 1}
         write_record(self._folder, self._record)
 
-    def _begin(self, names: Sequence[str]) -> None:
-        """Go on with these names: TensorBoard's runs are called by them."""
+    def _begin(self, names: Sequence[str]) -> TensorBoard:
+        """Return the writer of TensorBoard's runs, which are called by these names."""
         self._names[:] = names
         if self._board is not None:
             self._board.close()
         trainer: Any = SimpleNamespace(max_epochs=None, callback_metrics={})
-        self._board = TensorBoard(self._logger, trainer, self._metrics, names, None, Reporting(figures=0))
+        return TensorBoard(self._logger, trainer, self._metrics, names, None, Reporting(figures=0))
 
     def finish(self) -> None:
         """Note that the run has come to its end, and say where it is."""

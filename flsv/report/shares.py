@@ -111,8 +111,8 @@ def basis_of(run: Run, by: str | None = None) -> Basis:
     """
     if "of_rounds" in run.record:
         raise ConfigurationError(
-            f"{run.folder} has metrics of rounds that {run.record['of_rounds']} ran, and no budget can be shared out by "
-            "them: no coalition was trained. Run the federation with a FederatedLoop, and ShadowShapley or flsv retrain."
+            f"{run.folder} has metrics of rounds that {run.record['of_rounds']} ran, and no budget is shared out by "
+            "them: no coalition was trained. Run the federation with FederatedLoop, and ShadowShapley or flsv retrain."
         )
     # Costs, and what clients are to each other, are nothing to pay by at all.
     about = {name: run.about(name) for name in run.metrics}

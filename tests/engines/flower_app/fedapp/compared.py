@@ -5,9 +5,8 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAdam, FedAvg, Result
 
-from fedapp.task import CLIENTS, Net, val_loader
-
 import flsv
+from fedapp.task import CLIENTS, Net, val_loader
 from flsv.engines.flower import Contributions
 
 app = ServerApp()

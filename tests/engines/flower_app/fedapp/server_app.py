@@ -5,9 +5,8 @@ from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
-from fedapp.task import Net, val_loader
-
 import flsv
+from fedapp.task import Net, val_loader
 from flsv.engines.flower import Contributions
 
 app = ServerApp()
