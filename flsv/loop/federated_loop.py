@@ -76,8 +76,8 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     Args:
         aggregator: how the clients' models become the next global one. Default: FedAvg.
-        metrics: name to contribution metric; ``loop.metrics[name]`` is the live metric. In Python any torchmetrics
-            ``Metric`` will do whose ``update`` names attributes of ``flsv.Round``.
+        metrics: name to contribution metric, or a ``MetricCollection``; ``loop.metrics[name]`` is the live metric. In
+            Python any torchmetrics ``Metric`` will do whose ``update`` names attributes of ``flsv.Round``.
         personalizer: gives clients start points of their own. Default: everyone starts from the global model.
         sampler: draws each round's cohort. Default: every client.
         client_algorithm: what clients do differently when they train, such as ``flsv.clients.algorithms.FedProx``.

@@ -33,6 +33,11 @@ def at_chance(record: Mapping[str, Any]) -> list[str]:
     return list({game["by"]: None for game in record.get("paid_in", {}).values() if game["told_apart"] is False})
 
 
+def of_rounds(record: Mapping[str, Any]) -> list[str]:
+    """Return what the values of rounds cannot say, where another framework ran them."""
+    return [WORDS["of_rounds"].format(record["of_rounds"])] if "of_rounds" in record else []
+
+
 def retrained_caveats(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
     """Caveats of retraining-based values.
 

@@ -78,7 +78,7 @@ def _partners(run: Run) -> str:
 
 def red_lines(run: Run) -> list[str]:
     """What has to be known before anything is made of the values."""
-    lines = []
+    lines = facts.of_rounds(run.record)
     if not run.ended:
         lines.append(WORDS["not_ended"])
     lines += [WORDS["at_chance"].format(_plain(by)) for by in facts.at_chance(run.record)]
@@ -193,7 +193,8 @@ def _rests_on(run: Run) -> Markup:
         lines.append(SAY["judged"].format(cases, judged["of"]))
     lines += [SAY["logged"].format(said)] if said else []
     seeds = SAY["one_run_only"] if run.seeds == 1 else SAY["mean_of_runs"].format(run.seeds)
-    lines += [SAY["cases"].format(sum(run.record["samples"])), seeds, SAY["appendix"]]
+    samples = sum(run.record["samples"])
+    lines += [*([SAY["cases"].format(samples)] if samples else []), seeds, SAY["appendix"]]
     return section("What this rests on", lines)
 
 
@@ -273,4 +274,5 @@ def _replay(run: Run) -> Markup:
         who = "the server's validation set" if holder == "server" else run.label(int(holder))
         rows.append([f"samples and labels: {who}", digest])
     again = [SAY["command"], command(f"flsv fit --config {shlex.quote(str(config))}")] if config.is_file() else []
-    return section("To replay the run", *again, SAY["hashes"], table(["of", "hash"], rows, texts=True))
+    hashes = [SAY["hashes"], table(["of", "hash"], rows, texts=True)] if rows else []
+    return section("To replay the run", *again, *hashes)

@@ -41,7 +41,7 @@ def page_for_one(run: Run, client: int, shares: Shares | None = None) -> dict[st
         facts.over_time(run, [client], ["you"], dict(zip(run.metrics, run.metrics))),
         facts.classes(run, by_class, [client], ["you"], ""),
         _retrained(run, client),
-        facts.reading(run, *chance, *_of_others(run, shares is not None)),
+        facts.reading(run, *facts.of_rounds(run.record), *chance, *_of_others(run, shares is not None)),
         section("The run", _facts(run, client)),
     ]
     subtitle = facts.subtitle(run, facts.algorithm(run))
