@@ -33,32 +33,31 @@ from flsv.round.result import RunResult, Sink
 
 #: Clients that are shown one by one; of more the highest and the lowest ten.
 MOST = 20
-#: Columns that the report and the loggers have, which a terminal of 100 columns has no room for beside the values.
-_IN_THE_REPORT = ("weight", *map(own_title, OWN_SCORES[1:]))
 
 
 def print_contributions(result: RunResult, client_names: Sequence[str], where: Sequence[str]) -> None:
-    """Print what the clients had and what they were worth, per class for up to ten classes.
+    """Print each client's samples, value and share; with a metric that is no basis of payment alone, its classes.
+
+    Everything else that was measured stands in TensorBoard and in the report.
 
     Args:
         result: of the run.
         client_names: n names.
         where: lines that say where the results are.
     """
-    table, metrics, count = result.table, result.columns, len(client_names)
-    first = next(iter(metrics), None)
+    table, count = result.table, len(client_names)
+    shown = {name: kind for name, kind in result.columns.items() if name in (result.to_pay_by or result.columns)}
+    first = next(iter(shown), None)
     rows = chosen(last(table, first, count) if first else None, count)
     title = "Contributions" if first else "Clients"
     if len(rows) < count:
         by = f", by {first}" if first else ""
         title += f" of {len(rows)} of {count} clients{by}; all are in contributions.csv"
-    columns = client_columns(table, metrics, count, result.to_pay_by)
-    rest = {*_IN_THE_REPORT, *(["rounds"] if len(set(columns["rounds"])) == 1 else [])} if first else set()
-    columns = {head: cells for head, cells in columns.items() if head not in rest}
+    columns = value_table(table, shown, count, result.to_pay_by)
     if any("[" in cell for cells in columns.values() for cell in cells):
         title += f"; in brackets: {WORDS['in_brackets']}"
     print_table(title, client_names, columns, rows)
-    for name, kind in metrics.items():
+    for name, kind in shown.items():
         keys = columns_in(table, name)
         if 0 < len(keys) <= 10:
             print_table(f"{name} by {kind}", client_names, class_columns(table, name, count), rows)
@@ -78,20 +77,37 @@ def _sentences(result: RunResult, labels: Sequence[str]) -> list[str]:
     return lines
 
 
-def client_columns(
+def value_table(
     table: DataFrame, metrics: Iterable[str], clients: int, to_pay_by: Sequence[str] = ()
 ) -> dict[str, list[str]]:
-    """One row per client: what it had and what it was worth. Column to its cells, without the clients' own.
+    """Return each client's samples, values and shares: column to its cells, without the clients' own.
 
     Args:
         table: of the last round.
-        metrics: their names; intervals stand in brackets behind the values.
+        metrics: their names; intervals stand in brackets behind the values. Without any, rounds stand there.
         clients: n.
+        to_pay_by: metrics whose values may be shared out.
+    """
+    known = {name: [last(table, name, clients, what=what) for what in ("value", "low", "high")] for name in metrics}
+    counts = ("samples",) if known else ("samples", "rounds")
+    columns = {name: numbers(last(table, name, clients)) for name in counts}
+    return columns | value_columns(known, to_pay_by, range(clients))
+
+
+def client_columns(
+    table: DataFrame, metrics: Iterable[str], clients: int, to_pay_by: Sequence[str] = ()
+) -> dict[str, list[str]]:
+    """Return all that is known of each client: what :func:`value_table` has, rounds, weight and its model's scores.
+
+    Args:
+        table: of the last round.
+        metrics: their names.
+        clients: n.
+        to_pay_by: metrics whose values may be shared out.
     """
     there = set(table["metric"])
-    columns = {name: numbers(last(table, name, clients)) for name in ("samples", "rounds")}
-    known = {name: [last(table, name, clients, what=what) for what in ("value", "low", "high")] for name in metrics}
-    columns |= value_columns(known, to_pay_by, range(clients))
+    columns = value_table(table, metrics, clients, to_pay_by)
+    columns = {"samples": [], "rounds": numbers(last(table, "rounds", clients)), **columns}
     for name in ("weight", *OWN_SCORES):
         if name in there:
             values = last(table, name, clients)

@@ -188,6 +188,22 @@ def change(by: str, start: float | None, end: float | None) -> str:
     return f"{title} on the validation set {verb} from {first} to {last}"
 
 
+def gain(by: str, value: float, whole: float = math.nan) -> str:
+    """Say by how much a client has changed a performance, of how much by all if that is known, in two digits.
+
+    Example:
+        >>> gain("accuracy", 0.0614, 0.8264), gain("auroc", -0.01, 0.5)
+        ('raised the accuracy by 6.14 of 83 points', "worsened the model's AUROC by 0.0100")
+    """
+    points = by.endswith("accuracy")
+    scale, verbs = (
+        (100, ("raised the", "lowered the")) if points else (1, ("improved the model's", "worsened the model's"))
+    )
+    of = f" of {number(float(f'{scale * whole:.1e}'))}" if value >= 0 and whole > 0 else ""
+    amount = f"{number(abs(scale * value))}{of}{' points' if points else ''}"
+    return f"{verbs[value < 0]} {WORDS['titles'].get(by, by)} by {amount}"
+
+
 def mean(values: Iterable[float]) -> float:
     """Mean of the values that are not NaN; NaN if there are none.
 

@@ -151,6 +151,24 @@ def test_every_cell_is_whole_at_any_width(wide: int) -> None:
     assert all(text.count(name) == parts for name in names)  # every part says whose rows they are
 
 
+@pytest.mark.parametrize(
+    ("metrics", "head", "classes"),
+    [
+        ({"cssv": ClassSpecificShapley(), "sv": CumulativeShapley()}, "client samples sv share", False),
+        ({"cssv": ClassSpecificShapley()}, "client samples cssv", True),
+        ({}, "client samples rounds", False),
+    ],
+)
+def test_the_last_table_has_what_a_stranger_reads(
+    metrics: Any, head: str, classes: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(FederatedLoop(metrics=metrics, seed=1), tmp_path, Plain(), toy_data(server_val=0.3), rounds=1)
+    text = capsys.readouterr().out
+    table = text[text.index("Contributions" if metrics else "Clients") :]
+    assert table.splitlines()[1].split() == head.split()
+    assert ("cssv by class" in table) == classes
+
+
 def test_of_many_clients_the_highest_and_the_lowest_ten() -> None:
     values = torch.arange(100.0).roll(13)
     values[40] = float("nan")
