@@ -237,5 +237,5 @@ def test_at_100_columns_the_table_is_in_one_piece() -> None:
         patch.setenv("COLUMNS", "100")
         print_contributions(result, names, [])
     text = out.getvalue()
-    assert text.splitlines()[1].split() == ["client", "samples", "value", "share", "cssv", "own", "accuracy"]
+    assert text.splitlines()[1].split() == ["client", "samples", "value", "share"]
     assert text.count("\nclient ") == 1
