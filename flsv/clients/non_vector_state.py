@@ -142,7 +142,7 @@ class NonVectorState:
 
 
 def _collections(module: nn.Module) -> dict[str, int]:
-    """Count tensors, numbers apart, in lists, mappings and the like that layers keep as attributes, by the attribute's name."""
+    """Count tensors, numbers apart, in lists, mappings and the like, by the name of the attribute that has them."""
     found = {}
     for prefix, layer in module.named_modules():
         for own, value in vars(layer).items() if not isinstance(layer, Metric) else ():
