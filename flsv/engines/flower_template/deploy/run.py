@@ -125,7 +125,7 @@ def run() -> int:
 def stop() -> int:
     configure()
     run = status().get("run")
-    if state(run) not in ALIVE or not flwr("stop", run, NAME).get("success"):
+    if run is None or state(run) not in ALIVE or not flwr("stop", run, NAME).get("success"):
         print("no run is at work here", flush=True)
         return 1
     say("stopped", run)
