@@ -45,6 +45,7 @@ class SharedModule:
     def begin_round(self) -> None:
         """Remember the global model, which the module holds."""
         self.space.check(self.module)
+        self._unsaved.warn_of_collections()
         self.global_vector = self.space.read(self.module)
         self._before, self._private = self._unsaved.read(), self.space.read_private(self.module)
         self._marks = _marks(self._constants.values())
