@@ -300,9 +300,7 @@ def refusing(module: nn.Module, errors: tuple[type[Exception], ...] = ()) -> Ite
         refused = "vmap" in text or isinstance(error, (ConfigurationError, *errors))
         if isinstance(error, NotBatched) or is_oom_error(error) or not refused:
             raise
-        shared = (
-            ": a step changes what all models share; write x = x + y for x += y" if "broadcast shape" in text else ""
-        )
+        shared = ": a step changes what all models share; write x = x + y for x += y" * ("broadcast shape" in text)
         raise refusal(module, text.splitlines()[0].rstrip(".") + shared) from error
 
 
