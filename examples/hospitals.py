@@ -4,8 +4,8 @@
 
 The table is scikit-learn's breast cancer data (569 tumours, 30 measurements, no download). In Quito a third of the
 diagnoses are wrong. All 16 coalitions of hospitals are trained alongside the federation, and a hospital's Shapley value
-is by how much it lowers the validation loss. Then a budget is shared out by it. A few seconds. This is one seed: to pay,
-retrain with several (``flsv retrain``).
+is by how much it lowers the validation loss. Then a budget is shared out by it. A few seconds. This is one seed: to
+pay, retrain with several (``flsv retrain``).
 """
 
 from __future__ import annotations
