@@ -89,7 +89,6 @@ class FederationRun:
 
     def begin_training(self, optimizer_state: dict[str, Any] | None, buffers: dict[str, Any] | None) -> None:
         """Begin training: the optimizers are set up, see :meth:`OneProcess.begin_training`."""
-        self.engine.check_algorithm()
         if (games := self.engine.games(self.board)) is not None:
             self.server.bind_games(games)
         self.engine.begin_training(optimizer_state, buffers)

@@ -147,6 +147,7 @@ class LightningFit:
         trainer, federation, saver = self.trainer, self.running, self.saver
         engine = federation.engine
         assert self.reports is not None
+        engine.check_algorithm()  # before the module's own hooks are patched
         batch_idx = (lambda: 0) if engine.idle else (lambda: engine.clients.batch_idx)
         if not engine.idle:
             self._hooks = ClientHooks(trainer, batch_idx)
