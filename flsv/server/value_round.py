@@ -191,6 +191,14 @@ def _own_module(module: nn.Module) -> nn.Module:
     return module
 
 
+def _check_updates(updates: Any) -> None:
+    if isinstance(updates, Tensor) or not isinstance(updates, Mapping | Sequence) or not len(updates):
+        raise ConfigurationError(
+            f"value_round(updates={type(updates).__name__}): expected the models of at least one client, in a list or "
+            "by client."
+        )
+
+
 @dataclass(frozen=True)
 class _Cohort:
     """Who takes part: ``ids`` of the cohort, in the order of ``keys`` (None: by place), and all clients' names."""
@@ -201,11 +209,7 @@ class _Cohort:
 
     @classmethod
     def of(cls, updates: Any, named: Sequence[Any] | None, count: int | None) -> _Cohort:
-        if isinstance(updates, Tensor) or not isinstance(updates, Mapping | Sequence) or not len(updates):
-            raise ConfigurationError(
-                f"value_round(updates={type(updates).__name__}): expected the models of at least one client, in a list "
-                "or by client."
-            )
+        _check_updates(updates)
         names = list(named) if named is not None else [*range(len(updates) if count is None else count)]
         keys = list(updates) if isinstance(updates, Mapping) else None
         places = {name: place for place, name in enumerate(names)}
