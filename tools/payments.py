@@ -27,7 +27,7 @@ from torch import Tensor
 from flsv import FederatedLoop, Reporting
 from flsv.benchmark import Federation, federation, names
 from flsv.benchmark.federation import SETS, quiet
-from flsv.benchmark.truth import arcs
+from flsv.benchmark.truth import SEEDS, arcs
 from flsv.functional import few_coalitions
 from flsv.filters import OutlierFilter
 from flsv.games.retraining import evaluator_of
@@ -39,7 +39,7 @@ from flsv.sampling import FixedCohort
 from flsv.seeding import isolated_rngs
 
 #: Rounds whose models are scored, untrained models, clients of whom all coalitions are trained.
-ROUNDS, UNTRAINED, MOST = 3, 32, 12
+ROUNDS, UNTRAINED, MOST = 3, 32, 10
 #: The first seed of the truth.
 TRUTH = 100
 SCORES = ("accuracy", "balanced_accuracy", "negative_loss")
@@ -191,7 +191,7 @@ def drawn(name: str) -> Federation:
             "class_path": "flsv.ClassifierClient",
             "init_args": {"network": "mlp", "network_args": {"hidden": [32]}, "optimizer": optimizer},
         },
-        circles=5 if clients > MOST else 0,
+        circles=6 if clients > MOST else 0,
         needs=[{"mnist": "MNIST/raw", "fashion_mnist": "FashionMNIST/raw"}[source]] if images else [],
     )
 
@@ -200,10 +200,10 @@ def masks_of(each: Federation, seed: int) -> Tensor:
     """The coalitions that are trained with a seed: all of them, or what few coalitions need and, for the truth, those of
     circles."""
     clients = len(each.num_samples)
-    if seed >= TRUTH and clients > MOST:
-        return arcs(clients, seed, each.circles)
-    if seed >= TRUTH or clients <= 10:
+    if clients <= MOST:
         return all_coalitions(clients)
+    if seed >= TRUTH:
+        return arcs(clients, seed, each.circles)
     pairs = few_coalitions(clients, "pairs+leave-one-out")
     return torch.tensor([*dict.fromkeys(tuple(mask) for mask in torch.cat([pairs, ~pairs]).tolist())])
 
@@ -218,7 +218,8 @@ def train_all(each: Federation, folder: Path, runs: int, weights: int, truths: i
         more = [untrained(each, 5000 + seed)[1] for seed in range(len(known), 2 * UNTRAINED)]
         torch.save(torch.stack([*known, *more]), path)
     wanted = [(run, run + 1000 * which) for run in range(runs) for which in range(weights)]
-    for batches, initial in [*wanted, *((seed, seed) for seed in range(TRUTH, TRUTH + truths))]:
+    first = TRUTH if each.name.startswith("drawn_") else TRUTH + len(SEEDS)  # the package has those before
+    for batches, initial in [*wanted, *((seed, seed) for seed in range(first, first + truths))]:
         path = folder / f"{batches}_{initial}.pt"
         if path.exists():
             continue

@@ -12,9 +12,9 @@ from flsv.csv_files import NAN
 from flsv.report import drawing
 from flsv.report.html import heat, section, table, warning
 from flsv.report.reading import Run
-from flsv.report.shares import RANKING_ONLY, Shares, retrained_from
+from flsv.report.shares import RANKING_ONLY, Basis, Shares, retrained_from
 from flsv.report.terminal import undecided
-from flsv.report.text import WORDS, by_value, number, percent, value_columns
+from flsv.report.text import WORDS, by_value, joined, number, percent, value_columns
 
 #: The pages' sentences.
 SAY: Mapping[str, str] = WORDS["page"]
@@ -161,6 +161,14 @@ def guides(run: Run) -> Markup:
 def logged(run: Run) -> list[tuple[str, str]]:
     """What the model has logged last, such as its validation accuracy."""
     return [(name, number(NAN if value is None else value)) for name, value in run.record.get("logged", {}).items()]
+
+
+def fitness(run: Run, basis: Basis) -> str:
+    """Say whether a budget can be shared out by these values: what they rest on, and how much goes to others by it."""
+    if by := at_chance(run.record):
+        return WORDS["fitness"]["constant"].format(joined(WORDS["plain"].get(each, each) for each in by))
+    kind = "metric" if not basis.retrains else "retrained" if basis.seeds > 1 else "one_seed"
+    return WORDS["fitness"][kind].format(basis.seeds)
 
 
 def budget(shares: Shares) -> list[Markup | str]:

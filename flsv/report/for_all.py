@@ -88,6 +88,7 @@ def _shares(run: Run, shares: Shares, shown: int) -> Markup:
     ]
     return section(
         f"Shares of {shares.title}",
+        facts.fitness(run, shares.basis),
         table(["partner", *SHARE_HEAD, *(["found"] if found.any() else [])], rows),
         *facts.budget(shares),
         SAY["no_share"].format(run.labels(shares.missing)) if shares.missing else None,

@@ -182,3 +182,31 @@ def test_amounts_have_the_decimals_of_their_currency() -> None:
     for amount, unit, most in ((10.5, "JPY", 0), (10.005, "EUR", 2)):
         with pytest.raises(ConfigurationError, match=f"expected {most} decimals at most"):
             Budget(amount, currency=unit)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "told", "said"),
+    [
+        (None, {}, "Not fit to pay by: a metric that trains no coalitions."),
+        ("5", {}, "Not yet fit to pay by: coalitions were trained with one seed"),
+        ("5 6 7", {}, "Fit to pay by: coalitions were trained with 3 seeds."),
+        ("5 6 7", {"paid_in": {"sv": {"by": "accuracy", "told_apart": False}}}, "Not fit to pay by: by its share of"),
+    ],
+)
+def test_the_first_line_says_whether_values_are_fit_to_pay_by(
+    fitted: Path, tmp_path: Path, seeds: str | None, told: Any, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = part(fitted, tmp_path / "run", "sv")
+    if told:
+        known = json.loads((folder / "run.json").read_text())["paid_in"]["sv"]
+        retold(folder, paid_in={"sv": known | told["paid_in"]["sv"]})
+    if seeds is not None:
+        lines = [f"{i},{i},accuracy,{i},{i},{i},0.3,nan,nan,{seeds},2\n" for i in range(3)]
+        (folder / "retrained.csv").write_text(RETRAINED + "".join(lines))
+    assert main(["report", str(folder), "--budget", "100"]) == 0
+    assert said in capsys.readouterr().out
+    for client in ([], ["--client", "1"]):
+        assert main(["report", str(folder), "--budget", "100", *client]) == 0
+    for page in (folder / "report.html", folder / "clients" / "1" / "report.html"):
+        first = text_of(page).partition("hare")[2]
+        assert said in first.partition("| partner")[0].partition("your value")[0]
