@@ -191,7 +191,7 @@ def drawn(name: str) -> Federation:
             "class_path": "flsv.ClassifierClient",
             "init_args": {"network": "mlp", "network_args": {"hidden": [32]}, "optimizer": optimizer},
         },
-        circles=6 if clients > MOST else 0,
+        circles=0 if clients <= MOST else max(2, 96 // clients - 2),
         needs=[{"mnist": "MNIST/raw", "fashion_mnist": "FashionMNIST/raw"}[source]] if images else [],
     )
 

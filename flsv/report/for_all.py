@@ -236,12 +236,13 @@ def _retrained(run: Run, order: Sequence[int]) -> Markup:
     if not known:
         return Markup("")
     rows, names = [found[client] for client in known], [run.label(client) for client in known]
-    cells = [[name, *facts.retrained_cells(row), number(row["kernel_shap"])] for name, row in zip(names, rows)]
+    cells = [[name, *facts.retrained_cells(row)] for name, row in zip(names, rows)]
     value, low, high = ([row[column] for row in rows] for column in ("value", "low", "high"))
     of_seeds = len(str(rows[0]["seeds"]).split()) > 1
     bars = drawing.bars(names, value, (low, high), of_seeds=of_seeds)
-    shown = table([*facts.RETRAINED_HEAD, "KernelSHAP"], cells)
-    return facts.retrained(run, rows[0], bars, shown, facts.retrained_caveats(rows, names))
+    shown = table(facts.RETRAINED_HEAD, cells)
+    others = facts.other_shares(names, rows)
+    return facts.retrained(run, rows[0], bars, shown, others, facts.retrained_caveats(rows))
 
 
 def _never(run: Run) -> str | None:

@@ -25,6 +25,8 @@ HEADER = (
     *("amount", "amount_low", "amount_high", "currency", "found", "by", "of", "rule"),
 )
 SHARE_HEAD = ("share", "amount")
+#: How further columns of shares begin in retrained.csv: by another score, or without one of the seeds.
+SHARE_BY = "share"
 #: How values by retraining are named.
 RETRAINED = "retrained"
 #: Coalitions whose trainings rank clients, and do not say how much each is worth.
