@@ -47,6 +47,7 @@ from flsv.functional.shapley.game import (
     exact_shapley,
     t_quantile,
 )
+from flsv.functional.shapley.one_seed import one_seed_stderr
 from flsv.functional.shapley.size_effects import size_effects_shapley
 from flsv.functional.shapley.surrogate import CONSTANT, PENALTIES, Kernel, gaussian, gram, kernel_shapley, membership
 
@@ -184,24 +185,28 @@ def interval_over_seeds(values: Tensor, level: float = 0.9) -> Tensor:
 
 
 def retrained_shapley(masks: Tensor, utilities: Tensor, level: float = 0.9) -> tuple[Tensor, Tensor]:
-    """Shapley values of trainings with some seeds, and half the widths of their intervals, float64 ``[n]``: of all 2^n
-    coalitions by :func:`interval_over_seeds`, of fewer by :func:`few_coalitions_shapley`, to which the seeds tell the
-    noise.
+    """Compute Shapley values of trainings with some seeds, and half the widths of their intervals, float64 ``[n]``.
+
+    Of all 2^n coalitions of several seeds the width is by :func:`interval_over_seeds`; of fewer by
+    :func:`few_coalitions_shapley`, to which the seeds tell the noise; of one seed by :func:`one_seed_stderr`.
 
     Args:
         masks: bool ``[K, n]``, as there.
         utilities: ``[seeds, K]``.
-        level: of the intervals. They are NaN where all coalitions were trained once, which tells no error.
+        level: of the intervals.
 
     Example:
         >>> masks = few_coalitions(2, "all")
         >>> retrained_shapley(masks, torch.tensor([[0.0, 5.0, 1.0, 2.0]]))
-        (tensor([2., 3.], dtype=torch.float64), tensor([nan, nan], dtype=torch.float64))
+        (tensor([2., 3.], dtype=torch.float64), tensor([0.2056, 0.2056], dtype=torch.float64))
     """
+    if len(utilities) == 1:
+        found = few_coalitions_shapley(masks, utilities[0])
+        return found.values, t_quantile(level) * one_seed_stderr(found.values, found.stderr)
     if len(masks) == 2 ** masks.shape[1]:
         by_seed = few_coalitions_shapley(masks, utilities.T).values.T
         return by_seed.mean(0), interval_over_seeds(by_seed, level)
-    noise = float(utilities.var(0).mean().sqrt()) / len(utilities) ** 0.5 if len(utilities) > 1 else None
+    noise = float(utilities.var(0).mean().sqrt()) / len(utilities) ** 0.5
     found = few_coalitions_shapley(masks, utilities.mean(0), noise)
     return found.values, t_quantile(level) * found.stderr
 
