@@ -77,14 +77,15 @@ def retrain(
             by what the run's metrics valued, accuracy if they valued by nothing. Trainings are kept by performance.
         mode: whether less or more of a logged value is better, likewise.
         rounds: of each training; default: as many as the run had been given.
-        seeds: trainings of every coalition; their spread is then the noise of the fit. None: three where all coalitions
+        seeds: trainings of every coalition; their spread is then the noise of the fit. None: three where they
             are trained side by side, else one.
         overrides: arguments of ``flsv fit``.
         say: is told how many coalitions are trained, and why one after the other, if they are.
 
     Returns:
         A row per client, and the file that they were written to. ``by`` is what models were judged by. The ends of the
-        interval, ``low`` and ``high``, are NaN where all coalitions were trained once: then nothing tells an error.
+        interval, ``low`` and ``high``, are of one seed by what seeds differ by on average, see
+        :func:`flsv.functional.shapley.one_seed.one_seed_stderr`.
         ``majority`` is the accuracy of whoever always answers with the validation set's most frequent class, NaN where
         models are not judged by accuracy. ``seeds``, ``rounds`` and ``trainings`` are what was trained, ``changed`` is
         every setting that is not the run's.
@@ -241,8 +242,8 @@ def _show(rows: DataFrame, planned: int | None) -> None:
     }
     names, first = rows["client_name"].tolist(), rows.iloc[0].to_dict()
     print_table(f"{first['by']}, by retraining ({retrained_from(first, planned)})", names, columns)
-    if rows["low"].isna().all() and rows["value"].notna().any():
-        print("All coalitions were trained once, and nothing tells the error of their values: use --seeds 3.")
+    if len(first["seeds"].split()) == 1:
+        print("Of one seed: the intervals are what seeds differ by on average. Before more coalitions, use --seeds 3.")
     for text in retrained_caveats(rows.to_dict("records")):
         print(text)
 

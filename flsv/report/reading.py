@@ -141,6 +141,8 @@ class Run:
     def kind(self, metric: str) -> str:
         """What a metric's intervals are, in words; "" without any."""
         if any(end == end for end in last(self.table, metric, self.num_clients, what="low")):
+            if self.about(metric)["class"] == "ShadowShapley":
+                return WORDS["one_seed_interval"]
             covered = WORDS["covered"].get(self.about(metric)["class"])
             return WORDS["interval"] + (WORDS["too_narrow"].format(covered) if covered else "")
         sampled = f"{metric}/stderr" in self.measured
