@@ -2,7 +2,7 @@
 rounds, the untrained models, coalitions.
 
     python tools/payments.py train NAME... [--runs 3] [--weights 3] [--folder runs/payments]
-    python tools/payments.py table NAME... [--csv FILE]
+    python tools/payments.py table NAME...
 
 NAME is one of `flsv bench`'s federations or of its sets, or of those that are drawn here: `drawn_12_0` is the first one
 of twelve clients. `train` keeps the scores of every coalition's model after each of the last three rounds, by the seed
@@ -15,24 +15,26 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
-from common import be_quiet
+from common import be_quiet, grid
 from torch import Tensor
 
 from flsv import FederatedLoop, Reporting
-from flsv.benchmark import Federation, federation, names
+from flsv.benchmark import Federation, federation, names, truth_table
 from flsv.benchmark.federation import SETS, quiet
-from flsv.benchmark.truth import SEEDS, arcs
-from flsv.functional import few_coalitions
+from flsv.benchmark.scores import mean, share_error, spearman
+from flsv.benchmark.truth import SEEDS, arcs, sampled_truth
 from flsv.filters import OutlierFilter
-from flsv.games.retraining import evaluator_of
-from flsv.games.performance import performance_of
+from flsv.functional import few_coalitions, few_coalitions_shapley
+from flsv.functional.shapley.few_coalitions import CURVE_FROM
 from flsv.functional.shapley.game import all_coalitions
+from flsv.functional.shapley.size_effects import size_effects_shapley
+from flsv.games.performance import performance_of
+from flsv.games.retraining import evaluator_of, members_of
 from flsv.loop import side_by_side
 from flsv.parameters import ParameterSpace
 from flsv.sampling import FixedCohort
@@ -42,6 +44,7 @@ from flsv.seeding import isolated_rngs
 ROUNDS, UNTRAINED, MOST = 3, 32, 10
 #: The first seed of the truth.
 TRUTH = 100
+SIZES = {7: "4 to 7", 9: "8, 9", 12: "10 to 12", 99: "20"}
 SCORES = ("accuracy", "balanced_accuracy", "negative_loss")
 
 
@@ -197,8 +200,8 @@ def drawn(name: str) -> Federation:
 
 
 def masks_of(each: Federation, seed: int) -> Tensor:
-    """The coalitions that are trained with a seed: all of them, or what few coalitions need and, for the truth, those of
-    circles."""
+    """The coalitions that are trained with a seed: all of them, or what few coalitions need and, for the truth, those
+    of circles."""
     clients = len(each.num_samples)
     if clients <= MOST:
         return all_coalitions(clients)
@@ -209,7 +212,7 @@ def masks_of(each: Federation, seed: int) -> Tensor:
 
 
 def train_all(each: Federation, folder: Path, runs: int, weights: int, truths: int) -> None:
-    """All seeds' coalitions of a federation: those of runs, with several initial weights each, and those of the truth."""
+    """All seeds' coalitions of a federation: those of runs, with some initial weights each, and those of the truth."""
     folder = folder / each.name
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "untrained.pt"
@@ -230,20 +233,101 @@ def train_all(each: Federation, folder: Path, runs: int, weights: int, truths: i
     each.release()
 
 
+def truth_of(each: Federation, scores: dict[tuple[int, int], Any], nobody: Tensor) -> Tensor:
+    """The mean over other seeds, with the mean of other untrained models for U(nobody)."""
+    seeds = {b: of for (b, w), of in scores.items() if b >= TRUTH}
+    found, starts = [], []
+    if not each.name.startswith("drawn_"):
+        table = truth_table(each)
+        found, starts = [*table.values], [] if table.utilities is None else table.utilities[:, 0].tolist()
+    for seed, kept in seeds.items():
+        masks, utilities = kept["masks"], kept["scores"][-1, :, 0]
+        starts.append(float(utilities[~masks.any(1)]))
+        if len(masks) == 2 ** masks.shape[1]:
+            found.append(few_coalitions_shapley(masks, utilities).values)
+        else:
+            known = {seed: dict(zip(members_of(masks), utilities.tolist()))}
+            found.append(sampled_truth(known, masks.shape[1], each.circles).mean)
+    values = torch.stack(found).mean(0)
+    return values + (mean(starts) - mean([*starts, *nobody.tolist()])) / len(values) if starts else values
+
+
+def ways(scores: dict[tuple[int, int], Any], run: int, nobody: float) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """What is measured of one run, or by three seeds: its name, coalitions and their utilities."""
+    masks = scores[run, run]["masks"]
+    weights = torch.stack([of["scores"][..., 0] for (b, w), of in scores.items() if b == run])
+    seeds = torch.stack([of["scores"][..., 0] for (b, w), of in scores.items() if b == w < TRUTH])
+    own, empty = scores[run, run]["scores"][..., 0], ~masks.any(1)
+    found = {"one run": own[-1], "its last three rounds": own.mean(0)}
+    found |= {"three initial weights": weights[:, -1].mean(0)} if len(weights) == 3 else {}
+    found |= {"three seeds": seeds[:, -1].mean(0)} if len(seeds) == 3 else {}
+    for name, utilities in found.items():
+        yield name, masks, utilities
+        yield f"{name}, U(nobody) of {UNTRAINED}", masks, torch.where(empty, nobody, utilities)
+
+
+def values_by(masks: Tensor, utilities: Tensor) -> dict[str, Tensor]:
+    """By all coalitions, and by few of more than seven clients: the process, the curve, and both."""
+    n, found = masks.shape[1], {}
+    if len(masks) == 2**n:
+        found["all"] = few_coalitions_shapley(masks, utilities).values
+    places = {tuple(mask): place for place, mask in enumerate(masks.tolist())}
+    for which in ("pairs+leave-one-out", "pairs+leave-two-out") if n > 7 else ():
+        some = few_coalitions(n, which)  # type: ignore[arg-type]
+        game = utilities[[places[tuple(mask)] for mask in some.tolist()]]
+        curve = size_effects_shapley(some, game[:, None])
+        assert curve is not None
+        both = few_coalitions_shapley(some, game).values
+        process = both if n < CURVE_FROM else 2 * both - curve[:, 0]
+        parts = {"process": process, "curve": curve[:, 0], "both": (process + curve[:, 0]) / 2}
+        found |= {f"{which}, {name}": values for name, values in parts.items()}
+    return found
+
+
+def table(federations: list[Federation], folder: Path) -> str:
+    """Misallocation and rank correlation of each way, means over the federations of so many clients."""
+    rows: dict[tuple[str, str, str], dict[str, list[tuple[float, float]]]] = {}
+    for each in federations:
+        scores = {}
+        for path in sorted((folder / each.name).glob("*_*.pt")):
+            batches, weights = map(int, path.stem.split("_"))
+            scores[batches, weights] = torch.load(path)
+        runs = [run for run in range(TRUTH) if (run, run) in scores]
+        if not runs:
+            continue
+        nobody = torch.load(folder / each.name / "untrained.pt")[:, 0]
+        truth = truth_of(each, scores, nobody[UNTRAINED:])
+        size = next(name for most, name in SIZES.items() if len(truth) <= most)
+        for run in runs:
+            for way, masks, utilities in ways(scores, run, float(nobody[:UNTRAINED].mean())):
+                for coalitions, values in values_by(masks, utilities).items():
+                    score = share_error(values, truth), spearman(values, truth)
+                    rows.setdefault((size, coalitions, way), {}).setdefault(each.name, []).append(score)
+    lines = [["clients", "coalitions", "utilities", "misallocated, %", "worst", "rank", "worst", "federations"]]
+    for key, by_name in rows.items():
+        errors, ranks = ([mean(score[i] for score in of) for of in by_name.values()] for i in (0, 1))
+        cells = f"{100 * mean(errors):.1f}", f"{100 * max(errors):.1f}", f"{mean(ranks):.3f}", f"{min(ranks):.2f}"
+        lines.append([*key, *cells, str(len(by_name))])
+    return grid(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("train", "table"))
     parser.add_argument("names", nargs="+", metavar="NAME")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--weights", type=int, default=3)
-    parser.add_argument("--truths", type=int, default=0, help="seeds of the truth, where the package has none")
+    parser.add_argument("--truths", type=int, default=0, help="seeds of the truth besides the package's")
     parser.add_argument("--folder", type=Path, default=Path("runs/payments"))
     options = parser.parse_args()
     be_quiet()
     wanted = [name for each in options.names for name in (names(each) if each in SETS else [each])]
-    for name in wanted:
-        each = drawn(name) if name.startswith("drawn_") else federation(name)
-        train_all(each, options.folder, options.runs, options.weights, options.truths)
+    found = [drawn(name) if name.startswith("drawn_") else federation(name) for name in wanted]
+    if options.what == "table":
+        print(table(found, options.folder))
+    else:
+        for each in found:
+            train_all(each, options.folder, options.runs, options.weights, options.truths)
 
 
 if __name__ == "__main__":

@@ -6,15 +6,15 @@
 
 What a metric says during a run is cheap and approximate. This trains the same federation again with some of its clients
 only and shares out what comes of it by Shapley values. Where the module allows it, the models of all coalitions are
-rows of one batched model and train side by side: all coalitions of up to seven clients, with three seeds, whose values
+rows of one batched model and train side by side, with three seeds: all coalitions of up to seven clients, whose values
 are exact; of more clients each alone, every two, and all but one. Where it does not, the command says why, trains each
 client alone, all but one, and all (2 n + 1 trainings, one after the other) and fits a game to their utilities.
 --trainings singles (n + 1 trainings) ranks clients only: no amounts follow from it. Ranks share the coalitions out.
 Values, with intervals, are written to retrained.csv in the run's folder and shown by flsv report, with what was trained
 and with whatever was changed. Beside them stand the shares by accuracy, by balanced accuracy and by the loss, and those
 without each of the seeds: how far a payment rests on the score and on chance. Models are judged as the run's metrics
-judged them, or by --metric (``by`` in the file). Where that is accuracy and most samples are of one class, it is said. Data that are not the run's are refused. A training that is done is kept: start again what was
-stopped.
+judged them, or by --metric (``by`` in the file). Where that is accuracy and most samples are of one class, it is said.
+Data that are not the run's are refused. A training that is done is kept: start again what was stopped.
 """
 
 from __future__ import annotations
@@ -126,17 +126,16 @@ def retrain(
             settings = {**identity.flat(), "metric": joined(names), "mode": mode}
             path = run / f"retrained_{'scores' if len(names) > 1 else metric.replace('/', '-')}.csv"
             columns = names if len(names) > 1 else ("utility",)
-            keep = partial(
-                KeptUtility, path=path, settings=settings, ranks=ranks, told=told, seed=seed, names=columns
-            )
+            keep = partial(KeptUtility, path=path, settings=settings, ranks=ranks, told=told, seed=seed, names=columns)
             found, which, together = _play(utility, keep, which, together, compare=not utilities, say=say)
             utilities.append(found)
             everything = len(found) == 2**utility.num_players
             seeds = seeds or (SEEDS if together else 1)
         majority = _majority(cli) if metric == "accuracy" else NAN
+    trained = [str(seed) for seed in range(first, first + len(utilities))]
     facts = {
         "majority": majority,
-        "seeds": " ".join(map(str, range(first, first + len(utilities)))),
+        "seeds": " ".join(trained),
         "rounds": cli.trainer.max_epochs,
         "trainings": "all" if everything else "pairs+leave-one-out" if which == "auto" else which,
         "changed": "; ".join(changed_settings(run, identity)) if overrides else "",
@@ -144,7 +143,7 @@ def retrain(
     clients, by = cli.datamodule.client_names, metric if mode is None else f"{metric} ({mode})"
     by_score = dict(zip(names, torch.stack(utilities).view(seeds, len(found), -1).unbind(-1)))
     masks = few_coalitions(len(clients), which)
-    values = _shared_out(masks, by_score, metric, facts["seeds"].split(), which in RANKING_ONLY)
+    values = _shared_out(masks, by_score, str(metric), trained, which in RANKING_ONLY)
     rows = DataFrame({"client": range(len(clients)), "client_name": clients, "by": by, **values, **facts})
     if ranks.rank == 0:
         save_table(run / RETRAINED, rows)

@@ -50,8 +50,8 @@ def members_of(masks: Tensor) -> list[Members]:
 
 
 class KeptUtility:
-    """``utility(masks: bool [K, n]) -> float64 [K]`` (or ``[K, C]``): reads known utilities from a file and asks another
-    utility for the rest.
+    """``utility(masks: bool [K, n]) -> float64 [K]`` (or ``[K, C]``): reads known utilities from a file and asks
+    another utility for the rest.
 
     So many coalitions are asked for at a time, and what they came to is written before the next ones: a killed process
     loses no more than those.

@@ -79,9 +79,9 @@ class ShadowShapley(MeasuredMetric):
     convolution on a CPU as much as so many trainings. Pairs alone see what a client adds to nobody and to one other,
     and underpay who adds to many.
 
-    The values are those of this run's seed. Their intervals say within what other seeds' values lie: by what seeds differ
-    by on average, see :mod:`flsv.functional.shapley.one_seed`, not by what they differ by in this federation, which
-    ``flsv repeat`` and ``flsv retrain`` measure.
+    The values are those of this run's seed. Their intervals say within what other seeds' values lie: by what seeds
+    differ by on average, see :mod:`flsv.functional.shapley.one_seed`, not by what they differ by in this federation,
+    which ``flsv repeat`` and ``flsv retrain`` measure.
 
     Each coalition has an aggregator of its own, with filters and the metric that it reads; attacks, compression and
     :class:`flsv.clients.algorithms.FedProx` are those of every coalition. Refused are client algorithms with a state or

@@ -183,7 +183,9 @@ def other_shares(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Mar
     if not heads:
         return Markup("")
     paid = {head: [number_or_nan(row[head]) for row in rows] for head in heads}
-    cells = [[name, percent(row["share"]), *map(percent, of)] for name, row, of in zip(names, rows, zip(*paid.values()))]
+    cells = [
+        [name, percent(row["share"]), *map(percent, of)] for name, row, of in zip(names, rows, zip(*paid.values()))
+    ]
     moved = [sum(abs(share - row["share"]) for share, row in zip(paid[head], rows)) / 2 for head in heads]
     cells.append([SAY["to_others"], NONE, *map(percent, moved)])
     return table(["client", "share", *(head.removeprefix(f"{SHARE_BY} ") for head in heads)], cells)

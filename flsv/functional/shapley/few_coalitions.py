@@ -51,7 +51,9 @@ from flsv.functional.shapley.one_seed import one_seed_stderr
 from flsv.functional.shapley.size_effects import size_effects_shapley
 from flsv.functional.shapley.surrogate import CONSTANT, PENALTIES, Kernel, gaussian, gram, kernel_shapley, membership
 
-Which = Literal["auto", "singles", "pairs", "leave-one-out", "both", "pairs+leave-one-out", "pairs+leave-two-out", "all"]
+Which = Literal[
+    "auto", "singles", "pairs", "leave-one-out", "both", "pairs+leave-one-out", "pairs+leave-two-out", "all"
+]
 #: Up to so many players ``"auto"`` is all coalitions; from so many on, values are also those of a curve over the size.
 MOST_FOR_ALL, CURVE_FROM = 7, 10
 
@@ -69,8 +71,8 @@ def few_coalitions(num_players: int, which: Which = "auto") -> Tensor:
         num_players: n.
         which: ``"singles"``: each player alone, n + 2 in all. ``"pairs"``: each alone, and every two.
             ``"leave-one-out"``: everybody but one, n + 2 again. ``"both"``: each alone and everybody but one, 2 n + 2.
-            ``"pairs+leave-one-out"``: these three. ``"pairs+leave-two-out"``: everybody but two, besides, n^2 + n + 2 in
-            all. ``"all"``: all 2^n. ``"auto"``: all of up to seven players, ``"pairs+leave-one-out"`` of more.
+            ``"pairs+leave-one-out"``: these three. ``"pairs+leave-two-out"``: everybody but two, besides; n^2 + n + 2.
+            ``"all"``: all 2^n. ``"auto"``: all of up to seven players, ``"pairs+leave-one-out"`` of more.
 
     Raises:
         ConfigurationError: something else, or all of more than 22 players.
@@ -114,8 +116,9 @@ def few_coalitions_shapley(
     utilities: Tensor,
     noise: NonNegative | None = None,
 ) -> ShapleyEstimate:
-    """Compute Shapley values from some coalitions' utilities, by the Gaussian process that fits them and, from ten players
-    on, a curve over their size.
+    """Compute Shapley values from some coalitions' utilities, by the Gaussian process that fits them.
+
+    From ten players on they are the mean of that and of a curve over the coalitions' size.
 
     Args:
         masks: bool ``[K, n]``, distinct, nobody and everybody among them, such as :func:`few_coalitions` gives.

@@ -16,7 +16,6 @@ preferred wherever it can be paid for.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 #: Of what is paid, a value's deviation from one seed to another: beside that of the untrained models, and with it.

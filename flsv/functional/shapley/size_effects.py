@@ -3,7 +3,7 @@ r"""Shapley values from coalitions of some sizes only: what a player does to the
 Sorted by size, the Shapley value is a mean of differences (``stratified`` has the same formula with its two terms
 apart):
 
-    SV_i = [ U(N) - U(empty) + sum_{s=1..n-1} D_i(s) ] / n,    D_i(s) = E[U(S) | i in S] - E[U(S) | i not in S], |S| = s.
+    SV_i = [ U(N) - U(empty) + sum_{s=1..n-1} D_i(s) ] / n,   D_i(s) = E[U(S) | i in S] - E[U(S) | i not in S], |S| = s.
 
 A design of few coalitions knows D_i at some sizes exactly: of each player alone (s = 1), of pairs (2) and of all but
 one (n - 1). Between these, ``size_effects_shapley`` draws a straight line over log s. What a member does to an average

@@ -146,7 +146,15 @@ def test_wrong_input() -> None:
 
 
 def test_by_default_all_coalitions_of_seven_players_and_those_of_one_two_and_all_but_one_of_more() -> None:
-    sizes = {"pairs+leave-two-out": 58, "singles": 9, "leave-one-out": 9, "both": 16, "pairs": 30, "pairs+leave-one-out": 37, "all": 128}
+    sizes = {
+        "pairs+leave-two-out": 58,
+        "singles": 9,
+        "leave-one-out": 9,
+        "both": 16,
+        "pairs": 30,
+        "pairs+leave-one-out": 37,
+        "all": 128,
+    }
     assert {which: len(few_coalitions(7, which)) for which in sizes} == sizes  # type: ignore[arg-type]
     assert torch.equal(few_coalitions(7), few_coalitions(7, "all"))
     assert few_coalitions(8).sum(1).tolist() == [0, 8] + [1] * 8 + [2] * 28 + [7] * 8

@@ -28,7 +28,9 @@ def test_a_seeds_interval_holds_the_other_seeds_values_as_often_as_it_says() -> 
         for seed, values in enumerate(truth.values):
             others = torch.cat([truth.values[:seed], truth.values[seed + 1 :]]).mean(0)
             for known in held:
-                half = 1.645 * one_seed_stderr(values, torch.zeros_like(values), truth.utilities[:, 0] if known else None)
+                half = 1.645 * one_seed_stderr(
+                    values, torch.zeros_like(values), truth.utilities[:, 0] if known else None
+                )
                 held[known].append(float(((values - others).abs() <= half).double().mean()))
     assert all(0.8 < np.mean(each) < 0.95 for each in held.values())
 

@@ -54,7 +54,8 @@ def test_an_incomplete_size_is_as_if_it_were_not_there() -> None:
     some = masks[masks.sum(1) != 2], masks[torch.arange(len(masks)) != 8]
     assert masks[8].sum() == 2
     whole, less = (size_effects_shapley(each, utilities_of(each)) for each in some)
-    assert whole is not None and less is not None
+    assert whole is not None
+    assert less is not None
     torch.testing.assert_close(less, whole)
     assert list(size_effects(some[1], utilities_of(some[1]))) == [1, 5]
 
