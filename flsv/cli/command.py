@@ -4,17 +4,49 @@ from __future__ import annotations
 
 import argparse
 import re
+import signal
 import textwrap
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from types import FrameType
 
 from flsv.showing import shown as shown
 
 #: Arguments of ``flsv fit`` for fits that nobody watches.
 NO_BARS = ("--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false")
 
-#: The exit status of what somebody stops by Ctrl-C.
-STOPPED = 130
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, by which systemd, SLURM and torchrun stop a command: it ends as after Ctrl-C."""
+
+
+def status_of(stop: KeyboardInterrupt) -> int:
+    """Return the exit status of a command that was stopped: 128 and the signal's number, as shells say it."""
+    return 128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Raise :class:`Terminated` at the first SIGTERM, and ignore further ones: who stops a group of processes signals
+    each of them, and rank 0 passes it on to those that it has started."""
+    stopped = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if not stopped:
+            stopped.append(number)
+            raise Terminated
+
+    if threading.current_thread() is not threading.main_thread():  # which cannot handle signals
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
 
 _ROLE = re.compile(r":\w+:`~?([^`]*)`")
 

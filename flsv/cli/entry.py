@@ -16,7 +16,8 @@ import warnings
 from typing import Any
 
 from flsv import __version__
-from flsv.cli.command import NO_BARS, STOPPED
+from flsv.cli.command import NO_BARS, status_of, terminable
+from flsv.cli.configs import check_words
 from flsv.errors import ConfigurationError
 
 #: Subcommands and what they are for.
@@ -39,6 +40,8 @@ OWN = {
 }
 #: Those that fit dozens of times: what Lightning says of each is of no use.
 MANY_FITS = ("retrain", "repeat", "bench")
+#: Those that leave out what is done already.
+KEEPING = (*MANY_FITS, "compare")
 #: Those that share their fits out to the processes of ``torchrun``.
 ON_RANKS = ("retrain",)
 #: Those that import no PyTorch.
@@ -69,7 +72,7 @@ def main(args: list[str] | None = None) -> int:
 
     Returns:
         The exit status: 0, 2 for a configuration that cannot work, or 1 for a disk that takes no more, or for a metric
-        that fails in ``flsv bench``; 130 after Ctrl-C.
+        that fails in ``flsv bench``; 130 after Ctrl-C, 143 after SIGTERM.
     """
     # A console script does not look for modules in the working folder, `python -m flsv` does: class paths of the
     # user's own modules shall work in both.
@@ -78,12 +81,14 @@ def main(args: list[str] | None = None) -> int:
     given = list(sys.argv[1:] if args is None else args)
     try:
         try:
-            return _run(given)
+            with terminable():
+                return _run(given)
         finally:
             sys.stdout.flush()
-    except KeyboardInterrupt:
-        print("flsv: stopped", file=sys.stderr)
-        return STOPPED
+    except KeyboardInterrupt as stopped:
+        kept = given[:1] and given[0] in KEEPING
+        print(f"flsv: stopped{'. What is done is kept: start the same again.' if kept else ''}", file=sys.stderr)
+        return status_of(stopped)
     except BrokenPipeError:  # whoever read, such as `head`, has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -91,7 +96,8 @@ def main(args: list[str] | None = None) -> int:
         if error.errno not in DISK_ERRORS:
             raise
         print(
-            f"flsv: error: {error}. What was saved before is whole: make room, and go on with --ckpt_path last.",
+            f"flsv: error: {error}. What was saved before is whole: make room, and start again, a fit that has saved a "
+            "checkpoint with --ckpt_path last.",
             file=sys.stderr,
         )
         return 1
@@ -110,8 +116,10 @@ def _run(given: list[str]) -> int:
     quiet = any(word in QUIET for word in given)
     given = [word for word in given if word not in QUIET]
     first = given[0] if given else "--help"
-    if not quiet:
-        _announce(first)
+    if first in {*OF_LIGHTNING, *OWN}.difference(AT_ONCE):
+        check_words(given)
+        if not quiet and sys.stderr.isatty():  # before PyTorch, which takes seconds, is imported
+            print(f"flsv {first}: loading PyTorch", file=sys.stderr, flush=True)
     if first == "--version":
         print(f"flsv {__version__}")
         return 0
@@ -150,12 +158,6 @@ def _run_lightning(given: list[str], command: str, quiet: bool) -> int:
     if quiet and command == "fit":
         cli.say_where(1)
     return 0
-
-
-def _announce(command: str) -> None:
-    """Something is on a terminal before PyTorch, which takes seconds, is imported."""
-    if command in {*OF_LIGHTNING, *OWN}.difference(AT_ONCE) and sys.stderr.isatty():
-        print(f"flsv {command}: loading PyTorch", file=sys.stderr, flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:

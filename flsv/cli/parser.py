@@ -22,17 +22,16 @@ from torch.distributed import is_torchelastic_launched
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, __version__
 from flsv._lightning.durable import check_writable
 from flsv.aggregation import Aggregator
-from flsv.cli.checkpoints import WritePredictions, default_checkpoints, find_checkpoint
-from flsv.cli.command import STOPPED
+from flsv.cli.checkpoints import WritePredictions, default_checkpoints, find_checkpoint, has_saved
 from flsv.cli.options import CONFIG_HELP, PARSER, ConfigFile, FitParser
 from flsv.clients.algorithms import ClientAlgorithm
-from flsv.engines.ranks import FederatedStrategy
+from flsv.engines.ranks import FederatedStrategy, started_by_script
 from flsv.errors import ConfigurationError
 from flsv.filters import UpdateFilter
 from flsv.metrics import ContributionMetric
 from flsv.personalization import Personalizer
 from flsv.plugins import installed
-from flsv.report.folder import leaves_files, runs_folder, where_results_are
+from flsv.report.folder import arguments_of_fit, leaves_files, runs_folder, where_results_are
 from flsv.sampling import ClientSampler
 from flsv.server.identity import Identity, configured, dealt
 from flsv.uploads import Upload
@@ -140,19 +139,28 @@ class FederatedCLI(LightningCLI):
         try:
             super()._run_subcommand(subcommand)
         except SystemExit as stopped:
-            if not isinstance(stopped.__context__, KeyboardInterrupt):
+            stop = stopped.__context__
+            if not isinstance(stop, KeyboardInterrupt):
                 raise
             # As Lightning ends where somebody presses Ctrl-C.
+            if started_by_script():
+                raise SystemExit from None  # or the script, which has more to say, would be killed for its sake
             if subcommand == "fit" and self.trainer.is_global_zero:
                 self._say_how_to_go_on()
-            raise SystemExit(STOPPED) from None
+            raise stop from None
 
     def _say_how_to_go_on(self) -> None:
-        """Where the results of a fit that was stopped are, unless below the table, and the command that resumes it."""
+        """Print where the results of a fit that was stopped are, unless below the table, and what resumes it."""
         if not loop_of(self.trainer).reporting.table:
             self.say_where(1)
-        if any(Path(callback.dirpath or "").is_dir() for callback in self.trainer.checkpoint_callbacks):  # type: ignore[attr-defined]
-            print(f"Go on:   flsv {shlex.join([*self._given, '--ckpt_path', 'last'])}", flush=True)
+        if (arguments := arguments_of_fit()) is None:  # a part of another command
+            return
+        if has_saved(self.trainer):
+            print(f"Go on:   flsv fit {arguments} --ckpt_path last", flush=True)
+        elif (path := self.config_init["fit"].ckpt_path) is not None:
+            print(f"Again:   flsv fit {arguments} --ckpt_path {shlex.quote(path)}", flush=True)
+        else:
+            print(f"Again:   flsv fit {arguments}  # from the start: no checkpoint was saved", flush=True)
 
     def say_where(self, lines: int | None = None) -> None:
         """Print where a fit's results are, and in further ``lines`` what can be done with them; nothing without any."""

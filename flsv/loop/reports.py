@@ -111,7 +111,8 @@ class RunReports:
         module, names = trainer.lightning_module, (data.client_names, data.class_names)
         merged = {**module.hparams_initial, **getattr(data, "hparams_initial", {}), **described}
         columns = chosen(self._config.strategies, data, self._state.seed, trainer.max_epochs, trainer.optimizers)
-        draw = lambda: plot_partition(data.class_counts, data.class_names, data.client_names)[0]  # noqa: E731
+        classes = None if data.known_class_counts is None else data.class_names  # sites' samples are counted as of one
+        draw = lambda: plot_partition(data.class_counts, classes, data.client_names)[0]  # noqa: E731
         sinks: list[Sink] = []
         others = []
         for logger in trainer.loggers:

@@ -14,13 +14,15 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import lightning as L
 import torch
 from torch import Tensor
 
 from flsv.clients.algorithms import ClientAlgorithm, ClientContext
 from flsv.clients.coalition_rows import CoalitionRows
-from flsv.clients.kernel import RowTraining
-from flsv.clients.row_checks import not_batched
+from flsv.clients.row_checks import not_batched, not_by_rounds
+from flsv.clients.row_trial import why_not_rows
+from flsv.engines.one_process import shared_space
 from flsv.errors import ConfigurationError
 from flsv.loop.coalition_servers import servers_of, unlike_alone
 from flsv.metrics import ShadowShapley
@@ -29,11 +31,43 @@ from flsv.participants import Client
 from flsv.participants.sharing import sharing
 from flsv.privacy import GaussianPrivacy
 from flsv.round import ClientUpdate, FederationState, Round, TrainedCoalitions
+from flsv.server.config import FederationConfig
 from flsv.strategy import Federation
 
 ROWS, TRAINED = "coalition_models", "trained_coalition_models"
 #: Bytes of the rows at the server and on their way, from which on a run is refused.
 MOST_BYTES = 2**32
+
+
+def not_as_rows(trainer: L.Trainer, config: FederationConfig) -> str | None:
+    """Say before the first round why coalitions' models, trained as rows beside the clients' own, would not be those of
+    runs of the coalitions, and what to do; None: they would.
+
+    What can be seen is looked at first; then a copy of the module trains a few batches of a client in both ways, where
+    the clients' data are. Nothing is changed by it.
+
+    Args:
+        trainer: in ``on_train_start``: its optimizers are set up, its data dealt.
+        config: what the federation is put together from.
+    """
+    module, algorithm = trainer.lightning_module, config.client_algorithm
+    if isinstance(algorithm, ShadowTraining):
+        algorithm = algorithm.algorithm
+    if why := unlike_alone(config, algorithm, losses=False):
+        return f"{why}. Leave it out, or leave ShadowShapley out"
+    if any(isinstance(each, GaussianPrivacy) for each in config.uploads):
+        return "noise would be spent on each of these models. Leave one of the two out"
+    if kept := sharing(config.share, module, config.head).kept:
+        return (
+            f"with share={config.share!r} {sorted(kept)[0]!r} and others stay at the clients. Share all that is trained"
+        )
+    if why := not_batched(trainer, None, config.optimizer_state, schedules=True, accumulates=True):
+        return why
+    if why := not_by_rounds(trainer):
+        return f"{why}. Take a schedule that steps by rounds or batches"
+    if callable(config.engine):  # the data are elsewhere: every site sees it in its first steps
+        return None
+    return why_not_rows(trainer, shared_space(module, config)[0], config.seed or 0, draws=("torch",))
 
 
 class ShadowTraining(ClientAlgorithm):
@@ -60,13 +94,12 @@ class ShadowTraining(ClientAlgorithm):
     def __init__(self, coalitions: Coalitions = "auto", algorithm: ClientAlgorithm | None = None) -> None:
         self.coalitions, self.algorithm = coalitions, algorithm
         self._visit: CoalitionRows | None = None
-        self._kernel: RowTraining | None = None
-        self._round = -1  # of the kernel's recordings
+        self._left: Tensor | None = None  # the global model after the last round
         self._updates: Sequence[ClientUpdate] = ()
         self._clients: Sequence[Client] = ()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_visit": None, "_kernel": None, "_clients": ()}
+        return {**vars(self), "_visit": None, "_left": None, "_clients": ()}
 
     @property
     def changes_steps(self) -> bool:  # type: ignore[override]
@@ -77,7 +110,7 @@ class ShadowTraining(ClientAlgorithm):
 
     def begin(self, federation: Federation) -> None:
         self._set_up(federation)
-        self._initial = federation.global_vector.clone()
+        self._left = self._initial = federation.global_vector.clone()
         self._rows = self._initial.expand(len(self._members), -1).clone()
         self._servers = servers_of(federation, self._members, self._rows)
 
@@ -93,7 +126,7 @@ class ShadowTraining(ClientAlgorithm):
         self._loaded = state["servers"]
 
     def _set_up(self, federation: Federation) -> None:
-        self._visit = self._kernel = None
+        self._visit = self._left = None
         self._masks = coalition_masks(self.coalitions, federation.num_clients)
         self._members = _trained(self._masks)
         self._places = [mine.nonzero().flatten() for mine in self._members.T]
@@ -107,23 +140,17 @@ class ShadowTraining(ClientAlgorithm):
             )
 
     def check_fit(self, trainer: Any, config: Any) -> None:
-        if why := self._why_not(trainer, config):
-            raise ConfigurationError(f"ShadowShapley trains a model for each of many coalitions, and {why}.")
-
-    def _why_not(self, trainer: Any, config: Any) -> str | None:
-        """Why coalitions' models would not be those of runs of the coalitions, and what to do."""
-        if why := unlike_alone(config, self.algorithm, losses=False):
-            return f"{why}. Leave it out, or leave ShadowShapley out"
-        if any(isinstance(each, GaussianPrivacy) for each in config.uploads):
-            return "noise would be spent on each of these models. Leave one of the two out"
-        if kept := sharing(config.share, trainer.lightning_module, config.head).kept:
-            return (
-                f"with share={config.share!r} {sorted(kept)[0]!r} and others stay at the clients. Share all that is "
-                "trained"
-            )
-        return not_batched(trainer, None, config.optimizer_state, schedules=True)
+        if why := not_as_rows(trainer, config):
+            instead = "Or value the run by flsv retrain"
+            raise ConfigurationError(f"ShadowShapley trains a model for each of many coalitions, and {why}. {instead}.")
 
     def send(self, client: int, start: Tensor | None, state: FederationState) -> dict[str, Tensor]:
+        if self._left is not None and not torch.equal(self._left, state.model()):
+            raise ConfigurationError(
+                f"ShadowShapley: the module's weights or buffers have changed between rounds {state.round_index} and "
+                f"{state.round_index + 1}, as by a hook around an epoch or by validation, and coalitions' models would "
+                "not. Let hooks leave them as they are, or value the run by flsv retrain."
+            )
         self._rows = self._rows.to(state.model())
         return {ROWS: self._rows[self._places[client].to(self._rows.device)]}
 
@@ -143,7 +170,7 @@ class ShadowTraining(ClientAlgorithm):
                 places = self._places[client].to(rows.device)
                 self._servers.receive(client, places, sent[client][:, 1:], update.num_steps)
             self._rows = self._servers.end_round(rows, self._clients, round.server_data, lenient=True)
-        self._updates = ()
+        self._updates, self._left = (), round.server_vector
 
     def coalition_models(self, round: Round) -> TrainedCoalitions:
         assert round.server_vector is not None
@@ -159,10 +186,7 @@ class ShadowTraining(ClientAlgorithm):
     # ---- at a client
 
     def begin_client(self, context: ClientContext) -> None:
-        if self._kernel is not None and self._round != context.instruction.round_index:
-            self._kernel.recordings.doubt()
-        self._round = context.instruction.round_index
-        self._visit = CoalitionRows(context, context.received(ROWS), self._kernel, self.algorithm)
+        self._visit = CoalitionRows(context, context.received(ROWS), self.algorithm)
 
     def begin_batch(self, context: ClientContext, batch: Any) -> None:
         assert self._visit is not None
@@ -179,7 +203,6 @@ class ShadowTraining(ClientAlgorithm):
         rows, sent = self._visit.trained().clone(), context.received(ROWS)
         for place, start in enumerate(sent):
             rows[place] = context.upload(rows[place], start, f"coalition {place} ")
-        self._kernel = self._visit.kernel
         self._visit = None
         finite = rows.isfinite().all(1, keepdim=True)
         return {TRAINED: torch.cat([finite.to(rows), torch.where(finite, rows, sent)], 1)}

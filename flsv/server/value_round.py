@@ -226,10 +226,7 @@ class _Cohort:
 
     def numbers(self, given: Any, argument: str, kind: Any) -> list[Any]:
         """Likewise, checked."""
-        values = self.each(given, argument)
-        for value in values:
-            check_argument("value_round", argument, value, kind)
-        return values
+        return [check_argument("value_round", argument, value, kind) for value in self.each(given, argument)]
 
 
 def _by_name(metrics: Any, loss: Any) -> Mapping[str, ContributionMetric]:
