@@ -234,7 +234,7 @@ def train_all(each: Federation, folder: Path, runs: int, weights: int, truths: i
 
 
 def truth_of(each: Federation, scores: dict[tuple[int, int], Any], nobody: Tensor) -> Tensor:
-    """The mean over other seeds, with the mean of other untrained models for U(nobody)."""
+    """The mean over other seeds, with that of all untrained models for U(nobody)."""
     seeds = {b: of for (b, w), of in scores.items() if b >= TRUTH}
     found, starts = [], []
     if not each.name.startswith("drawn_"):
@@ -296,7 +296,7 @@ def table(federations: list[Federation], folder: Path) -> str:
         if not runs:
             continue
         nobody = torch.load(folder / each.name / "untrained.pt")[:, 0]
-        truth = truth_of(each, scores, nobody[UNTRAINED:])
+        truth = truth_of(each, scores, nobody)
         size = next(name for most, name in SIZES.items() if len(truth) <= most)
         for run in runs:
             for way, masks, utilities in ways(scores, run, float(nobody[:UNTRAINED].mean())):
