@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import signal
+import sys
 import textwrap
 import threading
 from collections.abc import Callable, Iterator
@@ -93,6 +94,31 @@ def command_parser(prog: str, description: str | None, epilog: str | None = None
     return argparse.ArgumentParser(
         prog, description=description, epilog=epilog, formatter_class=TextHelp, allow_abbrev=False
     )
+
+
+class Waiting:
+    """Says on the terminal what is waited for, and adds a dot every second, until :meth:`end`.
+
+    Args:
+        what: is waited for.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._over = threading.Event()
+        self._dots = threading.Thread(target=self._add_dots, daemon=True)
+        print(what, end="", file=sys.stderr, flush=True)
+        self._dots.start()
+
+    def _add_dots(self) -> None:
+        while not self._over.wait(1.0):
+            print(".", end="", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """End the line; a second call does nothing."""
+        if not self._over.is_set():
+            self._over.set()
+            self._dots.join()
+            print(file=sys.stderr, flush=True)
 
 
 def printer(quiet: bool) -> Callable[[str], None]:

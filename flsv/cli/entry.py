@@ -13,10 +13,11 @@ import logging
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 from flsv import __version__
-from flsv.cli.command import NO_BARS, status_of, terminable
+from flsv.cli.command import NO_BARS, Waiting, status_of, terminable
 from flsv.cli.configs import check_words
 from flsv.errors import ConfigurationError
 
@@ -118,8 +119,16 @@ def _run(given: list[str]) -> int:
     first = given[0] if given else "--help"
     if first in {*OF_LIGHTNING, *OWN}.difference(AT_ONCE):
         check_words(given)
-        if not quiet and sys.stderr.isatty():  # before PyTorch, which takes seconds, is imported
-            print(f"flsv {first}: loading PyTorch", file=sys.stderr, flush=True)
+    waiting = None if quiet else _announce(first)
+    try:
+        return _command(given, first, quiet, waiting)
+    finally:
+        if waiting is not None:
+            waiting.end()
+
+
+def _command(given: list[str], first: str, quiet: bool, waiting: Waiting | None) -> int:
+    loaded = _nothing if waiting is None else waiting.end
     if first == "--version":
         print(f"flsv {__version__}")
         return 0
@@ -127,25 +136,26 @@ def _run(given: list[str]) -> int:
         _parser().print_help()
         return 0
     if first in OWN:
-        return _run_own(first, given[1:], quiet)
+        return _run_own(first, given[1:], quiet, loaded)
     if first in OF_LIGHTNING or first.startswith("-"):  # the latter such as --config before the subcommand
-        return _run_lightning(given, first, quiet)
+        return _run_lightning(given, first, quiet, loaded)
     names = [*OF_LIGHTNING, *OWN]
     near = difflib.get_close_matches(first, names, 1)
     hint = f" Did you mean {near[0]}?" if near else ""
     raise ConfigurationError(f"there is no subcommand {first!r}. There are {', '.join(names)}.{hint}")
 
 
-def _run_own(command: str, args: list[str], quiet: bool) -> int:
+def _run_own(command: str, args: list[str], quiet: bool, loaded: Callable[[], None]) -> int:
     if command not in ON_RANKS and int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise ConfigurationError(f"flsv {command} runs in one process. Start it without torchrun.")
     if command not in (*AT_ONCE, "report"):
         _leave_out(quiet or command in MANY_FITS)
     main: Any = importlib.import_module(f"flsv.cli.{command}").main
+    loaded()
     return int(main(args, quiet) or 0)
 
 
-def _run_lightning(given: list[str], command: str, quiet: bool) -> int:
+def _run_lightning(given: list[str], command: str, quiet: bool, loaded: Callable[[], None]) -> int:
     if given == ["fit"]:
         raise ConfigurationError(
             "flsv fit: say what to train on: --config quickstart for five clients with handwritten digits, "
@@ -154,10 +164,21 @@ def _run_lightning(given: list[str], command: str, quiet: bool) -> int:
     _leave_out(quiet)
     from flsv.cli.parser import make_cli
 
-    cli = make_cli([*given, *(QUIETLY.get(command, ()) if quiet else ())], quiet=quiet)
+    cli = make_cli([*given, *(QUIETLY.get(command, ()) if quiet else ())], quiet=quiet, loaded=loaded)
     if quiet and command == "fit":
         cli.say_where(1)
     return 0
+
+
+def _announce(command: str) -> Waiting | None:
+    """Something is on a terminal, and moves, while PyTorch is imported, which takes seconds."""
+    if command in {*OF_LIGHTNING, *OWN}.difference(AT_ONCE) and sys.stderr.isatty():
+        return Waiting(f"flsv {command}: loading PyTorch")
+    return None
+
+
+def _nothing() -> None:
+    """Nothing is waited for."""
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -221,7 +221,10 @@ def refusing(module: nn.Module, errors: tuple[type[Exception], ...] = ()) -> Ite
         if isinstance(error, NotBatched) or is_oom_error(error) or not (known or isinstance(error, errors)):
             raise
         text = text if known else f"{type(error).__name__}: {text}"
-        raise refusal(module, text.splitlines()[0].rstrip(".")) from error
+        shared = (
+            ": a step changes what all models share; write x = x + y for x += y" if "broadcast shape" in text else ""
+        )
+        raise refusal(module, text.splitlines()[0].rstrip(".") + shared) from error
 
 
 class NotBatched(ConfigurationError):

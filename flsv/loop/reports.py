@@ -30,6 +30,7 @@ from flsv.report.record import Record, record_of, to_pay_by
 from flsv.report.run_table import CSV, frame, tidy
 from flsv.report.tensorboard import TensorBoard, Trackers, draw_metric, figures_due
 from flsv.report.terminal import Terminal
+from flsv.report.text import nearest_first
 from flsv.round import FederationState, Round
 from flsv.round.result import Event, RoundResult, RunResult, Sink
 from flsv.server import ContributionMetrics
@@ -77,7 +78,8 @@ class RunReports:
             )
         self.sinks += self._loggers(described)
         self.terminal = Terminal(trainer, names[0], self._prints and reporting.table, files)
-        self.sinks += [self.terminal, Monitored(trainer, metrics)]
+        self._monitored = Monitored(trainer, metrics)
+        self.sinks += [self.terminal, self._monitored]
 
     @property
     def _prints(self) -> bool:
@@ -179,9 +181,9 @@ class RunReports:
             state.round_index,
             table=frame(self.results.known(index, values, **of_clients, **state.client_scores)),
             columns={name: "column" if columns_of(metrics[name]) else "class" for name in metrics if name in values},
-            to_pay_by=[name for name in values if to_pay_by(metrics[name])],
+            to_pay_by=nearest_first({n: type(metrics[n]).__name__ for n in values if to_pay_by(metrics[n])}),
             learned=learning,
-            logged={name: value for name, value in logged.items() if "/" not in name},
+            logged={name: value for name, value in logged.items() if name not in self._monitored.names},
             pictures={name: partial(draw_metric, metrics[name], name, value, index) for name, value in values.items()},
         )
 

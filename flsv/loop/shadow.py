@@ -37,6 +37,8 @@ from flsv.strategy import Federation
 ROWS, TRAINED = "coalition_models", "trained_coalition_models"
 #: Bytes of the rows at the server and on their way, from which on a run is refused.
 MOST_BYTES = 2**32
+#: What to do, also on the command line.
+_WITHOUT = "leave ShadowShapley out (--config digits is quickstart without it)"
 
 
 def not_as_rows(trainer: L.Trainer, config: FederationConfig) -> str | None:
@@ -233,7 +235,22 @@ def shadow_training(metrics: Mapping[str, Any], given: ClientAlgorithm | None) -
     if inner is not None and not inner.entrywise:
         raise ConfigurationError(
             f"metrics {list(asking)} train coalitions' models as rows of one batched model, and "
-            f"client_algorithm={inner!r} does more than to change gradients entry by entry, as FedProx does. Leave one "
-            "of the two out."
+            f"client_algorithm={inner!r} does more than to change gradients entry by entry, as FedProx does. Leave "
+            f"it out, or {_WITHOUT}."
         )
     return ShadowTraining(wanted[0], inner)
+
+
+def with_coalitions(**arguments: Any) -> FederationConfig:
+    """A loop's configuration, whose parts can be trained in coalitions if a metric asks for that.
+
+    Raises:
+        ConfigurationError: naming the part that cannot.
+    """
+    config = FederationConfig(**arguments)
+    algorithm = config.client_algorithm
+    if isinstance(algorithm, ShadowTraining) and (why := unlike_alone(config, algorithm.algorithm, losses=False)):
+        raise ConfigurationError(
+            f"ShadowShapley trains a model for each of many coalitions, and {why}. Leave it out, or {_WITHOUT}."
+        )
+    return config

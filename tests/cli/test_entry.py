@@ -113,6 +113,21 @@ def test_one_command_at_a_time_in_a_folder(name: str, tmp_path: Path, capsys: py
     assert f"another run is writing into {tmp_path}: wait for its end" in capsys.readouterr().err
 
 
+def test_what_is_refused_before_the_first_round_leaves_no_folder(tmp_path: Path) -> None:
+    config = ["--config", str(written(tmp_path / "federation.yaml")), f"--trainer.default_root_dir={tmp_path}"]
+    assert main(["fit", *config]) == 0
+    assert (
+        main(["fit", *config, "--data.splits.server_val=0", "--federation.metrics", '{"sv": "CumulativeShapley"}']) == 2
+    )
+    assert [path.name for path in (tmp_path / "lightning_logs").iterdir()] == ["version_0"]
+
+
+def test_the_configuration_is_where_the_trackers_run_is(tmp_path: Path) -> None:
+    config = ["--config", str(written(tmp_path / "federation.yaml")), f"--trainer.default_root_dir={tmp_path}"]
+    assert main(["fit", *config, "--trainer.logger=cli_runs.Tracker"]) == 0
+    assert {"config.yaml", "run.json", "contributions.csv"} <= {p.name for p in (tmp_path / "7" / "of_run").iterdir()}
+
+
 def test_a_second_run_of_one_name_has_its_own_configuration(tmp_path: Path) -> None:
     logger = ["--trainer.logger=TensorBoardLogger", f"--trainer.logger.save_dir={tmp_path}"]
     config = str(written(tmp_path / "federation.yaml"))

@@ -186,7 +186,7 @@ def test_what_is_trained_unless_something_else_is_asked_for(
             *(f"share without seed {seed}" for seed in seeds.split()),
         ]
         assert [row["share by accuracy"] for row in found] == [row["share"] for row in found]
-        assert main(["report", str(run), "--out", str(run / "all.html")]) == 0
+        assert main(["report", str(run), "--out", str(run / "all.html"), "--budget", "100"]) == 0
         assert "| client | share | by accuracy | by balanced_accuracy | by negative_loss | without seed 3 |" in text_of(
             run / "all.html"
         )

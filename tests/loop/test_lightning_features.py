@@ -202,7 +202,7 @@ def test_the_end_of_a_fit_says_who_contributed_what_and_what_next(
     assert said.count("share") == 1  # none by cssv, which says not to pay by it
     most, least = int(values.argmax()), int(values.argmin())
     assert f"By sv, client {most} contributed most, client {least} least." in said or "nobody can be told apart" in said
-    assert re.search(r"Accuracy on the validation set (rose|fell) from [\d.]+ % to [\d.]+ %, the values of sv", said)
+    assert re.search(r"Accuracy on the validation set (rose|fell) from [\d.]+ % to [\d.]+ %; sv sums to", said)
     assert "other seeds may differ more (flsv repeat)" in said
     lines = [line for line in said.splitlines() if "flsv re" in line][-3:]
     folder = tmp_path / "run"

@@ -1,5 +1,6 @@
 """Values of rounds that somebody else ran: a FederatedLoop's on the same rounds, whatever form models come in."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,8 @@ import pytest
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassF1Score
 from toys import CLASSES, Plain, fit, network, toy_data
 
@@ -161,6 +164,25 @@ def test_a_plain_module_by_its_own_loss_is_a_plain_loop_over_coalitions(trained:
     )  # fmt: skip
     assert torch.equal(own["PartialFederatedShapley"], found["PartialFederatedShapley"])
     assert own["GradientAgreement"].sum() == pytest.approx(1)
+
+
+def test_a_collection_is_the_metrics_that_are_in_it(trained: Any, tmp_path: Path) -> None:
+    module, data, loop, rounds = trained
+    found = played(module, data, rounds, MetricCollection({"sv": LeaveOneOut()}), lambda vector: vector)
+    expected = played(module, data, rounds, {"sv": LeaveOneOut()}, lambda vector: vector)
+    assert torch.equal(found["sv"].nan_to_num(9), expected["sv"].nan_to_num(9))
+    collected = FederatedLoop(Kept(), MetricCollection(all_metrics()), sampler=UniformSampler(2), seed=SEED)
+    fit(collected, tmp_path, Logs(), toy_data(), rounds=ROUNDS)
+    for name, value in loop.contributions.items():
+        assert torch.equal(collected.contributions[name].nan_to_num(9), value.nan_to_num(9)), name
+
+
+def test_the_callers_generator_goes_on_as_without_it(trained: Any) -> None:
+    module, _, _, rounds = trained
+    batches = DataLoader(TensorDataset(torch.randn(20, 6), torch.randint(CLASSES, (20,))), 10, shuffle=True)
+    before = torch.get_rng_state()
+    value_round(module, rounds[0].global_vector, list(rounds[0].client_vectors), batches, metrics=LeaveOneOut())
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_clients_by_name_and_weights_of_the_aggregation(trained: Any) -> None:
