@@ -247,7 +247,7 @@ def _retrained(run: Run, order: Sequence[int], shares: bool) -> Markup:
     of_seeds = len(str(rows[0]["seeds"]).split()) > 1
     bars = drawing.bars(names, value, (low, high), of_seeds=of_seeds)
     shown = table(facts.RETRAINED_HEAD[some], cells)
-    others = facts.other_shares(names, rows) if shares else ""
+    others = facts.other_shares(names, rows)
     return facts.retrained(run, rows[0], bars, shown, others, facts.retrained_caveats(rows))
 
 

@@ -187,9 +187,9 @@ def test_amounts_have_the_decimals_of_their_currency() -> None:
 @pytest.mark.parametrize(
     ("seeds", "told", "said"),
     [
-        (None, {}, "Not fit to pay by: a metric that trains no coalitions."),
-        ("5", {}, "Not yet fit to pay by: coalitions were trained with one seed"),
-        ("5 6 7", {}, "Fit to pay by: coalitions were trained with 3 seeds."),
+        (None, {}, "Not fit to pay by: nothing was trained without any"),
+        ("5", {}, "Not yet fit to pay by: the model was trained again"),
+        ("5 6 7", {}, "with some of the partners only, by 3 seeds."),
         ("5 6 7", {"paid_in": {"sv": {"by": "accuracy", "told_apart": False}}}, "Not fit to pay by: by its share of"),
     ],
 )
