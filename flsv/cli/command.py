@@ -32,21 +32,19 @@ def status_of(stop: KeyboardInterrupt) -> int:
 def terminable() -> Iterator[None]:
     """Raise :class:`Terminated` at the first SIGTERM, and ignore further ones: who stops a group of processes signals
     each of them, and rank 0 passes it on to those that it has started."""
-    stopped = []
+    stops = iter([Terminated])
 
     def stop(number: int, frame: FrameType | None) -> None:
-        if not stopped:
-            stopped.append(number)
-            raise Terminated
+        for each in stops:
+            raise each
 
-    if threading.current_thread() is not threading.main_thread():  # which cannot handle signals
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, stop)
+    here = threading.current_thread() is threading.main_thread()  # others cannot handle signals
+    before = signal.signal(signal.SIGTERM, stop) if here else None
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        if here:
+            signal.signal(signal.SIGTERM, before)
 
 
 _ROLE = re.compile(r":\w+:`~?([^`]*)`")

@@ -10,6 +10,7 @@ import os
 import shlex
 import shutil
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -48,6 +49,8 @@ PARTS: dict[str, type] = {
     "flsv.sampling": ClientSampler,
     "flsv.uploads": Upload,
 }
+#: Seconds that a stopped rank leaves the script that has started it for its last words.
+PATIENCE = 10.0
 
 
 class SavedConfig(SaveConfigCallback):
@@ -75,8 +78,7 @@ class FederatedCLI(LightningCLI):
     ) -> None:
         self.quiet, self._loaded = quiet, loaded
         given = options.get("args")
-        self._given = list(sys.argv[1:] if given is None else given)
-        self._asked = next(iter(self._given), None)
+        self._asked = next(iter(sys.argv[1:] if given is None else given), None)
         self._new_folder: Path | None = None
         super().__init__(*arguments, **options)
 
@@ -168,7 +170,7 @@ class FederatedCLI(LightningCLI):
                 raise
             # As Lightning ends where somebody presses Ctrl-C.
             if started_by_script():
-                raise SystemExit from None  # or the script, which has more to say, would be killed for its sake
+                time.sleep(PATIENCE)  # the script, which ends this rank, is killed once a rank has failed
             if subcommand == "fit" and self.trainer.is_global_zero:
                 self._say_how_to_go_on()
             raise stop from None
@@ -179,12 +181,9 @@ class FederatedCLI(LightningCLI):
             self.say_where(1)
         if (arguments := arguments_of_fit()) is None:  # a part of another command
             return
-        if has_saved(self.trainer):
-            print(f"Go on:   flsv fit {arguments} --ckpt_path last", flush=True)
-        elif (path := self.config_init["fit"].ckpt_path) is not None:
-            print(f"Again:   flsv fit {arguments} --ckpt_path {shlex.quote(path)}", flush=True)
-        else:
-            print(f"Again:   flsv fit {arguments}  # from the start: no checkpoint was saved", flush=True)
+        path = "last" if has_saved(self.trainer) else self.config_init["fit"].ckpt_path
+        more = f" --ckpt_path {shlex.quote(path)}" if path else "  # from the start: no checkpoint was saved"
+        print(f"Go on:   flsv fit {arguments}{more}", flush=True)
 
     def say_where(self, lines: int | None = None) -> None:
         """Print where a fit's results are, and in further ``lines`` what can be done with them; nothing without any."""

@@ -249,11 +249,10 @@ class _Files:
             self._csv.begin(0)
         if known != self._names or self._board is None:
             self._board = self._begin(known)
-        counts = torch.tensor([count or 1 for count in samples.values()]).double()
         weights = torch.full((len(known),), math.nan).double()
-        weights[[*samples]] = counts / counts.sum()
+        weights[[*samples]] = torch.tensor([count or 1 for count in samples.values()]).double()
         values = {**found.values, **found.per_class}
-        result = self._results.after(index, False, values, weights, {}, {}, {}, False)
+        result = self._results.after(index, False, values, weights / weights.nansum(), {}, {}, {}, False)
         self._csv.write(result)
         self._board.write(result)
         self._board.flush()
@@ -274,7 +273,6 @@ class _Files:
         """Note that the run has come to its end, and say where it is."""
         if self._board is not None:
             self._board.close()
-            self._logger.finalize("success")
             write_record(self._folder, self._record | {"ended": now(), "logged": {}})
             _log.info("Contributions: flsv report %s", self._folder)
         self._lock.release()

@@ -12,6 +12,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.trainer.connectors.data_connector import _DataHookSelector
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -223,5 +224,8 @@ def _trainer(module: L.LightningModule) -> L.Trainer:
     finally:
         log.setLevel(before)
     trainer.strategy.connect(module)
+    # The module's alone, which is a copy: its hooks ask the trainer whether it validates.
+    module._trainer = trainer
+    trainer._data_connector._datahook_selector = _DataHookSelector(module, None)
     trainer.state.fn = TrainerFn.FITTING
     return trainer

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+import lightning as L
 import pandas
 import torch
 from annotated_types import Ge
@@ -144,6 +145,13 @@ def value_round(
         [0.75]
     """
     module = _unwrap_objects(module)
+    if not isinstance(module, L.LightningModule) and any(
+        kind.__module__.startswith("pytorch_lightning.") for kind in type(module).__mro__
+    ):
+        raise ConfigurationError(
+            f"value_round(module={type(module).__name__}(...)) is a LightningModule of the package pytorch_lightning, "
+            "whose classes are others. Write `import lightning as L` in the place of `import pytorch_lightning as pl`."
+        )
     board = ContributionMetrics(metrics_by_name(metrics, loss))
     head = named_head(board.metrics.values())
     space = ParameterSpace(module, head)

@@ -20,7 +20,7 @@ RANKS = ["--trainer.strategy=federated", "--trainer.devices=2"]
 #: What starts a fit; how else its configuration is.
 STARTS = {"one process": (FLSV, []), "two ranks": (FLSV, RANKS), "torchrun": (TORCHRUN, [])}
 STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143}
-SECONDS = 180
+SECONDS = 900
 
 
 def stopped(command: list[str], folder: Path, number: int, begun: str) -> tuple[int, str]:

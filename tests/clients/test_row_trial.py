@@ -28,6 +28,8 @@ FAST = (
     "NumPy's own generator",
     "a masked loss",
     "torchmetrics",
+    "accumulated",
+    "a timer that clamps weights",
     "a layer under two names",
 )
 NAMES = slow_except(FAST, CASES)

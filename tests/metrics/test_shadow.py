@@ -9,7 +9,7 @@ import lightning as L
 import pytest
 import torch
 from resuming import assert_resumes
-from shadow_cases import ROUNDS, SEED, Draws, Kept, Reads, by_a_plain_loop, data, loop
+from shadow_cases import ROUNDS, SEED, Draws, Kept, Reads, Validates, by_a_plain_loop, data, loop
 from sifted import slow_except
 from toys import Plain, adam, fit, network, trainer_for, vector
 
@@ -241,6 +241,7 @@ def test_refused_before_training(tmp_path: Path, what: str) -> None:
     ("module", "match"),
     [
         (lambda: Draws(network(batch_norm=False)), "draws random numbers by random.*flsv retrain"),
+        (lambda: Validates(network(batch_norm=False)), "validation changes 'seen' of Validates"),
         (lambda: Reads(network(batch_norm=False)), "rows of one batched model: vmap: .*flsv retrain"),
         (lambda: Twice(network(batch_norm=False)), "on_after_backward"),
         (lambda: Plain(network(batch_norm=False), lambda p: torch.optim.LBFGS(p)), "LBFGS"),

@@ -27,6 +27,7 @@ SUPERLINK = os.environ.get("SUPERLINK", "127.0.0.1:8000")
 FLOWER = Path(os.environ.setdefault("FLWR_HOME", str(HOME / ".flwr")))
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 NAME = "federation"  # of the SuperLink, in Flower's own file
+ALIVE = ("pending", "starting", "running")  # Flower's words
 
 
 def configure() -> None:
@@ -75,7 +76,7 @@ def say(word: str, run: str) -> None:
 def flwr(*words: str | Path) -> dict:
     """Flower's answer; empty where it has none, which is printed."""
     done = subprocess.run(["flwr", *words, "--format", "json"], capture_output=True, text=True)
-    told = json.loads(done.stdout[done.stdout.find("{") :] or "{}") if "{" in done.stdout else {}
+    told = json.loads(f"{{{answer}" if (answer := done.stdout.partition("{")[2]) else "{}")
     if not told.get("success"):
         print(done.stdout + done.stderr, flush=True)
     return told
@@ -85,10 +86,6 @@ def state(run: str | None) -> str:
     """Flower's word for a run, such as running or finished:stopped; of one that its SuperLink does not know, none."""
     runs = flwr("list", NAME).get("runs", [])
     return next((each["status"] for each in runs if each["run-id"] == run), "")
-
-
-def lives(found: str) -> bool:
-    return found != "" and not found.startswith("finished")
 
 
 def start() -> str:
@@ -102,7 +99,7 @@ def run() -> int:
     register()
     run, not_begun = status().get("run"), 0
     while not_begun < 3:
-        if lives(state(run)):
+        if state(run) in ALIVE:
             print(f"run {run} is at work: it is watched", flush=True)
         else:
             run = start()
@@ -111,7 +108,7 @@ def run() -> int:
         time.sleep(5)
         register()
         found, now = state(run), status()
-        if lives(found):  # its log was cut off
+        if found in ALIVE:  # its log was cut off
             continue
         if now["status"] in ("finished", "failed"):
             print(f"the run has {now['status']}: {now['why'] or STATUS}", flush=True)
@@ -128,7 +125,7 @@ def run() -> int:
 def stop() -> int:
     configure()
     run = status().get("run")
-    if not lives(state(run)) or not flwr("stop", run, NAME).get("success"):
+    if run is None or state(run) not in ALIVE or not flwr("stop", run, NAME).get("success"):
         print("no run is at work here", flush=True)
         return 1
     say("stopped", run)
