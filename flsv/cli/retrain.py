@@ -110,13 +110,12 @@ def retrain(
             cli = make(seed)
             if metric is None:
                 metric, mode = performance_by(loop_of(cli.trainer))
-            # A classifier's models are scored once, by all that its outputs say.
-            names = CLASSIFICATION if metric in CLASSIFICATION else (metric,)
+            asked, names, called = _scores(metric)
             utility = RetrainedUtility(
                 lambda cohort, seed=seed: _trainer(make(seed), cohort, seed),  # type: ignore[misc]
                 cli.model,
                 cli.datamodule,
-                names if len(names) > 1 else metric,
+                asked,
                 max_clients=10**6,
                 mode=mode,  # type: ignore[arg-type]
                 ranks=ranks,
@@ -124,9 +123,8 @@ def retrain(
             identity = cli.identity()
             check_data(run, record, identity, cli.datamodule.client_names)
             settings = {**identity.flat(), "metric": joined(names), "mode": mode}
-            path = run / f"retrained_{'scores' if len(names) > 1 else metric.replace('/', '-')}.csv"
-            columns = names if len(names) > 1 else ("utility",)
-            keep = partial(KeptUtility, path=path, settings=settings, ranks=ranks, told=told, seed=seed, names=columns)
+            path = run / f"retrained_{called}.csv"
+            keep = partial(KeptUtility, path=path, settings=settings, ranks=ranks, told=told, seed=seed, names=names)
             found, which, together = _play(utility, keep, which, together, compare=not utilities, say=say)
             utilities.append(found)
             everything = len(found) == 2**utility.num_players
@@ -148,6 +146,13 @@ def retrain(
     if ranks.rank == 0:
         save_table(run / RETRAINED, rows)
     return rows, run / RETRAINED
+
+
+def _scores(metric: str) -> tuple[str | Sequence[str], Sequence[str], str]:
+    """What models are scored by, the names of these scores, and of their file: a classifier's outputs give all three."""
+    if metric in CLASSIFICATION:
+        return CLASSIFICATION, CLASSIFICATION, "scores"
+    return metric, (metric,), metric.replace("/", "-")
 
 
 def _check_performance(metric: str | None, mode: str | None) -> None:
