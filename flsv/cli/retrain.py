@@ -149,7 +149,7 @@ def retrain(
 
 
 def _scores(metric: str) -> tuple[str | Sequence[str], Sequence[str], str]:
-    """What models are scored by, the names of these scores, and of their file: a classifier's outputs give all three."""
+    """Return what models are scored by, the scores' names, and their file: a classifier's outputs give all three."""
     if metric in CLASSIFICATION:
         return CLASSIFICATION, CLASSIFICATION, "scores"
     return metric, (metric,), metric.replace("/", "-")
