@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from flsv.csv_files import Cell, number, whole
 from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError
 from flsv.functional.shapley.game import Utility
-from flsv.games.coalition import utility_of
+from flsv.games.coalition import Measure, utility_of
 from flsv.games.evaluator import ModelEvaluator
 from flsv.games.evaluators import evaluators_of
 from flsv.games.performance import Mode, ModelScore, performance_of
@@ -39,8 +39,9 @@ from flsv.participants.ranks import longest_first
 from flsv.sampling.base import FixedCohort
 
 Members = tuple[int, ...]
-#: Of the file of a game, and how they are read.
-COLUMNS: Mapping[str, Cell] = {"seed": whole, "coalition": read_members, "utility": number}
+#: Of the file of a game, beside the utilities, and how they are read.
+COALITION: Mapping[str, Cell] = {"seed": whole, "coalition": read_members}
+COLUMNS: Mapping[str, Cell] = {**COALITION, "utility": number}
 
 
 def members_of(masks: Tensor) -> list[Members]:
@@ -49,8 +50,8 @@ def members_of(masks: Tensor) -> list[Members]:
 
 
 class KeptUtility:
-    """``utility(masks: bool [K, n]) -> float64 [K]``: reads known utilities from a file and asks another utility for
-    the rest.
+    """``utility(masks: bool [K, n]) -> float64 [K]`` (or ``[K, C]``): reads known utilities from a file and asks
+    another utility for the rest.
 
     So many coalitions are asked for at a time, and what they came to is written before the next ones: a killed process
     loses no more than those.
@@ -63,9 +64,10 @@ class KeptUtility:
         told: called with how many coalitions are known and how many were asked for, after every answer.
         at_once: coalitions that are asked for at a time. Default: as many as there are ranks.
         seed: of the trainings; a file may hold those of several.
+        names: of the utility's C columns.
 
     Attributes:
-        known: members to utility.
+        known: members to the utilities by column.
 
     Raises:
         ConfigurationError: the file is one of other settings or players, or none of this kind.
@@ -89,16 +91,18 @@ class KeptUtility:
         told: Callable[[int, int], None] = lambda done, of: None,
         at_once: int | None = None,
         seed: int = 0,
+        names: Sequence[str] = ("utility",),
     ) -> None:
-        self._at_once, self._seed = at_once or ranks.size, seed
+        self._at_once, self._seed, self._width = at_once or ranks.size, seed, len(names)
         self._utility, self._ranks, self._told = utility, ranks, told
-        self._kept = Kept(path, COLUMNS, settings) if ranks.rank == 0 else None
+        columns = {**COALITION, **dict.fromkeys(names, number)}
+        self._kept = Kept(path, columns, settings) if ranks.rank == 0 else None
         rows = [] if self._kept is None else self._kept.rows
-        mine = {row["coalition"]: row["utility"] for row in rows if row["seed"] == seed}
-        self.known: dict[Members, float] = ranks.from_rank(0, mine, "the trainings that are kept")
+        mine = {row["coalition"]: [row[name] for name in names] for row in rows if row["seed"] == seed}
+        self.known: dict[Members, list[float]] = ranks.from_rank(0, mine, "the trainings that are kept")
 
     def __call__(self, masks: Tensor) -> Tensor:
-        """float64 ``[K]``. What is not finite is told and not kept.
+        """float64 ``[K]``, or ``[K, C]`` of several columns. What is not finite is told and not kept.
 
         Raises:
             ConfigurationError: the file has trainings of players that there are not.
@@ -108,14 +112,15 @@ class KeptUtility:
         missing = sorted(i for members, i in first.items() if members not in self.known)
         for start in range(0, len(missing), self._at_once):
             rows = missing[start : start + self._at_once]
-            values = self._utility(masks[rows]).detach().double().tolist()
+            values = self._utility(masks[rows]).detach().double().view(len(rows), self._width).tolist()
             new = dict(zip([coalitions[i] for i in rows], values))
             self.known |= new
             if self._kept is not None:
-                finite = {members: value for members, value in new.items() if math.isfinite(value)}
-                self._kept.add([self._seed, members_text(members), value] for members, value in finite.items())
+                finite = {members: of for members, of in new.items() if all(map(math.isfinite, of))}
+                self._kept.add([self._seed, members_text(members), *of] for members, of in finite.items())
             self._told(len(first) - len(missing) + start + len(rows), len(first))
-        return torch.tensor([self.known[members] for members in coalitions], dtype=torch.float64)
+        found = torch.tensor([self.known[members] for members in coalitions], dtype=torch.float64)
+        return found if self._width > 1 else found[:, 0]
 
 
 class RetrainedUtility:
@@ -134,7 +139,7 @@ class RetrainedUtility:
         data: the federation's data, with a validation set for the server.
         metric: ``"accuracy"``, ``"balanced_accuracy"``, ``"negative_loss"``, ``"per_class_accuracy"`` (then the
             utility is ``[K, M]``), ``"auroc"`` and what else :mod:`flsv.games.performance` lists, a name that the
-            module logs, or a torchmetrics metric.
+            module logs, or a torchmetrics metric. Several of the first three make the utility ``[K, C]``.
         max_clients: the most clients for which such a game may be begun.
         mode: whether less or more of a logged value is better, likewise.
         ranks: processes that share the trainings out, such as ``flsv.engines.ranks.ranks_of_environment()``; each of
@@ -174,14 +179,16 @@ class RetrainedUtility:
         trainer: Callable[[FixedCohort], L.Trainer],
         module: L.LightningModule,
         data: FederatedDataModule,
-        metric: UtilityMetric | str | Metric = "accuracy",
+        metric: UtilityMetric | str | Metric | Sequence[str] = "accuracy",
         max_clients: int = 8,
         mode: Mode | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
-        measure = (
-            metric if isinstance(metric, str) and metric in METRICS else performance_of(self, metric, mode, "metric")
-        )
+        measure: Measure
+        if isinstance(metric, Sequence) and (metric in METRICS or not isinstance(metric, str)):
+            measure = metric
+        else:
+            measure = performance_of(self, metric, mode, "metric")
         data.prepare_data()
         data.setup("fit")
         if data.num_clients > max_clients:
@@ -262,7 +269,7 @@ class _Measured(L.Callback):
     """Gives the module its initial weights, or remembers them; the server's scores of it before the first round and
     after the last, and how long they took."""
 
-    def __init__(self, data: FederatedDataModule, measure: str | ModelScore, initial: dict[str, Any] | None) -> None:
+    def __init__(self, data: FederatedDataModule, measure: Measure, initial: dict[str, Any] | None) -> None:
         self._data, self._measure, self.initial = data, measure, initial
         self.before: Scores | None = None
         self.after: Scores | None = None
@@ -297,7 +304,7 @@ class _Measured(L.Callback):
 
 
 def evaluator_of(
-    trainer: L.Trainer, space: ParameterSpace, data: FederatedDataModule, measure: str | ModelScore
+    trainer: L.Trainer, space: ParameterSpace, data: FederatedDataModule, measure: Measure
 ) -> VectorEvaluator:
     """Evaluates models ``[K, P]`` on the server's validation set.
 

@@ -18,9 +18,12 @@ from flsv.declared import Count
 from flsv.errors import ConfigurationError
 from flsv.functional import few_coalitions, few_coalitions_shapley
 from flsv.functional.shapley.few_coalitions import Which
+from flsv.functional.shapley.game import t_quantile
+from flsv.functional.shapley.one_seed import one_seed_stderr
 from flsv.games.performance import Mode
 from flsv.metrics.base import latest
 from flsv.metrics.coalitions.value import MeasuredMetric
+from flsv.metrics.intervals import LEVEL
 from flsv.round import Round
 
 Coalitions = Which | Sequence[Sequence[int]]
@@ -76,8 +79,9 @@ class ShadowShapley(MeasuredMetric):
     convolution on a CPU as much as so many trainings. Pairs alone see what a client adds to nobody and to one other,
     and underpay who adds to many.
 
-    The values are those of this run's seed, and have no interval: other seeds may differ more than any estimate of one
-    run says. ``flsv repeat`` and ``flsv retrain`` give intervals over seeds.
+    The values are those of this run's seed. Their intervals say within what other seeds' values lie: by what seeds
+    differ by on average, see :mod:`flsv.functional.shapley.one_seed`, not by what they differ by in this federation,
+    which ``flsv repeat`` and ``flsv retrain`` measure.
 
     Each coalition has an aggregator of its own, with filters and the metric that it reads; attacks, compression and
     :class:`flsv.clients.algorithms.FedProx` are those of every coalition. Refused are client algorithms with a state or
@@ -125,6 +129,7 @@ class ShadowShapley(MeasuredMetric):
     sign = "positive: federations do better with the client; negative: worse; 0: no difference."
     cost = "training and a validation of every coalition's model, at the clients too."
     values: Tensor
+    errors: Tensor
     seen: Tensor
     evaluations: Tensor
 
@@ -160,7 +165,8 @@ class ShadowShapley(MeasuredMetric):
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         width = num_classes if self.per_class and num_classes is not None else 1
-        self.add_state("values", torch.full((num_clients, width), float("nan")), dist_reduce_fx=latest)
+        for name in ("values", "errors"):
+            self.add_state(name, torch.full((num_clients, width), float("nan")), dist_reduce_fx=latest)
         self.add_state("seen", torch.zeros(num_clients, dtype=torch.long), dist_reduce_fx="sum")
         self.add_state("evaluations", torch.tensor(0), dist_reduce_fx="sum")
 
@@ -175,14 +181,38 @@ class ShadowShapley(MeasuredMetric):
         self.seen[client_ids] += 1
         if (round_index + 1) % self.every and round_index != self._last:
             return
-        found = few_coalitions_shapley(masks, utility(masks)).values
-        self.values = found.to(self.values).reshape(self.values.shape)
+        self._share_out(masks, utility(masks))
+
+    def _share_out(self, masks: Tensor, utilities: Tensor) -> None:
+        found = few_coalitions_shapley(masks, utilities)
+        self.values = found.values.to(self.values).reshape(self.values.shape)
+        errors = one_seed_stderr(found.values, found.stderr)
+        self.errors = errors.to(self.errors).reshape(self.errors.shape)
         self.evaluations = self.evaluations + len(masks)
 
     def compute(self) -> Tensor:
         """``[num_clients]`` or ``[num_clients, num_classes]``, NaN for clients never seen."""
         value = self.values.masked_fill((self.seen == 0)[:, None], float("nan"))
         return value if self.per_class else value.squeeze(-1)
+
+    def intervals(self, level: float = LEVEL, value: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
+        """Low and high ends ``[num_clients]`` of an interval of other seeds' values; None of values per class.
+
+        Args:
+            level: in (0, 1).
+            value: the clients' values ``[num_clients]``; by default the present ones.
+
+        Example:
+            >>> metric = ShadowShapley(num_clients=2)
+            >>> metric.update(torch.arange(2), coalition_masks("all", 2), lambda masks: masks.sum(1).double())
+            >>> metric.intervals()
+            (tensor([0.9178, 0.9178]), tensor([1.0822, 1.0822]))
+        """
+        if self.per_class:
+            return None
+        value = self.compute() if value is None else value
+        half = t_quantile(level) * self.errors.squeeze(-1).to(value)
+        return value - half, value + half
 
     def diagnostics(self) -> dict[str, Tensor]:
         """The models evaluated in all rounds."""

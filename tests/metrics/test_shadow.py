@@ -125,7 +125,10 @@ def test_values_are_those_of_retraining_each_coalition(tmp_path: Path, name: str
     assert seen.tolist() == [True, name != "excluded", True]
     torch.testing.assert_close(values[seen], expected[seen], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(by_class[seen].double(), classes[seen], rtol=1e-5, atol=1e-6)
-    assert federation.metrics["shadow"].intervals() is None  # nothing is left open
+    low, high = federation.metrics["shadow"].intervals()
+    seeds = torch.full((3,), 1.6448536 * 0.025).double() * expected.clamp_min(0).sum()  # no coalition is left open
+    torch.testing.assert_close((high - low).double()[seen] / 2, seeds[seen], rtol=1e-3, atol=1e-5)
+    assert federation.metrics["classes"].intervals() is None
 
 
 @pytest.mark.parametrize("coalitions", ["pairs+leave-one-out", "auto", [[0], [1, 2]]])
