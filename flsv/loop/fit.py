@@ -21,6 +21,7 @@ from flsv.data import FederatedDataModule
 from flsv.engines.one_process import OneProcess
 from flsv.engines.ranks import SeveralRanks, agree, ranks_of
 from flsv.engines.vmap import VmapProcess
+from flsv.loop.coalition_plan import CoalitionPlan
 from flsv.loop.federation import FederationRun, Saver
 from flsv.loop.reports import RunReports
 from flsv.privacy import warn_of_noise
@@ -51,6 +52,7 @@ class LightningFit:
         board: the loop's metrics.
         state: the federation at the beginning of the fit.
         saver: what a checkpoint holds beside it.
+        plan: how the coalitions are trained that metrics ask for; None: none does.
 
     Attributes:
         fitting: whether the fit has not ended.
@@ -68,8 +70,9 @@ class LightningFit:
         board: ContributionMetrics,
         state: FederationState,
         saver: Saver,
+        plan: CoalitionPlan | None = None,
     ) -> None:
-        self.trainer, self.data = trainer, data
+        self.trainer, self.data, self.plan = trainer, data, plan
         self.config, self.board = config, board
         self.state, self.saver = state, saver
         self.fitting = True
@@ -128,11 +131,15 @@ class LightningFit:
         self._change((self.data, "_dealt", self.data.near(trainer)))
         self.finetuning = FinetuningState(trainer)
         self.finetuning.restore(module, saver.finetuned)
+        if self.plan is not None:
+            self.config = config = self.plan.decide(trainer, self.data, config, self.state.seed)
         make = _ENGINES[config.engine] if isinstance(config.engine, str) else config.engine
         if make is OneProcess and ranks_of(trainer).size > 1:
             make = SeveralRanks
         engine = make(trainer, self.data, self.state, saver.states, config, self.steps)
         self.federation = FederationRun(config, self.board, self.state, engine, trainer.max_epochs)
+        if self.plan is not None:
+            self.federation.server.strategies += self.plan.ends(engine.space, module, self.state.num_clients)
         self.steps.begun = True
         if saver.asked is not None:
             engine.options.check(saver.asked)
@@ -277,6 +284,10 @@ class LightningFit:
         if notices := [text for each in self.config.filters for text in each.notices.at_the_end()]:
             warnings.warn(f"in the whole run, {'; '.join(notices)}.", stacklevel=2)
         assert self.reports is not None
+        if self.plan is not None:
+            folder = run_folder(self.trainer) if self.files else None
+            settings = self.saver.identity.flat() | {"seed": str(self.state.seed)}
+            self.reports.write_late(self.plan.train(self.trainer, self.data, self.state.seed, folder, settings))
         self.reports.finish()
 
     def fail(self, module: L.LightningModule, exception: BaseException) -> None:

@@ -145,6 +145,19 @@ class RunReports:
         for sink in self.sinks:
             sink.write(result)
 
+    def write_late(self, found: Mapping[int, Mapping[str, Tensor]]) -> None:
+        """Values of earlier rounds are known now.
+
+        Args:
+            found: round to the metrics' values after it, by name.
+        """
+        board = self._federation.board
+        for index, values in sorted(found.items()):
+            result = self.results.late(index, values)
+            for sink in self.sinks:
+                sink.write_late(result)
+            board.contributions.update(values)
+
     @property
     def _learning_is_told(self) -> bool:
         """Whether anybody is told what becomes of the model."""

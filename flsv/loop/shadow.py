@@ -11,24 +11,28 @@ Nobody's model is the initial one, and everybody's is the federation's own: thes
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import lightning as L
 import torch
 from torch import Tensor
 
+from flsv._lightning.evaluation import as_given
+from flsv._lightning.patches import metric_states, put_metric_states
 from flsv.clients.algorithms import ClientAlgorithm, ClientContext
 from flsv.clients.coalition_rows import CoalitionRows
-from flsv.clients.kernel import RowTraining
+from flsv.clients.kernel import RowTraining, states_of
 from flsv.clients.row_checks import not_batched
+from flsv.clients.row_step import NotBatched, batched_steps, purely
 from flsv.errors import ConfigurationError
 from flsv.loop.coalition_servers import servers_of, unlike_alone
-from flsv.metrics import ShadowShapley
 from flsv.metrics.shadow import Coalitions, coalition_masks
+from flsv.parameters import ParameterSpace
 from flsv.participants import Client
-from flsv.participants.sharing import sharing
-from flsv.privacy import GaussianPrivacy
 from flsv.round import ClientUpdate, FederationState, Round, TrainedCoalitions
+from flsv.seeding import global_rngs, restore_global_rngs, restore_torch_rngs, torch_rngs
+from flsv.server.config import FederationConfig
 from flsv.strategy import Federation
 
 ROWS, TRAINED = "coalition_models", "trained_coalition_models"
@@ -37,7 +41,8 @@ MOST_BYTES = 2**32
 
 
 class ShadowTraining(ClientAlgorithm):
-    """What clients and server do for :class:`flsv.metrics.ShadowShapley`, which brings it along.
+    """What clients and server do for :class:`flsv.metrics.ShadowShapley` where rows are the same as runs, see
+    :class:`flsv.loop.coalition_plan.CoalitionPlan`.
 
     Down go the models of a client's coalitions, beside the global one. Up come these models, each behind a number: 1,
     or 0 where it is not finite, so that the client counts as absent from that coalition in this round.
@@ -48,9 +53,8 @@ class ShadowTraining(ClientAlgorithm):
             :class:`flsv.clients.algorithms.FedProx`; None: nothing.
 
     Raises:
-        ConfigurationError: before training, whatever would make a coalition's model another than that of a run of the
-            coalition; in the first client's first step, a module that cannot be batched, with the reason; at its end,
-            a coalition's model that differs from the client's own where they have to be the same.
+        ConfigurationError: in the first client's first step, a module that cannot be batched, with the reason; at its
+            end, a coalition's model that differs from the client's own where they have to be the same.
     """
 
     sends = (ROWS,)
@@ -105,23 +109,6 @@ class ShadowTraining(ClientAlgorithm):
                 f"{size / 2**30:.0f} GiB at the server, with those on their way. "
                 'Take coalitions="pairs" or "singles".'
             )
-
-    def check_fit(self, trainer: Any, config: Any) -> None:
-        if why := self._why_not(trainer, config):
-            raise ConfigurationError(f"ShadowShapley trains a model for each of many coalitions, and {why}.")
-
-    def _why_not(self, trainer: Any, config: Any) -> str | None:
-        """Why coalitions' models would not be those of runs of the coalitions, and what to do."""
-        if why := unlike_alone(config, self.algorithm, losses=False):
-            return f"{why}. Leave it out, or leave ShadowShapley out"
-        if any(isinstance(each, GaussianPrivacy) for each in config.uploads):
-            return "noise would be spent on each of these models. Leave one of the two out"
-        if kept := sharing(config.share, trainer.lightning_module, config.head).kept:
-            return (
-                f"with share={config.share!r} {sorted(kept)[0]!r} and others stay at the clients. Share all that is "
-                "trained"
-            )
-        return not_batched(trainer, None, config.optimizer_state, schedules=True)
 
     def send(self, client: int, start: Tensor | None, state: FederationState) -> dict[str, Tensor]:
         self._rows = self._rows.to(state.model())
@@ -191,26 +178,51 @@ def _trained(masks: Tensor) -> Tensor:
     return masks[(sizes > 0) & (sizes < masks.shape[1])]
 
 
-def shadow_training(metrics: Mapping[str, Any], given: ClientAlgorithm | None) -> ClientAlgorithm | None:
-    """The client algorithm of a federation with these metrics: the given one, or what a ShadowShapley needs.
+def why_not_rows(
+    trainer: L.Trainer, config: FederationConfig, batches: Callable[[], Iterable[Any]] | None
+) -> str | None:
+    """Say why coalitions' models, trained as rows of one batched model, would not be those of runs of the coalitions,
+    and what rows would need; None: they are the same.
 
-    Raises:
-        ConfigurationError: both; or several metrics of different coalitions.
+    Args:
+        trainer: with its module on its device and its optimizers set up, before the first round.
+        config: the federation's.
+        batches: gives a client's, as the trainer's loader does; None: the clients' data are elsewhere.
     """
-    inner = given.algorithm if isinstance(given, ShadowTraining) else given
-    asking = {name: metric for name, metric in metrics.items() if isinstance(metric, ShadowShapley)}
-    wanted = [metric.coalitions for metric in asking.values()]
-    if not wanted:
-        return inner
-    if any(each != wanted[0] for each in wanted):
-        raise ConfigurationError(
-            f"metrics {list(asking)} are of different coalitions, and one set is trained in a run. Give them the same, "
-            "or leave all but one out."
-        )
-    if inner is not None and not inner.entrywise:
-        raise ConfigurationError(
-            f"metrics {list(asking)} train coalitions' models as rows of one batched model, and "
-            f"client_algorithm={inner!r} does more than to change gradients entry by entry, as FedProx does. Leave one "
-            "of the two out."
-        )
-    return ShadowTraining(wanted[0], inner)
+    if why := unlike_alone(config, config.client_algorithm, losses=False):
+        return f"{why}. Leave it out"
+    if config.engine == "vmap":
+        return 'with engine="vmap" clients are rows already. Use engine="sequential"'
+    if why := not_batched(trainer, None, config.optimizer_state, schedules=True):
+        return why
+    plateau = [c.scheduler for c in trainer.lr_scheduler_configs if c.reduce_on_plateau]
+    if plateau:
+        return f"{type(plateau[0]).__name__} steps by a value, which every coalition has of its own. Use another"
+    return None if batches is None else _tried(trainer, batches)
+
+
+def _tried(trainer: L.Trainer, batches: Callable[[], Iterable[Any]]) -> str | None:
+    """Why one step of two models does not work."""
+    module = trainer.lightning_module
+    states, rngs = metric_states(module), global_rngs()
+    attributes = [(vars(layer), dict(vars(layer))) for layer in module.modules()]
+    space, device = ParameterSpace(module), module.device
+    states_now = states_of(space, module, space.read(module).expand(2, -1))
+    apart = {name for name, parameter in module.named_parameters() if not parameter.requires_grad}
+    kernel = RowTraining(module, trainer.optimizers[0], trainer.gradient_clip_val, apart, shared=True)
+    try:
+        given, drawn = as_given(trainer, next(iter(batches()))), torch_rngs(device)
+        with purely(module):
+            with batched_steps(trainer):
+                kernel.begin(states_now)
+                kernel.gradients(given)
+            restore_torch_rngs(drawn, device)
+    except NotBatched as error:
+        return f"training_step of {type(module).__name__} does not allow it: {error.reason}. Leave that out"
+    finally:
+        for now, before in attributes:
+            now.clear()
+            now.update(before)
+        put_metric_states(states)
+        restore_global_rngs(rngs)
+    return None

@@ -6,11 +6,12 @@ they are evaluated and their game is shared out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 from torchmetrics import Metric
 
@@ -24,6 +25,35 @@ from flsv.metrics.coalitions.value import MeasuredMetric
 from flsv.round import Round
 
 Coalitions = Which | Sequence[Sequence[int]]
+#: From the truest to the cheapest, and what they cost in fits of the federation: a coalition of s of n clients, s/n.
+DESIGNS: Mapping[Which, Callable[[int], float]] = {
+    "all": lambda n: 2.0 ** (n - 1) - 1,
+    "pairs+leave-one-out": lambda n: 2 * n - 1,
+    "both": lambda n: n,
+    "singles": lambda n: 1,
+}
+
+
+def design_within(max_fits: float, num_clients: int) -> Which:
+    """Choose the coalitions whose values are truest among those that cost at most so many fits of the federation, where
+    each is trained by a fit of its own.
+
+    Example:
+        >>> [design_within(10, clients) for clients in (4, 5, 6, 11)]
+        ['all', 'pairs+leave-one-out', 'both', 'singles']
+    """
+    return next((which for which, cost in DESIGNS.items() if cost(num_clients) <= max_fits), "singles")
+
+
+def fits_of(masks: Tensor) -> float:
+    """Count what training coalitions bool ``[K, n]`` costs, in fits of the federation; nobody and everybody are free.
+
+    Example:
+        >>> fits_of(coalition_masks("all", 5))
+        15.0
+    """
+    sizes = masks.sum(1)
+    return float(sizes[sizes < masks.shape[1]].sum()) / masks.shape[1]
 
 
 def coalition_masks(coalitions: Coalitions, num_clients: int) -> Tensor:
@@ -54,6 +84,10 @@ def coalition_masks(coalitions: Coalitions, num_clients: int) -> Tensor:
         if mask not in masks:
             masks.append(mask)
     return torch.tensor(masks)
+
+
+def _one_after_the_other(stretches: Tensor) -> Tensor:
+    return torch.cat([*stretches])
 
 
 class ShadowShapley(MeasuredMetric):
@@ -137,11 +171,14 @@ class ShadowShapley(MeasuredMetric):
         per_class: bool = False,
         mode: Mode | None = None,
         every: Count = 1,
+        max_fits: Annotated[float, Ge(1)] = 10,
         **kwargs: Any,
     ) -> None:
+        self.max_fits = max_fits
         self.coalitions = coalitions if isinstance(coalitions, str) else [list(members) for members in coalitions]
         self.every = every
         self._last: int | None = None
+        self._pending: str | None = None
         self._measure(performance, mode, per_class or num_classes is not None)
         super().__init__(num_clients, num_classes, **kwargs)
 
@@ -149,6 +186,20 @@ class ShadowShapley(MeasuredMetric):
     def round_fields(self) -> dict[str, Any]:
         """Where a ``FederatedLoop`` finds the arguments of ``update``."""
         return {"utility": self._game}
+
+    @property
+    def trains(self) -> Coalitions:
+        """The coalitions whose models are trained for it."""
+        return self.coalitions
+
+    @property
+    def pending(self) -> str | None:
+        """Why there are no values yet, in words; None: nothing is awaited."""
+        return self._pending
+
+    def await_training(self, after_the_run: bool) -> None:
+        """Before the first round: say whether coalitions are trained when the run has ended, see :meth:`complete`."""
+        self._pending = "values stand after training" if after_the_run else None
 
     def check_rounds(self, rounds: int) -> None:
         self._last = rounds - 1
@@ -163,6 +214,9 @@ class ShadowShapley(MeasuredMetric):
         self.add_state("values", torch.full((num_clients, width), float("nan")), dist_reduce_fx=latest)
         self.add_state("seen", torch.zeros(num_clients, dtype=torch.long), dist_reduce_fx="sum")
         self.add_state("evaluations", torch.tensor(0), dist_reduce_fx="sum")
+        # Where coalitions are trained after the run: round after round U(nobody) and U(everybody).
+        self.add_state("ends", torch.empty(0, 2, width, dtype=torch.float64), dist_reduce_fx=_one_after_the_other)
+        self.add_state("valued", torch.empty(0, dtype=torch.long), dist_reduce_fx=_one_after_the_other)
 
     def update(
         self, client_ids: Tensor, coalitions: Tensor, utility: Callable[[Tensor], Tensor], round_index: int = 0
@@ -175,9 +229,34 @@ class ShadowShapley(MeasuredMetric):
         self.seen[client_ids] += 1
         if (round_index + 1) % self.every and round_index != self._last:
             return
+        if self._pending is not None:
+            ends = utility(masks).detach().to(self.ends).reshape(1, 2, -1)
+            self.ends = torch.cat([self.ends, ends])
+            self.valued = torch.cat([self.valued, self.valued.new_tensor([round_index])])
+            return
         found = few_coalitions_shapley(masks, utility(masks)).values
         self.values = found.to(self.values).reshape(self.values.shape)
         self.evaluations = self.evaluations + len(masks)
+
+    def complete(self, masks: Tensor, utilities: Tensor) -> dict[int, Tensor]:
+        """Take the utilities of coalitions that were trained when the run had ended.
+
+        Args:
+            masks: bool ``[K, n]``, nobody and everybody first.
+            utilities: ``[R, K - 2]`` or ``[R, K - 2, M]``, of the others, after each of the R rounds in ``valued``.
+
+        Returns:
+            Round to the values after it, as ``compute`` gives them; now it gives the last ones.
+        """
+        self._pending = None
+        found = {}
+        for index, ends, others in zip(self.valued.tolist(), self.ends, utilities.to(self.ends)):
+            game = torch.cat([ends, others.reshape(len(masks) - 2, -1)])
+            self.values = few_coalitions_shapley(masks, game).values.to(self.values)
+            self._computed = None
+            found[index] = self.compute()
+            self.evaluations = self.evaluations + len(masks)
+        return found
 
     def compute(self) -> Tensor:
         """``[num_clients]`` or ``[num_clients, num_classes]``, NaN for clients never seen."""
