@@ -163,6 +163,16 @@ class CoalitionPlan:
             f"{fits_of(masks):.3g} more fits; values stand after training. The reason: {reason or self.why}{need}"
         )
 
+    def told(self, num_clients: int) -> list[str]:
+        """For the closing lines: what has been trained for which metrics, or that it is still to be."""
+        waiting = [f"{name}: {metric.pending}" for name, metric in self._metrics.items() if metric.pending is not None]
+        names, masks = ", ".join(self._metrics), self.masks(num_clients)
+        if self.why is None:
+            how = "clients have trained their models beside their own, as rows of one batched model"
+        else:
+            how = f"each was trained by a fit of its own after the run, {fits_of(masks):.3g} fits in all"
+        return waiting or [f"The values of {names} are of {len(masks) - 2} coalitions of clients: {how}"]
+
     # ---- in a round
 
     def ends(self, space: ParameterSpace, module: L.LightningModule, num_clients: int) -> list[Strategy]:

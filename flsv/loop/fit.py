@@ -145,7 +145,7 @@ class LightningFit:
             engine.options.check(saver.asked)
             check_sharing(saver.shared, engine.space.described())
         self.federation.begin(resumed=saver.resumed or trainer.current_epoch > 0)
-        self.reports = RunReports(trainer, self.federation, saver, self.files)
+        self.reports = RunReports(trainer, self.federation, saver, self.files, self._told)
 
     def begin_training(self, module: L.LightningModule) -> None:
         """Begin training: the optimizers are set up."""
@@ -315,6 +315,9 @@ class LightningFit:
 
     def _change(self, *changes: tuple[Any, str, Any]) -> None:
         self._undo.callback(PatchedAttributes(list(changes)).give_back)
+
+    def _told(self) -> list[str]:
+        return [] if self.plan is None else self.plan.told(self.state.num_clients)
 
     def _round_loader(self) -> Any:
         """The train dataloader of the coming round, once it can be had."""

@@ -191,6 +191,7 @@ constant prediction
         line += f", the values of {metric} sum to {whole}" if metric else ""
         lines.append(line + (": not told apart from a constant prediction" if game["told_apart"] is False else ""))
     lines += undecided(record)
+    lines += record.get("coalitions", [])
     if "not_known" in record:
         lines.append(f"Whether the model has learned anything is not known: {record['not_known']}")
     return lines

@@ -1,0 +1,68 @@
+"""ShadowShapley on ordinary kinds of modules: every coalition against a plain loop that trains it alone, by hand."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from loop.fit_kinds import KINDS, ROUNDS, SEED, Kind, data
+from sifted import slow_except
+from torch import Tensor
+from toys import trainer_for, vector
+
+from flsv import FederatedLoop, Reporting
+from flsv.functional import few_coalitions_shapley
+from flsv.metrics import ShadowShapley
+from flsv.metrics.shadow import coalition_masks
+
+
+class Recorded(ShadowShapley):
+    """Keeps the utilities after the last round."""
+
+    game: Tensor
+    way: str
+
+    def update(self, client_ids: Any, coalitions: Any, utility: Any, round_index: int = 0) -> None:
+        def played(masks: Tensor) -> Tensor:
+            vars(self)["game"], vars(self)["way"] = utility(masks), "rows"
+            return self.game
+
+        super().update(client_ids, coalitions, played, round_index)
+
+    def complete(self, masks: Tensor, utilities: Tensor) -> Any:
+        vars(self)["game"], vars(self)["way"] = torch.cat([self.game, utilities[-1]]), "fits"
+        return super().complete(masks, utilities)
+
+
+def fitted(kind: Kind, folder: Path, metrics: dict[str, Any], **options: Any) -> tuple[FederatedLoop, Any]:
+    loop = FederatedLoop(metrics=metrics, seed=SEED, reporting=Reporting(table=False), **kind.loop)
+    callbacks = [] if kind.callback is None else [kind.callback()]
+    trainer = trainer_for(loop, folder, ROUNDS, callbacks=callbacks, **{**kind.trainer, **options})
+    module = kind.module()
+    trainer.fit(module, data())
+    return loop, module
+
+
+#: One of each reason.
+FAST = ("a plain MLP", "`self.train_acc(y_hat, y)` in `training_step`", "`ReduceLROnPlateau`")
+
+
+@pytest.mark.parametrize("name", slow_except(FAST, KINDS))
+def test_every_coalition_is_what_a_plain_loop_makes_of_it(tmp_path: Path, name: str) -> None:
+    kind, metric = KINDS[name], Recorded(coalitions="all", performance="negative_loss")
+    start = kind.module()
+    loop, module = fitted(kind, tmp_path, {"shadow": metric})
+    masks = coalition_masks("all", 3)
+    by_hand = [
+        kind.hand(copy.deepcopy(start.net), start.optimizer).utility(mask.nonzero()[:, 0].tolist()) for mask in masks
+    ]
+    expected = torch.tensor(by_hand, dtype=torch.float64)
+    found = loop.metrics["shadow"]
+    assert isinstance(found, Recorded)
+    torch.testing.assert_close(found.game, expected, rtol=0, atol=1e-5)
+    assert found.way == kind.way
+    values = few_coalitions_shapley(masks, expected).values
+    torch.testing.assert_close(loop.contributions["shadow"].double(), values, rtol=0, atol=1e-5)
+    _, without = fitted(kind, tmp_path, {})
+    assert torch.equal(vector(module), vector(without))
