@@ -18,6 +18,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torchmetrics import Metric
 
@@ -63,6 +64,7 @@ class KeptUtility:
         told: called with how many coalitions are known and how many were asked for, after every answer.
         at_once: coalitions that are asked for at a time. Default: as many as there are ranks.
         seed: of the trainings; a file may hold those of several.
+        known: utilities that are known from elsewhere, by members.
 
     Attributes:
         known: members to utility.
@@ -89,12 +91,13 @@ class KeptUtility:
         told: Callable[[int, int], None] = lambda done, of: None,
         at_once: int | None = None,
         seed: int = 0,
+        known: Mapping[Members, float] | None = None,
     ) -> None:
         self._at_once, self._seed = at_once or ranks.size, seed
         self._utility, self._ranks, self._told = utility, ranks, told
         self._kept = Kept(path, COLUMNS, settings) if ranks.rank == 0 else None
         rows = [] if self._kept is None else self._kept.rows
-        mine = {row["coalition"]: row["utility"] for row in rows if row["seed"] == seed}
+        mine = {**(known or {}), **{row["coalition"]: row["utility"] for row in rows if row["seed"] == seed}}
         self.known: dict[Members, float] = ranks.from_rank(0, mine, "the trainings that are kept")
 
     def __call__(self, masks: Tensor) -> Tensor:
@@ -312,6 +315,8 @@ class Measured(L.Callback):
                     f"RetrainedUtility evaluates the global model, and with share={callback.share!r} a part of it "
                     "stays at the clients. Share all of it."
                 )
+        if not _watches_validation(trainer):
+            trainer.limit_val_batches = 0
         start = time.perf_counter()
         self._space = ParameterSpace(pl_module)
         self._evaluators = [evaluator_of(trainer, self._space, self._data, each) for each in self._measures]
@@ -336,6 +341,17 @@ class Measured(L.Callback):
         self.after[index] = [evaluate(self.models[:1]) for evaluate in self._evaluators]
         self.last = index
         self.seconds += time.perf_counter() - start
+
+
+def _watches_validation(trainer: L.Trainer) -> bool:
+    """Whether what comes of validating may change the training: a schedule looks at it, or a hook of somebody's."""
+    if any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs):
+        return True
+    hooks = [name for name in dir(L.Callback) if name.startswith("on_validation")]
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    own = [each for each in callbacks if not type(each).__module__.startswith(("flsv.", "lightning."))]
+    parts = [(each, L.Callback) for each in own] + [(trainer.lightning_module, L.LightningModule)]
+    return any(is_overridden(hook, part, base) for part, base in parts for hook in hooks if hasattr(base, hook))
 
 
 def evaluator_of(

@@ -25,7 +25,7 @@ from flsv.engines.ranks import ranks_of
 from flsv.errors import ConfigurationError
 from flsv.games.replica import copied
 from flsv.loop.shadow import ShadowTraining, why_not_rows
-from flsv.loop.whole_fits import Spare, WholeFits, called
+from flsv.loop.whole_fits import COALITIONS, Spare, WholeFits, called
 from flsv.metrics.shadow import Coalitions, ShadowShapley, coalition_masks, design_within, fits_of
 from flsv.parameters import ParameterSpace
 from flsv.participants.sharing import sharing
@@ -35,9 +35,6 @@ from flsv.sampling import FullParticipation
 from flsv.seeding import shuffle_stream
 from flsv.server.config import FederationConfig
 from flsv.strategy import Strategy
-
-#: In a run's folder, what its coalitions' fits came to.
-COALITIONS = "coalitions.csv"
 
 
 class CoalitionPlan:
@@ -185,8 +182,19 @@ class CoalitionPlan:
 
     # ---- after the last round
 
+    @property
+    def left(self) -> bool:
+        """Whether coalitions are still to be trained for rounds that have been."""
+        return any(metric.pending is not None and len(metric.valued) for metric in self._metrics.values())
+
     def train(
-        self, trainer: L.Trainer, data: FederatedDataModule, seed: int, folder: Path | None, settings: Mapping[str, str]
+        self,
+        trainer: L.Trainer,
+        data: FederatedDataModule,
+        seed: int,
+        folder: Path | None,
+        settings: Mapping[str, str],
+        resumed: bool,
     ) -> dict[int, dict[str, Tensor]]:
         """Train the coalitions, where that has been put off.
 
@@ -196,6 +204,7 @@ class CoalitionPlan:
             seed: of the run.
             folder: of the run, where trainings are kept; None: nowhere.
             settings: what they hang on.
+            resumed: whether those that are kept are this run's.
 
         Returns:
             Round to the metrics' values after it, by name.
@@ -209,9 +218,8 @@ class CoalitionPlan:
         masks = self.masks(data.num_clients)
         measures = {called(metric.measured_by): metric.measured_by for metric in waiting.values()}
         path = None if folder is None else folder / COALITIONS
-        fits = WholeFits(
-            self._spare, data, seed, self._initial, measures, rounds, ranks_of(trainer), path, settings
-        )
+        of_run = self._spare, data, seed, self._initial
+        fits = WholeFits(*of_run, measures, rounds, ranks_of(trainer), path, settings, resumed)
         curves = fits(masks[2:])
         found: dict[int, dict[str, Tensor]] = {index: {} for index in rounds}
         for name, metric in waiting.items():

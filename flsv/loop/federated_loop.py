@@ -243,6 +243,9 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._fit.finish()
 
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._fit.end()
+
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         if self._run is not None:
             self._run.fail(pl_module, exception)

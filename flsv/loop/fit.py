@@ -75,7 +75,7 @@ class LightningFit:
         self.trainer, self.data, self.plan = trainer, data, plan
         self.config, self.board = config, board
         self.state, self.saver = state, saver
-        self.fitting = True
+        self.fitting, self._finished = True, False
         self.given_seed = os.environ.get("PL_GLOBAL_SEED") if config.seed is None else config.seed
         self.federation: FederationRun | None = None
         self.reports: RunReports | None = None
@@ -284,11 +284,18 @@ class LightningFit:
         if notices := [text for each in self.config.filters for text in each.notices.at_the_end()]:
             warnings.warn(f"in the whole run, {'; '.join(notices)}.", stacklevel=2)
         assert self.reports is not None
+        self._finished = True
         if self.plan is not None:
             folder = run_folder(self.trainer) if self.files else None
             settings = self.saver.identity.flat() | {"seed": str(self.state.seed)}
-            self.reports.write_late(self.plan.train(self.trainer, self.data, self.state.seed, folder, settings))
+            known = self.trainer, self.data, self.state.seed, folder, settings, self.saver.resumed
+            self.reports.write_late(self.plan.train(*known))
         self.reports.finish()
+
+    def end(self) -> None:
+        """The fit is over: where a resumed run had no round left, its coalitions may be still to be trained."""
+        if not self._finished and self.plan is not None and self.plan.left:
+            self.finish()
 
     def fail(self, module: L.LightningModule, exception: BaseException) -> None:
         """The fit has failed: name the client, forget its round, and leave everything as it was found."""

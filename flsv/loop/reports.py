@@ -170,6 +170,8 @@ class RunReports:
     def _learning_is_told(self) -> bool:
         """Whether anybody is told what becomes of the model."""
         reporting, metrics = self._config.reporting, self._federation.board.metrics
+        if self._federation.server.games is None and self._federation.board.game_metrics:
+            return False  # a resumed run without a round
         return bool(metrics) and (reporting.files or reporting.table) and not self._trainer.fast_dev_run  # type: ignore[attr-defined]
 
     def look_at_start(self) -> None:

@@ -7,6 +7,7 @@ the coalition of all comes to the federation's model to the bit.
 from __future__ import annotations
 
 import copy
+import json
 import logging
 import tempfile
 import time
@@ -33,7 +34,8 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from flsv.csv_files import Cell, whole
+from flsv._lightning.durable import whole_lines
+from flsv.csv_files import Cell, read_csv, whole
 from flsv.data import FederatedDataModule
 from flsv.engines.ranks import FederatedStrategy
 from flsv.games.coalition import utility_of
@@ -53,6 +55,8 @@ OF_THE_RUN = (
     *(Checkpoint, EarlyStopping, Timer),
     *(ProgressBar, ModelSummary, LearningRateMonitor, DeviceStatsMonitor),
 )
+#: In a run's folder, what its coalitions' fits came to.
+COALITIONS = "coalitions.csv"
 #: Seconds between two lines that say how far the trainings are.
 PAUSE = 10.0
 
@@ -88,6 +92,23 @@ def coalition_loop(loop: Any, cohort: FixedCohort, seed: int) -> Any:
     metrics = {name: metric for name, metric in loop.metrics.items() if name in read}
     silent = Reporting(table=False, figures=0, files=False)
     return loop.replace(sampler=cohort, seed=seed, metrics=metrics, reporting=silent, evaluation=ClientEvaluation())
+
+
+def trained_in(folder: Path, by: str, seed: int, rounds: int | None) -> dict[Members, float]:
+    """What a run's coalitions came to that were trained when it had ended, by members.
+
+    Args:
+        folder: the run's.
+        by: see :func:`called`.
+        seed: of the trainings.
+        rounds: that they had.
+    """
+    path = folder / COALITIONS
+    lines = whole_lines(path) if path.is_file() else []
+    if len(lines) < 2 or json.loads(lines[0].removeprefix("# ")).get("seed") != str(seed):
+        return {}
+    rows = [row for _, row in read_csv(path, COLUMNS, skip=1) if (row["by"], row["round"] + 1) == (by, rounds)]
+    return {row["coalition"]: row["utility"][0] for row in rows}
 
 
 class Spare:
@@ -142,6 +163,7 @@ class WholeFits:
         ranks: processes that share the coalitions out; all have all utilities.
         path: of a file in which trainings are kept; None: they are not.
         settings: what they hang on.
+        resumed: whether the run goes on with those that are there.
     """
 
     def __init__(
@@ -155,10 +177,15 @@ class WholeFits:
         ranks: Ranks,
         path: Path | None = None,
         settings: Mapping[str, Any] | None = None,
+        resumed: bool = False,
     ) -> None:
         self._spare, self._data, self._seed, self._initial = spare, data, seed, initial
         self._measures, self._rounds, self._ranks = dict(measures), list(rounds), ranks
-        self._kept = Kept(path, COLUMNS, settings or {}, key=1, anew=True) if path and ranks.rank == 0 else None
+        self._kept: Kept | None = None
+        if path is not None and ranks.rank == 0:
+            if not resumed:
+                path.unlink(missing_ok=True)  # of an earlier run, whose module may have been another
+            self._kept = Kept(path, COLUMNS, settings or {}, key=1, anew=True)
 
     def __call__(self, masks: Tensor) -> list[Curves]:
         """The curves of each coalition of bool ``[K, n]``."""
