@@ -104,7 +104,7 @@ class ValidationRun:
 
     def __init__(self, trainer: L.Trainer, module: L.LightningModule, loaders: Sequence[KeptBatches]) -> None:
         self._trainer, self.module, self._loaders = trainer, module, loaders
-        self._stand_in, self._loop = _stand_in(trainer, module, loaders)
+        self._stand_in, self._loop = _validating_stand_in(trainer, module, loaders)
 
     def logged(self) -> dict[str, Tensor]:
         """Name to value of all that the module logs, under the names of ``trainer.callback_metrics``.
@@ -174,8 +174,13 @@ class _Loop(_EvaluationLoop):
                 self.parts.setdefault(name, []).append((result.compute(), weight))
 
 
-def _stand_in(trainer: L.Trainer, module: L.LightningModule, loaders: Sequence[KeptBatches]) -> tuple[L.Trainer, _Loop]:
-    """A trainer that the module may take for its own, and the loop that validates the module."""
+def stand_in(trainer: L.Trainer, module: L.LightningModule) -> Any:
+    """A trainer that a copy of its module may take for its own, without callbacks, and with loggers that log nothing.
+
+    Args:
+        trainer: of the fit; it is read.
+        module: a copy of its module, on its device, that nobody else uses.
+    """
     own: Any = copy.copy(trainer)
     own._accelerator_connector = copy.copy(own._accelerator_connector)
     own._accelerator_connector.strategy = copy.copy(own._accelerator_connector.strategy)
@@ -188,14 +193,22 @@ def _stand_in(trainer: L.Trainer, module: L.LightningModule, loaders: Sequence[K
     own._logger_connector = _LoggerConnector(own)
     own.callbacks, own.loggers = [], [DummyLogger() for _ in trainer.loggers]
     own.profiler = PassThroughProfiler()
-    own.limit_val_batches, own.overfit_batches = 1.0, 0.0
-    loop = _Loop(own, loaders, trainer.fit_loop.epoch_loop.val_loop.inference_mode)
     own.fit_loop = copy.copy(own.fit_loop)
     own.fit_loop.epoch_loop = copy.copy(own.fit_loop.epoch_loop)
     own.fit_loop.trainer = own.fit_loop.epoch_loop.trainer = own
-    own.fit_loop.epoch_loop.val_loop = loop
     module.trainer = own
     module._metric_attributes = None  # by id: they are those of the module that this one is a copy of
+    return own
+
+
+def _validating_stand_in(
+    trainer: L.Trainer, module: L.LightningModule, loaders: Sequence[KeptBatches]
+) -> tuple[L.Trainer, _Loop]:
+    """The same, and the loop that validates the module."""
+    own = stand_in(trainer, module)
+    own.limit_val_batches, own.overfit_batches = 1.0, 0.0
+    loop = _Loop(own, loaders, trainer.fit_loop.epoch_loop.val_loop.inference_mode)
+    own.fit_loop.epoch_loop.val_loop = loop
     return own, loop
 
 

@@ -6,105 +6,109 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from flsv.clients.algorithms import ClientAlgorithm, ClientContext
-from flsv.clients.kernel import RowTraining, models_of, states_of
+from flsv.clients.kernel import RowTraining, clipping, models_of, states_of
 from flsv.clients.row_step import NotBatched, State, batched_steps, purely
 from flsv.errors import ConfigurationError
-from flsv.seeding import restore_torch_rngs, torch_rngs
+from flsv.seeding import derive_seed, global_rngs, restore_global_rngs
 
 #: How far a coalition's model may be from the client's own where both are the same training, relative to how far that
 #: went; and in bf16-mixed.
 TOLERANCE, ROUNDED = 0.01, 0.1
+#: Of so many visits one trains a row of the client's own model, to compare.
+COMPARED = 4
 
 
 class CoalitionRows:
     """Trains the coalitions' models of one client at once, in a Trainer's fit of the client's own.
 
+    A visit is compared with the client's own training where all coalitions start from the client's own model, as in the
+    first round, and one of four others, drawn at random, in which one more row does.
+
     Args:
         context: the client's.
         rows: ``[m, P]``, the models of its coalitions.
-        kernel: of a visit before.
         algorithm: what the client does differently, entry by entry; None: nothing.
 
-    Attributes:
-        kernel: for the next visit; its recordings are of this one's round.
-
     Raises:
-        ConfigurationError: in the first step, a module that does not allow it; at the end, a model that differs from
-            the client's own though both started from the same and took the same batches.
+        ConfigurationError: in the first step of a visit that is compared, a module that does not allow it; at the end,
+            a model that differs from the client's own though both started from the same and took the same batches.
     """
 
-    def __init__(
-        self, context: ClientContext, rows: Tensor, kernel: RowTraining | None, algorithm: ClientAlgorithm | None = None
-    ) -> None:
-        self._context, self._rows, self.kernel, self._algorithm = context, rows, kernel, algorithm
+    def __init__(self, context: ClientContext, rows: Tensor, algorithm: ClientAlgorithm | None = None) -> None:
+        self._context, self._rows, self._algorithm = context, rows, algorithm
+        told = context.instruction
+        chosen = derive_seed(told.seed, "compared rows", told.round_index, told.client_id) % COMPARED == 0
         # At first all coalitions are the initial model: what becomes of one becomes of all, and of the client's own.
         self._alike = bool(len(rows)) and bool((rows == context.start).all())
+        self._compared = self._alike or (chosen and bool(len(rows)))
         self._states: State = {}
+        self._pending: list[tuple[Any, tuple[Any, ...]]] = []
 
     def begin_batch(self, batch: Any) -> None:
         """Before the client's own step on it: what its model draws from here on, all draw."""
-        self._batch, self._drawn = batch, torch_rngs(self._rows.device)
+        if len(self._rows):
+            self._pending.append((batch, global_rngs()))
 
     def step(self) -> None:
-        """On the same batch; the client's own gradients are there, and it has not taken its step."""
+        """On the batches since the last step; the client's own gradients are there, and it has not taken its step."""
         if not len(self._rows):
             return
         module: Any = self._context.module
-        before = self.kernel
-        kernel = self._begin(module.trainer) if not self._states else self.kernel
-        assert kernel is not None
-        gradients = kernel.played(self._batch)
-        if gradients is None:
+        first = not self._states
+        if first:
+            self._begin(module.trainer)
+        total: State = {}
+        pending, self._pending = self._pending, []
+        for batch, drawn in pending:
             try:
-                with nullcontext() if kernel is before else purely(module), self._as_the_client():
-                    gradients = kernel.gradients(self._batch)
+                with (
+                    purely(module, shared=True) if first and self._compared else nullcontext(),
+                    _drawing(drawn),
+                    batched_steps(module.trainer),
+                ):
+                    gradients = self._kernel.gradients(batch)
             except NotBatched as error:
                 raise ConfigurationError(
                     f"ShadowShapley trains the models of many coalitions as one batched model, and training_step of "
                     f"{type(module).__name__} does not allow it: {error.reason}. Value the run by flsv retrain."
                 ) from error
-        kernel.take(gradients)
+            total = {name: total[name] + each for name, each in gradients.items()} if total else gradients
+        window = module.trainer.accumulate_grad_batches
+        self._kernel.take(total if window == 1 else {name: each / window for name, each in total.items()})
 
-    def _begin(self, trainer: Any) -> RowTraining:
-        module = self._context.module
-        self._states = states_of(self._context.space, module, self._rows[:1] if self._alike else self._rows)
+    def _begin(self, trainer: Any) -> None:
+        context, module, rows = self._context, self._context.module, self._rows
+        if self._alike:
+            rows = rows[:1]
+        elif self._compared:
+            rows = torch.cat([context.start[None], rows])
+        self._states = states_of(context.space, module, rows)
         own = dict(module.named_parameters())
         apart = {name for name, parameter in own.items() if parameter.grad is None or name not in self._states}
-        optimizer, kernel = trainer.optimizers[0], self.kernel
-        if kernel is None or (kernel.module, kernel.optimizer, kernel.apart) != (module, optimizer, apart):
-            change = None if self._algorithm is None else self._algorithm.change
-            self.kernel = kernel = RowTraining(
-                module, optimizer, trainer.gradient_clip_val, apart, shared=True, change=change
-            )
-        kernel.begin(self._states)
-        return kernel
-
-    @contextmanager
-    def _as_the_client(self) -> Iterator[None]:
-        """Within it rows draw what the client's own model has drawn of this batch."""
-        module: Any = self._context.module
-        device = self._rows.device
-        now = torch_rngs(device)
-        restore_torch_rngs(self._drawn, device)
-        try:
-            with batched_steps(module.trainer):
-                yield
-        finally:
-            restore_torch_rngs(now, device)
+        change = None if self._algorithm is None else self._algorithm.change
+        clip = clipping(trainer)
+        self._kernel = RowTraining(module, trainer.optimizers[0], clip, apart, shared=True, change=change)
+        self._kernel.begin(self._states)
 
     def trained(self) -> Tensor:
         """``[m, P]``, what has become of the rows."""
         if not self._states:
             return self._rows
         rows = models_of(self._context.space, self._states, self._rows)
-        if not self._alike:
-            return rows
+        if self._compared:
+            self._compare(rows[0])
+        if self._alike:
+            return rows.expand(len(self._rows), -1)
+        return rows[1:] if self._compared else rows
+
+    def _compare(self, row: Tensor) -> None:
         context: Any = self._context
         allowed = ROUNDED if context.module.trainer.precision == "bf16-mixed" else TOLERANCE
-        apart, way = (rows[0] - context.trained).norm(), (context.trained - context.start).norm()
+        apart, way = (row - context.trained).norm(), (context.trained - context.start).norm()
         if context.trained.isfinite().all() and not apart <= allowed * way + 1e-6 * context.start.norm():
             raise ConfigurationError(
                 f"ShadowShapley: at client {context.instruction.client_id} the model of a coalition differs by "
@@ -112,4 +116,14 @@ class CoalitionRows:
                 "saw the same: the module, its optimizer or its schedule does something that batched training does "
                 "not. Value the run by flsv retrain."
             )
-        return rows.expand(len(self._rows), -1)
+
+
+@contextmanager
+def _drawing(states: tuple[Any, ...]) -> Iterator[None]:
+    """Within it rows draw what the client's own model has drawn of a batch."""
+    now = global_rngs()
+    restore_global_rngs(states)
+    try:
+        yield
+    finally:
+        restore_global_rngs(now)

@@ -12,8 +12,10 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
+import lightning as L
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -39,7 +41,7 @@ class RowTraining:
             values read off tensors, nothing kept but buffers.
         optimizer: of the module's parameters, :func:`is_elementwise`; its class and options are used, its state is not
             touched.
-        clip_norm: the largest norm of a row's gradient, a longer one is shortened; None: as it is.
+        clip: changes gradients ``[m, ...]`` by name in place before a step, see :func:`clipping`; None: nothing.
         apart: names of parameters that are not trained: they have no gradient, or are in no row.
         shared: all rows take the same batches. What they draw then, all draw alike; rows of batches of their own must
             not draw.
@@ -48,7 +50,6 @@ class RowTraining:
     Attributes:
         module, optimizer, apart: as given.
         states: of the rows that train, ``[m, ...]`` by name.
-        recordings: how steps are taken, see :meth:`flsv.clients.row_step.RowStep.doubt`.
 
     Example:
         >>> class Line(nn.Linear):
@@ -68,18 +69,18 @@ class RowTraining:
         self,
         module: nn.Module,
         optimizer: Optimizer,
-        clip_norm: float | None = None,
+        clip: Callable[[State], None] | None = None,
         apart: Collection[str] = (),
         shared: bool = False,
         change: Change | None = None,
     ) -> None:
         self.module, self.optimizer, self.apart = module, optimizer, frozenset(apart)
-        self._clip_norm, self._change = clip_norm, change
+        self._clip, self._change = clip, change
         names = {parameter: name for name, parameter in module.named_parameters()}
         trained = {p for p in names if p.requires_grad and names[p] not in apart}
         self._groups = [[names[p] for p in group["params"] if p in trained] for group in optimizer.param_groups]
         self._trained = {name for group in self._groups for name in group}
-        self.recordings = self._step = RowStep(module, sorted(self._trained), shared)
+        self._step = RowStep(module, sorted(self._trained), shared)
         self.states: State = {}
         self._starts: State = {}
 
@@ -135,11 +136,6 @@ class RowTraining:
         """Gradients ``[m, ...]`` of all rows on a batch that they share, by name; buffers move."""
         return self._step(self.states, batch)[0]
 
-    def played(self, batch: Any) -> State | None:
-        """The same by a recording; None: there is none."""
-        results = self._step.played(self.states, batch)
-        return None if results is None else results[0]
-
     def take(self, gradients: State, active: int | None = None) -> None:
         """An optimizer's step of all rows, or of the first ones, by their gradients ``[m, ...]``, with the options that
         schedulers have given the module's optimizer."""
@@ -147,8 +143,8 @@ class RowTraining:
         if self._change is not None:
             now, before = ([part[name][:active] for name in gradients] for part in (self.states, self._starts))
             self._change(now, before, list(gradients.values()))
-        if self._clip_norm is not None:
-            clip(gradients, self._clip_norm)
+        if self._clip is not None:
+            self._clip(gradients)
         self._stacked.step(active, gradients)
 
     def _derive(self, now: State, given: Iterable[tuple[list[int], Any]], losses: Tensor) -> State:
@@ -156,9 +152,9 @@ class RowTraining:
         gradients: State = {}
         for places, batch in given:
             if len(places) == len(losses):
-                results = self._step.played(now, batch) or self._step(now, batch)
-                losses += results[1]
-                return results[0]
+                gradients, loss = self._step(now, batch)
+                losses += loss
+                return gradients
             index = torch.tensor(places, device=losses.device)
             part = _rows(now, index)
             slopes, loss = self._step(part, batch)
@@ -245,12 +241,26 @@ def is_elementwise(optimizer: Optimizer) -> bool:
     return type(optimizer).__name__ in ELEMENTWISE and type(optimizer).__module__.startswith("torch.optim")
 
 
-def clip(gradients: State, norm: float) -> None:
+def clipping(trainer: L.Trainer) -> Callable[[State], None] | None:
+    """Return what shortens the gradients ``[m, ...]`` of many models, by name and in place, as a trainer shortens those
+    of one; None: it does not."""
+    limit: Any = trainer.gradient_clip_val
+    if limit is None:
+        return None
+    return partial(_clip_values if trainer.gradient_clip_algorithm == "value" else clip, limit=limit)
+
+
+def clip(gradients: State, limit: float) -> None:
     """As ``torch.nn.utils.clip_grad_norm_`` does it, for every model."""
     squares = torch.stack([g.flatten(1).norm(dim=1) if g.ndim > 1 else g.abs() for g in gradients.values()])
-    factors = (norm / (squares.norm(dim=0) + 1e-6)).clamp(max=1.0)
+    factors = (limit / (squares.norm(dim=0) + 1e-6)).clamp(max=1.0)
     for gradient in gradients.values():
         gradient.mul_(factors.view(-1, *[1] * (gradient.ndim - 1)))
+
+
+def _clip_values(gradients: State, limit: float) -> None:
+    for gradient in gradients.values():
+        gradient.clamp_(-limit, limit)
 
 
 class GivenBatches:

@@ -7,46 +7,33 @@ pass costs for every operation, and small models are bound by that. Linear layer
 outputs a batched product of that order takes little more than half the time of ``x W^T``. For convolutions autograd's
 own backward pass of a batched one is slower, and recurrent layers have none.
 
-What ``vmap`` adds to each call of a small model is more than its arithmetic, and the same in every step on batches of
-one shape. So the tensor operations that a step of a shared batch comes to are recorded once it has been taken often
-(:func:`torch.fx.experimental.proxy_tensor.make_fx`), and later steps do these alone, with the same results. A recording
-holds whatever Python decided on the way: a step that draws, keeps something or reads values off tensors is not
-recorded, and what may have moved on since (an epoch) is asked for by :meth:`RowStep.doubt`.
-
-Within such steps, in the fit of one, a module must not draw, keep anything or ask the trainer for what one client has:
-:class:`Watch` and :func:`pure_step` see to it.
+Every step is traced anew, so that it sees the module as it is: what a schedule of the module's own has changed in it,
+and the epoch. Within such steps a module must not keep anything or ask the trainer for what one client has:
+:class:`flsv.clients.step_watch.Watch` and :func:`pure_step` see to it.
 """
 
 from __future__ import annotations
 
-import random
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NoReturn
 
 import lightning as L
-import numpy as np
 import torch
 from lightning.pytorch.utilities.memory import is_oom_error
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
-from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten
+from torchmetrics import Metric, MetricCollection
 
-from flsv._lightning.patches import unlogged
+from flsv._lightning.patches import PatchedAttributes, unlogged
+from flsv.clients.step_watch import Watch
 from flsv.errors import ConfigurationError
-from flsv.seeding import isolated_rngs
 
 State = dict[str, Tensor]
-Play = Callable[[State, Any], tuple[State, Tensor, State]]
-_VIEWS = {torch.ops.aten.alias.default, torch.ops.aten.expand.default, torch.ops.aten.view.default}
-#: Steps of a kind from which on a recording pays: it takes as long as what it saves in so many.
-OFTEN = 100
 
 
 class BatchIndex:
@@ -90,7 +77,6 @@ class RowStep:
         shared: all models are given one and the same batch ``[B, ...]``, which is not stacked: what depends on it alone
             is computed once, and a step that draws random numbers, as dropout does, draws the same for all. Otherwise
             one that draws is an error.
-        often: steps on a shared batch of the same shape before they are recorded.
 
     Example:
         >>> class Line(nn.Linear):
@@ -103,19 +89,11 @@ class RowStep:
         ([[[1.0, 0.0]], [[1.0, 1.0]]], [1.0, 7.0])
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        trained: Collection[str],
-        shared: bool = False,
-        often: int | None = None,
-    ) -> None:
+    def __init__(self, module: nn.Module, trained: Collection[str], shared: bool = False) -> None:
         self._module, self._trained = module, list(trained)
         self._index = step_arguments(module, None, BatchIndex())[1:]
-        self._stepped = _Stepped(module)
-        self._shared, self._often = shared, OFTEN if often is None else often
-        self._seen, self._doubted = Counter[Any](), set[Any]()
-        self._plays: dict[Any, Play | None] = {}
+        self._stepped, self._places = _Stepped(module), _places(module)
+        self._shared = shared
 
     @cached_property
     def _linear(self) -> bool:
@@ -132,16 +110,6 @@ class RowStep:
         dims, randomness = (0, 0, None if self._shared else 0), "same" if self._shared else "error"
         return vmap(of_one, dims, randomness=randomness)
 
-    @property
-    def recorded(self) -> int:
-        """How many kinds of steps are played back."""
-        return sum(play is not None for play in self._plays.values())
-
-    def doubt(self) -> None:
-        """What Python decides may be something else by now: every recording is compared with a step before it is
-        played again."""
-        self._doubted = {kind for kind, play in self._plays.items() if play is not None}
-
     def __call__(self, states: State, batch: Any) -> tuple[State, Tensor]:
         """One batch of each.
 
@@ -153,47 +121,10 @@ class RowStep:
         Returns:
             Gradients by name ``[m, ...]``, and losses ``[m]``.
         """
-        kind = _kind(states, batch) if self._shared else None
-        if kind is None:
-            return self._end(states, *self._derive(states, batch))
-        watch = None if self._seen[kind] else Watch(self._module)
-        results = self._derive(states, batch)
-        self._seen[kind] += 1
-        if watch is not None and watch.changed():
-            self._plays[kind] = None
-        elif kind in self._doubted:
-            self._doubted.discard(kind)
-            self._plays[kind] = self._confirmed(kind, states, batch, results)
-        elif kind not in self._plays and self._seen[kind] >= self._often:
-            self._plays[kind] = self._record(states, batch)
-        return self._end(states, *results)
-
-    def played(self, states: State, batch: Any) -> tuple[State, Tensor] | None:
-        """The same by a recording; None: there is none."""
-        play = self._plays.get(kind := _kind(states, batch)) if self._plays else None
-        if play is None or kind in self._doubted:
-            return None
-        with torch.no_grad():
-            return self._end(states, *play(states, batch))
-
-    def _end(self, states: State, gradients: State, losses: Tensor, after: State) -> tuple[State, Tensor]:
+        gradients, losses, after = self._derive(states, batch)
         for name, tensor in after.items():
             states[name].copy_(tensor)
         return gradients, losses
-
-    def _record(self, states: State, batch: Any) -> Play | None:
-        try:
-            with isolated_rngs(0, "recording"), purely(self._module):
-                return _shortened(make_fx(lambda states, batch: self._derive(states, batch))(states, batch))
-        except NotBatched:
-            return None
-
-    @torch.no_grad()
-    def _confirmed(self, kind: Any, states: State, batch: Any, results: Any) -> Play | None:
-        play = self._plays[kind]
-        assert play is not None
-        pairs = zip(tree_flatten(play(states, batch))[0], tree_flatten(results)[0])
-        return play if all(torch.equal(again, tensor) for again, tensor in pairs) else None
 
     def _derive(self, states: State, batch: Any) -> tuple[State, Tensor, State]:
         """Gradients, losses, and what buffers are after it."""
@@ -213,11 +144,12 @@ class RowStep:
     def _of_one(self, trained: list[Tensor], rest: State, batch: Any) -> tuple[Tensor, State]:
         # What is written in place within a transformation must be of it.
         given = dict(zip(self._trained, trained)) | {name: tensor.clone() for name, tensor in rest.items()}
-        held = {f"module.{name}": tensor for name, tensor in given.items()}
+        held = {place: tensor for name, tensor in given.items() for place in self._places[name]}
         with _WeightFirst(trained) if self._linear else nullcontext():
-            outputs = functional_call(self._stepped, held, (batch, *self._index))
+            # Tied by hand: torch would tie a layer that has two names to itself, and leave rows in the module.
+            outputs = functional_call(self._stepped, held, (batch, *self._index), tie_weights=False)
         # Where a step puts a new tensor for a buffer, that one.
-        return loss_of(outputs), {name: held[f"module.{name}"] for name in rest}
+        return loss_of(outputs), {name: held[self._places[name][0]] for name in rest}
 
 
 class _Stepped(nn.Module):
@@ -229,6 +161,18 @@ class _Stepped(nn.Module):
 
     def forward(self, *arguments: Any) -> Any:
         return self.module.training_step(*arguments)  # type: ignore[operator]
+
+
+def _places(module: nn.Module) -> dict[str, list[str]]:
+    """Return where the layers of a stepped module hold each parameter and buffer, by its name; a layer that is
+    registered under several names counts once."""
+    names = {id(tensor): name for name, tensor in (*module.named_parameters(), *module.named_buffers())}
+    places = defaultdict(list)
+    for prefix, layer in module.named_modules(prefix="module"):
+        for own, tensor in (*layer._parameters.items(), *layer._buffers.items()):
+            if tensor is not None:
+                places[names[id(tensor)]].append(f"{prefix}.{own}")
+    return places
 
 
 class _WeightFirst(TorchFunctionMode):
@@ -246,44 +190,24 @@ class _WeightFirst(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _shortened(play: GraphModule) -> GraphModule:
-    """Without views that change nothing, which is a quarter of what ``vmap`` does."""
-    for node in play.graph.nodes:
-        if node.target in _VIEWS:
-            before, after = (each.meta["tensor_meta"] for each in (node.args[0], node))
-            if (before.shape, before.stride, before.dtype) == (after.shape, after.stride, after.dtype):
-                node.replace_all_uses_with(node.args[0])
-    play.graph.eliminate_dead_code()
-    play.recompile()
-    return play
-
-
-def _kind(states: State, batch: Any) -> Any:
-    """What steps of one recording have in common; None where a batch holds more than tensors."""
-    leaves, spec = tree_flatten(batch)
-    if not all(isinstance(leaf, Tensor) for leaf in leaves):
-        return None
-    held = tuple((name, tensor.shape, tensor.dtype) for name, tensor in states.items())
-    return held, str(spec), tuple((leaf.shape, leaf.dtype, leaf.device) for leaf in leaves)
-
-
-#: What Lightning and torch keep on a module.
-_LIGHTNINGS = frozenset({"_current_fx_name", "_trainer", "_fabric", "log", "log_dict", "_parameters", "_modules"})
-
-
 @contextmanager
 def batched_steps(trainer: L.Trainer) -> Iterator[None]:
     """Within it many models take steps in the fit of one: in its precision, with its trainer out of reach. What
     torch.func cannot do is a refusal."""
     module = trainer.lightning_module
-    with refusing(module), pure_step(module), trainer.precision_plugin.train_step_context():
+    with refusing(module), pure_step(module), _uncounted(module), trainer.precision_plugin.train_step_context():
         yield
 
 
 @contextmanager
-def purely(module: nn.Module) -> Iterator[None]:
-    """Within it, whatever is raised is a refusal, and so is it to draw, or to change what the module keeps."""
-    watch = Watch(module)
+def purely(module: nn.Module, shared: bool) -> Iterator[None]:
+    """Within it, whatever is raised is a refusal, and so is it to change what the module keeps.
+
+    Args:
+        module: whose steps.
+        shared: see :class:`RowStep`: rows that share their batches may draw random numbers.
+    """
+    watch = Watch(module, draws=shared, counts=shared)
     with refusing(module, (Exception,)):
         yield
     if reason := watch.changed():
@@ -303,23 +227,6 @@ def refusing(module: nn.Module, errors: tuple[type[Exception], ...] = ()) -> Ite
         raise refusal(module, text.splitlines()[0].rstrip(".")) from error
 
 
-class Watch:
-    """Whether steps of a module draw random numbers, or change what it keeps, from now on."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module, self._before, self._drawn = module, dict(_kept(module)), _random_state()
-
-    def changed(self) -> str:
-        """What they have done; empty: nothing."""
-        if self._drawn != _random_state():
-            return "it draws random numbers, as dropout does"
-        before, now = self._before, dict(_kept(self._module))
-        names = sorted(name for name in before.keys() | now.keys() if not _same(before.get(name), now.get(name)))
-        return (
-            f"it changes what the module keeps beside parameters and buffers: {', '.join(names[:3])}" if names else ""
-        )
-
-
 class NotBatched(ConfigurationError):
     """A module whose steps cannot be batched; ``reason`` says why."""
 
@@ -335,39 +242,10 @@ def refusal(module: nn.Module, reason: str) -> NotBatched:
     return error
 
 
-def _kept(module: nn.Module) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """What a module and its layers have as attributes, and by what to see that it has changed."""
-    for prefix, layer in module.named_modules():
-        for name, value in vars(layer).items():
-            if name in _LIGHTNINGS:
-                continue
-            mark: Any = None
-            if isinstance(value, Tensor) and not value.is_inference():
-                mark = value._version
-            elif name == "_buffers" and isinstance(value, dict):
-                mark = {key: id(buffer) for key, buffer in value.items()}
-            elif isinstance(value, (list, dict, set, tuple)):
-                mark = len(value)
-            yield f"{prefix}.{name}" if prefix else name, (value, mark)
-
-
-def _same(before: tuple[Any, Any] | None, now: tuple[Any, Any] | None) -> bool:
-    if before is None or now is None:
-        return before is now
-    if type(before[0]) is type(now[0]) and isinstance(now[0], (int, float, str)):
-        return bool(before[0] == now[0])
-    return before[0] is now[0] and before[1] == now[1]
-
-
-def _random_state() -> tuple[Any, ...]:
-    legacy: Any = np.random.get_state(legacy=False)  # noqa: NPY002
-    cuda = [s.numpy().tobytes() for s in torch.cuda.get_rng_state_all()] if torch.cuda.is_initialized() else None
-    return random.getstate(), repr(legacy), torch.get_rng_state().numpy().tobytes(), repr(cuda)
-
-
 #: What a Trainer has for one client that trains in it.
 _OF_ONE_CLIENT = frozenset(
-    {"callbacks", "fit_loop", "global_step", "is_last_batch", "lr_scheduler_configs", "optimizers", "strategy"}
+    {"callback_metrics", "callbacks", "fit_loop", "global_step", "is_last_batch", "logged_metrics"}
+    | {"lr_scheduler_configs", "num_training_batches", "optimizers", "strategy"}
 )
 
 
@@ -383,6 +261,28 @@ class _ManyClients:
                 f"training_step asks for trainer.{name}, which of clients that train at once is not one."
             )
         return getattr(self._trainer, name)
+
+
+@contextmanager
+def _uncounted(module: nn.Module) -> Iterator[None]:
+    """Within it, a module's torchmetrics count nothing and are 0: they would count rows, and their states are no
+    tensors of a row."""
+    changes: list[tuple[Any, str, Any]] = []
+    for layer in module.modules():
+        if isinstance(layer, (Metric, MetricCollection)):
+            zero = torch.zeros(())
+            answer = dict.fromkeys(layer.keys(), zero) if isinstance(layer, MetricCollection) else zero
+            silent = partial(_always, answer)
+            changes += [(layer, name, silent) for name in ("forward", "update", "compute", "reset")]
+    patches = PatchedAttributes(changes)
+    try:
+        yield
+    finally:
+        patches.give_back()
+
+
+def _always(answer: Any, *_: Any, **__: Any) -> Any:
+    return answer
 
 
 @contextmanager

@@ -13,9 +13,10 @@ from flsv._lightning.several_processes import Counted, add
 from flsv.clients.algorithms import ClientContext
 from flsv.clients.client_manager import ClientManager
 from flsv.clients.cohort import CohortLoader, CohortTraining
-from flsv.clients.kernel import GivenBatches, RowTraining
-from flsv.clients.row_checks import not_batched, try_batched
+from flsv.clients.kernel import GivenBatches, RowTraining, clipping
+from flsv.clients.row_checks import not_batched
 from flsv.clients.row_step import State, batched_steps
+from flsv.clients.row_trial import try_rows
 from flsv.clients.train_client import LocalTraining
 from flsv.declared import Count, checked
 from flsv.engines.one_process import IdleProcess
@@ -43,21 +44,21 @@ class VmapCohort(CohortTraining):
     Args:
         local: how a client begins and ends.
         manager: the clients as holders of data.
+        seed: of the run.
         chunk: clients at once; None: 50 on a CPU, 256 on a GPU.
+
+    Raises:
+        NotBatched: the module cannot be trained so, as a trial shows.
     """
 
-    def __init__(
-        self,
-        local: LocalTraining,
-        manager: ClientManager,
-        chunk: int | None = None,
-    ) -> None:
+    def __init__(self, local: LocalTraining, manager: ClientManager, seed: int, chunk: int | None = None) -> None:
         super().__init__(local, manager)
         self._module: Any = local.module
         self._chunk = chunk or (ON_GPU if self._module.device.type == "cuda" else ON_CPU)
         # The same at all clients: the module's own will do.
         self._apart = {*local.space.constant_names, *local.space.left_names}
-        self._training: RowTraining | None = None
+        unused = try_rows(self._trainer, local.space, seed, shared=False, apart=self._apart)
+        self._training = RowTraining(self._module, self._trainer.optimizers[0], clipping(self._trainer), unused)
         self._now: int | None = None
 
     def begin_round(self, loader: CohortLoader, instructions: dict[int, Instruction], num_samples: Tensor) -> None:
@@ -98,16 +99,11 @@ class VmapCohort(CohortTraining):
         self.local.begin(self._instructions[client], data, samples, visit.batches)
         given += [as_given(self._trainer, next(self._batches)) for _ in range(visit.batches - 1)]
         state = {name: tensor.clone() for name, tensor in self._own.items()}
-        if self._training is None:
-            clip: Any = self._trainer.gradient_clip_val
-            unused = try_batched(self._trainer, given, clip, self._apart)
-            self._training = RowTraining(self._module, self._trainer.optimizers[0], clip, unused)
         turn = self.local.suspend()
         self._now = None
         return _Begun(turn, state, given)
 
     def _train(self, begun: list[_Begun]) -> None:
-        assert self._training is not None
         states = {name: torch.stack([each.state[name] for each in begun]) for name in begun[0].state}
         try:
             with batched_steps(self._trainer):
@@ -134,7 +130,8 @@ class VmapProcess(IdleProcess):
     they agree to 1e-5. A round is equal to ``engine="sequential"``'s to rounding, not to the bit; runs of this engine
     resume bit for bit, as long as as many clients train at once.
 
-    What ``training_step`` logs is left out, and callbacks' batch hooks see one idle batch a round.
+    What ``training_step`` logs is left out. Callbacks with hooks around a batch are refused, but for those of Lightning
+    that are known to change nothing, and these see one idle batch a round.
 
     Memory: beside the cohort's matrix, for every client that trains at once its model, gradient, optimizer state,
     training batches and activations.
@@ -165,4 +162,4 @@ class VmapProcess(IdleProcess):
         return self._load(self._state.cohort)
 
     def _make_training(self, local: LocalTraining) -> CohortTraining:
-        return VmapCohort(local, self.manager, self._chunk)
+        return VmapCohort(local, self.manager, self._state.seed, self._chunk)

@@ -8,15 +8,14 @@ round, and said.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from flsv.attacks import Collusion
@@ -24,7 +23,7 @@ from flsv.data import FederatedDataModule
 from flsv.engines.ranks import ranks_of
 from flsv.errors import ConfigurationError
 from flsv.games.replica import copied
-from flsv.loop.shadow import ShadowTraining, why_not_rows
+from flsv.loop.shadow import ShadowTraining, not_as_rows
 from flsv.loop.whole_fits import COALITIONS, Spare, WholeFits, called
 from flsv.metrics.shadow import Coalitions, ShadowShapley, coalition_masks, design_within, fits_of
 from flsv.parameters import ParameterSpace
@@ -32,7 +31,6 @@ from flsv.participants.sharing import sharing
 from flsv.privacy import GaussianPrivacy
 from flsv.round import Round, TrainedCoalitions
 from flsv.sampling import FullParticipation
-from flsv.seeding import shuffle_stream
 from flsv.server.config import FederationConfig
 from flsv.strategy import Strategy
 
@@ -96,9 +94,7 @@ class CoalitionPlan:
         if self._spare is None and not (self._decided and self.why is None):
             self._spare = Spare(trainer, module)
 
-    def decide(
-        self, trainer: L.Trainer, data: FederatedDataModule, config: FederationConfig, seed: int
-    ) -> FederationConfig:
+    def decide(self, trainer: L.Trainer, data: FederatedDataModule, config: FederationConfig) -> FederationConfig:
         """Choose the way and say it.
 
         Returns:
@@ -111,8 +107,7 @@ class CoalitionPlan:
             raise ConfigurationError(f"ShadowShapley trains a model for each of many coalitions, and {why}.")
         elsewhere = callable(config.engine)
         if not self._decided:
-            batches = None if elsewhere else partial(_first_batches, data, seed)
-            why_not = why_not_rows(trainer, config, batches)
+            why_not = not_as_rows(trainer, config)
             self.why = ranks_of(trainer).from_rank(0, why_not, "how coalitions are trained")
             self._decided = True
             if self.why is not None:
@@ -247,10 +242,6 @@ class _Ends(Strategy):
         return TrainedCoalitions(self._masks, build)
 
 
-def _first_batches(data: FederatedDataModule, seed: int) -> Iterable[Any]:
-    return data.client_loader(0, "train", generator=shuffle_stream(seed, 0, 0, 0))
-
-
 def _refused(trainer: L.Trainer, config: FederationConfig) -> str | None:
     """What keeps coalitions from being federations of their own with one model, and what to do."""
     if config.personalizer is not None:
@@ -260,5 +251,6 @@ def _refused(trainer: L.Trainer, config: FederationConfig) -> str | None:
     if colluders := [each for each in config.uploads if isinstance(each, Collusion)]:
         return f"{colluders} compare the updates of one cohort. Leave one of the two out"
     if kept := sharing(config.share, trainer.lightning_module, config.head).kept:
-        return f"with share={config.share!r} {sorted(kept)[0]!r} and others stay at the clients. Share all that is trained"
+        part = f"with share={config.share!r} {sorted(kept)[0]!r} and others"
+        return f"{part} stay at the clients. Share all that is trained"
     return None

@@ -82,7 +82,6 @@ class FederationRun:
                 part.resume(facts)
             else:
                 part.begin(facts)
-        self.engine.check_algorithm()
         self._priors = self.board.with_priors()
         # A checkpoint holds the one that was drawn; clients are asked when everything is ready.
         if not self.state.cohort and not self.config.sampler.asks:
@@ -90,6 +89,7 @@ class FederationRun:
 
     def begin_training(self, optimizer_state: dict[str, Any] | None, buffers: dict[str, Any] | None) -> None:
         """Begin training: the optimizers are set up, see :meth:`OneProcess.begin_training`."""
+        self.engine.check_algorithm()
         if (games := self.engine.games(self.board)) is not None:
             self.server.bind_games(games)
         self.engine.begin_training(optimizer_state, buffers)

@@ -132,7 +132,7 @@ class LightningFit:
         self.finetuning = FinetuningState(trainer)
         self.finetuning.restore(module, saver.finetuned)
         if self.plan is not None:
-            self.config = config = self.plan.decide(trainer, self.data, config, self.state.seed)
+            self.config = config = self.plan.decide(trainer, self.data, config)
         make = _ENGINES[config.engine] if isinstance(config.engine, str) else config.engine
         if make is OneProcess and ranks_of(trainer).size > 1:
             make = SeveralRanks

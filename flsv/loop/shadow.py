@@ -11,33 +11,61 @@ Nobody's model is the initial one, and everybody's is the federation's own: thes
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import lightning as L
 import torch
 from torch import Tensor
 
-from flsv._lightning.evaluation import as_given
-from flsv._lightning.patches import metric_states, put_metric_states
 from flsv.clients.algorithms import ClientAlgorithm, ClientContext
 from flsv.clients.coalition_rows import CoalitionRows
-from flsv.clients.kernel import RowTraining, states_of
-from flsv.clients.row_checks import not_batched
-from flsv.clients.row_step import NotBatched, batched_steps, purely
+from flsv.clients.row_checks import not_batched, not_by_rounds
+from flsv.clients.row_step import NotBatched
+from flsv.clients.row_trial import try_rows
+from flsv.engines.one_process import shared_space
 from flsv.errors import ConfigurationError
 from flsv.loop.coalition_servers import servers_of, unlike_alone
 from flsv.metrics.shadow import Coalitions, coalition_masks
-from flsv.parameters import ParameterSpace
 from flsv.participants import Client
 from flsv.round import ClientUpdate, FederationState, Round, TrainedCoalitions
-from flsv.seeding import global_rngs, restore_global_rngs, restore_torch_rngs, torch_rngs
 from flsv.server.config import FederationConfig
 from flsv.strategy import Federation
 
 ROWS, TRAINED = "coalition_models", "trained_coalition_models"
 #: Bytes of the rows at the server and on their way, from which on a run is refused.
 MOST_BYTES = 2**32
+
+
+def not_as_rows(trainer: L.Trainer, config: FederationConfig) -> str | None:
+    """Say before the first round why coalitions' models, trained as rows beside the clients' own, would not be those of
+    runs of the coalitions, and what to do; None: they would.
+
+    What can be seen is looked at first; then a copy of the module trains a few batches of a client in both ways, where
+    the clients' data are. Nothing is changed by it.
+
+    Args:
+        trainer: in ``on_train_start``: its optimizers are set up, its data dealt.
+        config: what the federation is put together from.
+    """
+    module = trainer.lightning_module
+    if why := unlike_alone(config, config.client_algorithm, losses=False):
+        return f"{why}. Leave it out"
+    if config.engine == "vmap":
+        return 'with engine="vmap" clients are rows already. Use engine="sequential"'
+    if why := not_batched(trainer, None, config.optimizer_state, schedules=True, accumulates=True):
+        return why
+    if why := not_by_rounds(trainer):
+        return f"{why}. Take a schedule that steps by rounds or batches"
+    if callable(config.engine):  # the data are elsewhere: every site sees it in its first steps
+        return None
+    try:
+        try_rows(trainer, shared_space(module, config)[0], config.seed or 0, shared=True)
+    except NotBatched as error:
+        return (
+            f"training_step of {type(module).__name__} does not allow them as rows of one batched model: {error.reason}"
+        )
+    return None
 
 
 class ShadowTraining(ClientAlgorithm):
@@ -53,8 +81,9 @@ class ShadowTraining(ClientAlgorithm):
             :class:`flsv.clients.algorithms.FedProx`; None: nothing.
 
     Raises:
-        ConfigurationError: in the first client's first step, a module that cannot be batched, with the reason; at its
-            end, a coalition's model that differs from the client's own where they have to be the same.
+        ConfigurationError: before training, whatever would make a coalition's model another than that of a run of the
+            coalition; in the first client's first step, a module that cannot be batched, with the reason; at its end,
+            a coalition's model that differs from the client's own where they have to be the same.
     """
 
     sends = (ROWS,)
@@ -64,13 +93,11 @@ class ShadowTraining(ClientAlgorithm):
     def __init__(self, coalitions: Coalitions = "auto", algorithm: ClientAlgorithm | None = None) -> None:
         self.coalitions, self.algorithm = coalitions, algorithm
         self._visit: CoalitionRows | None = None
-        self._kernel: RowTraining | None = None
-        self._round = -1  # of the kernel's recordings
         self._updates: Sequence[ClientUpdate] = ()
         self._clients: Sequence[Client] = ()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_visit": None, "_kernel": None, "_clients": ()}
+        return {**vars(self), "_visit": None, "_clients": ()}
 
     @property
     def changes_steps(self) -> bool:  # type: ignore[override]
@@ -97,7 +124,7 @@ class ShadowTraining(ClientAlgorithm):
         self._loaded = state["servers"]
 
     def _set_up(self, federation: Federation) -> None:
-        self._visit = self._kernel = None
+        self._visit = None
         self._masks = coalition_masks(self.coalitions, federation.num_clients)
         self._members = _trained(self._masks)
         self._places = [mine.nonzero().flatten() for mine in self._members.T]
@@ -146,10 +173,7 @@ class ShadowTraining(ClientAlgorithm):
     # ---- at a client
 
     def begin_client(self, context: ClientContext) -> None:
-        if self._kernel is not None and self._round != context.instruction.round_index:
-            self._kernel.recordings.doubt()
-        self._round = context.instruction.round_index
-        self._visit = CoalitionRows(context, context.received(ROWS), self._kernel, self.algorithm)
+        self._visit = CoalitionRows(context, context.received(ROWS), self.algorithm)
 
     def begin_batch(self, context: ClientContext, batch: Any) -> None:
         assert self._visit is not None
@@ -166,7 +190,6 @@ class ShadowTraining(ClientAlgorithm):
         rows, sent = self._visit.trained().clone(), context.received(ROWS)
         for place, start in enumerate(sent):
             rows[place] = context.upload(rows[place], start, f"coalition {place} ")
-        self._kernel = self._visit.kernel
         self._visit = None
         finite = rows.isfinite().all(1, keepdim=True)
         return {TRAINED: torch.cat([finite.to(rows), torch.where(finite, rows, sent)], 1)}
@@ -176,53 +199,3 @@ def _trained(masks: Tensor) -> Tensor:
     """Without nobody and everybody."""
     sizes = masks.sum(1)
     return masks[(sizes > 0) & (sizes < masks.shape[1])]
-
-
-def why_not_rows(
-    trainer: L.Trainer, config: FederationConfig, batches: Callable[[], Iterable[Any]] | None
-) -> str | None:
-    """Say why coalitions' models, trained as rows of one batched model, would not be those of runs of the coalitions,
-    and what rows would need; None: they are the same.
-
-    Args:
-        trainer: with its module on its device and its optimizers set up, before the first round.
-        config: the federation's.
-        batches: gives a client's, as the trainer's loader does; None: the clients' data are elsewhere.
-    """
-    if why := unlike_alone(config, config.client_algorithm, losses=False):
-        return f"{why}. Leave it out"
-    if config.engine == "vmap":
-        return 'with engine="vmap" clients are rows already. Use engine="sequential"'
-    if why := not_batched(trainer, None, config.optimizer_state, schedules=True):
-        return why
-    plateau = [c.scheduler for c in trainer.lr_scheduler_configs if c.reduce_on_plateau]
-    if plateau:
-        return f"{type(plateau[0]).__name__} steps by a value, which every coalition has of its own. Use another"
-    return None if batches is None else _tried(trainer, batches)
-
-
-def _tried(trainer: L.Trainer, batches: Callable[[], Iterable[Any]]) -> str | None:
-    """Why one step of two models does not work."""
-    module = trainer.lightning_module
-    states, rngs = metric_states(module), global_rngs()
-    attributes = [(vars(layer), dict(vars(layer))) for layer in module.modules()]
-    space, device = ParameterSpace(module), module.device
-    states_now = states_of(space, module, space.read(module).expand(2, -1))
-    apart = {name for name, parameter in module.named_parameters() if not parameter.requires_grad}
-    kernel = RowTraining(module, trainer.optimizers[0], trainer.gradient_clip_val, apart, shared=True)
-    try:
-        given, drawn = as_given(trainer, next(iter(batches()))), torch_rngs(device)
-        with purely(module):
-            with batched_steps(trainer):
-                kernel.begin(states_now)
-                kernel.gradients(given)
-            restore_torch_rngs(drawn, device)
-    except NotBatched as error:
-        return f"training_step of {type(module).__name__} does not allow it: {error.reason}. Leave that out"
-    finally:
-        for now, before in attributes:
-            now.clear()
-            now.update(before)
-        put_metric_states(states)
-        restore_global_rngs(rngs)
-    return None

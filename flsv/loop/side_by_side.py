@@ -22,10 +22,11 @@ from torch.utils._pytree import tree_leaves
 from flsv._lightning.evaluation import as_given
 from flsv.clients.client_manager import ClientManager
 from flsv.clients.cohort import CohortLoader
-from flsv.clients.kernel import RowTraining, SharedBatches, models_of, states_of
+from flsv.clients.kernel import RowTraining, SharedBatches, clipping, models_of, states_of
 from flsv.clients.optimizers import ClientOptimizers
-from flsv.clients.row_checks import moves_batches, not_batched
+from flsv.clients.row_checks import moves_batches, not_batched, not_by_rounds
 from flsv.clients.row_step import batched_steps
+from flsv.clients.row_trial import try_rows
 from flsv.engines.one_process import shared_space
 from flsv.errors import ConfigurationError
 from flsv.games.coalition import utility_of
@@ -199,12 +200,10 @@ class CoalitionTraining(L.Callback):
         trainer.should_stop, trainer.fit_loop.min_epochs = True, 0
         config = self._loop.config
         why = _why_not(config) or not_batched(trainer, None, config.optimizer_state, schedules=True)
-        plateau = [c.scheduler for c in trainer.lr_scheduler_configs if c.reduce_on_plateau]
-        if plateau and not why:
-            why = f"{type(plateau[0]).__name__} steps by a value, which every coalition has of its own"
-        if why:
+        if why := why or not_by_rounds(trainer):
             raise ConfigurationError(f"{why}.")
         self._trainer, (self._space, _) = trainer, shared_space(pl_module, config)
+        try_rows(trainer, self._space, self._seed, shared=True)
         models = self._train()
         self.checked, self.models = models[: len(CHECKED)], models[len(CHECKED) :]
         self.scores = self._evaluate(trainer, self._space, self.models)
@@ -222,8 +221,8 @@ class CoalitionTraining(L.Callback):
             optimizer._opt_called = True  # torch warns of a schedule before a step
         self._optimizers = ClientOptimizers(trainer, "reset")
         algorithm: Any = config.client_algorithm
-        change, clip_norm = None if algorithm is None else algorithm.change, trainer.gradient_clip_val
-        self._kernel = RowTraining(module, trainer.optimizers[0], clip_norm, shared=True, change=change)
+        change, clip = None if algorithm is None else algorithm.change, clipping(trainer)
+        self._kernel = RowTraining(module, trainer.optimizers[0], clip, shared=True, change=change)
         models = space.read(module).expand(len(self._masks), -1).clone()
         noise = torch.randn(space.size, generator=torch.Generator().manual_seed(0), dtype=models.dtype)
         models[len(CHECKED) - 1] *= 1 + NUDGE * noise.to(models.device)
@@ -234,6 +233,7 @@ class CoalitionTraining(L.Callback):
         manager = ClientManager(trainer, data, space, ClientStates())
         self._kept: dict[tuple[int, int], State] = {}
         for index in range(trainer.max_epochs or 0):
+            trainer.fit_loop.epoch_progress.current.processed = index  # what current_epoch tells a step
             servers.begin_round(masks, models, index)
             for rows in torch.arange(len(masks), device=masks.device).split(chunk):
                 self._train_clients(index, rows, masks[rows], models, servers)

@@ -193,7 +193,6 @@ class Results:
             shared=shared_numbers(self._metrics, values) | (spread(scores) if evaluated else {}),
         )
 
-
     def late(self, index: int, values: Mapping[str, Tensor]) -> RoundResult:
         """What is known of an earlier round by now; see :meth:`after`.
 

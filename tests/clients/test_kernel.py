@@ -1,16 +1,15 @@
-"""Models trained side by side against the same models trained one after the other; and steps that are played back."""
+"""Models trained side by side against the same models trained one after the other."""
 
 import copy
-import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from flsv.clients.kernel import ELEMENTWISE, GivenBatches, RowTraining
-from flsv.clients.row_step import RowStep
+from flsv.clients.kernel import ELEMENTWISE, GivenBatches, RowTraining, clip
 
 #: Steps of every model, and the size of its last batch.
 STEPS = [(3, 8), (5, 8), (5, 3), (1, 8), (4, 3), (2, 3)]
@@ -136,7 +135,7 @@ def setting(name: str) -> tuple[nn.Module, dict[str, Tensor], list[list[Tensor]]
     return module, states, [[torch.randn(n, *shape) for n in [8] * (steps - 1) + [last]] for steps, last in STEPS]
 
 
-def one_by_one(module: nn.Module, states: dict[str, Tensor], given: list[list[Tensor]], make: Make, clip: Any) -> Any:
+def one_by_one(module: nn.Module, states: dict[str, Tensor], given: list[list[Tensor]], make: Make, limit: Any) -> Any:
     for i, batches in enumerate(given):
         own = copy.deepcopy(module)
         own.load_state_dict({name: tensor[i] for name, tensor in states.items()}, strict=False)
@@ -145,8 +144,8 @@ def one_by_one(module: nn.Module, states: dict[str, Tensor], given: list[list[Te
             optimizer.zero_grad()
             loss = own.training_step(batch)
             loss.backward()
-            if clip is not None:
-                torch.nn.utils.clip_grad_norm_(own.parameters(), clip)
+            if limit is not None:
+                torch.nn.utils.clip_grad_norm_(own.parameters(), limit)
             optimizer.step()
             total += loss.item()
         yield own.state_dict(), total / len(batches)
@@ -155,12 +154,13 @@ def one_by_one(module: nn.Module, states: dict[str, Tensor], given: list[list[Te
 @pytest.mark.parametrize("name", CASES)
 def test_each_model_is_trained_as_alone(name: str) -> None:
     module, states, given = setting(name)
-    _, _, make, clip = CASES[name]
+    _, _, make, limit = CASES[name]
+    shortened = None if limit is None else partial(clip, limit=limit)
     before = copy.deepcopy(module.state_dict())
     optimizer, untouched = make(module.parameters()), make(module.parameters()).state_dict()
     begun = {key: tensor.clone() for key, tensor in states.items()}
-    trained, losses = RowTraining(module, optimizer, clip_norm=clip).train(begun, GivenBatches(given))
-    for i, (model, loss) in enumerate(one_by_one(module, states, given, make, clip)):
+    trained, losses = RowTraining(module, optimizer, shortened).train(begun, GivenBatches(given))
+    for i, (model, loss) in enumerate(one_by_one(module, states, given, make, limit)):
         for key, tensor in trained.items():
             torch.testing.assert_close(tensor[i], model[key], rtol=1e-5, atol=1e-5)
         assert losses[i].item() == pytest.approx(loss, rel=1e-5)
@@ -184,86 +184,3 @@ def test_what_requires_no_gradient_has_none_or_is_not_stacked_stays_to_the_bit()
     for i, (model, _) in enumerate(one_by_one(module, states, given, sgd(weight_decay=0.1), None)):
         for key, tensor in trained.items():
             torch.testing.assert_close(tensor[i], model[key], rtol=1e-5, atol=1e-5)
-
-
-# ---- steps that are played back, against the same steps taken anew
-
-
-class Counts(Step):
-    count = 0
-
-    def training_step(self, batch: Tensor) -> Tensor:
-        self.count += 1
-        return super().training_step(batch) * self.count
-
-
-class Chance(Step):
-    def training_step(self, batch: Tensor) -> Tensor:
-        return super().training_step(batch) * random.random()
-
-
-class Looks(Step):
-    """At the batch, which all models share."""
-
-    def training_step(self, batch: Tensor) -> Tensor:
-        return super().training_step(batch) * (2 if batch[0, 0].item() > 0 else 1)
-
-
-RECORDED: dict[str, tuple[Any, int]] = {
-    "MLP": (lambda: Step(mlp()), 1),
-    "batch norm": (lambda: Step(mlp(nn.BatchNorm1d(8))), 1),
-    "dropout": (lambda: Step(mlp(nn.Dropout(0.5))), 0),
-    "counts": (lambda: Counts(mlp()), 0),
-    "chance": (lambda: Chance(mlp()), 0),
-    "looks": (lambda: Looks(mlp()), 0),
-}
-
-
-@pytest.mark.parametrize("name", RECORDED)
-def test_played_back_is_the_same_and_what_may_change_is_not_recorded(name: str) -> None:
-    make, recorded = RECORDED[name]
-    torch.manual_seed(0)
-    module = make()
-    names = [name for name, _ in module.named_parameters()]
-    held = dict(module.state_dict())
-    start = {n: torch.randn(3, *t.shape).abs().to(t.dtype) for n, t in held.items()}
-    results = []
-    for step in (RowStep(module, names, shared=True, often=99), RowStep(module, names, shared=True, often=2)):
-        module.count, taken = 0, []
-        states = {n: t.clone() for n, t in start.items()}
-        torch.manual_seed(1)
-        random.seed(1)
-        for place in range(5):
-            x = torch.randn(5, 4, generator=torch.Generator().manual_seed(place))
-            gradients, losses = step.played(states, x) or step(states, x)
-            taken.append({**gradients, "losses": losses, **{n: states[n].clone() for n in states if n not in names}})
-        results.append(taken)
-    assert step.recorded == recorded
-    for expected, found in zip(*results):
-        assert expected.keys() == found.keys()
-        assert all(torch.equal(found[key], value) for key, value in expected.items())
-
-
-class Moves(Step):
-    """On what a round may change."""
-
-    share = 1.0
-
-    def training_step(self, batch: Tensor) -> Tensor:
-        return super().training_step(batch) * self.share
-
-
-def test_a_recording_in_doubt_is_compared_before_it_is_played_again() -> None:
-    module = Moves(mlp())
-    states = {name: p.detach().expand(3, *p.shape).clone() for name, p in module.named_parameters()}
-    step, batch = RowStep(module, list(states), shared=True, often=1), torch.randn(5, 4)
-    step(states, batch)
-    for share, plays in ((1.0, True), (0.5, False)):
-        module.share = share
-        step.doubt()
-        assert step.played(states, batch) is None
-        gradients, _ = step(states, batch)
-        assert (step.played(states, batch) is not None) == plays
-    assert step.recorded == 0
-    expected = RowStep(module, list(states), shared=True)(states, batch)[0]
-    assert all(torch.equal(gradient, expected[name]) for name, gradient in gradients.items())

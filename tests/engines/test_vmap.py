@@ -22,6 +22,7 @@ from flsv.metrics import ClassSpecificShapley, CosineGradientShapley, SurrogateF
 from flsv.personalization import ShapFedPersonalizer
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import UniformSampler
+from flsv.seeding import global_rngs
 from flsv.uploads import TopK
 
 
@@ -89,6 +90,7 @@ PAIRS: dict[str, dict[str, Any]] = {
         "make": partial(Plainest, scheduler=DECAY),
         "trainer": {"gradient_clip_val": 0.2},
     },
+    "clipped values": {"trainer": {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"}},
     "mixed precision": {"trainer": {"precision": "bf16-mixed"}, "tolerance": 5e-3},
     "what transfers draw": {"make": Augmented, "local_epochs": 2},
     "data of any kind": {"data": samples},
@@ -148,17 +150,17 @@ def test_resumes_to_the_bit(tmp_path: Path) -> None:
 def test_the_trial_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from flsv.engines import vmap
 
-    attempt, tried = vmap.try_batched, []
+    attempt, tried = vmap.try_rows, []
 
-    def watched(trainer: L.Trainer, *rest: Any) -> set[str]:
-        before, drawn = vector(trainer.lightning_module), torch.get_rng_state()
-        tried.append(attempt(trainer, *rest))
+    def watched(trainer: L.Trainer, *rest: Any, **options: Any) -> set[str]:
+        before, drawn = vector(trainer.lightning_module), global_rngs()
+        tried.append(attempt(trainer, *rest, **options))
         assert torch.equal(vector(trainer.lightning_module), before)
-        assert torch.equal(torch.get_rng_state(), drawn)
+        assert str(global_rngs()) == str(drawn)
         assert not trainer.optimizers[0].state
         assert all(parameter.grad is None for parameter in trainer.lightning_module.parameters())
         return tried[0]
 
-    monkeypatch.setattr(vmap, "try_batched", watched)
+    monkeypatch.setattr(vmap, "try_rows", watched)
     fit(loop("vmap"), tmp_path, Plainest(), toy_data(SIZES), 1)
     assert tried == [set()]

@@ -95,7 +95,6 @@ REFUSED: list[tuple[Any, dict[str, Any], dict[str, Any], str]] = [
     (Plainest, {"optimizer_state": "persist"}, {}, "gives every client the moments that it left"),
     (Plainest, {"client_algorithm": FedProx(0.1)}, {}, "client_algorithm=.*changes the gradients"),
     (Plainest, {}, {"accumulate_grad_batches": 2}, "accumulated over batches"),
-    (Plainest, {}, {"gradient_clip_val": 1.0, "gradient_clip_algorithm": "value"}, "'value' clips within a step"),
     (Plainest, {}, {"precision": "bf16-true"}, "precision='bf16-true'"),
 ]
 

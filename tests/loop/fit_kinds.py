@@ -40,9 +40,7 @@ def embedding() -> nn.Module:
 
 
 def cnn() -> nn.Module:
-    return nn.Sequential(
-        nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 4, 2), nn.ReLU(), nn.Flatten(), nn.Linear(8, CLASSES)
-    )
+    return nn.Sequential(nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 4, 2), nn.ReLU(), nn.Flatten(), nn.Linear(8, CLASSES))
 
 
 class Recurrent(nn.Module):
@@ -381,22 +379,20 @@ KINDS: dict[str, Kind] = {
     "BatchNorm": Kind("rows", partial(Module, lambda: mlp(nn.BatchNorm1d(8)))),
     "Adam": Kind("rows", partial(Module, optimizer=ADAM)),
     "an embedding": Kind("rows", partial(Module, embedding)),
-    "`self.train_acc(y_hat, y)` in `training_step`": Kind("fits", Counts),
+    "`self.train_acc(y_hat, y)` in `training_step`": Kind("rows", Counts),
     "`loss.item()` in `training_step`": Kind("fits", Items),
     "manual optimization": Kind("fits", Manual),
     "two optimizers": Kind("fits", Two, TwoByHand),
     "a hook of the module around a batch": Kind("fits", Hooked, ClampedByHand),
-    "LBFGS": Kind(
-        "fits", partial(Module, optimizer=partial(torch.optim.LBFGS, lr=0.01, max_iter=2)), LBFGSByHand
-    ),
-    "mixup by NumPy": Kind("fits", Mixup, MixupByHand),
+    "LBFGS": Kind("fits", partial(Module, optimizer=partial(torch.optim.LBFGS, lr=0.01, max_iter=2)), LBFGSByHand),
+    "mixup by NumPy": Kind("rows", Mixup, MixupByHand),
     "a loss by `global_step`": Kind("fits", ByStep, ByStepByHand),
-    "a loss by `current_epoch`": Kind("fits", ByRound, ByRoundByHand),
+    "a loss by `current_epoch`": Kind("rows", ByRound, ByRoundByHand),
     "a loss by an attribute that `training_step` sets": Kind("fits", ByAttribute, ByAttributeByHand),
     "a GRU": Kind("fits", partial(Module, Recurrent)),
-    "`accumulate_grad_batches=2`": Kind("fits", hand=AccumulatedByHand, trainer={"accumulate_grad_batches": 2}),
+    "`accumulate_grad_batches=2`": Kind("rows", hand=AccumulatedByHand, trainer={"accumulate_grad_batches": 2}),
     "clipping by value": Kind(
-        "fits", hand=ClippedByHand, trainer={"gradient_clip_val": 0.02, "gradient_clip_algorithm": "value"}
+        "rows", hand=ClippedByHand, trainer={"gradient_clip_val": 0.02, "gradient_clip_algorithm": "value"}
     ),
     '`optimizer_state="persist"`': Kind(
         "fits", partial(Module, optimizer=MOMENTUM), PersistedByHand, loop={"optimizer_state": "persist"}
@@ -404,6 +400,6 @@ KINDS: dict[str, Kind] = {
     "`ReduceLROnPlateau`": Kind("fits", Plateau, PlateauByHand),
     "a callback that clamps weights": Kind("fits", hand=ClampedByHand, callback=Clamps),
     "a callback that sets the rate": Kind("fits", hand=RateByHand, callback=SetsRate),
-    "a callback that freezes a layer": Kind("fits", hand=FrozenByHand, callback=Freezes),
+    "a callback that freezes a layer": Kind("rows", hand=FrozenByHand, callback=Freezes),
     "a callback that anneals an attribute": Kind("fits", Annealed, AnnealedByHand, Anneals),
 }

@@ -45,7 +45,7 @@ def fitted(kind: Kind, folder: Path, metrics: dict[str, Any], **options: Any) ->
 
 
 #: One of each reason.
-FAST = ("a plain MLP", "`self.train_acc(y_hat, y)` in `training_step`", "`ReduceLROnPlateau`")
+FAST = ("a plain MLP", "manual optimization", "`ReduceLROnPlateau`")
 
 
 @pytest.mark.parametrize("name", slow_except(FAST, KINDS))

@@ -1,0 +1,96 @@
+"""Watches whether steps of a module draw random numbers, or change what it keeps beside parameters and buffers.
+
+Rows of one batched model have parameters and buffers of their own and share all else. So a counter, a list of outputs,
+a generator or a past batch that a step leaves in the module would pass from row to row, and from the rows to the client
+whose module it is.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from torchmetrics import Metric, MetricCollection
+
+#: What Lightning and torch keep on a module.
+_LIGHTNINGS = frozenset({"_current_fx_name", "_trainer", "_fabric", "log", "log_dict", "_parameters", "_modules"})
+_LIGHTNINGS |= {"_metric_attributes"}
+#: What is looked at no closer than whether it is the same object, and how deep in objects, lists and dictionaries.
+_WHOLE, _DEPTH = (nn.Module, Dataset, DataLoader, L.Trainer, L.LightningDataModule), 4
+
+
+class Watch:
+    """Whether steps of a module draw random numbers, or change what it keeps, from now on.
+
+    Args:
+        module: whose steps.
+        draws: whether random numbers of the global generators may be drawn.
+        counts: whether its torchmetrics may count.
+    """
+
+    def __init__(self, module: nn.Module, draws: bool = False, counts: bool = False) -> None:
+        self._module, self._counts = module, counts
+        self._before, self._drawn = dict(self._kept()), None if draws else _random_state()
+
+    def changed(self) -> str:
+        """Return what the steps have done; empty: nothing."""
+        if self._drawn is not None and self._drawn != _random_state():
+            return "it draws random numbers, as dropout does"
+        before, now = self._before, dict(self._kept())
+        names = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+        text = ", ".join(names[:3])
+        return f"it changes what the module keeps beside parameters and buffers: {text}" if names else ""
+
+    def _kept(self) -> Iterator[tuple[str, Any]]:
+        """Yield the attributes of a module and its layers by name, and by what to see that they have changed."""
+        for prefix, layer in self._module.named_modules():
+            if self._counts and isinstance(layer, (Metric, MetricCollection)):
+                continue
+            for name, value in vars(layer).items():
+                if name == "_buffers" and isinstance(value, dict):
+                    yield f"{prefix}._buffers", {key: id(buffer) for key, buffer in value.items()}
+                elif name not in _LIGHTNINGS:
+                    yield f"{prefix}.{name}" if prefix else name, _mark(value, _DEPTH)
+
+
+def _mark(value: Any, depth: int) -> Any:
+    """Return what differs once a value has changed, or what it holds has."""
+    kind = type(value).__name__, id(value)
+    if isinstance(value, Tensor):
+        return (*kind, None if value.is_inference() else value._version)
+    if isinstance(value, (bool, int, float, complex, str, bytes, type(None))):
+        return repr(value)
+    if isinstance(value, torch.Generator):
+        return (*kind, value.get_state().numpy().tobytes())
+    if isinstance(value, np.random.Generator):
+        return (*kind, repr(value.bit_generator.state))
+    if isinstance(value, np.random.RandomState):
+        return (*kind, repr(value.get_state(legacy=False)))
+    if isinstance(value, random.Random):
+        return (*kind, value.getstate())
+    if isinstance(value, np.ndarray):
+        return (*kind, zlib.crc32(np.ascontiguousarray(value).tobytes()) if value.dtype != object else None)
+    if depth == 0 or isinstance(value, (*_WHOLE, type)):
+        return kind
+    if isinstance(value, dict):
+        return (*kind, [(repr(key), _mark(each, depth - 1)) for key, each in value.items()])
+    if isinstance(value, (list, tuple, deque)):
+        return (type(value).__name__, [_mark(each, depth - 1) for each in value])
+    if isinstance(value, (set, frozenset)):
+        return (*kind, len(value))
+    held = getattr(value, "__dict__", None)
+    return (*kind, _mark(dict(held), depth - 1)[2]) if isinstance(held, dict) else kind
+
+
+def _random_state() -> tuple[Any, ...]:
+    legacy: Any = np.random.get_state(legacy=False)  # noqa: NPY002
+    cuda = [s.numpy().tobytes() for s in torch.cuda.get_rng_state_all()] if torch.cuda.is_initialized() else None
+    return random.getstate(), repr(legacy), torch.get_rng_state().numpy().tobytes(), repr(cuda)
