@@ -35,7 +35,7 @@ from torch import Tensor
 from flsv._lightning.evaluation import all_on_device
 from flsv.cli.command import command_parser, printer, shown
 from flsv.cli.parser import FederatedCLI, loop_of
-from flsv.cli.saved_run import OF_THE_RUN, changed_settings, check_data, performance_by, saved_run
+from flsv.cli.saved_run import changed_settings, check_data, performance_by, saved_run
 from flsv.csv_files import NAN, save_table
 from flsv.declared import Count, checked
 from flsv.engines.ranks import ranks_of_environment
@@ -44,6 +44,7 @@ from flsv.functional.shapley.few_coalitions import Which, few_coalitions, retrai
 from flsv.functional.shapley.regression import kernel_shap
 from flsv.games.retraining import KeptUtility, RetrainedUtility
 from flsv.loop.side_by_side import NotSideBySide, SideBySideUtility
+from flsv.loop.whole_fits import OF_THE_RUN, coalition_loop, trained_in
 from flsv.report.facts import retrained_caveats
 from flsv.report.folder import RECORD, RETRAINED, FolderLock
 from flsv.report.record import read_record
@@ -123,7 +124,10 @@ def retrain(
             check_data(run, record, identity, cli.datamodule.client_names)
             settings = {**identity.flat(), "metric": metric, "mode": mode}
             path = run / f"retrained_{metric.replace('/', '-')}.csv"
-            keep = partial(KeptUtility, path=path, settings=settings, ranks=ranks, told=told, seed=seed)
+            by = metric if mode is None else f"{metric} ({mode})"
+            # What ShadowShapley has trained when the run had ended is this very game.
+            known = {} if overrides or rounds else trained_in(run, by, seed, cli.trainer.max_epochs)
+            keep = partial(KeptUtility, path=path, settings=settings, ranks=ranks, told=told, seed=seed, known=known)
             found, which, together = _play(utility, keep, which, together, compare=not utilities, say=say)
             utilities.append(found)
             everything = len(found) == 2**utility.num_players
@@ -136,7 +140,7 @@ def retrain(
         "trainings": "all" if everything else "pairs+leave-one-out" if which == "auto" else which,
         "changed": "; ".join(changed_settings(run, identity)) if overrides else "",
     }
-    names, by = cli.datamodule.client_names, metric if mode is None else f"{metric} ({mode})"
+    names = cli.datamodule.client_names
     values = _shared_out(len(names), which, torch.stack(utilities))
     rows = DataFrame({"client": range(len(names)), "client_name": names, "by": by, **values, **facts})
     if ranks.rank == 0:
@@ -187,11 +191,8 @@ def _shared_out(num_clients: int, which: Which, utilities: Tensor) -> dict[str, 
 def _trainer(cli: FederatedCLI, cohort: FixedCohort, seed: int) -> L.Trainer:
     """The configuration's, in which these clients take part in every round."""
     loop = loop_of(cli.trainer)
-    changes: dict[str, Any] = {"sampler": cohort, "seed": seed}
-    read = {strategy.metric for role, strategy in loop.strategies.items() if role != "sampler"}
-    changes["metrics"] = {name: metric for name, metric in loop.metrics.items() if name in read}
     others = [c for c in cli.trainer.callbacks if c is not loop and not isinstance(c, OF_THE_RUN)]  # type: ignore[attr-defined]
-    cli.trainer.callbacks = [*others, loop.replace(**changes)]  # type: ignore[attr-defined]
+    cli.trainer.callbacks = [*others, coalition_loop(loop, cohort, seed)]  # type: ignore[attr-defined]
     return cli.trainer
 
 

@@ -243,8 +243,11 @@ class RetrainedUtility:
             self.scores |= scores
             self.seconds |= spent
 
+    def _made(self, members: Members) -> tuple[L.Trainer, L.LightningModule]:
+        return self.trainer(FixedCohort(members)), copied(self.module)
+
     def _train(self, members: Members) -> None:
-        trainer, module = self.trainer(FixedCohort(members)), copied(self.module)
+        trainer, module = self._made(members)
         measured = Measured(self.data, [self.metric], self.initial)
         self.seconds[members] = train_alone(trainer, module, self.data, measured)
         (self.scores[()],), (self.scores[members],) = measured.before, measured.after[measured.last]
