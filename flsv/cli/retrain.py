@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import lightning as L
 import torch

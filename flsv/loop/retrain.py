@@ -1,4 +1,4 @@
-"""retrain: values clients by training the federation again with some of them, in Python; in a shell: ``flsv retrain``."""
+"""retrain: values clients by training the federation again with some of them, as ``flsv retrain`` does in a shell."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ def retrain(
         raise ConfigurationError("flsv.retrain: the trainer has no FederatedLoop among its callbacks. Add one.")
     if trainer.current_epoch:
         raise ConfigurationError(
-            f"flsv.retrain: this trainer has been fitted for {trainer.current_epoch} rounds, and its callbacks and loop "
-            "hold what came of it. Make a Trainer, a module and the data as for the fit, and give these."
+            f"flsv.retrain: this trainer has been fitted for {trainer.current_epoch} rounds, and its callbacks hold "
+            "what came of it. Make a Trainer, a module and the data as for the fit, and give these."
         )
     first = seed_or_default(loop_of(trainer).seed)
     data.prepare_data()

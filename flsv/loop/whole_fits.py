@@ -61,6 +61,16 @@ COALITIONS = "coalitions.csv"
 PAUSE = 10.0
 
 
+class _Nowhere(DummyLogger):
+    """Takes whatever is logged, and a folder for whatever is written beside it."""
+
+    folder: str | None = None
+
+    @property
+    def save_dir(self) -> str | None:
+        return self.folder
+
+
 def _numbers(cell: str) -> list[float]:
     return [float(number) for number in cell.split()]
 
@@ -126,7 +136,7 @@ class Spare:
         self._module = copied(module)
         held: Any = trainer
         instead: dict[int, Any] = {id(held.datamodule): held.datamodule, id(held.profiler): PassThroughProfiler()}
-        instead |= {id(logger): DummyLogger() for logger in trainer.loggers}
+        instead |= {id(logger): _Nowhere() for logger in trainer.loggers}
         left_out = L.Callback()
         instead |= {id(each): left_out for each in held.callbacks if isinstance(each, OF_THE_RUN)}
         strategy = trainer.strategy
@@ -141,7 +151,8 @@ class Spare:
         """Another of both, to be fitted."""
         module = copied(self._module)
         data: Any = self._trainer.datamodule  # type: ignore[attr-defined]
-        return copy.deepcopy(self._trainer, {id(data): data} | _counterparts(self._module, module)), module
+        same = {id(each): each for each in (data, *self._trainer.loggers)}
+        return copy.deepcopy(self._trainer, same | _counterparts(self._module, module)), module
 
 
 def _counterparts(module: L.LightningModule, copy_of_it: L.LightningModule) -> dict[int, Any]:
@@ -217,6 +228,8 @@ class WholeFits:
         measured = Measured(self._data, list(self._measures.values()), self._initial, self._rounds)
         with _as_it_was(self._data), tempfile.TemporaryDirectory() as folder:
             trainer._default_root_dir = folder  # of whatever a callback writes
+            for logger in trainer.loggers:
+                logger.folder = folder  # type: ignore[attr-defined]
             train_alone(trainer, module, self._data, measured)
         rows = zip(*(measured.after[index] for index in self._rounds))
         values = [[utility_of(scores, by)[0].cpu() for scores in row] for by, row in zip(self._measures.values(), rows)]

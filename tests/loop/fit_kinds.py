@@ -148,6 +148,13 @@ class Plateau(Module):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau(optimizer), "monitor": "val_loss"}}
 
 
+class DigitsPlateau(Plateau):
+    """As a configuration names it."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
+
+
 class Clamps(L.Callback):
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         clamp(pl_module)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from loop.fit_kinds import KINDS, ROUNDS, SEED, Kind, data
 from sifted import slow_except
 from torch import Tensor
@@ -13,8 +14,11 @@ from toys import trainer_for, vector
 
 from flsv import FederatedLoop, Reporting
 from flsv.functional import few_coalitions_shapley
+from flsv.loop.whole_fits import WholeFits
 from flsv.metrics import ShadowShapley
-from flsv.metrics.shadow import coalition_masks
+from flsv.metrics.shadow import coalition_masks, design_within, fits_of
+
+QUIET = Reporting(table=False)
 
 
 class Recorded(ShadowShapley):
@@ -36,7 +40,7 @@ class Recorded(ShadowShapley):
 
 
 def fitted(kind: Kind, folder: Path, metrics: dict[str, Any], **options: Any) -> tuple[FederatedLoop, Any]:
-    loop = FederatedLoop(metrics=metrics, seed=SEED, reporting=Reporting(table=False), **kind.loop)
+    loop = FederatedLoop(metrics=metrics, seed=SEED, reporting=QUIET, **kind.loop)
     callbacks = [] if kind.callback is None else [kind.callback()]
     trainer = trainer_for(loop, folder, ROUNDS, callbacks=callbacks, **{**kind.trainer, **options})
     module = kind.module()
@@ -66,3 +70,42 @@ def test_every_coalition_is_what_a_plain_loop_makes_of_it(tmp_path: Path, name: 
     torch.testing.assert_close(loop.contributions["shadow"].double(), values, rtol=0, atol=1e-5)
     _, without = fitted(kind, tmp_path, {})
     assert torch.equal(vector(module), vector(without))
+
+
+def test_a_kill_among_the_coalitions_loses_one_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind, train, trained = KINDS["manual optimization"], WholeFits._train, list[Any]()
+
+    def counted(fits: WholeFits, members: Any) -> Any:
+        if len(trained) == 3:
+            raise KeyboardInterrupt
+        trained.append(members)
+        return train(fits, members)
+
+    def loop() -> FederatedLoop:
+        return FederatedLoop(metrics={"shadow": ShadowShapley(performance="negative_loss")}, seed=SEED, reporting=QUIET)
+
+    def fit(federation: FederatedLoop, folder: Path, path: Path | None = None) -> list[float]:
+        saves = ModelCheckpoint(folder / "checkpoints", save_last=True)
+        trainer = trainer_for(federation, folder, ROUNDS, callbacks=[saves], enable_checkpointing=True)
+        trainer.fit(kind.module(), data(), ckpt_path=path)
+        return federation.history().query("metric == 'shadow'").sort_values(["round", "client"]).value.tolist()
+
+    whole = fit(loop(), tmp_path / "whole")
+    monkeypatch.setattr(WholeFits, "_train", counted)
+    stopped = loop()
+    with pytest.raises(SystemExit):
+        fit(stopped, tmp_path / "killed")
+    assert stopped.contributions["shadow"].isnan().all()
+    assert "values stand after training" in repr(stopped.contributions["shadow"])
+    monkeypatch.setattr(WholeFits, "_train", lambda fits, members: trained.append(members) or train(fits, members))
+    again = loop()
+    assert fit(again, tmp_path / "killed", tmp_path / "killed" / "checkpoints" / "last.ckpt") == whole
+    assert len(whole) == 3 * ROUNDS
+    assert len(trained) == len(set(trained)) == 6
+
+
+@pytest.mark.parametrize(
+    ("max_fits", "clients", "costs"), [(10, 4, 7.0), (10, 5, 9.0), (15, 5, 15.0), (10, 6, 6.0), (10, 12, 1.0)]
+)
+def test_the_design_is_the_truest_within_the_limit(max_fits: float, clients: int, costs: float) -> None:
+    assert fits_of(coalition_masks(design_within(max_fits, clients), clients)) == costs
