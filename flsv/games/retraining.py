@@ -250,7 +250,7 @@ class RetrainedUtility:
         trainer, module = self._made(members)
         measured = Measured(self.data, [self.metric], self.initial)
         self.seconds[members] = train_alone(trainer, module, self.data, measured)
-        (self.scores[()],), (self.scores[members],) = measured.before, measured.after[measured.last]
+        (self.scores[()],), ((self.scores[members],),) = measured.before, measured.after.values()
         self.initial, self.model = measured.initial, measured.models
 
 

@@ -10,7 +10,7 @@ import lightning as L
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 from pandas import DataFrame
-from torch import Tensor, nn
+from torch import Tensor
 
 from flsv.csv_files import NAN
 from flsv.data import FederatedDataModule
@@ -104,11 +104,12 @@ def retrain(
     data.setup("fit")
     masks = few_coalitions(data.num_clients, which)
     together, utilities = True, list[Tensor]()
-    if isinstance(module, nn.Module) and seeds > 1:
+    given = module if isinstance(module, L.LightningModule) else None
+    if given is not None and seeds > 1:
         rank_zero_info("flsv: the module starts from the same weights under all seeds; give what makes it to redraw.")
     for seed in range(first, first + seeds):
         with _seeded(seed):
-            own = module if isinstance(module, nn.Module) else module()
+            own = module() if given is None else given  # type: ignore[operator]
             utility: Utility = _OfSpare(Spare(trainer, own), seed, own, data, metric, mode)
             found = None
             if together:

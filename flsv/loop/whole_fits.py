@@ -227,7 +227,7 @@ class WholeFits:
         callbacks[:] = [coalition_loop(c, cohort, self._seed) if hasattr(c, "without_files") else c for c in callbacks]
         measured = Measured(self._data, list(self._measures.values()), self._initial, self._rounds)
         with _as_it_was(self._data), tempfile.TemporaryDirectory() as folder:
-            trainer._default_root_dir = folder  # of whatever a callback writes
+            trainer._default_root_dir = folder  # type: ignore[attr-defined] # of whatever a callback writes
             for logger in trainer.loggers:
                 logger.folder = folder  # type: ignore[attr-defined]
             train_alone(trainer, module, self._data, measured)

@@ -97,9 +97,13 @@ class ShadowShapley(MeasuredMetric):
         \phi_i = \sum_{S \subseteq N \setminus i} \frac{U(S \cup i) - U(S)}{n \binom{n-1}{|S|}}, \qquad
         U(S) = u(\text{the model that S alone has trained})
 
-    While the federation trains, each client also trains the models of the coalitions that it is in, on its own batches
-    (:class:`flsv.loop.shadow.ShadowTraining`, which the loop adds by itself). After a round U(S) is the
-    performance of the model that coalition S has come to, on the server's validation set. With ``coalitions="all"``
+    Any LightningModule will do, with any callbacks. Where the module allows it, each client also trains the models of
+    the coalitions that it is in, on its own batches, as rows of one batched model (its *client algorithm* is then a
+    :class:`flsv.loop.shadow.ShadowTraining`, which the loop adds and the closing lines name). Where it does not, values
+    stand after training: when the run has ended, a copy of the Trainer trains each coalition by a fit of its own, on
+    ranks each its share. Which way, why, and what it costs is said before the first round
+    (``docs/reference/compatibility.md`` lists kinds of modules). After a round U(S) is the performance of the model
+    that coalition S has come to, on the server's validation set, in both ways. With ``coalitions="all"``
     the values are exact; with fewer they are those of :func:`flsv.functional.few_coalitions_shapley`. They are the
     values of ``flsv retrain`` with this seed, after so many rounds: a model holds all rounds before it, so that nothing
     is summed up. With a sampler, a coalition trains with those of its members who are drawn; where none is, its model
@@ -107,16 +111,22 @@ class ShadowShapley(MeasuredMetric):
 
     For n clients ``"pairs"`` trains n models at each of them, ``"singles"`` one, ``"pairs+leave-one-out"`` 2 n - 1,
     ``"all"`` 2^(n - 1) - 1. A plain module trains them as one batched model: for an MLP that costs little, for a
-    convolution on a CPU as much as so many trainings. Pairs alone see what a client adds to nobody and to one other,
+    convolution on a CPU as much as so many trainings. By fits of its own a coalition of s of n clients costs s / n of
+    the federation's fit: ``"all"`` 2^(n - 1) - 1 (3, 7, 15, 31, 63 for n = 3 to 7), ``"pairs+leave-one-out"`` 2 n - 1,
+    ``"both"`` and ``"pairs"`` n, ``"singles"`` 1. ``max_fits`` bounds it. Pairs alone see what a client adds to nobody and to one other,
     and underpay who adds to many.
 
     The values are those of this run's seed, and have no interval: other seeds may differ more than any estimate of one
     run says. ``flsv repeat`` and ``flsv retrain`` give intervals over seeds.
 
     Each coalition has an aggregator of its own, with filters and the metric that it reads; attacks, compression and
-    :class:`flsv.clients.algorithms.FedProx` are those of every coalition. Refused are client algorithms with a state or
-    steps of their own; personalizers; a metric that the aggregator reads and that evaluates models or looks at losses;
-    colluders, who compare the updates of one cohort; and privacy, whose noise would be spent on each of these models.
+    client algorithms are those of every coalition. Refused before training are personalizers; parts of the module that
+    stay at the clients; colluders, who compare the updates of one cohort; privacy, whose noise would be spent on each
+    of these models; and, of what rows cannot train, a sampler other than ``FullParticipation``, and clients on sites.
+
+    A fit of a coalition has no loggers, checkpoints, bars, early stopping or time limit, and as many rounds as the
+    federation had; other callbacks are copied. A coalition that is trained is kept in ``coalitions.csv``: after a kill
+    ``flsv retrain`` of the run's folder, or the same fit with ``ckpt_path``, trains the rest.
 
     What crosses grows by these models, both ways; it is counted. The server sees what each client makes of the models
     of its coalitions, which says more of its data than its update alone.
@@ -132,7 +142,9 @@ class ShadowShapley(MeasuredMetric):
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
         num_classes: M. Where it is given, values are per class: the game of each class's accuracy.
-        coalitions: ``"auto"`` (``"all"`` of up to seven clients, ``"pairs+leave-one-out"`` of more), ``"singles"``
+        coalitions: ``"auto"`` (as rows ``"all"`` of up to seven clients, ``"pairs+leave-one-out"`` of more; by fits the
+            truest of ``"all"``, ``"pairs+leave-one-out"``, ``"both"`` and ``"singles"`` that ``max_fits`` pays for),
+            ``"singles"``
             (each alone), ``"pairs"`` (and every two), ``"leave-one-out"``, ``"both"`` (each alone and all but one),
             ``"pairs+leave-one-out"`` (these three), ``"all"``, or a list of lists of members. Nobody and everybody are
             always known.
@@ -141,12 +153,14 @@ class ShadowShapley(MeasuredMetric):
         mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.
         every: value the clients after so many rounds, and after the last; in between they keep their values. Training
             goes on in every round.
+        max_fits: the most fits of the federation that ``coalitions="auto"`` may cost where each coalition is trained by
+            a fit of its own. Coalitions that are named are trained whatever they cost.
         kwargs: see ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: an unknown name, values per class of another performance than
-            accuracy; in a loop, before training, whatever the coalitions cannot be
-            trained with.
+            accuracy; in a loop, before training, whatever coalitions cannot be
+            trained with in either way.
 
     Example:
         >>> metric = ShadowShapley(num_clients=3, coalitions="all")
@@ -161,6 +175,8 @@ class ShadowShapley(MeasuredMetric):
     values: Tensor
     seen: Tensor
     evaluations: Tensor
+    ends: Tensor
+    valued: Tensor
 
     def __init__(
         self,
