@@ -113,8 +113,8 @@ class ShadowShapley(MeasuredMetric):
     ``"all"`` 2^(n - 1) - 1. A plain module trains them as one batched model: for an MLP that costs little, for a
     convolution on a CPU as much as so many trainings. By fits of its own a coalition of s of n clients costs s / n of
     the federation's fit: ``"all"`` 2^(n - 1) - 1 (3, 7, 15, 31, 63 for n = 3 to 7), ``"pairs+leave-one-out"`` 2 n - 1,
-    ``"both"`` and ``"pairs"`` n, ``"singles"`` 1. ``max_fits`` bounds it. Pairs alone see what a client adds to nobody and to one other,
-    and underpay who adds to many.
+    ``"both"`` and ``"pairs"`` n, ``"singles"`` 1. ``max_fits`` bounds it.
+    Pairs alone see what a client adds to nobody and to one other, and underpay who adds to many.
 
     The values are those of this run's seed, and have no interval: other seeds may differ more than any estimate of one
     run says. ``flsv repeat`` and ``flsv retrain`` give intervals over seeds.

@@ -260,7 +260,7 @@ def broken_rank() -> Case:
 CASES: dict[str, Callable[[], Case]] = {
     function.__name__: function
     for function in (
-        shapfed_wa, pfedsv, scaffold, own_models_of_the_worst_served, in_run, shadows, retrained, kept_momentum, adam_with_steps,
-        two_clients, one_excluded, by_a_logged_value, broken_rank, colluders,
+        shapfed_wa, pfedsv, scaffold, own_models_of_the_worst_served, in_run, shadows, retrained, kept_momentum,
+        adam_with_steps, two_clients, one_excluded, by_a_logged_value, broken_rank, colluders,
     )
 }  # fmt: skip
