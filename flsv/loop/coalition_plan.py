@@ -117,10 +117,7 @@ class CoalitionPlan:
         if self.why is None:
             self._spare = None
             rank_zero_info(f"flsv: {self._in_words(data.num_clients)}.")
-            self._rows = ShadowTraining(self._coalitions, config.client_algorithm)  # type: ignore[arg-type]
-            if self._loaded is not None:
-                self._rows.load_state_dict(self._loaded)
-            return replace(config, client_algorithm=self._rows)
+            return self.as_rows(config)
         if elsewhere:
             raise ConfigurationError(
                 f"ShadowShapley: {self.why}; and the clients' data are elsewhere, where no coalition can be trained "
@@ -133,6 +130,13 @@ class CoalitionPlan:
             )
         rank_zero_info(f"flsv: {self._in_words(data.num_clients)}.")
         return config
+
+    def as_rows(self, config: FederationConfig) -> FederationConfig:
+        """The configuration in which clients train coalitions' models beside their own."""
+        self._rows = ShadowTraining(self._coalitions, config.client_algorithm)  # type: ignore[arg-type]
+        if self._loaded is not None:
+            self._rows.load_state_dict(self._loaded)
+        return replace(config, client_algorithm=self._rows)
 
     def masks(self, num_clients: int) -> Tensor:
         """The coalitions, bool ``[K, n]``, nobody and everybody first."""

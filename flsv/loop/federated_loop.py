@@ -296,6 +296,11 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     # ---- what is known
 
     @property
+    def at_sites(self) -> FederationConfig:
+        """What a site is to do: the configuration, with what metrics ask of the clients."""
+        return self.config if self._plan is None else self._plan.as_rows(self.config)
+
+    @property
     def metrics(self) -> Mapping[str, Metric]:
         """The live metrics by name."""
         return MappingProxyType(self.board.metrics)
