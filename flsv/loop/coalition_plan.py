@@ -15,7 +15,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from flsv.attacks import Collusion
@@ -24,7 +24,7 @@ from flsv.engines.ranks import ranks_of
 from flsv.errors import ConfigurationError
 from flsv.games.replica import copied
 from flsv.loop.shadow import ShadowTraining, not_as_rows
-from flsv.loop.whole_fits import COALITIONS, Spare, WholeFits, called
+from flsv.loop.whole_fits import COALITIONS, CoalitionFailed, Spare, WholeFits, called
 from flsv.metrics.shadow import Coalitions, ShadowShapley, coalition_masks, design_within, fits_of
 from flsv.parameters import ParameterSpace
 from flsv.participants.sharing import sharing
@@ -71,6 +71,7 @@ class CoalitionPlan:
         self.why: str | None = None
         self._decided = False
         self._spare: Spare | None = None
+        self._no_copy = ""
         self._initial: dict[str, Any] | None = None
         self._rows: ShadowTraining | None = None
         self._loaded: dict[str, Any] | None = None
@@ -91,8 +92,12 @@ class CoalitionPlan:
 
     def prepare(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Keep a copy of the trainer and the module, before the fit changes them."""
-        if self._spare is None and not (self._decided and self.why is None):
+        if self._spare is not None:
+            return
+        try:
             self._spare = Spare(trainer, module)
+        except Exception as error:  # of a callback's or the module's own: said where it is needed
+            self._no_copy = f"{type(error).__name__}: {error}"
 
     def decide(self, trainer: L.Trainer, data: FederatedDataModule, config: FederationConfig) -> FederationConfig:
         """Choose the way and say it.
@@ -122,6 +127,11 @@ class CoalitionPlan:
             raise ConfigurationError(
                 f"ShadowShapley: {self.why}; and the clients' data are elsewhere, where no coalition can be trained "
                 "after the run. Leave ShadowShapley out, and use flsv retrain where all data are."
+            )
+        if self._spare is None:
+            raise ConfigurationError(
+                f"ShadowShapley: {self.why}. To train coalitions after the run, the Trainer, its callbacks and the "
+                f"module are copied before it, and one of them cannot be ({self._no_copy}). Leave that out, or ShadowShapley."
             )
         if not isinstance(config.sampler, FullParticipation):
             raise ConfigurationError(
@@ -219,7 +229,11 @@ class CoalitionPlan:
         path = None if folder is None else folder / COALITIONS
         of_run = self._spare, data, seed, self._initial
         fits = WholeFits(*of_run, measures, rounds, ranks_of(trainer), path, settings, resumed)
-        curves = fits(masks[2:])
+        try:
+            curves = fits(masks[2:])
+        except CoalitionFailed as error:  # the federation itself is trained
+            rank_zero_warn(f"{', '.join(waiting)}: there are no values. {error}")
+            return {}
         found: dict[int, dict[str, Tensor]] = {index: {} for index in rounds}
         for name, metric in waiting.items():
             valued = metric.valued.tolist()

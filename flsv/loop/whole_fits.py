@@ -13,7 +13,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ from flsv.report.folder import Reporting
 from flsv.sampling import FixedCohort
 from flsv.seeding import global_rngs, restore_global_rngs
 from flsv.server.config import ClientEvaluation
+from flsv.server.round_server import NoModel
 
 #: Callbacks that watch a run for its own sake, or end it.
 OF_THE_RUN = (
@@ -59,6 +60,10 @@ OF_THE_RUN = (
 COALITIONS = "coalitions.csv"
 #: Seconds between two lines that say how far the trainings are.
 PAUSE = 10.0
+
+
+class CoalitionFailed(RuntimeError):
+    """A coalition's training has raised an error."""
 
 
 class _Nowhere(DummyLogger):
@@ -209,8 +214,10 @@ class WholeFits:
         turns = [[m for m, owner in zip(missing, owners) if owner == rank] for rank in range(self._ranks.size)]
         for turn in range(max(map(len, turns), default=0)):
             mine = turns[self._ranks.rank][turn : turn + 1]
-            found = {members: self._train(members) for members in mine}
+            found = {members: self._tried(members) for members in mine}
             for part in self._ranks.everybody(found, "coalitions' trainings"):
+                if errors := [f"{each}" for each in part.values() if isinstance(each, CoalitionFailed)]:
+                    raise CoalitionFailed(errors[0])  # on all ranks
                 known |= part
                 for members, curves in part.items():
                     self._keep(members, curves)
@@ -219,6 +226,12 @@ class WholeFits:
                 said = spent
                 rank_zero_info(f"flsv: {done} of {len(coalitions)} coalitions are trained, in {spent:.0f} s.")
         return [known[members] for members in coalitions]
+
+    def _tried(self, members: Members) -> Any:
+        try:
+            return self._train(members)
+        except Exception as error:
+            return CoalitionFailed(f"The federation of clients {list(members)} alone: {type(error).__name__}: {error}")
 
     def _train(self, members: Members) -> dict[str, Tensor]:
         trainer, module = self._spare.made()
@@ -230,9 +243,11 @@ class WholeFits:
             trainer._default_root_dir = folder  # type: ignore[attr-defined] # of whatever a callback writes
             for logger in trainer.loggers:
                 logger.folder = folder  # type: ignore[attr-defined]
-            train_alone(trainer, module, self._data, measured)
-        rows = zip(*(measured.after[index] for index in self._rounds))
-        values = [[utility_of(scores, by)[0].cpu() for scores in row] for by, row in zip(self._measures.values(), rows)]
+            with suppress(NoModel):  # it stays what it was before nothing finite came
+                train_alone(trainer, module, self._data, measured)
+        scores = measured.before
+        rows = zip(*[scores := measured.after.get(index, scores) for index in self._rounds])
+        values = [[utility_of(found, by)[0].cpu() for found in row] for by, row in zip(self._measures.values(), rows)]
         return {name: torch.stack(value) for name, value in zip(self._measures, values)}
 
     def _known(self) -> dict[Members, dict[str, Tensor]]:

@@ -142,6 +142,15 @@ class ByAttribute(Module):
         return self.loss(batch) * self.beta
 
 
+class OwnGenerator(Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator, self.random = torch.Generator().manual_seed(1), np.random.default_rng(1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return noisy(self.net, batch, self.generator) * (1 + 0.1 * self.random.random())
+
+
 class Plateau(Module):
     def configure_optimizers(self) -> Any:
         optimizer = self.optimizer(self.parameters())
@@ -193,6 +202,11 @@ def mixed(net: nn.Module, batch: Any) -> Tensor:
     other, entropy = torch.randperm(len(y)), nn.functional.cross_entropy
     logits = net(weight * x + (1 - weight) * x[other])
     return weight * entropy(logits, y) + (1 - weight) * entropy(logits, y[other])
+
+
+def noisy(net: nn.Module, batch: Any, generator: torch.Generator) -> Tensor:
+    x, y = batch
+    return nn.functional.cross_entropy(net(x + 0.1 * torch.randn(x.shape, generator=generator)), y)
 
 
 def plateau(optimizer: Any) -> ReduceLROnPlateau:
@@ -301,6 +315,15 @@ class ByAttributeByHand(Hand):
         return super().loss(batch) * self.beta
 
 
+class OwnGeneratorByHand(Hand):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.generator, self.random = torch.Generator().manual_seed(1), np.random.default_rng(1)
+
+    def loss(self, batch: Any) -> Tensor:
+        return noisy(self.net, batch, self.generator) * (1 + 0.1 * self.random.random())
+
+
 class AnnealedByHand(Hand):
     def loss(self, batch: Any) -> Tensor:
         self.beta *= 0.95 if self.round else 1.0
@@ -396,6 +419,7 @@ KINDS: dict[str, Kind] = {
     "a loss by `global_step`": Kind("fits", ByStep, ByStepByHand),
     "a loss by `current_epoch`": Kind("rows", ByRound, ByRoundByHand),
     "a loss by an attribute that `training_step` sets": Kind("fits", ByAttribute, ByAttributeByHand),
+    "generators of torch and NumPy on the module": Kind("fits", OwnGenerator, OwnGeneratorByHand),
     "a GRU": Kind("fits", partial(Module, Recurrent)),
     "`accumulate_grad_batches=2`": Kind("rows", hand=AccumulatedByHand, trainer={"accumulate_grad_batches": 2}),
     "clipping by value": Kind(

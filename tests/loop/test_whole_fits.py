@@ -1,18 +1,21 @@
 """ShadowShapley on ordinary kinds of modules: every coalition against a plain loop that trains it alone, by hand."""
 
 import copy
+import threading
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from loop.fit_kinds import KINDS, ROUNDS, SEED, Kind, data
+from loop.fit_kinds import KINDS, ROUNDS, SEED, Clamps, Kind, Manual, data
 from sifted import slow_except
 from torch import Tensor
 from toys import trainer_for, vector
 
 from flsv import FederatedLoop, Reporting
+from flsv.errors import ConfigurationError
 from flsv.functional import few_coalitions_shapley
 from flsv.loop.whole_fits import WholeFits
 from flsv.metrics import ShadowShapley
@@ -109,3 +112,50 @@ def test_a_kill_among_the_coalitions_loses_one_training(tmp_path: Path, monkeypa
 )
 def test_the_design_is_the_truest_within_the_limit(max_fits: float, clients: int, costs: float) -> None:
     assert fits_of(coalition_masks(design_within(max_fits, clients), clients)) == costs
+
+
+class Diverges(Manual):
+    """Of client 1 alone, in the second round, nothing finite comes."""
+
+    def loss(self, batch: Any) -> Tensor:
+        loop: Any = next(each for each in self.trainer.callbacks if isinstance(each, FederatedLoop))  # type: ignore[attr-defined]
+        broken = (
+            self.training and loop.round_index == 1 and loop.sampler.sample(3, {}, torch.Generator()).tolist() == [1]
+        )
+        return super().loss(batch) * (float("nan") if broken else 1.0)
+
+
+def test_a_coalition_that_diverges_keeps_its_model(tmp_path: Path) -> None:
+    kind, found = Kind("fits", Diverges), list[Tensor]()
+    for module in (Diverges, Manual):
+        kind.module = module
+        loop, _ = fitted(kind, tmp_path, {"shadow": Recorded(coalitions="all", performance="negative_loss")})
+        metric: Any = loop.metrics["shadow"]
+        found.append(metric.game)
+    differ = (found[0] != found[1]).tolist()
+    assert differ == (coalition_masks("all", 3) == torch.tensor([False, True, False])).all(1).tolist()
+
+
+class Locked(L.Callback):
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+class Fails(Clamps):
+    """Where client 0 is not there."""
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        loop: Any = next(each for each in trainer.callbacks if isinstance(each, FederatedLoop))  # type: ignore[attr-defined]
+        if loop.current_client == 1 and 0 not in loop.state.cohort:
+            raise ZeroDivisionError("nobody there")
+
+
+def test_what_cannot_be_copied_is_refused_and_what_fails_costs_the_values_only(tmp_path: Path) -> None:
+    shadow: dict[str, Any] = {"shadow": ShadowShapley()}
+    with pytest.raises(ConfigurationError, match="copied before it, and one of them cannot be .*lock"):
+        fitted(Kind("fits", KINDS["manual optimization"].module, callback=Locked), tmp_path, shadow)
+    fitted(Kind("rows", callback=Locked), tmp_path, shadow)
+    with pytest.warns(UserWarning, match=r"no values. The federation of clients \[1\] alone: ZeroDivisionError"):
+        loop, _ = fitted(Kind("fits", callback=Fails), tmp_path, shadow)
+    assert loop.contributions["shadow"].isnan().all()
+    assert loop.round_index == ROUNDS
