@@ -99,7 +99,7 @@ constraints: ## constraints.txt: the versions that flsv[dev,docs] has today
 flower: ## the tests of Flower, whose pins are its own, in an environment of their own: its newest release, then its oldest
 	rm -rf .venv-flower
 	python3 -m venv .venv-flower
-	.venv-flower/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,flower]'
+	.venv-flower/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,flower]' 'flwr[simulation]'
 	.venv-flower/bin/python -m pytest -m flower tests/engines/flower tests/engines/test_template.py
 	if ! .venv-flower/bin/python -m pip freeze | grep -qx 'flwr==1.41.0'; then \
 	  .venv-flower/bin/python -m pip install --quiet --disable-pip-version-check 'flwr==1.41.0' && \

@@ -8,6 +8,7 @@ A comparison with NaN is false, so ``if lr <= 0: raise`` lets NaN through. Here 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import math
@@ -15,6 +16,7 @@ import operator
 import reprlib
 import types
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Number
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -30,7 +32,8 @@ Count = Annotated[int, Ge(1)]
 Rules = Sequence[tuple[Callable[[Any], bool], str]]
 
 _T = TypeVar("_T")
-_Choice = tuple[Callable[[Any], bool], str]
+#: Returns what is handed on for a value, or raises; and what it admits, in words.
+_Choice = tuple[Callable[[Any], Any], str]
 _BOUNDS: Mapping[type, tuple[str, Callable[[Any, Any], bool], str]] = {
     Gt: ("gt", operator.gt, "above"),
     Ge: ("ge", operator.ge, "of at least"),
@@ -44,8 +47,9 @@ def checked(thing: _T) -> _T:
     class's :attr:`Declared.rules`.
 
     Numbers (finite, or whole), ``bool`` and ``Literal`` are checked wherever they are declared; a text in ``Annotated``
-    is what else the message says. Defaults are not checked. LightningModules call :func:`check_arguments` instead:
-    Lightning looks for hyper-parameters on the stack.
+    is what else the message says. Numbers and arrays of NumPy and torch are handed on as Python's numbers and lists. A
+    whole number is what ``operator.index`` takes: ``4.0`` is none. Defaults are not checked. LightningModules call
+    :func:`check_arguments` instead: Lightning looks for hyper-parameters on the stack.
 
     Raises:
         ConfigurationError: at the call, ``Owner(argument=value): expected ...``.
@@ -75,7 +79,8 @@ def _checking(function: Any, rules: Rules) -> Any:
         except TypeError:
             return function(*args, **kwargs)  # Python says it better
         owner = type(args[0]).__name__ if of_class else function.__name__
-        check_arguments(owner, function, bound.arguments)
+        bound.arguments |= check_arguments(owner, function, bound.arguments)
+        args, kwargs = bound.args, bound.kwargs
         bound.apply_defaults()
         for holds, message in rules:
             if not holds(types.SimpleNamespace(**bound.arguments)):
@@ -116,15 +121,20 @@ def _defaults(signature: inspect.Signature) -> dict[str, Any]:
     return {p.name: p.default for p in parameters}
 
 
-def check_arguments(owner: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+def check_arguments(owner: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Check arguments by the annotations of the function that takes them.
+
+    Returns:
+        All that have such an annotation, in their order, as they are handed on.
 
     Raises:
         ConfigurationError: see :func:`checked`.
     """
-    for name, (hint, default) in declared(function).items():
-        if name in arguments and arguments[name] is not default:
-            check_argument(owner, name, arguments[name], hint)
+    return {
+        name: default if arguments[name] is default else check_argument(owner, name, arguments[name], hint)
+        for name, (hint, default) in declared(function).items()
+        if name in arguments
+    }
 
 
 @functools.cache
@@ -138,30 +148,47 @@ def declared(function: Callable[..., Any]) -> Mapping[str, tuple[Any, Any]]:
     return {name: (hints[name], default) for name, default in named if _is_checked(hints.get(name))}
 
 
-def check_argument(owner: str, name: str, value: Any, hint: Any) -> None:
-    """Raise unless a value is what an annotation says, as far as that is checked.
+def check_argument(owner: str, name: str, value: Any, hint: Any) -> Any:
+    """Raise unless a value is what an annotation says, as far as that is checked; return it with Python's numbers.
 
     Example:
-        >>> check_argument("FedProx", "mu", None, NonNegative | None)
+        >>> import numpy
+        >>> check_argument("FedProx", "mu", numpy.float32(0.5), NonNegative | None)
+        0.5
         >>> check_argument("FedProx", "mu", float("nan"), NonNegative)
         Traceback (most recent call last):
         ...
         flsv.errors.ConfigurationError: FedProx(mu=nan): expected a finite number of at least 0.
     """
     choices = _choices(hint)
-    if not any(accepts(value) for accepts, _ in choices):
+    try:
+        return _first(choices, value)
+    except ValueError:
         expected = " ".join([f"{' or '.join(words for _, words in choices)}.", *_remarks(hint)])
-        raise ConfigurationError(f"{owner}({name}={reprlib.repr(value)}): expected {expected}")
+        raise ConfigurationError(f"{owner}({name}={reprlib.repr(value)}): expected {expected}") from None
+
+
+def _first(choices: Sequence[_Choice], value: Any) -> Any:
+    """The value as the first of the choices that admits it hands it on."""
+    for read, _ in choices:
+        with contextlib.suppress(TypeError, ValueError, OverflowError, RuntimeError):
+            return read(value)
+    raise ValueError
 
 
 def _is_checked(hint: Any) -> bool:
-    if get_origin(hint) in _COLLECTIONS + _UNIONS:
+    if _is_list(hint) or get_origin(hint) in _UNIONS:
         return any(_is_checked(part) for part in get_args(hint))
     return hint in (bool, int, float) or get_origin(hint) in (Literal, Annotated)
 
 
+def _is_list(hint: Any) -> bool:
+    """Whether it is ``list[int]``, ``Sequence[int]`` or ``tuple[int, ...]``."""
+    return get_origin(hint) in (list, Sequence) or get_args(hint)[1:] == (Ellipsis,)
+
+
 def _choices(hint: Any) -> list[_Choice]:
-    """What an annotation admits: tests of a value, each with its words."""
+    """What an annotation admits."""
     kind, parts = get_origin(hint), get_args(hint)
     if kind is Annotated:
         return [
@@ -171,55 +198,82 @@ def _choices(hint: Any) -> list[_Choice]:
     if kind in _UNIONS:
         return [choice for part in parts for choice in _choices(part)]
     if kind is Literal:
-        return [(_equals(part), f'"{part}"' if isinstance(part, str) else repr(part)) for part in parts]
-    if kind in _COLLECTIONS:
+        return [_one_of(part) for part in parts]
+    if _is_list(hint):
         return [_each(_choices(parts[0]))]
+    if kind is Callable:
+        return [(_that(callable), "a function")]
     if hint in _PLAIN:
         return [_PLAIN[hint]]
     if isinstance(hint, type) and hint is not Any and not getattr(hint, "_is_protocol", False):
-        return [(lambda value: isinstance(value, hint), f"a {hint.__name__}")]
-    return [(lambda value: not isinstance(value, str | int | float | None), str(hint))]
+        return [(_that(lambda value: isinstance(value, hint)), f"a {hint.__name__}")]
+    return [(_that(lambda value: not isinstance(value, str | Number | None)), str(hint))]
 
 
-def _is_finite(value: Any) -> bool:
-    try:
-        return math.isfinite(value) and not isinstance(value, bool)
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        return False
+def _that(holds: Callable[[Any], bool]) -> Callable[[Any], Any]:
+    """Take a value as it is if something holds of it."""
+
+    def read(value: Any) -> Any:
+        if not holds(value):
+            raise ValueError
+        return value
+
+    return read
+
+
+_int64 = _that(lambda value: abs(value) < 2**63)
+
+
+def _number(value: Any) -> Any:
+    """The same, of what is no truth value; NumPy's and torch's have a type of their own."""
+    if isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool"):
+        raise TypeError
+    return value
+
+
+def _finite(value: Any) -> int | float:
+    if not math.isfinite(_number(value)):
+        raise ValueError
+    with contextlib.suppress(TypeError):
+        return operator.index(value)
+    return float(value)
 
 
 _UNIONS = (Union, types.UnionType)
-_COLLECTIONS = (list, Sequence)
 _PLAIN: Mapping[Any, _Choice] = {
-    float: (_is_finite, "a finite number"),
-    int: (lambda value: _is_finite(value) and value == int(value), "a whole number"),
-    bool: (lambda value: isinstance(value, bool), "True or False"),
-    types.NoneType: (lambda value: value is None, "None"),
+    float: (_finite, "a finite number"),
+    int: (lambda value: _int64(operator.index(_number(value))), "a whole number"),
+    bool: (_that(lambda value: isinstance(value, bool)), "True or False"),
+    types.NoneType: (_that(lambda value: value is None), "None"),
 }
 
 
-def _equals(option: Any) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, type(option)) and value == option
+def _one_of(option: Any) -> _Choice:
+    words = f'"{option}"' if isinstance(option, str) else repr(option)
+    return _that(lambda value: isinstance(value, type(option)) and value == option), words
 
 
 def _each(choices: Sequence[_Choice]) -> _Choice:
-    def accepts(values: Any) -> bool:
-        if not isinstance(values, list | tuple):  # an array: whoever takes it looks into it
-            return not isinstance(values, str | int | float | None)
-        return all(any(accepts(value) for accepts, _ in choices) for value in values)
+    def read(values: Any) -> Any:
+        held = values.tolist() if hasattr(values, "tolist") else values  # of NumPy, torch and pandas
+        if isinstance(held, str | bytes):
+            raise TypeError
+        found = [_first(choices, value) for value in held]
+        return values if isinstance(values, list | tuple) and all(map(operator.is_, found, values)) else found
 
-    return accepts, f"a list (each: {' or '.join(words for _, words in choices)})"
+    return read, f"a list (each: {' or '.join(words for _, words in choices)})"
 
 
 def _bounded(choice: _Choice, markers: Sequence[Any]) -> _Choice:
-    accepts, words = choice
+    read, words = choice
     bounds = [(*_BOUNDS[type(marker)][1:], getattr(marker, _BOUNDS[type(marker)][0])) for marker in markers]
     if len(bounds) == 2:
         (low, high), (least, most) = markers, (bound for *_, bound in bounds)
         words += f" in {'[' if isinstance(low, Ge) else '('}{least:g}, {most:g}{']' if isinstance(high, Le) else ')'}"
     else:
         words += "".join(f" {word} {bound:g}" for _, word, bound in bounds)
-    return lambda value: accepts(value) and all(holds(value, bound) for holds, _, bound in bounds), words
+    within = _that(lambda value: all(holds(value, bound) for holds, _, bound in bounds))
+    return lambda value: within(read(value)), words
 
 
 def _remarks(hint: Any) -> list[str]:

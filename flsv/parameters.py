@@ -23,7 +23,7 @@ from torchmetrics import Metric
 from flsv.errors import ConfigurationError, listed
 
 #: Attributes of every LightningModule, which are no state.
-_LIGHTNINGS = frozenset(vars(L.LightningModule()))
+LIGHTNINGS = frozenset(vars(L.LightningModule()))
 
 
 @dataclass(frozen=True)
@@ -331,7 +331,7 @@ def _plain_attributes(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, 
             skipped.update(map(id, layer.children()))
             continue
         for attribute, value in vars(layer).items():
-            tensors = None if attribute in _LIGHTNINGS else leaves(value)
+            tensors = None if attribute in LIGHTNINGS else leaves(value)
             if tensors is not None and not any(tensor.requires_grad for tensor in tensors):
                 yield f"{prefix}.{attribute}" if prefix else attribute, layer, attribute, value, tensors
 

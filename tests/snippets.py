@@ -39,7 +39,10 @@ NOT_RUN = {
     "flsv bench": "takes minutes; tests/benchmark runs it on small federations",
 }
 #: Blocks that are quoted from a file which is tested elsewhere.
-QUOTED = {"fedapp/federation.py": Path(flsv.__file__).parent / "engines/flower_template/fedapp/federation.py"}
+QUOTED = {
+    "fedapp/federation.py": Path(flsv.__file__).parent / "engines/flower_template/fedapp/federation.py",
+    "fedapp/server_app.py": Path(__file__).parent / "engines/flower_app/fedapp/server_app.py",
+}
 #: Arguments of flsv that a test has not got what they need for: the configuration is then read, and not run.
 ONLY_READ = ("--trainer.strategy", "gpu", "fashion_mnist", "cifar10_resnet34", "natural/", "/path/to")
 

@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+import lightning as L
+import numpy as np
 import pytest
 import torch
 from annotated_types import Ge, Gt, Le, Lt
@@ -224,3 +226,32 @@ def test_the_command_line_reads_the_same_annotations(tmp_path: Path, capsys: pyt
             raise SystemExit(main(["fit", "--config", str(digits), "--config", str(config)]))
         assert end.value.code == 2
         assert said in capsys.readouterr().err
+
+
+ODD = [
+    *(np.int64(3), np.float32(0.5), np.float64(2.0), 4.0, torch.tensor(2), torch.tensor(0.5), np.True_, math.nan),
+    *(np.array([math.nan, 1.0]), np.ones(3), np.ones((2, 2), np.int64), torch.ones(2), [np.int64(2), np.nan], 2**70),
+    *("x", b"x", [], {}, (None,), object(), 1j, np.datetime64("NaT")),
+]
+
+
+def made_by_users() -> list[type]:
+    """All public classes whose constructors look at their arguments."""
+    modules = L.LightningModule | L.LightningDataModule
+    return [cls for cls in public_classes(PACKAGES) if cls in public() or issubclass(cls, modules)]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("cls", made_by_users())
+def test_numbers_of_other_packages_are_pythons_or_refused(cls: type) -> None:
+    """No traceback of another package, whatever is given for an argument that is checked."""
+    for name, (hint, _) in declared(cls.__init__).items():
+        for value in ODD:
+            try:
+                part = cls(**{**arguments(cls), name: value})
+                taken = check_argument(cls.__name__, name, value, hint)
+            except ConfigurationError:
+                continue
+            held = getattr(part, name, taken)
+            assert not isinstance(taken, np.generic | np.ndarray | torch.Tensor), name
+            assert not isinstance(held, np.generic | np.ndarray), name

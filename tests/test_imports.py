@@ -2,6 +2,7 @@
 
 import ast
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -54,7 +55,15 @@ def declared() -> set[str]:
 def test_what_is_imported_is_declared_and_the_other_way_round() -> None:
     mine = {DISTRIBUTIONS.get(name, name).lower(): files[0] for name, files in imported().items()}
     assert mine.keys() <= declared(), mine
-    assert declared() - mine.keys() == {"pyarrow", "rich"}  # pandas and Lightning import them
+    assert declared() - mine.keys() == {"pyarrow"}  # pandas imports it
+
+
+@pytest.mark.slow
+def test_formulas_are_there_without_scikit_learn_and_pandas() -> None:
+    """POT imports both: a third of the seconds that it takes."""
+    heavy = "{'ot', 'sklearn', 'pandas'} & set(sys.modules)"
+    given = [sys.executable, "-c", f"import sys, flsv.functional; print({heavy})"]
+    assert subprocess.run(given, capture_output=True, text=True, check=True).stdout == "set()\n"
 
 
 @pytest.mark.parametrize("name", ["timm:resnet10t", "resnet18", "nonsense"])

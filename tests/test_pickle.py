@@ -60,6 +60,20 @@ def test_before_and_after_a_fit(tmp_path: Path, name: str) -> None:
     assert after.metrics.keys() == loop.metrics.keys()
 
 
+class WithLambda(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = lambda x: 2 * x
+
+
+def test_a_modules_lambda_is_nothing_to_the_loop(tmp_path: Path) -> None:
+    loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1)
+    fit(loop, tmp_path, WithLambda(), rounds=1)
+    assert pickle.loads(pickle.dumps(loop)).round_index == 1
+    shown = "FederatedLoop(aggregator=FedAvg(), metrics={'cssv': ClassSpecificShapley()}, seed=1), 1 rounds done"
+    assert repr(loop) == shown
+
+
 def test_a_copy_holds_neither_the_data_nor_the_trainer(tmp_path: Path) -> None:
     loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1)
     fit(loop, tmp_path)

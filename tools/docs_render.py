@@ -1,7 +1,9 @@
-"""How the site shows code: lessons, Python files with cells that are run when it is built; and metrics' pictures.
+"""How the site shows code: lessons, which are Python files with cells, as notebooks and pages; and metrics' pictures.
 
-A cell begins with ``# %%``, one of text with ``# %% [markdown]``, as editors and jupytext know them. The site has each
-lesson as a page with what its cells print and draw, and as a notebook to download.
+    python tools/docs_render.py
+
+A cell begins with ``# %%``, one of text with ``# %% [markdown]``, as editors and jupytext know them. The command runs
+each lesson and writes what its cells print and draw into the notebook beside it, from which the site makes a page.
 """
 
 from __future__ import annotations
@@ -113,25 +115,26 @@ def _elsewhere() -> Iterator[None]:
         logging.disable(logging.NOTSET)
 
 
-def page(path: Path, ran: list[Cell]) -> str:
-    """A lesson as Markdown."""
+def page(path: Path) -> str:
+    """Return a lesson's notebook as Markdown."""
     out = []
-    for cell in ran:
-        if not cell.is_code:
-            out.append(cell.text)
-            continue
-        out.append(f"```python\n{cell.text}\n```")
-        out += [f"```text\n{cell.printed.rstrip()}\n```"] if cell.printed.strip() else []
-        out += [f'<div markdown="0">{cell.html}</div>'] if cell.html else []
-        out += [
-            f'<img alt="what the cell draws" src="data:image/png;base64,{_base64(each)}">' for each in cell.pictures
-        ]
+    for cell in json.loads(path.with_suffix(".ipynb").read_text(encoding="utf-8"))["cells"]:
+        text = "".join(cell["source"])
+        out.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
+        for output in cell.get("outputs", []):
+            data = output.get("data", {})
+            if "image/png" in data:
+                out.append(f'<img alt="what the cell draws" src="data:image/png;base64,{data["image/png"]}">')
+            elif "text/html" in data:
+                out.append(f'<div markdown="0">{"".join(data["text/html"])}</div>')
+            else:
+                out.append(f"```text\n{''.join(output['text']).rstrip()}\n```")
     out.append(f"[As a notebook]({path.stem}.ipynb) for Jupyter, [as a script]({path.name}).")
     return "\n\n".join(out) + "\n"
 
 
 def notebook(ran: list[Cell]) -> str:
-    """A lesson as a Jupyter notebook (format 4.5), with its outputs."""
+    """Return a lesson as a Jupyter notebook (format 4.5), with its outputs."""
     made = []
     for number, cell in enumerate(ran):
         told: dict[str, Any] = {"id": f"cell-{number}", "metadata": {}, "source": cell.text.splitlines(keepends=True)}
@@ -141,12 +144,14 @@ def notebook(ran: list[Cell]) -> str:
         outputs: list[dict[str, Any]] = []
         if cell.printed:
             outputs.append({"output_type": "stream", "name": "stdout", "text": cell.printed.splitlines(keepends=True)})
-        shown = [{"text/html": cell.html}] if cell.html else []
+        shown = [{"text/html": cell.html.splitlines(keepends=True)}] if cell.html else []
         shown += [{"image/png": _base64(each)} for each in cell.pictures]
         outputs += [{"output_type": "display_data", "metadata": {}, "data": each} for each in shown]
         made.append({"cell_type": "code", "execution_count": None, "outputs": outputs, **told})
     kernel = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
-    return json.dumps({"nbformat": 4, "nbformat_minor": 5, "metadata": kernel, "cells": made}, indent=1)
+    return json.dumps(
+        {"nbformat": 4, "nbformat_minor": 5, "metadata": kernel, "cells": made}, indent=1, ensure_ascii=False
+    )
 
 
 def _base64(picture: bytes) -> str:
@@ -189,3 +194,8 @@ def inside_docs(markdown: str, source: str) -> str:
         return match[1] if target.startswith("../") else match[0]
 
     return re.sub(r"\[([^\]]*)\]\(((?!\w+:|#)[^)\s]+)\)", kept, markdown)
+
+
+if __name__ == "__main__":
+    for lesson in LESSONS:
+        lesson.with_suffix(".ipynb").write_text(notebook(run(lesson)) + "\n", encoding="utf-8")

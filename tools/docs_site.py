@@ -283,9 +283,7 @@ def on_files(files: Any, config: Any) -> Any:
         metric = getattr(importlib.import_module(METRICS), name)
         files.append(File.generated(config, address, content=docs_render.picture(metric)))
     for path in docs_render.LESSONS:
-        ran = docs_render.run(path)
-        files.append(File.generated(config, f"notebooks/{path.stem}.md", content=docs_render.page(path, ran)))
-        files.append(File.generated(config, f"notebooks/{path.stem}.ipynb", content=docs_render.notebook(ran)))
+        files.append(File.generated(config, f"notebooks/{path.stem}.md", content=docs_render.page(path)))
     return files
 
 

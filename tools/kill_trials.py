@@ -1,13 +1,13 @@
-"""Kill -9 at random moments: does what goes on afterwards end as if nothing had been?
+"""Kill -9, or SIGTERM, at random moments: does what goes on afterwards end as if nothing had been?
 
     python tools/kill_trials.py                    # five trials of each kind
     python tools/kill_trials.py --trials 2 --only retrain "two ranks"
 
 Every kind is a command as a user types it. It runs once undisturbed; then, in every trial, one of its processes is
-killed after a random share of that time, and it is started again (``--ckpt_path last`` for a fit that has saved one)
-until it ends, with one to three kills. Compared to the bit are the last checkpoint without paths and batch counters,
-``contributions.csv``, samples' in-run values, and tables without seconds. A process that lives on for ten seconds is a
-difference, too.
+killed or terminated after a random share of that time, and it is started again (``--ckpt_path last`` for a fit that has
+saved one) until it ends, with one to three kills. Compared to the bit are the last checkpoint without paths and batch
+counters, ``contributions.csv``, samples' in-run values, and tables without seconds. A process that lives on for half a
+minute is a difference, too, and so is status 0 of a command that has not done all.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BATCHES = ("--trainer.limit_train_batches", "8", "--trainer.enable_progress_bar"
 SHORT = ("--config", "digits", "--trainer.max_epochs", "2", *BATCHES)
 KEPT: dict[str, Any] = {"usecols": lambda name: "second" not in name}
 Command = Callable[[Path], list[str]]
-MOST_KILLS, PATIENCE = 3, 10.0  # seconds until a killed run's other processes have to be gone
+MOST_KILLS, PATIENCE = 3, 30.0  # seconds until a killed run's other processes have to be gone
 
 
 def fit(*more: str) -> Command:
@@ -97,7 +97,8 @@ def alive(session: int) -> list[int]:
 def kill(process: subprocess.Popen[bytes], draw: random.Random) -> bool:
     """One of its processes; whether all are gone soon after."""
     with contextlib.suppress(ProcessLookupError):
-        os.kill(draw.choice(alive(process.pid) or [process.pid]), signal.SIGKILL)
+        number = draw.choice((signal.SIGKILL, signal.SIGTERM))
+        os.kill(draw.choice(alive(process.pid) or [process.pid]), number)
     end = time.monotonic() + PATIENCE
     while process.poll() is None or alive(process.pid):
         if time.monotonic() > end:
@@ -120,6 +121,8 @@ def trial(command: Command, folder: Path, output: Path, seconds: float, draw: ra
             kills += 1
             if not kill(process, draw):
                 return kills, "a process stays alive"
+            if process.returncode == 0:  # it was done, or says so
+                return kills, ""
 
 
 def main() -> None:

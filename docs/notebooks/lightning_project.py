@@ -2,7 +2,7 @@
 # # Your Lightning project
 #
 # A `LightningModule` and a `LightningDataModule` as in any project. We shall train them alone, then as a federation,
-# without changing a line, and ask which client has lowered the validation loss.
+# without changing a line, and ask how much each client has lowered the validation loss.
 
 # %%
 import lightning as L
@@ -59,25 +59,25 @@ trainer.fit(Grower(), Wines())
 print(f"alone: {trainer.callback_metrics['val_loss']:.3f}")
 
 # %% [markdown]
-# As a federation of four: a wrapper deals the training samples out, a callback is the server. The metric plays for
-# what the module itself logs, `val_loss`; less is better.
+# As a federation of four: a wrapper deals the training samples out, a callback is the server. The metric trains every
+# coalition of clients alongside, and measures each by what the module itself logs, `val_loss`; less is better.
 
 # %%
 from flsv import FederatedDataModule, FederatedLoop, Reporting
 from flsv.data import DirichletPartitioner
-from flsv.metrics import CumulativeShapley
+from flsv.metrics import ShadowShapley
 
 L.seed_everything(0)
 data = FederatedDataModule(Wines(), DirichletPartitioner(num_clients=4, alpha=0.5, min_samples=10, seed=2))
-value = CumulativeShapley(performance="val_loss", mode="min", weighting="samples")
+value = ShadowShapley(performance="val_loss", mode="min")
 loop = FederatedLoop(metrics={"value": value}, seed=0, reporting=Reporting(files=False, table=False))
 trainer = L.Trainer(max_epochs=10, callbacks=[loop], **quiet)
 trainer.fit(Grower(), data)
 print(f"as a federation: {trainer.callback_metrics['val_loss']:.3f}")
 
 # %% [markdown]
-# The values add up to what the loss has fallen since the first round began. Who has lowered it most, and does it
-# follow the numbers of samples?
+# The values are Shapley values over all coalitions, and sum to what the loss has fallen. Who has lowered it most, and
+# does it follow the numbers of samples?
 
 # %%
 for name, samples, worth in zip(data.client_names, data.num_samples.tolist(), loop.contributions["value"].tolist()):

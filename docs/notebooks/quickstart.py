@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Quickstart
 #
-# Five clients hold handwritten digits, each with other classes. They train one model, and after every round we ask
-# what each has contributed to each class. Nothing is downloaded, and it takes some seconds.
+# Five clients hold handwritten digits, each with other classes. They train one model, and we ask how much each has
+# added to its accuracy, and to which classes. Nothing is downloaded, and it takes some seconds.
 
 # %%
 from functools import partial
@@ -12,12 +12,11 @@ import torch
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
 from flsv.data import DirichletPartitioner
-from flsv.metrics import ClassSpecificShapley
+from flsv.metrics import ClassSpecificShapley, ShadowShapley
 
 L.seed_everything(0)
 data = FederatedDataModule("digits", DirichletPartitioner(num_clients=5, alpha=0.3, seed=0))
 data.setup("fit")
-data
 
 # %% [markdown]
 # `alpha` says how unequal the clients are: with 100 each has all digits, with 0.1 most have two or three. Look
@@ -30,10 +29,11 @@ plot_partition(data.class_counts, data.class_names, data.client_names)
 
 # %% [markdown]
 # One callback is the server. A contribution metric has a name of yours and is updated every round; an epoch of the
-# trainer is a round.
+# trainer is a round. `ShadowShapley` trains every coalition of clients alongside the federation.
 
 # %%
-loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=0, reporting=Reporting(files=False))
+metrics = {"value": ShadowShapley(), "cssv": ClassSpecificShapley()}
+loop = FederatedLoop(metrics=metrics, seed=0, reporting=Reporting(files=False))
 quiet = {
     "logger": False,
     "enable_checkpointing": False,
@@ -44,8 +44,17 @@ trainer = L.Trainer(max_epochs=8, callbacks=[loop], **quiet)
 trainer.fit(ClassifierClient("mlp", optimizer=partial(torch.optim.SGD, lr=0.1)), data)
 
 # %% [markdown]
-# The first table has a number per client, the second one per client and class. Near 1 a client pulls a class the way
-# the federation goes; near 0 it has nothing to say. As a picture:
+# `value` is how much accuracy each client adds, its Shapley value over all coalitions, and `share` its part in the sum
+# of these. As a picture:
+
+# %%
+from flsv.plots import waterfall
+
+waterfall(loop.contributions["value"], [f"client {name}" for name in data.client_names], unit="accuracy")
+
+# %% [markdown]
+# Which classes? `cssv` is the cosine of each client's update for a digit with the joint update: near 1 both point the
+# same way, near 0 the client's update says nothing about the digit. Do not pay by it.
 
 # %%
 loop.metrics["cssv"].plot()

@@ -72,7 +72,8 @@ for budget in (25, 100, 400):
 # ## In federated learning
 #
 # The players are clients, and a coalition is worth the performance of the average of its members' updates. Exact for
-# five clients, in every round:
+# five clients, in every round. It shows how such a game is played; by its values
+# [32 % of a payment](../benchmark.md) would go to the wrong clients:
 
 # %%
 from functools import partial
@@ -111,4 +112,4 @@ waterfall(value, [f"client {i}" for i in range(5)])
 # **Questions for the class.** Clients 3 and 4 have equally many samples: why are their values not the same? What
 # happens to client 0's value if it joins twice, under two names? (Try `sybils` in `tools/cheating.py`.) Which of the
 # four properties would you give up first? And is this the game that you want to pay by, or the one in which every
-# coalition trains by itself? The latter are *retraining-based Shapley values*: `flsv retrain`.
+# coalition trains by itself? The latter are *retraining-based Shapley values*: `ShadowShapley`, `flsv retrain`.

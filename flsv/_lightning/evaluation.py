@@ -29,10 +29,7 @@ def on_device(trainer: L.Trainer, batches: Iterable[Any], dataloader_idx: int = 
             batch = as_given(trainer, batch, dataloader_idx)
         if not isinstance(batch, (tuple, list)) or len(batch) != 2:
             what = f"{len(batch)} parts" if isinstance(batch, (tuple, list)) else type(batch).__name__
-            raise ConfigurationError(
-                f"models are evaluated on batches (x, y), and a batch is {what}. With a LightningModule, take what its "
-                "validation_step logs: performance='val_acc', mode='max'."
-            )
+            raise ConfigurationError(f"models are evaluated on batches (x, y), and a batch is {what}.")
         x, y = batch
         yield x, y
 

@@ -58,6 +58,7 @@ class BestCheckpoint(ModelCheckpoint):
         if best and Path(best).is_file():
             # A resumed run has a folder of its own, and what was best before it still is.
             super().load_state_dict({**state_dict, "dirpath": self.dirpath})
+            self.current_score = state_dict["current_score"]  # Lightning saves it, and does not load it
         elif best:
             warnings.warn(f"{best} is gone: the best checkpoint is the best from here on.", stacklevel=2)
 
@@ -101,6 +102,11 @@ def find_checkpoint(word: Literal["last", "best"], trainer: L.Trainer, weights_o
             "val_loss to be logged, or a ModelCheckpoint with a monitor. Say last, or name a checkpoint."
         )
     return best
+
+
+def has_saved(trainer: L.Trainer) -> bool:
+    """Return whether there is a checkpoint where this trainer saves its own, for ``--ckpt_path last``."""
+    return any(each.dirpath and any(Path(each.dirpath).glob("*.ckpt")) for each in _model_checkpoints(trainer))
 
 
 def _model_checkpoints(trainer: L.Trainer) -> list[ModelCheckpoint]:

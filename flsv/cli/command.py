@@ -4,17 +4,48 @@ from __future__ import annotations
 
 import argparse
 import re
+import signal
+import sys
 import textwrap
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from types import FrameType
 
 from flsv.showing import shown as shown
 
 #: Arguments of ``flsv fit`` for fits that nobody watches.
 NO_BARS = ("--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false")
 
-#: The exit status of what somebody stops by Ctrl-C.
-STOPPED = 130
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, by which systemd, SLURM and torchrun stop a command: it ends as after Ctrl-C."""
+
+
+def status_of(stop: KeyboardInterrupt) -> int:
+    """Return the exit status of a command that was stopped: 128 and the signal's number, as shells say it."""
+    return 128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Raise :class:`Terminated` at the first SIGTERM, and ignore further ones: who stops a group of processes signals
+    each of them, and rank 0 passes it on to those that it has started."""
+    stops = iter([Terminated])
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        for each in stops:
+            raise each
+
+    here = threading.current_thread() is threading.main_thread()  # others cannot handle signals
+    before = signal.signal(signal.SIGTERM, stop) if here else None
+    try:
+        yield
+    finally:
+        if here:
+            signal.signal(signal.SIGTERM, before)
+
 
 _ROLE = re.compile(r":\w+:`~?([^`]*)`")
 
@@ -61,6 +92,31 @@ def command_parser(prog: str, description: str | None, epilog: str | None = None
     return argparse.ArgumentParser(
         prog, description=description, epilog=epilog, formatter_class=TextHelp, allow_abbrev=False
     )
+
+
+class Waiting:
+    """Says on the terminal what is waited for, and adds a dot every second, until :meth:`end`.
+
+    Args:
+        what: is waited for.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._over = threading.Event()
+        self._dots = threading.Thread(target=self._add_dots, daemon=True)
+        print(what, end="", file=sys.stderr, flush=True)
+        self._dots.start()
+
+    def _add_dots(self) -> None:
+        while not self._over.wait(1.0):
+            print(".", end="", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """End the line; a second call does nothing."""
+        if not self._over.is_set():
+            self._over.set()
+            self._dots.join()
+            print(file=sys.stderr, flush=True)
 
 
 def printer(quiet: bool) -> Callable[[str], None]:

@@ -235,9 +235,11 @@ def compare(
         ConfigurationError: the configurations do not deal out the same data to the same clients; own tests of clients
             that have none.
     """
-    for file in (*base, *configs):
-        find_config(file)  # before the first of them is run
     names = _names(configs)
+    for file in (*base, *configs):
+        find_config(file)
+    for name, config in zip(names[1:], configs):
+        _built(base, config, arguments, out / name, alone=False)  # what cannot work says so before the first is run
     outcomes: list[Outcome] = []
     dealt = None
     for name, config in zip(names, [configs[0], *configs]):

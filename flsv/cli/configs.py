@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
+import re
+from collections.abc import Iterator, Sequence
+from importlib.metadata import entry_points
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +62,72 @@ def find_config(given: str) -> Path:
     raise ConfigurationError(f"there is no configuration file {given}.{hint} Nearest by name: {', '.join(near)}.")
 
 
+#: Options of a configuration that are an object, several in a list, or several by name.
+_PARTS = re.compile(
+    r"(federation\.(aggregator|personalizer|sampler|client_algorithm|(metrics|uploads\+?|filters)\.[^.]+)"
+    r"|data\.(partitioner|corruptions\.[^.]+))(\.class_path)?"
+)
+
+
+def check_words(args: Sequence[str]) -> None:
+    """Raise where a configuration file is not there, or a part's name is misspelt: before PyTorch is imported.
+
+    Args:
+        args: a subcommand and its arguments.
+
+    Raises:
+        ConfigurationError: with what is nearest by name.
+
+    Example:
+        >>> check_words(["fit", "--config", "quickstart", "--federation.metrics.value", "ShadowShaply"])
+        Traceback (most recent call last):
+        ...
+        flsv.errors.ConfigurationError: federation.metrics.value: there is no ShadowShaply. Did you mean ShadowShapley?
+    """
+    names = _public_names()
+    for option, name in _given(args):
+        package, _, kind = name.rpartition(".")
+        if _PARTS.fullmatch(option) and kind.isidentifier() and package.split(".")[0] in ("", "flsv"):
+            near = difflib.get_close_matches(kind, names, 1, cutoff=0.75)
+            if near and kind not in names:
+                raise ConfigurationError(f"{option}: there is no {name}. Did you mean {near[0]}?")
+
+
+def is_yaml(given: str) -> bool:
+    """Whether what is given as a file is a configuration itself."""
+    return "{" in given or ": " in given or "\n" in given
+
+
+def _given(args: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The options of a command line and of its files, and the texts that they have."""
+    words = [word for each in args for word in (each.split("=", 1) if each.startswith("--") else [each])]
+    yield from ((name.removeprefix("--"), value) for name, value in pairwise(words))
+    files = [value for name, value in pairwise(words) if name in ("-c", "--config") and not is_yaml(value)]
+    files += takewhile(lambda word: not word.startswith("-"), words[1:]) if words[:1] == ["data"] else []
+    for file in files:
+        yield from _leaves(check_file(find_config(file)), "")
+
+
+def _leaves(node: Any, path: str) -> Iterator[tuple[str, str]]:
+    """The texts in a configuration, and where they are."""
+    if isinstance(node, str):
+        yield path, node
+    entries = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for name, value in entries:
+        yield from _leaves(value, f"{path}.{name}".removeprefix("."))
+
+
+def _public_names() -> set[str]:
+    """Of all classes that options may name, without importing them; those of other packages, too."""
+    groups = [group for group in entry_points().groups if group.startswith("flsv.")]
+    names = {entry.attr for group in groups for entry in entry_points(group=group)}
+    for file in _PACKAGE.glob("**/__init__.py"):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+                names.update(ast.literal_eval(node.value))
+    return names
+
+
 class _Loader(yaml.SafeLoader):
     """Refuses a key that is there twice: one of its values would be lost."""
 
@@ -70,15 +141,15 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def check_file(path: Path) -> None:
-    """Raise if a YAML file is no text, or has a key twice in one mapping.
+def check_file(path: Path) -> Any:
+    """Read a YAML file; None of one that is none, of which the parser says what is wrong.
 
     Raises:
-        ConfigurationError: the file, and what is wrong with it where.
+        ConfigurationError: no text, or a key that is there twice in one mapping: the file, and where.
     """
     try:
-        yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        return yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except (ConfigurationError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: {error}") from None
     except yaml.YAMLError:
-        return  # the parser says what is wrong
+        return None

@@ -13,10 +13,12 @@ import logging
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 from flsv import __version__
-from flsv.cli.command import NO_BARS, STOPPED
+from flsv.cli.command import NO_BARS, Waiting, status_of, terminable
+from flsv.cli.configs import check_words
 from flsv.errors import ConfigurationError
 
 #: Subcommands and what they are for.
@@ -39,6 +41,8 @@ OWN = {
 }
 #: Those that fit dozens of times: what Lightning says of each is of no use.
 MANY_FITS = ("retrain", "repeat", "bench")
+#: Those that leave out what is done already.
+KEEPING = (*MANY_FITS, "compare")
 #: Those that share their fits out to the processes of ``torchrun``.
 ON_RANKS = ("retrain",)
 #: Those that import no PyTorch.
@@ -69,7 +73,7 @@ def main(args: list[str] | None = None) -> int:
 
     Returns:
         The exit status: 0, 2 for a configuration that cannot work, or 1 for a disk that takes no more, or for a metric
-        that fails in ``flsv bench``; 130 after Ctrl-C.
+        that fails in ``flsv bench``; 130 after Ctrl-C, 143 after SIGTERM.
     """
     # A console script does not look for modules in the working folder, `python -m flsv` does: class paths of the
     # user's own modules shall work in both.
@@ -78,12 +82,14 @@ def main(args: list[str] | None = None) -> int:
     given = list(sys.argv[1:] if args is None else args)
     try:
         try:
-            return _run(given)
+            with terminable():
+                return _run(given)
         finally:
             sys.stdout.flush()
-    except KeyboardInterrupt:
-        print("flsv: stopped", file=sys.stderr)
-        return STOPPED
+    except KeyboardInterrupt as stopped:
+        kept = given[:1] and given[0] in KEEPING
+        print(f"flsv: stopped{'. What is done is kept: start the same again.' if kept else ''}", file=sys.stderr)
+        return status_of(stopped)
     except BrokenPipeError:  # whoever read, such as `head`, has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -91,7 +97,8 @@ def main(args: list[str] | None = None) -> int:
         if error.errno not in DISK_ERRORS:
             raise
         print(
-            f"flsv: error: {error}. What was saved before is whole: make room, and go on with --ckpt_path last.",
+            f"flsv: error: {error}. What was saved before is whole: make room, and start again, a fit that has saved a "
+            "checkpoint with --ckpt_path last.",
             file=sys.stderr,
         )
         return 1
@@ -110,8 +117,18 @@ def _run(given: list[str]) -> int:
     quiet = any(word in QUIET for word in given)
     given = [word for word in given if word not in QUIET]
     first = given[0] if given else "--help"
-    if not quiet:
-        _announce(first)
+    if first in {*OF_LIGHTNING, *OWN}.difference(AT_ONCE):
+        check_words(given)
+    waiting = None if quiet else _announce(first)
+    try:
+        return _command(given, first, quiet, waiting)
+    finally:
+        if waiting is not None:
+            waiting.end()
+
+
+def _command(given: list[str], first: str, quiet: bool, waiting: Waiting | None) -> int:
+    loaded = _nothing if waiting is None else waiting.end
     if first == "--version":
         print(f"flsv {__version__}")
         return 0
@@ -119,25 +136,26 @@ def _run(given: list[str]) -> int:
         _parser().print_help()
         return 0
     if first in OWN:
-        return _run_own(first, given[1:], quiet)
+        return _run_own(first, given[1:], quiet, loaded)
     if first in OF_LIGHTNING or first.startswith("-"):  # the latter such as --config before the subcommand
-        return _run_lightning(given, first, quiet)
+        return _run_lightning(given, first, quiet, loaded)
     names = [*OF_LIGHTNING, *OWN]
     near = difflib.get_close_matches(first, names, 1)
     hint = f" Did you mean {near[0]}?" if near else ""
     raise ConfigurationError(f"there is no subcommand {first!r}. There are {', '.join(names)}.{hint}")
 
 
-def _run_own(command: str, args: list[str], quiet: bool) -> int:
+def _run_own(command: str, args: list[str], quiet: bool, loaded: Callable[[], None]) -> int:
     if command not in ON_RANKS and int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise ConfigurationError(f"flsv {command} runs in one process. Start it without torchrun.")
     if command not in (*AT_ONCE, "report"):
         _leave_out(quiet or command in MANY_FITS)
     main: Any = importlib.import_module(f"flsv.cli.{command}").main
+    loaded()
     return int(main(args, quiet) or 0)
 
 
-def _run_lightning(given: list[str], command: str, quiet: bool) -> int:
+def _run_lightning(given: list[str], command: str, quiet: bool, loaded: Callable[[], None]) -> int:
     if given == ["fit"]:
         raise ConfigurationError(
             "flsv fit: say what to train on: --config quickstart for five clients with handwritten digits, "
@@ -146,16 +164,21 @@ def _run_lightning(given: list[str], command: str, quiet: bool) -> int:
     _leave_out(quiet)
     from flsv.cli.parser import make_cli
 
-    cli = make_cli([*given, *(QUIETLY.get(command, ()) if quiet else ())], quiet=quiet)
+    cli = make_cli([*given, *(QUIETLY.get(command, ()) if quiet else ())], quiet=quiet, loaded=loaded)
     if quiet and command == "fit":
         cli.say_where(1)
     return 0
 
 
-def _announce(command: str) -> None:
-    """Something is on a terminal before PyTorch, which takes seconds, is imported."""
+def _announce(command: str) -> Waiting | None:
+    """Something is on a terminal, and moves, while PyTorch is imported, which takes seconds."""
     if command in {*OF_LIGHTNING, *OWN}.difference(AT_ONCE) and sys.stderr.isatty():
-        print(f"flsv {command}: loading PyTorch", file=sys.stderr, flush=True)
+        return Waiting(f"flsv {command}: loading PyTorch")
+    return None
+
+
+def _nothing() -> None:
+    """Nothing is waited for."""
 
 
 def _parser() -> argparse.ArgumentParser:

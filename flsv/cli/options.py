@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import importlib
 import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from jsonargparse import SUPPRESS, ActionConfigFile, ArgumentParser, DefaultHelp
 from lightning.pytorch.cli import LightningArgumentParser
 
 from flsv.cli.command import TextHelp
-from flsv.cli.configs import check_file, find_config
+from flsv.cli.configs import check_file, find_config, is_yaml
 from flsv.plugins import subclasses
 
 #: Dictionaries by name: a file adds to those of the files before it, name by name, and ``{}`` drops them.
@@ -33,7 +34,7 @@ class ConfigFile(ActionConfigFile):
     """
 
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
-        if isinstance(values, str) and not ("{" in values or ": " in values or "\n" in values):  # that is YAML itself
+        if isinstance(values, str) and not is_yaml(values):
             values = str(find_config(values))
             check_file(Path(values))
         before = {name: cfg.get(name) for name in BY_NAME}
@@ -64,6 +65,7 @@ class OptionHelp(TextHelp, DefaultHelpFormatter):
 
 #: How the parser says which there is not.
 _WRONG = re.compile(r"unrecognized arguments: --([\w.]+)|[Oo]ption '([\w.]+)' is not accepted")
+_CLASS = re.compile(r"Problem with given class_path '([\w.]+)'")
 #: Options of classes' arguments' arguments: --model.optimizer.lr.
 _DEPTH = 2
 
@@ -73,6 +75,12 @@ class _Suggests:
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
         wrong = _WRONG.search(message)
+        given = _CLASS.findall(message[: wrong.start()]) if wrong else []
+        if given:
+            package, _, name = given[-1].rpartition(".")
+            takes = inspect.signature(getattr(importlib.import_module(package), name)).parameters
+            names = ("..." if argument.kind is argument.VAR_KEYWORD else key for key, argument in takes.items())
+            super().error(f"{message}. {name} takes {', '.join(names)}.", ex)  # type: ignore[misc]
         near = nearest(wrong[1] or wrong[2], set(_options(self))) if wrong else []
         hint = f". Did you mean {' or '.join(f'--{each}' for each in near)}?" if near else ""
         return super().error(f"{message}{hint}", ex)  # type: ignore[misc]

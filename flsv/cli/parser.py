@@ -8,31 +8,33 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import sys
+import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import yaml
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.distributed import is_torchelastic_launched
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, __version__
 from flsv._lightning.durable import check_writable
 from flsv.aggregation import Aggregator
-from flsv.cli.checkpoints import WritePredictions, default_checkpoints, find_checkpoint
-from flsv.cli.command import STOPPED
+from flsv.cli.checkpoints import WritePredictions, default_checkpoints, find_checkpoint, has_saved
 from flsv.cli.options import CONFIG_HELP, PARSER, ConfigFile, FitParser
 from flsv.clients.algorithms import ClientAlgorithm
-from flsv.engines.ranks import FederatedStrategy
+from flsv.engines.ranks import FederatedStrategy, started_by_script
 from flsv.errors import ConfigurationError
 from flsv.filters import UpdateFilter
 from flsv.metrics import ContributionMetric
 from flsv.personalization import Personalizer
 from flsv.plugins import installed
-from flsv.report.folder import leaves_files, runs_folder, where_results_are
+from flsv.report.folder import arguments_of_fit, leaves_files, run_folder, runs_folder, where_results_are
 from flsv.sampling import ClientSampler
 from flsv.server.identity import Identity, configured, dealt
 from flsv.uploads import Upload
@@ -47,6 +49,17 @@ PARTS: dict[str, type] = {
     "flsv.sampling": ClientSampler,
     "flsv.uploads": Upload,
 }
+#: Seconds that a stopped rank leaves the script that has started it for its last words.
+PATIENCE = 10.0
+
+
+class SavedConfig(SaveConfigCallback):
+    """Saves ``config.yaml`` into the run's own folder: of a tracker, Lightning knows none, or that of all its runs."""
+
+    def save_config(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        folder = run_folder(trainer)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.parser.save(self.config, folder / self.config_filename, skip_none=False, overwrite=True)
 
 
 class FederatedCLI(LightningCLI):
@@ -56,14 +69,17 @@ class FederatedCLI(LightningCLI):
 
     Args:
         quiet: say nothing of where the results are.
+        loaded: is called when all is imported and read.
         arguments: of ``LightningCLI``.
     """
 
-    def __init__(self, *arguments: Any, quiet: bool = False, **options: Any) -> None:
-        self.quiet = quiet
+    def __init__(
+        self, *arguments: Any, quiet: bool = False, loaded: Callable[[], None] = lambda: None, **options: Any
+    ) -> None:
+        self.quiet, self._loaded = quiet, loaded
         given = options.get("args")
-        self._given = list(sys.argv[1:] if given is None else given)
-        self._asked = next(iter(self._given), None)
+        self._asked = next(iter(sys.argv[1:] if given is None else given), None)
+        self._new_folder: Path | None = None
         super().__init__(*arguments, **options)
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
@@ -86,6 +102,11 @@ class FederatedCLI(LightningCLI):
                 action._enable_path = False  # type: ignore[attr-defined]
         ready_made = f"flsv.{ClassifierClient.__name__}"
         parser.set_defaults({"model": {"class_path": ready_made, "init_args": {"network": "mlp"}}})
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """As Lightning does."""
+        super().parse_arguments(parser, args)
+        self._loaded()
 
     def before_instantiate_classes(self) -> None:
         """Raise where a group of options is there without any."""
@@ -139,20 +160,30 @@ class FederatedCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         try:
             super()._run_subcommand(subcommand)
+        except ConfigurationError:
+            if self._new_folder is not None and loop_of(self.trainer).round_index == 0:
+                shutil.rmtree(self._new_folder, ignore_errors=True)  # nothing was trained
+            raise
         except SystemExit as stopped:
-            if not isinstance(stopped.__context__, KeyboardInterrupt):
+            stop = stopped.__context__
+            if not isinstance(stop, KeyboardInterrupt):
                 raise
             # As Lightning ends where somebody presses Ctrl-C.
+            if started_by_script():
+                time.sleep(PATIENCE)  # the script, which ends this rank, is killed once a rank has failed
             if subcommand == "fit" and self.trainer.is_global_zero:
                 self._say_how_to_go_on()
-            raise SystemExit(STOPPED) from None
+            raise stop from None
 
     def _say_how_to_go_on(self) -> None:
-        """Where the results of a fit that was stopped are, unless below the table, and the command that resumes it."""
+        """Print where the results of a fit that was stopped are, unless below the table, and what resumes it."""
         if not loop_of(self.trainer).reporting.table:
             self.say_where(1)
-        if any(Path(callback.dirpath or "").is_dir() for callback in self.trainer.checkpoint_callbacks):  # type: ignore[attr-defined]
-            print(f"Go on:   flsv {shlex.join([*self._given, '--ckpt_path', 'last'])}", flush=True)
+        if (arguments := arguments_of_fit()) is None:  # a part of another command
+            return
+        path = "last" if has_saved(self.trainer) else self.config_init["fit"].ckpt_path
+        more = f" --ckpt_path {shlex.quote(path)}" if path else "  # from the start: no checkpoint was saved"
+        print(f"Go on:   flsv fit {arguments}{more}", flush=True)
 
     def say_where(self, lines: int | None = None) -> None:
         """Print where a fit's results are, and in further ``lines`` what can be done with them; nothing without any."""
@@ -168,6 +199,8 @@ class FederatedCLI(LightningCLI):
         config = self.config_init[self.subcommand]
         if self.subcommand == "fit" and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             check_writable(runs_folder(self.trainer))
+            if self.trainer.is_global_zero and not (folder := run_folder(self.trainer)).exists():
+                self._new_folder = folder
         if config.ckpt_path in ("last", "best"):
             found = find_checkpoint(config.ckpt_path, self.trainer, config.get("weights_only"))
             config.ckpt_path = str(found)
@@ -204,12 +237,15 @@ class FederatedCLI(LightningCLI):
             print(f"Predictions: {self.written.where}")
 
 
-def make_cli(args: list[str] | None = None, run: bool = True, quiet: bool = False) -> FederatedCLI:
+def make_cli(
+    args: list[str] | None = None, run: bool = True, quiet: bool = False, loaded: Callable[[], None] = lambda: None
+) -> FederatedCLI:
     """Parse a command line, build what it names and, with ``run``, do what its subcommand says.
 
     Args:
         args: the arguments, by default those of the process; without ``run`` there is no subcommand among them.
         quiet: print neither where weights come from nor where results are.
+        loaded: is called when all is imported and read.
     """
     return FederatedCLI(
         L.LightningModule,
@@ -220,9 +256,11 @@ def make_cli(args: list[str] | None = None, run: bool = True, quiet: bool = Fals
         seed_everything_default=0,
         trainer_defaults={"max_epochs": 10, "log_every_n_steps": 1},
         parser_kwargs={"prog": "flsv", "version": __version__, "description": __doc__},
-        save_config_kwargs={"overwrite": True},
+        save_config_callback=SavedConfig,
+        save_config_kwargs={"save_to_log_dir": False},
         args=args,
         quiet=quiet,
+        loaded=loaded,
     )
 
 

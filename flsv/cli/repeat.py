@@ -12,6 +12,7 @@ runs shares a budget out by the means of all. A run that is done is kept: start 
 from __future__ import annotations
 
 import os
+import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -40,6 +41,7 @@ def repeat(
     out: Path = Path("runs/repeat"),
     *,
     first_seed: int = 0,
+    bars: bool = False,
     say: Callable[[str], None] = lambda text: None,
 ) -> tuple[DataFrame, Path]:
     """Run a federation several times.
@@ -49,11 +51,13 @@ def repeat(
         arguments: of ``flsv fit``.
         out: what the runs write goes below, a folder each.
         first_seed: the seeds are this one and those after it.
+        bars: show the fits' progress bars.
         say: is told which run begins.
 
     Returns:
         A row per metric and client, by the names in :data:`flsv.report.reading.HEADER`, and the file that they were
-        written to. ``runs`` are those in which the client has a value; ``share`` is that of the means above 0.
+        written to. ``runs`` are those in which the client has a value; ``share`` is that of the means above 0, of
+        metrics to pay by.
 
     Raises:
         ConfigurationError: fewer than 2 runs; a folder with runs of another configuration or other data; runs that do
@@ -64,7 +68,7 @@ def repeat(
     first = make_cli([*arguments, f"--seed_everything={first_seed}", *QUIET], run=False, quiet=True)
     kept = Kept(out / RUNS, COLUMNS, first.identity().flat())
     with dealt_once(yaml.safe_load(first.parser.dump(first.config, skip_none=False)), first_seed) as file:
-        made = _runs(range(first_seed, first_seed + runs), file, kept, out, say)
+        made = _runs(range(first_seed, first_seed + runs), file, kept, out, bars, say)
     if not made[0].metrics:
         raise ConfigurationError("the runs have no metric, so there is nothing to average. Name some in the config.")
     rows = summary(made)
@@ -73,7 +77,7 @@ def repeat(
 
 
 def _runs(
-    seeds: Sequence[int], arguments: Sequence[str], kept: Kept, out: Path, say: Callable[[str], None]
+    seeds: Sequence[int], arguments: Sequence[str], kept: Kept, out: Path, bars: bool, say: Callable[[str], None]
 ) -> list[Run]:
     done = {row["run"]: out / row["folder"] for row in kept.rows}
     made: list[Run] = []
@@ -83,7 +87,7 @@ def _runs(
             run = open_run(done[name])
         else:
             say(f"Run {len(made) + 1} of {len(seeds)}: seed {seed}")
-            run = _fit(arguments, seed, out / name)
+            run = _fit(arguments, seed, out / name, bars)
             kept.add([[name, os.path.relpath(run.folder, out)]])
         made.append(run)
         if run.record["hashes"] != made[0].record["hashes"]:
@@ -94,8 +98,9 @@ def _runs(
     return made
 
 
-def _fit(arguments: Sequence[str], seed: int, folder: Path) -> Run:
+def _fit(arguments: Sequence[str], seed: int, folder: Path, bars: bool) -> Run:
     own = [f"--trainer.default_root_dir={folder}", f"--seed_everything={seed}", f"--federation.seed={seed}", *QUIET]
+    own.append(f"--trainer.enable_progress_bar={str(bars).lower()}")
     run = open_run(run_folder(make_cli(["fit", *arguments, *own], quiet=True).trainer))
     if not run.ended:
         raise ConfigurationError(f"the run in {folder} was stopped before its last round. Start the same again.")
@@ -114,14 +119,18 @@ def _parser() -> ArgumentParser:
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """The command line, without ``repeat`` itself."""
     options, rest = _parser().parse_known_args(list(args))
+    bars = sys.stdout.isatty() and not quiet
     with FolderLock(options.out):
-        rows, path = repeat(options.runs, rest, options.out, first_seed=options.first_seed, say=printer(quiet))
+        rows, path = repeat(
+            options.runs, rest, options.out, first_seed=options.first_seed, bars=bars, say=printer(quiet)
+        )
     for metric, mine in rows.groupby("metric", sort=False) if not quiet else ():
         columns = {
             "mean": mine["mean"].map("{:.4g}".format),
             "90 % interval": mine["low"].map("{:.4g}".format) + " to " + mine["high"].map("{:.4g}".format),
             "std of runs": mine["std"].map("{:.3g}".format),
-            "share": mine["share"].map(percent),
         }
+        if mine["share"].notna().any():
+            columns["share"] = mine["share"].map(percent)
         print_table(f"{metric}, {options.runs} runs", mine["client_name"].tolist(), columns)
     print(f"Summary: {shown(path)}")

@@ -19,6 +19,7 @@ from flsv.data import FederatedDataModule
 from flsv.data.groups import client_called
 from flsv.errors import ConfigurationError
 from flsv.games import ModelEvaluator, ModelScore, VectorEvaluator
+from flsv.games.evaluator import no_forward
 from flsv.games.evaluators import evaluator_on, evaluators_of
 from flsv.games.replica import Replica
 from flsv.games.scores import checked_logits, checked_pair
@@ -232,9 +233,13 @@ def try_forward(trainer: L.Trainer, batches: Iterable[Any], num_classes: int, as
         try:
             for batch in islice(on_device(trainer, batches), 1):
                 x, y = checked_pair(batch, num_classes)
-                checked_logits(module(x), y, num_classes, or_more=True)
+                try:
+                    logits = module(x)
+                except Exception as error:
+                    raise no_forward(module, x, error) from error
+                checked_logits(logits, y, num_classes, or_more=True)
         except ConfigurationError as error:
-            raise ConfigurationError(f"{asking}: {error}") from None
+            raise ConfigurationError(f"{asking}: {error}") from error
     for buffer, before in buffers:
         buffer.copy_(before)
 

@@ -13,7 +13,7 @@ from flsv.clients.algorithms import ClientAlgorithm, ClientContext
 from flsv.clients.kernel import RowTraining, clipping, models_of, states_of
 from flsv.clients.row_step import NotBatched, State, batched_steps, purely
 from flsv.errors import ConfigurationError
-from flsv.seeding import derive_seed, global_rngs, restore_global_rngs
+from flsv.seeding import derive_seed, restore_torch_rngs, torch_rngs
 
 #: How far a coalition's model may be from the client's own where both are the same training, relative to how far that
 #: went; and in bf16-mixed.
@@ -46,12 +46,12 @@ class CoalitionRows:
         self._alike = bool(len(rows)) and bool((rows == context.start).all())
         self._compared = self._alike or (chosen and bool(len(rows)))
         self._states: State = {}
-        self._pending: list[tuple[Any, tuple[Any, ...]]] = []
+        self._pending: list[tuple[Any, Any]] = []
 
     def begin_batch(self, batch: Any) -> None:
         """Before the client's own step on it: what its model draws from here on, all draw."""
         if len(self._rows):
-            self._pending.append((batch, global_rngs()))
+            self._pending.append((batch, torch_rngs(self._rows.device)))
 
     def step(self) -> None:
         """On the batches since the last step; the client's own gradients are there, and it has not taken its step."""
@@ -66,8 +66,8 @@ class CoalitionRows:
         for batch, drawn in pending:
             try:
                 with (
-                    purely(module, shared=True) if first and self._compared else nullcontext(),
-                    _drawing(drawn),
+                    purely(module) if first and self._compared else nullcontext(),
+                    _drawing(drawn, self._rows.device),
                     batched_steps(module.trainer),
                 ):
                     gradients = self._kernel.gradients(batch)
@@ -119,11 +119,11 @@ class CoalitionRows:
 
 
 @contextmanager
-def _drawing(states: tuple[Any, ...]) -> Iterator[None]:
+def _drawing(states: Any, device: torch.device) -> Iterator[None]:
     """Within it rows draw what the client's own model has drawn of a batch."""
-    now = global_rngs()
-    restore_global_rngs(states)
+    now = torch_rngs(device)
+    restore_torch_rngs(states, device)
     try:
         yield
     finally:
-        restore_global_rngs(now)
+        restore_torch_rngs(now, device)

@@ -6,14 +6,18 @@ of the cohort's first client: averages of counters mean nothing.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+from torchmetrics import Metric
 
 from flsv.errors import ConfigurationError
-from flsv.parameters import plain_state
+from flsv.parameters import LIGHTNINGS, plain_state
 
 #: ``{"buffers": ..., "attributes": ...}``, both by name.
 State = dict[str, dict[str, Any]]
@@ -47,6 +51,7 @@ class NonVectorState:
     def __init__(self, module: nn.Module, infinite: Collection[str] = ()) -> None:
         self._module, state = module, dict([*module.named_parameters(), *module.named_buffers()])
         self._infinite = [(name, state[name], state[name].detach().clone()) for name in infinite]
+        self._collected: dict[str, int] | None = _collections(module)
 
     def read(self) -> State:
         """Copies: buffers by name (None for one that has not been made yet), and attributes by name."""
@@ -81,6 +86,20 @@ class NonVectorState:
             name: _each(value, lambda tensor: tensor.to(device)) for name, value in state["attributes"].items()
         }
         self.write({"buffers": state["buffers"], "attributes": attributes}, partial=True)
+
+    def warn_of_collections(self) -> None:
+        """Warn, once, of lists and mappings in which samples have stayed beyond a round: all clients share them."""
+        before = self._collected
+        now = _collections(self._module) if before is not None else {}
+        if before is None or not (grown := [name for name, count in now.items() if count > before.get(name, 0)]):
+            return
+        self._collected = None
+        rank_zero_warn(
+            f"{type(self._module).__name__} keeps tensors in {grown} from one round to the next, as a replay buffer "
+            "does: in one process they pass from client to client, and every client trains on the others' samples. "
+            "Keep them as a tensor (self.memory = torch.cat(...)), which is each client's own for a round, or empty "
+            "them in on_train_epoch_end."
+        )
 
     def check(self) -> None:
         """Whether what is not finite is what it was.
@@ -120,6 +139,18 @@ class NonVectorState:
                 whole = buffer is not None and not (buffer.is_floating_point() or buffer.is_complex())
                 if own in layer._non_persistent_buffers_set or whole:
                     yield f"{prefix}.{own}" if prefix else own, layer, own, buffer
+
+
+def _collections(module: nn.Module) -> dict[str, int]:
+    """Count tensors, numbers apart, in lists, mappings and the like, by the name of the attribute that has them."""
+    found = {}
+    for prefix, layer in module.named_modules():
+        for own, value in vars(layer).items() if not isinstance(layer, Metric) else ():
+            if isinstance(value, list | dict | set | deque) and own not in LIGHTNINGS:
+                parts = tree_leaves(list(value.values()) if isinstance(value, dict) else list(value))
+                if count := sum(isinstance(part, Tensor) and part.ndim > 0 for part in parts):
+                    found[f"{prefix}.{own}" if prefix else own] = count
+    return found
 
 
 def _each(value: Any, function: Callable[[Tensor], Tensor]) -> Any:

@@ -200,14 +200,10 @@ def batched_steps(trainer: L.Trainer) -> Iterator[None]:
 
 
 @contextmanager
-def purely(module: nn.Module, shared: bool) -> Iterator[None]:
-    """Within it, whatever is raised is a refusal, and so is it to change what the module keeps.
-
-    Args:
-        module: whose steps.
-        shared: see :class:`RowStep`: rows that share their batches may draw random numbers.
-    """
-    watch = Watch(module, draws=shared, counts=shared)
+def purely(module: nn.Module, draws: Collection[str] = (), counts: bool = True) -> Iterator[None]:
+    """Within it, whatever is raised is a refusal, and so is it to change what the module keeps; see
+    :class:`flsv.clients.step_watch.Watch`."""
+    watch = Watch(module, draws, counts)
     with refusing(module, (Exception,)):
         yield
     if reason := watch.changed():
@@ -220,11 +216,15 @@ def refusing(module: nn.Module, errors: tuple[type[Exception], ...] = ()) -> Ite
     try:
         yield
     except Exception as error:
-        text = str(error) or type(error).__name__
-        refused = "vmap" in text or isinstance(error, (ConfigurationError, *errors))
-        if isinstance(error, NotBatched) or is_oom_error(error) or not refused:
+        text = str(error)
+        known = "vmap" in text or isinstance(error, ConfigurationError)
+        if isinstance(error, NotBatched) or is_oom_error(error) or not (known or isinstance(error, errors)):
             raise
-        raise refusal(module, text.splitlines()[0].rstrip(".")) from error
+        text = text if known else f"{type(error).__name__}: {text}"
+        shared = (
+            ": a step changes what all models share; write x = x + y for x += y" if "broadcast shape" in text else ""
+        )
+        raise refusal(module, text.splitlines()[0].rstrip(".") + shared) from error
 
 
 class NotBatched(ConfigurationError):

@@ -16,14 +16,24 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.utilities import GradClipAlgorithmType
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from flsv._lightning.evaluation import TOLERANCES, as_given, share_of_way, tolerance
-from flsv._lightning.validation import stand_in
+from flsv._lightning.evaluation import TOLERANCES, as_given, each_loader, share_of_way, tolerance
+from flsv._lightning.validation import KeptBatches, ValidationRun, stand_in
 from flsv.clients.cohort import CohortLoader
 from flsv.clients.kernel import GivenBatches, RowTraining, SharedBatches, clipping
-from flsv.clients.row_step import batched_steps, loss_of, pure_step, purely, refusal, refusing, step_arguments
+from flsv.clients.row_step import (
+    NotBatched,
+    batched_steps,
+    loss_of,
+    pure_step,
+    purely,
+    refusal,
+    refusing,
+    step_arguments,
+)
 from flsv.clients.step_watch import Watch
 from flsv.games.validated import fresh_copy
 from flsv.parameters import ParameterSpace
@@ -34,8 +44,43 @@ from flsv.seeding import isolated_rngs
 BATCHES, SHARE = 3, 1e-3
 
 
+def why_not_rows(trainer: L.Trainer, space: ParameterSpace, seed: int, draws: Collection[str]) -> str | None:
+    """Say by a trial why models of a trainer's module cannot be trained as rows that share their batches, and go on as
+    a federation's model between rounds; None: they can. See :func:`try_rows`."""
+    name = type(trainer.lightning_module).__name__
+    try:
+        try_rows(trainer, space, seed, shared=True, draws=draws)
+    except NotBatched as error:
+        return f"training_step of {name} does not allow rows of one batched model: {error.reason}"
+    if changed := _changed_by_validation(trainer, space):
+        return f"validation changes {changed} of {name}, in the federation's model only. Change it while training"
+    return None
+
+
+def _changed_by_validation(trainer: L.Trainer, space: ParameterSpace) -> str:
+    """Return names of parameters and buffers that the validation of a batch changes."""
+    module, limit = trainer.lightning_module, trainer.limit_val_batches
+    if not is_overridden("validation_step", module, L.LightningModule) or not limit:
+        return ""
+    loaders = each_loader(trainer.datamodule.val_dataloader())  # type: ignore[attr-defined]
+    first = [KeptBatches(islice(loader, 1)) for loader in loaders]
+    if not sum(map(len, first)):
+        return ""
+    with isolated_rngs(0, "trial of validation"), torch.inference_mode(False):
+        copied = fresh_copy(module, space, space.read(module), {})
+        before = space.unflatten(space.read(copied))
+        ValidationRun(trainer, copied, first).logged()
+        after = space.unflatten(space.read(copied))
+    return ", ".join([repr(name) for name in space.names if not torch.equal(before[name], after[name])][:3])
+
+
 def try_rows(
-    trainer: L.Trainer, space: ParameterSpace, seed: int, shared: bool, apart: Collection[str] = ()
+    trainer: L.Trainer,
+    space: ParameterSpace,
+    seed: int,
+    shared: bool,
+    apart: Collection[str] = (),
+    draws: Collection[str] = (),
 ) -> set[str]:
     """Train a copy of a trainer's module on the first batches of a client in both ways, and compare.
 
@@ -45,6 +90,7 @@ def try_rows(
         seed: of the run.
         shared: whether all rows take the same batches, see :class:`flsv.clients.kernel.RowTraining`.
         apart: names of what is the same at all clients, and not stacked.
+        draws: the global generators that a step may draw from, of :data:`flsv.clients.step_watch.GENERATORS`.
 
     Returns:
         Names of the parameters that have no gradient.
@@ -65,7 +111,7 @@ def try_rows(
         given = _first_batches(trainer, own, seed)
         start = {name: tensor.detach().clone() for name, tensor in _named(copied)}
         with isolated_rngs(seed, "steps"):
-            watch = Watch(copied, draws=shared, counts=shared)
+            watch = Watch(copied, draws, counts=shared)
             losses, unused = _one_by_one(own, given)
             if reason := watch.changed():
                 raise refusal(module, reason)
@@ -77,7 +123,7 @@ def try_rows(
         training = RowTraining(copied, optimizer, clipping(trainer), unused, shared)
         batches = SharedBatches(iter(given), len(given), 2) if shared else GivenBatches([given, given])
         # The batches have gone through it one by one: whatever it raises now, it raises of many.
-        with isolated_rngs(seed, "steps"), purely(copied, shared), batched_steps(own):
+        with isolated_rngs(seed, "steps"), purely(copied, draws, shared), batched_steps(own):
             rows, means = training.train(both, batches)
     _compare(trainer, "the loss", means[0], torch.stack(losses).mean().to(means), tolerance(trainer))
     way = _norm(model[name] - tensor for name, tensor in start.items())

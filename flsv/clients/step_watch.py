@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import lightning as L
@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import Metric, MetricCollection
 
+#: The global generators.
+GENERATORS = ("torch", "NumPy", "random")
 #: What Lightning and torch keep on a module.
 _LIGHTNINGS = frozenset({"_current_fx_name", "_trainer", "_fabric", "log", "log_dict", "_parameters", "_modules"})
 _LIGHTNINGS |= {"_metric_attributes"}
@@ -32,18 +34,19 @@ class Watch:
 
     Args:
         module: whose steps.
-        draws: whether random numbers of the global generators may be drawn.
+        draws: of which global generators random numbers may be drawn, of :data:`GENERATORS`.
         counts: whether its torchmetrics may count.
     """
 
-    def __init__(self, module: nn.Module, draws: bool = False, counts: bool = False) -> None:
-        self._module, self._counts = module, counts
-        self._before, self._drawn = dict(self._kept()), None if draws else _random_state()
+    def __init__(self, module: nn.Module, draws: Collection[str] = (), counts: bool = False) -> None:
+        self._module, self._draws, self._counts = module, draws, counts
+        self._before, self._drawn = dict(self._kept()), _random_states()
 
     def changed(self) -> str:
         """Return what the steps have done; empty: nothing."""
-        if self._drawn is not None and self._drawn != _random_state():
-            return "it draws random numbers, as dropout does"
+        drawn = [name for name, state in _random_states().items() if state != self._drawn[name]]
+        if drawn := [name for name in drawn if name not in self._draws]:
+            return f"it draws random numbers by {drawn[0]}, as dropout or an augmentation does"
         before, now = self._before, dict(self._kept())
         names = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
         text = ", ".join(names[:3])
@@ -90,7 +93,8 @@ def _mark(value: Any, depth: int) -> Any:
     return (*kind, _mark(dict(held), depth - 1)[2]) if isinstance(held, dict) else kind
 
 
-def _random_state() -> tuple[Any, ...]:
+def _random_states() -> dict[str, Any]:
     legacy: Any = np.random.get_state(legacy=False)  # noqa: NPY002
     cuda = [s.numpy().tobytes() for s in torch.cuda.get_rng_state_all()] if torch.cuda.is_initialized() else None
-    return random.getstate(), repr(legacy), torch.get_rng_state().numpy().tobytes(), repr(cuda)
+    torches = torch.get_rng_state().numpy().tobytes(), cuda
+    return dict(zip(GENERATORS, (torches, repr(legacy), random.getstate())))

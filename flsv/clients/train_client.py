@@ -93,6 +93,7 @@ class LocalTraining:
     def begin_round(self) -> None:
         """The module holds the global model."""
         self.space.check(self.module)
+        self._unsaved.warn_of_collections()
         self.global_vector = self.space.read(self.module)
         self._before, self._private = self._unsaved.read(), self.space.read_private(self.module)
         self._marks = _marks(self._constants.values())

@@ -126,7 +126,7 @@ class FederatedDataModule(FederationView):
         super().__init__()
         for name, value, kind in (("splits", splits, Splits), ("files", files, Files), ("loader", loader, Loader)):
             check_kind(self, name, value, kind, f"flsv.data.{kind.__name__}(...); leave it out for its defaults")
-        check_argument(type(self).__name__, "batch_size", batch_size, Count | None)
+        batch_size = check_argument(type(self).__name__, "batch_size", batch_size, Count | None)
         source = str(source) if isinstance(source, Path) else source
         labels, groups = _name(labels), _name(groups)
         self._reading = _reading(source, files, labels, groups, columns)
@@ -171,9 +171,15 @@ class FederatedDataModule(FederationView):
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             return getattr(module, name)
 
-    def __str__(self) -> str:
-        # Lightning's own would open every loader and expects a DataLoader in each.
-        return f"{type(self).__name__}(source={self._source_name}, partitioner={self.partitioner!r})"
+    def __repr__(self) -> str:
+        made = f"{type(self).__name__}({self._source_name}, {self.partitioner!r})"
+        if self._dealt is None:
+            return f"{made}: not read yet, setup() does it"
+        classes = f"{self.num_classes} classes" if self.no_classes is None else "no classes"
+        samples = f"{int(self.num_samples.sum()):,} training samples"
+        return f"{made}: {self.num_clients} clients with {samples} of {classes}"
+
+    __str__ = __repr__  # Lightning's own would open every loader and expects a DataLoader in each
 
     # Lightning's life cycle
 

@@ -78,9 +78,12 @@ def client_called(client: int, names: Sequence[str] = (), noun: str = "client") 
     return f"{noun} {client}" if name == str(client) else f"{noun} {client} ({name!r})"
 
 
-def check_spelling(names: Iterable[str], where: str, refuse: bool = True) -> None:
+def check_spelling(
+    names: Iterable[str], where: str, refuse: bool = True, places: Mapping[str, str] | None = None
+) -> None:
     """Refuse several classes that a person takes for one (equal numbers, words that differ in case or white space), and
-    a model would tell apart; of categories and clients that may be one, only warn.
+    a model would tell apart; of categories and clients that may be one, and of abbreviations (``m``, ``male``), only
+    warn.
 
     Example:
         >>> check_spelling(["0", "True", "00", "yes", "true "], "The data")
@@ -89,14 +92,29 @@ def check_spelling(names: Iterable[str], where: str, refuse: bool = True) -> Non
         flsv.errors.ConfigurationError: The data has '0', '00', which are one to a person: spell it alike everywhere.
     """
     spellings: dict[Any, list[str]] = {}
+    names = list(names)
     for name in names:
         spellings.setdefault(_meaning(name), []).append(name)
+    if not refuse:
+        _join_abbreviations(spellings)
     for alike in spellings.values():
-        message = f"{where} has {', '.join(map(repr, alike))}, which are one to a person: spell it alike everywhere."
+        shown = [f"{name!r} ({places[name]})" if places else repr(name) for name in alike]
+        message = f"{where} has {', '.join(shown)}, which are one to a person: spell it alike everywhere."
         if len(alike) > 1 and refuse:
             raise ConfigurationError(message)
         if len(alike) > 1:
             rank_zero_warn(message)
+    if refuse:
+        check_spelling(names, where, refuse=False)
+
+
+def _join_abbreviations(spellings: dict[Any, list[str]]) -> None:
+    """Add a letter's, or three letters', spellings to those of the only word that begins so; A and AB are two."""
+    words = [each for each in spellings if isinstance(each, str) and each.isalpha()]
+    for short in [each for each in words if len(each) in (1, 3)]:
+        longer = [each for each in words if each != short and each.startswith(short)]
+        if len(longer) == 1 and (len(longer[0]) > 2 or any(each.islower() for each in spellings[longer[0]])):
+            spellings[longer[0]] += spellings.pop(short)
 
 
 def _meaning(name: str) -> Any:

@@ -215,6 +215,7 @@ class ProportionPartitioner(Partitioner):
     """
 
     rules: ClassVar[Rules] = (
+        (lambda a: len(a.matrix) > 1, "expected a row for each of at least 2 clients."),
         (lambda a: a.of == "client" or a.sizes is a.total is None, "sizes and total belong to of='client'."),
         (lambda a: a.sizes is None or len(a.sizes) == len(a.matrix), "sizes needs one positive number per client."),
         (lambda a: all(map(any, a.matrix)), "a row is all zeros, but every client needs a sample."),

@@ -23,12 +23,13 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from flsv.engines.flower_contributions import Contributions
 from flsv.engines.flower_resident import FOLDER
 from flsv.engines.remote import Directory, Packet, RemoteData, RemoteFederation, Site, SitePolicy, agreement
 from flsv.engines.remote.federation import check_deployment, run_status
 from flsv.engines.remote.messages import Reply, failure_packet
 
-__all__ = ["client_app", "server_app"]
+__all__ = ["Contributions", "client_app", "server_app"]
 
 _log = logging.getLogger(__name__)
 #: The newest release that the tests have run on.
@@ -174,8 +175,8 @@ def server_app(
     A site that is away, late, or sends garbage or a model that is not finite is named and left out of the round. Its
     contributions stay what they were.
 
-    How a run stands, and for which sites it waits, is in ``status.json`` of the folder: ``flwr run`` ends with status 0
-    whatever becomes of the run.
+    How a run stands, for which sites it waits, and at its end who has missed something, is in ``status.json`` of the
+    folder: ``flwr run`` ends with status 0 whatever becomes of the run.
 
     Args:
         make_module: makes the LightningModule.
@@ -202,7 +203,7 @@ def server_app(
     def main(grid: Grid, context: Context) -> None:
         where = Path(folder)
         where.mkdir(parents=True, exist_ok=True)
-        with run_status(where) as say:
+        with run_status(where, str(context.run_id)) as say:
             serve(GridTransport(grid), where, say)
 
     def serve(transport: GridTransport, where: Path, say: Callable[[str | None], None]) -> None:
@@ -215,6 +216,8 @@ def server_app(
         directory.gather()
         own = None if datamodule is None else datamodule()
         data = RemoteData(sites, [directory.sizes[i] for i in range(len(sites))], num_classes, class_names, own)
+        if own is None:  # Lightning would wonder, in every round
+            warnings.filterwarnings("ignore", message="Total length of `list` across ranks is zero")
         saving = ModelCheckpoint(where / "checkpoints", save_last=True)
         loop = loop.replace(engine=partial(RemoteFederation, directory))
         # One folder for all starts of a run, so that its logs go on, too.
@@ -222,5 +225,7 @@ def server_app(
         options["callbacks"] = [*options.get("callbacks", []), saving, loop]
         options = {"max_epochs": rounds, "num_sanity_val_steps": 0, **options}
         L.Trainer(**options).fit(module, data, ckpt_path=last if last.is_file() else None)
+        missed = [f"{sites[each['client']]} {each['what']} ({each['times']} times)" for each in loop.state.incidents]
+        say("; ".join(missed) or None)
 
     return app

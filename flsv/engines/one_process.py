@@ -24,7 +24,7 @@ from flsv.clients.train_client import LocalTraining
 from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError
 from flsv.games import CoalitionGames, ModelScore
-from flsv.games.evaluators import evaluators_of
+from flsv.games.evaluators import by_what_is_logged, evaluators_of
 from flsv.parameters import ParameterSpace
 from flsv.participants import ALONE, ClientStates, Ranks, run_protocol
 from flsv.participants.artifacts import client_folders, write_artifacts
@@ -33,11 +33,6 @@ from flsv.round import FederationState, Instruction, Round
 from flsv.server import ContributionMetrics, RoundServer
 from flsv.server.config import FederationConfig
 from flsv.strategy import Federation
-
-_BY_WHAT_IS_LOGGED = (
-    " Or let them measure what the module logs in validation_step, which takes any batches and outputs: "
-    "performance='val_loss', mode='min' of a game, loss='val_loss' of GradientAgreement."
-)
 
 
 def shared_space(module: nn.Module, config: FederationConfig) -> tuple[ParameterSpace, Sharing]:
@@ -172,7 +167,8 @@ class OneProcess:
             try:
                 evaluator = self.manager.evaluator(all_on_device(trainer, val))
             except ConfigurationError as error:
-                raise ConfigurationError(f"metrics {classified}: {error}{_BY_WHAT_IS_LOGGED}") from error
+                instead = by_what_is_logged(trainer, self.space, val)
+                raise ConfigurationError(f"metrics {classified}: {error}{instead}") from error
         server_lr = self._config.aggregator.server_lr
         return CoalitionGames(evaluator, server_lr=server_lr, validated=validated, ranks=self.ranks)
 

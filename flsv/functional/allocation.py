@@ -12,6 +12,8 @@ Lyu et al., "Collaborative Fairness in Federated Learning", 2020; used by CGSV (
 from __future__ import annotations
 
 import math
+from decimal import Decimal
+from fractions import Fraction
 from typing import Literal
 
 import torch
@@ -59,7 +61,8 @@ def allocate(
         tensor([33.3400, 33.3300, 33.3300], dtype=torch.float64)
     """
     values = _checked(values, negatives)
-    if unit is not None and not math.isclose(round(budget / unit) * unit, budget, rel_tol=1e-12, abs_tol=unit * 1e-6):
+    units = 0 if unit is None else round(budget / unit)
+    if unit is not None and not math.isclose(_times(units, unit), budget, rel_tol=4e-16, abs_tol=unit * 1e-6):
         raise ConfigurationError(f"allocate(budget={budget}, unit={unit}): the budget is no multiple of the unit.")
     seen = ~values.isnan()
     claims = torch.zeros_like(values)
@@ -74,25 +77,28 @@ def allocate(
     shares = [claim / total for claim in claims.tolist()]
     if unit is None:
         return torch.tensor(_to_the_sum([share * budget for share in shares], budget), dtype=torch.float64)
-    units = round(budget / unit)
-    whole = largest_remainder(shares, units)
-    # Of the text: 3 * 0.01 is 0.03, but 7 * 0.01 is 0.07 and a little more.
-    places = max(0, -math.floor(math.log10(unit)) + 6)
-    return torch.tensor([round(count * unit, places) for count in whole], dtype=torch.float64)
+    return torch.tensor([_times(count, unit) for count in largest_remainder(shares, units)], dtype=torch.float64)
+
+
+def _times(count: int, unit: float) -> float:
+    """So many units as they are written: in float64 7 * 0.01 is 0.07 and a little more."""
+    return float(count * Decimal(str(unit)))
 
 
 def largest_remainder(shares: list[float], units: int) -> list[int]:
     """Whole numbers that sum to ``units``, nearest to ``shares`` of it (Hamilton's method).
 
     Args:
-        shares: at least 0, with the sum 1.
+        shares: at least 0, whatever their sum.
         units: to share out.
 
     Example:
         >>> largest_remainder([0.5, 0.3, 0.2], 4)
         [2, 1, 1]
     """
-    exact = [share * units for share in shares]
+    parts = [Fraction(share) for share in shares]
+    total = sum(parts)
+    exact = [part * units / total for part in parts]
     whole = [math.floor(amount) for amount in exact]
     left = units - sum(whole)
     order = sorted(range(len(shares)), key=lambda i: (whole[i] - exact[i], i))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ from flsv.games.scores import (
     beyond_probabilities,
     checked_logits,
     kept_batches,
+    kind_of,
     loss_dtype,
     score_batch,
     wants_probabilities,
@@ -193,6 +194,11 @@ class ModelEvaluator(VectorEvaluator):
         return gradient_products(self._replica.module, self.space, self._batches, self.support, vector, updates)
 
     @property
+    def batches(self) -> Sequence[tuple[Any, Any]]:
+        """Pairs ``(x, y)`` on the models' device."""
+        return self._batches
+
+    @property
     def support(self) -> Tensor:
         """int64 ``[M]``, samples of each class."""
         if self._support is None:
@@ -242,10 +248,18 @@ class ModelEvaluator(VectorEvaluator):
         for metric, row in zip(metrics, rows):
             sums.metric[row] = metric.value()
 
-    @torch.inference_mode(False)
-    @torch.no_grad()
     def _try(self) -> None:
         """Forward passes, so that what is wrong is found before training time is spent."""
+        try:
+            self._try_first()
+        except Exception as error:
+            if isinstance(error, ConfigurationError) or is_oom_error(error):
+                raise
+            raise no_forward(self._module, self._batches[0][0], error) from error
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def _try_first(self) -> None:
         x, y = self._batches[0]
         build = rows_of(self.space.read(self._module)[None])
         with torch.autocast(self.device.type, enabled=False), isolated_rngs(self._seed, "utility"):
@@ -292,6 +306,14 @@ class ModelEvaluator(VectorEvaluator):
                 if beyond_probabilities(self._replica.module(x)):
                     return True
         return False
+
+
+def no_forward(module: nn.Module, x: Any, error: Exception) -> ConfigurationError:
+    """Of a ``forward`` that does not take a batch's first part."""
+    return ConfigurationError(
+        f"{type(module).__name__}.forward(x) ends in {type(error).__name__}: {str(error).rstrip('.')}. It is called "
+        f"with the first part of a validation batch, {kind_of(x)}: let it take that, and give the logits [B, M]."
+    )
 
 
 class _Sums:

@@ -5,26 +5,32 @@ from __future__ import annotations
 
 import copy
 import logging
+import re
 from collections.abc import Callable, Hashable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import lightning as L
+import torch
+from lightning.pytorch.trainer.connectors.data_connector import _DataHookSelector
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchmetrics import Metric
 
 from flsv._lightning.evaluation import all_on_device, on_device
-from flsv._lightning.validation import KeptBatches, keep_batches
-from flsv.errors import ConfigurationError
+from flsv._lightning.validation import KeptBatches, ValidationRun, keep_batches
+from flsv.errors import ConfigurationError, listed
 from flsv.games.coalition import CoalitionGames
 from flsv.games.evaluator import ModelEvaluator
 from flsv.games.performance import ModelScore
 from flsv.games.replica import VectorEvaluator, module_device
-from flsv.games.validated import ValidatedModels
+from flsv.games.validated import ValidatedModels, fresh_copy
 from flsv.parameters import ParameterSpace
 from flsv.seeding import isolated_rngs
 
+#: In the names of what is better the less there is of it.
+LESS = re.compile("loss|err|mse|mae|perplexity", re.IGNORECASE)
 #: Under which a plain network's loss is measured.
 LOSS = "loss"
 
@@ -78,6 +84,25 @@ def evaluators_of(
                 asking=name,
             )
     return evaluators
+
+
+def by_what_is_logged(trainer: L.Trainer, space: ParameterSpace, loaders: Any) -> str:
+    """A sentence for whose outputs cannot be measured: what the module logs when it validates, and how to name it."""
+    module = trainer.lightning_module
+    try:
+        with isolated_rngs(0, "utility"), torch.no_grad():
+            first = [KeptBatches(islice(loader, 1)) for loader in keep_batches(trainer, loaders)]
+            own = fresh_copy(module, space, space.read(module), {})
+            logged = sorted(ValidationRun(trainer, own, first).logged())
+    except Exception:  # whatever a validation raises: the error that is told of is another
+        logged = []
+    name = next((each for each in logged if not LESS.search(each)), logged[0] if logged else "val_loss")
+    mode = "min" if LESS.search(name) else "max"
+    what = f"what the module logs, {listed(logged, show=repr)}" if logged else "a value that validation_step logs"
+    return (
+        f" Or measure by {what}, of any batches and outputs: performance={name!r}, mode={mode!r} of a game; a loss is "
+        "named by loss=... of GradientAgreement."
+    )
 
 
 def evaluator_on(
@@ -166,7 +191,10 @@ def games_outside_fit(
     trainer = _trainer(own)
     evaluator = None
     if classifiers:
-        evaluator = ModelEvaluator(own, inner, all_on_device(trainer, loader), num_classes=num_classes or 1)
+        try:
+            evaluator = ModelEvaluator(own, inner, all_on_device(trainer, loader), num_classes=num_classes or 1)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{error}{by_what_is_logged(trainer, inner, loader)}") from error
     return CoalitionGames(evaluator, validated=evaluators_of(trainer, inner, loader, measures))
 
 
@@ -196,5 +224,8 @@ def _trainer(module: L.LightningModule) -> L.Trainer:
     finally:
         log.setLevel(before)
     trainer.strategy.connect(module)
+    # The module's alone, which is a copy: its hooks ask the trainer whether it validates.
+    module._trainer = trainer
+    trainer._data_connector._datahook_selector = _DataHookSelector(module, None)
     trainer.state.fn = TrainerFn.FITTING
     return trainer

@@ -346,7 +346,7 @@ class OutputMetric:
     def _refused(self, error: Exception) -> ConfigurationError:
         return ConfigurationError(
             f"{self._asking}: {type(self.metric).__name__} does not take what forward gives, {self._seen}: {error} Log "
-            "the value in validation_step, and name it: performance='val_...'."
+            "the value in validation_step, and give its name as performance."
         )
 
 

@@ -18,6 +18,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
+from flsv.arguments import attribute_of
 from flsv.attacks import Collusion
 from flsv.data import FederatedDataModule
 from flsv.engines.ranks import ranks_of
@@ -33,6 +34,9 @@ from flsv.round import Round, TrainedCoalitions
 from flsv.sampling import FullParticipation
 from flsv.server.config import FederationConfig
 from flsv.strategy import Strategy
+
+#: Of a base of the command line that has the metric.
+WITHOUT = "leave ShadowShapley out (--config digits is quickstart without it)"
 
 
 class CoalitionPlan:
@@ -61,9 +65,19 @@ class CoalitionPlan:
         self.reset()
 
     @classmethod
-    def of(cls, metrics: Mapping[str, Any]) -> CoalitionPlan | None:
-        """The plan for a loop's metrics; None where none of them asks for coalitions."""
-        asking = {name: metric for name, metric in metrics.items() if getattr(metric, "trains", None) is not None}
+    def of(cls, config: FederationConfig) -> CoalitionPlan | None:
+        """The plan for a loop's metrics; None where none of them asks for coalitions.
+
+        Raises:
+            ConfigurationError: they ask for different ones; a part that no coalition can have, in neither way.
+        """
+        asking: Any = {
+            name: metric for name, metric in config.metrics.items() if attribute_of(metric, "trains") is not None
+        }
+        if asking and (why := _refused(config)):
+            raise ConfigurationError(
+                f"ShadowShapley trains a model for each of many coalitions, and {why}, or {WITHOUT}."
+            )
         return cls(asking) if asking else None
 
     def reset(self) -> None:
@@ -108,8 +122,11 @@ class CoalitionPlan:
         Raises:
             ConfigurationError: what no coalition can be trained with, in neither way.
         """
-        if why := _refused(trainer, config):
-            raise ConfigurationError(f"ShadowShapley trains a model for each of many coalitions, and {why}.")
+        if kept := sharing(config.share, trainer.lightning_module, config.head).kept:
+            raise ConfigurationError(
+                f"ShadowShapley trains a model for each of many coalitions, and with share={config.share!r} "
+                f"{sorted(kept)[0]!r} and others stay at the clients. Share all that is trained, or {WITHOUT}."
+            )
         elsewhere = callable(config.engine)
         if not self._decided:
             why_not = not_as_rows(trainer, config)
@@ -131,7 +148,8 @@ class CoalitionPlan:
         if self._spare is None:
             raise ConfigurationError(
                 f"ShadowShapley: {self.why}. To train coalitions after the run, the Trainer, its callbacks and the "
-                f"module are copied before it, and one of them cannot be ({self._no_copy}). Leave that out, or ShadowShapley."
+                f"module are copied before it, and one of them cannot be ({self._no_copy}). Leave that out, or leave "
+                "ShadowShapley out."
             )
         if not isinstance(config.sampler, FullParticipation):
             raise ConfigurationError(
@@ -260,15 +278,12 @@ class _Ends(Strategy):
         return TrainedCoalitions(self._masks, build)
 
 
-def _refused(trainer: L.Trainer, config: FederationConfig) -> str | None:
+def _refused(config: FederationConfig) -> str | None:
     """What keeps coalitions from being federations of their own with one model, and what to do."""
     if config.personalizer is not None:
-        return f"personalizer={config.personalizer!r} gives each client a start point of its own. Leave one out"
+        return f"personalizer={config.personalizer!r} gives each client a start point of its own. Leave it out"
     if any(isinstance(each, GaussianPrivacy) for each in config.uploads):
-        return "noise would be spent on each of these models. Leave one of the two out"
+        return "noise would be spent on each of these models. Leave it out"
     if colluders := [each for each in config.uploads if isinstance(each, Collusion)]:
-        return f"{colluders} compare the updates of one cohort. Leave one of the two out"
-    if kept := sharing(config.share, trainer.lightning_module, config.head).kept:
-        part = f"with share={config.share!r} {sorted(kept)[0]!r} and others"
-        return f"{part} stay at the clients. Share all that is trained"
+        return f"{colluders} compare the updates of one cohort. Leave them out"
     return None

@@ -76,8 +76,8 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     Args:
         aggregator: how the clients' models become the next global one. Default: FedAvg.
-        metrics: name to contribution metric; ``loop.metrics[name]`` is the live metric. In Python any torchmetrics
-            ``Metric`` will do whose ``update`` names attributes of ``flsv.Round``.
+        metrics: name to contribution metric, or a ``MetricCollection``; ``loop.metrics[name]`` is the live metric. In
+            Python any torchmetrics ``Metric`` will do whose ``update`` names attributes of ``flsv.Round``.
         personalizer: gives clients start points of their own. Default: everyone starts from the global model.
         sampler: draws each round's cohort. Default: every client.
         client_algorithm: what clients do differently when they train, such as ``flsv.clients.algorithms.FedProx``.
@@ -109,8 +109,8 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         >>> from flsv.aggregation import ShapFedWA
         >>> from flsv.metrics import ClassSpecificShapley
         >>> loop = FederatedLoop(aggregator=ShapFedWA("cssv"), metrics={"cssv": ClassSpecificShapley()})
-        >>> loop.metrics["cssv"]
-        ClassSpecificShapley()
+        >>> loop
+        FederatedLoop(aggregator=ShapFedWA(), metrics={'cssv': ClassSpecificShapley()}), 0 rounds done
     """
 
     _instead = "Use loop.replace({0}), which gives a new loop."
@@ -168,7 +168,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
                 setattr(self, name, getattr(config, name))
         spent = {} if config.privacy is None else {"epsilon": PrivacyLoss(config.privacy)}
         self.board = ContributionMetrics({**config.metrics, **spent}, check_names(config.strategies))
-        self._plan = CoalitionPlan.of(config.metrics)
+        self._plan = CoalitionPlan.of(config)
         for each in config.filters:
             each.check(personalizer, list(self.board.evaluating))
         self._reset()
@@ -180,7 +180,6 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         return settings_of(self.config, self.metrics)
 
     def _reset(self) -> None:
-        """As if no round had been run."""
         self.state, self.saver = FederationState(), Saver()
         self._run: LightningFit | None = None
         if self._plan is not None:
@@ -291,7 +290,11 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     def __getstate__(self) -> dict[str, Any]:
         """The federation between two rounds, without the trainer and the data of its fit: a copy can be fitted anew."""
         run = None if self._run is None else self._run.federation
-        return {**vars(self), "saver": self.saver.copy(None if run is None else run.engine), "_run": None}
+        given = {"log": None, "log_dict": None}  # by Lightning, of the module
+        return {**vars(self), **given, "saver": self.saver.copy(None if run is None else run.engine), "_run": None}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.config.text}), {self.round_index} rounds done"
 
     # ---- what is known
 
@@ -369,8 +372,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     @property
     def named(self) -> dict[int, tuple[int, int]]:
-        """Client id to in how many rounds its update was not finite or far too large, of how many that it sent; without
-        those in order. No metric has measured what it sent in such a round."""
+        """Client id to in how many of its rounds its update was at fault, and not measured; without those in order."""
         return faults_in(self.events)
 
     @property
@@ -396,8 +398,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     def to_frame(self) -> pandas.DataFrame:
         """What is known between two rounds, as a tidy DataFrame with the columns of :func:`flsv.read_run`: the metrics'
         current values, the last weights and accuracies. Of all rounds: :meth:`history`."""
-        names = None if self._run is None else self._run.data.client_names
-        return table(self.board, self.state, names)
+        return table(self.board, self.state, None if self._run is None else self._run.data.client_names)
 
     def history(self) -> pandas.DataFrame:
         """All rounds, as :func:`flsv.read_run` reads them from the run's folder; ConfigurationError without one."""

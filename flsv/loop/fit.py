@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -11,6 +12,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from flsv._lightning.patches import PatchedAttributes, counted_length, no_placeholder, round_axis, stepping, unprofiled
 from flsv._lightning.per_client import CallbackHooks, ClientHooks, step_loss
@@ -299,15 +301,19 @@ class LightningFit:
 
     def fail(self, module: L.LightningModule, exception: BaseException) -> None:
         """The fit has failed: name the client, forget its round, and leave everything as it was found."""
-        if self.federation is not None:
-            self.federation.engine.failed(exception, self.place())
-        if self.within_round:
-            exception.add_note(f"flsv: {self.place()} (clients are counted from 0, rounds from 1)")
-            self.discard(f"{type(exception).__name__} {self.place()}")
-        self.average.give_back(module)
-        self.close(failed=True)
-        if isinstance(exception, KeyboardInterrupt) and self.reports is not None:
+        try:
+            if self.federation is not None:
+                self.federation.engine.failed(exception, self.place())
+            if self.within_round:
+                exception.add_note(f"flsv: {self.place()} (clients are counted from 0, rounds from 1)")
+                self.discard(f"{type(exception).__name__} {self.place()}")
+            self.average.give_back(module)
+        finally:  # the folder's lock, too, whatever state the module is in
+            self.close(failed=True)
+        if isinstance(exception, KeyboardInterrupt | SIGTERMException) and self.reports is not None:
             self.reports.stopped()
+        if isinstance(exception, SIGTERMException):
+            exception.code = 128 + signal.SIGTERM  # Lightning would end a script that is not done with status 0
 
     def close(self, failed: bool = False) -> None:
         """Leave the trainer and the module as they were found."""

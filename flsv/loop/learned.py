@@ -125,15 +125,20 @@ def verdicts(trainer: L.Trainer, fit: FederationRun) -> tuple[dict[str, Verdict]
 def _of_games(fit: FederationRun, model: Tensor) -> dict[str, Verdict]:
     """Of each metric's game, told apart where a constant answer's performance is known."""
     found: dict[str, Verdict] = {}
+    evaluators: dict[Any, Any] = {}
     scores: dict[Any, Any] = {}
     for name, measure in fit.board.performances.items():
         other = measure if isinstance(measure, ModelScore) else None
         key = None if other is None else other.evaluator
         if key not in scores:
             assert fit.server.games is not None
-            scores[key] = fit.server.games.evaluator_of(measure)(model[None])
+            evaluators[key] = fit.server.games.evaluator_of(measure)
+            scores[key] = evaluators[key](model[None])
         value = scores[key].value(measure if other is None else other.name)
         apart = told_apart(scores[key], measure) if measure in TESTED else None
+        if other is not None and other.called:
+            labels = [y.cpu() for _, y in evaluators[key].batches]
+            apart = ranks_apart(other.called, float(value), torch.cat(labels), fit.engine.data.num_classes)
         found[name] = Verdict(measure if other is None else other.title, _finite(value), apart)
     return found
 
@@ -214,3 +219,38 @@ def told_apart(scores: Scores, performance: str) -> bool:
     recall = (correct + 1) / (support + 2)
     error = float((recall * (1 - recall) / support).sum().sqrt()) / len(support)
     return float((correct / support).mean()) - 1 / len(support) > float(stats.norm.ppf(1 - LEVEL)) * error
+
+
+def ranks_apart(score: str, value: float, labels: Tensor, num_classes: int) -> bool:
+    """Whether a score of probabilities is significantly above what predictions get that have nothing to do with the
+    labels, a constant one among them. The labels' counts alone say what that is: the mean over the classes that occur
+    (of two, class 1's), and an error as if all classes' errors went together, so that it is not too small.
+
+    Args:
+        score: in :data:`flsv.games.scores.CLASS_SCORES`. ``"auroc"``: 1/2, with Mann and Whitney's variance.
+            ``"average_precision"``: about a class's share, with the mean and (to the second order) the variance over
+            all orders; they are skewed, so that two errors count. ``"f1"``: whichever share of the predictions is of a
+            class, it is 2p / (1 + p) for the share p of class 1 of two, and 1 / M of M classes, at most.
+        value: of the model.
+        labels: int64 ``[N]``.
+        num_classes: M.
+
+    Example:
+        >>> labels = torch.tensor([0, 1] * 50)
+        >>> [ranks_apart("auroc", value, labels, 2) for value in (0.55, 0.65)]
+        [False, True]
+    """
+    n, counts = len(labels), torch.bincount(labels, minlength=num_classes).double()
+    positive = counts[1:2] if num_classes == 2 else counts[counts > 0]
+    share, quantile = positive / n, float(stats.norm.ppf(1 - LEVEL))
+    if score == "auroc":
+        mean, error = torch.tensor(0.5), ((n + 1) / (12 * positive * (n - positive))).sqrt()
+    elif score == "average_precision":
+        harmonic, quantile = float((1 / torch.arange(1, n + 1)).sum()), 2.0
+        mean = (harmonic + (n - harmonic) * (positive - 1) / (n - 1)) / n
+        beyond = (1 - share) ** 2 * harmonic + math.pi**2 / 6 * (1 - share) / share
+        error = (share * (1 - share) / n + beyond / n**2).sqrt()
+    else:
+        mean = 2 * share / (1 + share) if num_classes == 2 else torch.tensor(1 / len(positive))
+        error = ((1 - share) / n).sqrt()
+    return value - float(mean.mean()) > quantile * float(error.mean())

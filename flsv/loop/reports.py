@@ -30,6 +30,7 @@ from flsv.report.record import Record, record_of, to_pay_by
 from flsv.report.run_table import CSV, frame, tidy
 from flsv.report.tensorboard import TensorBoard, Trackers, draw_metric, figures_due
 from flsv.report.terminal import Terminal
+from flsv.report.text import nearest_first
 from flsv.round import FederationState, Round
 from flsv.round.result import Event, RoundResult, RunResult, Sink
 from flsv.server import ContributionMetrics
@@ -85,7 +86,8 @@ class RunReports:
             )
         self.sinks += self._loggers(described)
         self.terminal = Terminal(trainer, names[0], self._prints and reporting.table, files)
-        self.sinks += [self.terminal, Monitored(trainer, metrics)]
+        self._monitored = Monitored(trainer, metrics)
+        self.sinks += [self.terminal, self._monitored]
 
     @property
     def _prints(self) -> bool:
@@ -119,7 +121,8 @@ class RunReports:
         module, names = trainer.lightning_module, (data.client_names, data.class_names)
         merged = {**module.hparams_initial, **getattr(data, "hparams_initial", {}), **described}
         columns = chosen(self._config.strategies, data, self._state.seed, trainer.max_epochs, trainer.optimizers)
-        draw = lambda: plot_partition(data.class_counts, data.class_names, data.client_names)[0]  # noqa: E731
+        classes = None if data.known_class_counts is None else data.class_names  # sites' samples are counted as of one
+        draw = lambda: plot_partition(data.class_counts, classes, data.client_names)[0]  # noqa: E731
         sinks: list[Sink] = []
         others = []
         for logger in trainer.loggers:
@@ -201,9 +204,9 @@ class RunReports:
             state.round_index,
             table=frame(self.results.known(index, values, **of_clients, **state.client_scores)),
             columns={name: "column" if columns_of(metrics[name]) else "class" for name in metrics if name in values},
-            to_pay_by=[name for name in values if to_pay_by(metrics[name])],
+            to_pay_by=nearest_first({n: type(metrics[n]).__name__ for n in values if to_pay_by(metrics[n])}),
             learned={**learning, **({"coalitions": lines} if (lines := self._told()) else {})},
-            logged={name: value for name, value in logged.items() if "/" not in name},
+            logged={name: value for name, value in logged.items() if name not in self._monitored.names},
             pictures={name: partial(draw_metric, metrics[name], name, value, index) for name, value in values.items()},
         )
 

@@ -21,8 +21,7 @@ from torch import Tensor
 from flsv.clients.algorithms import ClientAlgorithm, ClientContext
 from flsv.clients.coalition_rows import CoalitionRows
 from flsv.clients.row_checks import not_batched, not_by_rounds
-from flsv.clients.row_step import NotBatched
-from flsv.clients.row_trial import try_rows
+from flsv.clients.row_trial import why_not_rows
 from flsv.engines.one_process import shared_space
 from flsv.errors import ConfigurationError
 from flsv.loop.coalition_servers import servers_of, unlike_alone
@@ -59,13 +58,7 @@ def not_as_rows(trainer: L.Trainer, config: FederationConfig) -> str | None:
         return f"{why}. Take a schedule that steps by rounds or batches"
     if callable(config.engine):  # the data are elsewhere: every site sees it in its first steps
         return None
-    try:
-        try_rows(trainer, shared_space(module, config)[0], config.seed or 0, shared=True)
-    except NotBatched as error:
-        return (
-            f"training_step of {type(module).__name__} does not allow them as rows of one batched model: {error.reason}"
-        )
-    return None
+    return why_not_rows(trainer, shared_space(module, config)[0], config.seed or 0, draws=("torch",))
 
 
 class ShadowTraining(ClientAlgorithm):
@@ -93,11 +86,12 @@ class ShadowTraining(ClientAlgorithm):
     def __init__(self, coalitions: Coalitions = "auto", algorithm: ClientAlgorithm | None = None) -> None:
         self.coalitions, self.algorithm = coalitions, algorithm
         self._visit: CoalitionRows | None = None
+        self._left: Tensor | None = None  # the global model after the last round
         self._updates: Sequence[ClientUpdate] = ()
         self._clients: Sequence[Client] = ()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_visit": None, "_clients": ()}
+        return {**vars(self), "_visit": None, "_left": None, "_clients": ()}
 
     @property
     def changes_steps(self) -> bool:  # type: ignore[override]
@@ -108,7 +102,7 @@ class ShadowTraining(ClientAlgorithm):
 
     def begin(self, federation: Federation) -> None:
         self._set_up(federation)
-        self._initial = federation.global_vector.clone()
+        self._left = self._initial = federation.global_vector.clone()
         self._rows = self._initial.expand(len(self._members), -1).clone()
         self._servers = servers_of(federation, self._members, self._rows)
 
@@ -124,7 +118,7 @@ class ShadowTraining(ClientAlgorithm):
         self._loaded = state["servers"]
 
     def _set_up(self, federation: Federation) -> None:
-        self._visit = None
+        self._visit = self._left = None
         self._masks = coalition_masks(self.coalitions, federation.num_clients)
         self._members = _trained(self._masks)
         self._places = [mine.nonzero().flatten() for mine in self._members.T]
@@ -138,6 +132,12 @@ class ShadowTraining(ClientAlgorithm):
             )
 
     def send(self, client: int, start: Tensor | None, state: FederationState) -> dict[str, Tensor]:
+        if self._left is not None and not torch.equal(self._left, state.model()):
+            raise ConfigurationError(
+                f"ShadowShapley: the module's weights or buffers have changed between rounds {state.round_index} and "
+                f"{state.round_index + 1}, as by a hook around an epoch or by validation, and coalitions' models would "
+                "not. Let hooks leave them as they are, or value the run by flsv retrain."
+            )
         self._rows = self._rows.to(state.model())
         return {ROWS: self._rows[self._places[client].to(self._rows.device)]}
 
@@ -157,7 +157,7 @@ class ShadowTraining(ClientAlgorithm):
                 places = self._places[client].to(rows.device)
                 self._servers.receive(client, places, sent[client][:, 1:], update.num_steps)
             self._rows = self._servers.end_round(rows, self._clients, round.server_data, lenient=True)
-        self._updates = ()
+        self._updates, self._left = (), round.server_vector
 
     def coalition_models(self, round: Round) -> TrainedCoalitions:
         assert round.server_vector is not None

@@ -16,17 +16,19 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from flsv._lightning.evaluation import as_given
+from flsv._lightning.evaluation import as_given, tolerance
 from flsv.clients.client_manager import ClientManager
 from flsv.clients.cohort import CohortLoader
 from flsv.clients.kernel import RowTraining, SharedBatches, clipping, models_of, states_of
 from flsv.clients.optimizers import ClientOptimizers
-from flsv.clients.row_checks import moves_batches, not_batched, not_by_rounds
+from flsv.clients.row_checks import moves_batches, not_batched, not_by_rounds, strange_hooks
 from flsv.clients.row_step import batched_steps
-from flsv.clients.row_trial import try_rows
+from flsv.clients.row_trial import why_not_rows
+from flsv.clients.step_watch import GENERATORS
 from flsv.engines.one_process import shared_space
 from flsv.errors import ConfigurationError
 from flsv.games.coalition import utility_of
@@ -41,8 +43,9 @@ from flsv.seeding import seed_global_rngs
 from flsv.server.config import FederationConfig
 from flsv.uploads import UploadContext, sanitize_report, upload
 
-#: How far the models may be apart relative to how far they went, and in terms of how far rounding puts them apart.
-TOLERANCE, FACTOR = 0.01, 3.0
+#: How far the models may be apart relative to how far they went where every step rounds, and in the tolerances of one
+#: model otherwise; and in terms of how far rounding puts them apart.
+TOLERANCE, TOLERANCES, FACTOR = 0.01, 10.0, 3.0
 #: All, nobody, and all from an initial model that is changed by so much, to see how far rounding grows.
 CHECKED, NUDGE = (True, False, True), 1e-6
 #: Bytes of the models that are trained at once, with their gradients, and how many there must be to be worth it.
@@ -96,7 +99,7 @@ class SideBySideUtility:
         trained = self._train(masks)
         real = self._alone.model
         if self._compare and real is not None:  # this rank has trained the coalition of all
-            check_same(trained.checked, real[0])
+            check_same(trained.checked, real[0], trained.tolerance)
         return utility_of(trained.scores, self._alone.metric)
 
     def _train(self, masks: Tensor) -> CoalitionTraining:
@@ -122,7 +125,7 @@ class SideBySideUtility:
         return evaluator_of(trainer, space, self._alone.data, self._alone.metric)(models)
 
 
-def check_same(models: Tensor, real: Tensor) -> None:
+def check_same(models: Tensor, real: Tensor, allowed: float = TOLERANCE) -> None:
     """Compare two ways to the same model.
 
     Training amplifies rounding, of a network with convolutions and a large learning rate to a fifth of the way that it
@@ -131,6 +134,7 @@ def check_same(models: Tensor, real: Tensor) -> None:
     Args:
         models: ``[3, P]``, :attr:`CoalitionTraining.checked`.
         real: ``[P]``, of the run itself.
+        allowed: how far they may be apart, relative to how far they went, however small rounding is.
 
     Raises:
         ConfigurationError: they are further apart than rounding.
@@ -138,7 +142,7 @@ def check_same(models: Tensor, real: Tensor) -> None:
     mine, start, nudged = models.to(real)
     way = (real - start).norm().clamp(min=1e-12)
     apart, rounding = float((mine - real).norm() / way), float((mine - nudged).norm() / way)
-    if not apart <= max(TOLERANCE, FACTOR * rounding):
+    if not apart <= max(allowed, FACTOR * rounding):
         raise ConfigurationError(
             "the coalition of all clients, trained side by side with others, comes to "
             f"another model than the run itself ({100 * apart:.1f} % of the way that it went lie between them): the "
@@ -169,6 +173,7 @@ class CoalitionTraining(L.Callback):
         checked: ``[3, P]``, what :func:`check_same` compares: the model of all; what it started from; and the model of
             all from a start that is another by rounding.
         scores: of ``models``.
+        tolerance: by the trainer's precision, for :func:`check_same`.
 
     Raises:
         ConfigurationError: in a fit: a module, optimizer or federation that cannot be trained so.
@@ -189,6 +194,7 @@ class CoalitionTraining(L.Callback):
         self._evaluate, self._ranks = evaluate, ranks
         self.models, self.checked, self.scores = torch.empty(0), torch.empty(0), None  # type: Tensor, Tensor, Any
         self._trainer: Any = None
+        self.tolerance = TOLERANCE
         self._left = False  # whether batches are left as they are on their way to the module
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -200,10 +206,12 @@ class CoalitionTraining(L.Callback):
         trainer.should_stop, trainer.fit_loop.min_epochs = True, 0
         config = self._loop.config
         why = _why_not(config) or not_batched(trainer, None, config.optimizer_state, schedules=True)
-        if why := why or not_by_rounds(trainer):
+        if why := why or not_by_rounds(trainer) or _hooks_of_rounds(trainer):
             raise ConfigurationError(f"{why}.")
         self._trainer, (self._space, _) = trainer, shared_space(pl_module, config)
-        try_rows(trainer, self._space, self._seed, shared=True)
+        if why := why_not_rows(trainer, self._space, self._seed, GENERATORS):
+            raise ConfigurationError(f"{why}.")
+        self.tolerance = min(TOLERANCE, TOLERANCES * tolerance(trainer))
         models = self._train()
         self.checked, self.models = models[: len(CHECKED)], models[len(CHECKED) :]
         self.scores = self._evaluate(trainer, self._space, self.models)
@@ -233,7 +241,7 @@ class CoalitionTraining(L.Callback):
         manager = ClientManager(trainer, data, space, ClientStates())
         self._kept: dict[tuple[int, int], State] = {}
         for index in range(trainer.max_epochs or 0):
-            trainer.fit_loop.epoch_progress.current.processed = index  # what current_epoch tells a step
+            trainer.fit_loop.epoch_progress.current.completed = index  # what current_epoch tells a step
             servers.begin_round(masks, models, index)
             for rows in torch.arange(len(masks), device=masks.device).split(chunk):
                 self._train_clients(index, rows, masks[rows], models, servers)
@@ -242,6 +250,7 @@ class CoalitionTraining(L.Callback):
                 raise ConfigurationError("some coalitions come to models with NaN.")
             self._optimizers.commit()
             self._step_schedules("epoch", index + 1)
+        trainer.fit_loop.epoch_progress.current.completed = 0
         return models
 
     def _train_clients(self, index: int, places: Tensor, masks: Tensor, models: Tensor, servers: Any) -> None:
@@ -308,6 +317,15 @@ class CoalitionTraining(L.Callback):
         same = all(a is b for a, b in zip(tree_leaves(given), tree_leaves(batch)))
         self._left = same and not moves_batches(self._trainer)
         return given
+
+
+def _hooks_of_rounds(trainer: L.Trainer) -> str | None:
+    """Say whose hooks between rounds would not be called; None: nobody's. What a module does at the end of a round is
+    most often to log: whether it does more, the coalition of all shows."""
+    module, mine = trainer.lightning_module, ("on_train_start", "on_train_epoch_start")
+    found: list[tuple[Any, str]] = [(module, hook) for hook in mine if is_overridden(hook, module, L.LightningModule)]
+    found += [(each, hooks[0]) for each, hooks in strange_hooks(trainer, (*mine, "on_train_epoch_end"))]
+    return f"{type(found[0][0]).__name__} defines {found[0][1]}, which would not be called" if found else None
 
 
 def _why_not(config: FederationConfig) -> str | None:

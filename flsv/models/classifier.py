@@ -147,10 +147,11 @@ class ClassifierClient(ReadyClient):
             module, name = None, network
         else:
             module, name = network, f"{_OBJECT}{type(network).__module__}.{type(network).__qualname__}"
+        checked = check_arguments("ClassifierClient", ClassifierClient.__init__, locals())
+        num_classes, input_shape, scheduler_interval, label_smoothing, class_weights = checked.values()
         self._balanced = isinstance(class_weights, str)
         if class_weights is not None and not isinstance(class_weights, str):
             class_weights = [float(weight) for weight in class_weights]
-        check_arguments("ClassifierClient", ClassifierClient.__init__, locals())
         _check_options(name, module, network_args, optimizer, scheduler)
         self.save_hyperparameters(ignore=["network", "optimizer", "scheduler"])
         if "_instantiator" in self.hparams:

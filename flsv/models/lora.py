@@ -109,8 +109,8 @@ class LoRAClient(ClassifierClient):
         exact: bool = True,
         **kwargs: Any,
     ) -> None:
-        check_arguments("LoRAClient", LoRAClient.__init__, locals())
-        self.rank, self.alpha, self.targets, self.exact = rank, alpha, targets, exact
+        self.rank, self.alpha, self.exact = check_arguments("LoRAClient", LoRAClient.__init__, locals()).values()
+        self.targets = targets
         super().__init__(**kwargs)
 
     def _build(self, num_classes: int, input_shape: tuple[int, ...] | None) -> None:

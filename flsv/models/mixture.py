@@ -75,8 +75,7 @@ class MixtureClient(ClassifierClient):
     """
 
     def __init__(self, num_components: Count = 3, **kwargs: Any) -> None:
-        check_arguments("MixtureClient", MixtureClient.__init__, locals())
-        self.num_components = num_components
+        (self.num_components,) = check_arguments("MixtureClient", MixtureClient.__init__, locals()).values()
         super().__init__(**kwargs)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:

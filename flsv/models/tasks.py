@@ -52,8 +52,8 @@ class RegressorClient(ReadyClient):
         scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__()
+        hidden, input_shape = check_arguments("RegressorClient", RegressorClient.__init__, locals()).values()
         self.save_hyperparameters("hidden", "input_shape")
-        check_arguments("RegressorClient", RegressorClient.__init__, locals())
         self._hidden = list(hidden or [])
         self._make_optimizer, self._make_scheduler = optimizer, scheduler
         self.network: nn.Module = NotBuilt()
@@ -146,7 +146,8 @@ class CharacterModel(ReadyClient):
         scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__()
-        check_arguments("CharacterModel", CharacterModel.__init__, locals())
+        checked = check_arguments("CharacterModel", CharacterModel.__init__, locals())
+        width, hidden, layers, characters = checked.values()
         self.save_hyperparameters("width", "hidden", "layers", "characters")
         self._make_optimizer, self._make_scheduler = optimizer, scheduler
         self.embedding = nn.Embedding(characters, width)

@@ -75,7 +75,7 @@ def steps(
         _level(axis, heads)
 
     title = f"from {number(start)} to {number(end)} in {len(values)} steps"
-    return figure(caption, _svg(title, words, draw, 2.1, _below(heads)))
+    return figure(caption, _svg(title, words, draw, 1.75, _below(heads)))
 
 
 def lines(names: Sequence[str], values: np.ndarray, rounds: Sequence[int], caption: str) -> Markup:

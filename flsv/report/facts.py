@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ from flsv.report.text import WORDS, by_value, number, percent, value_columns
 SAY: Mapping[str, str] = WORDS["page"]
 #: Of the validation set in one class, from which on accuracy says little of who taught the model what.
 _MOSTLY = 0.7
+#: By how much of the difference values may miss it, to add up to it.
+TOLERANCE = 0.01
 RETRAINED_HEAD = ("client", "value", "90 % interval", "share")
 
 
@@ -31,6 +34,11 @@ def share(part: float, whole: float) -> float:
 def at_chance(record: Mapping[str, Any]) -> list[str]:
     """By what the model is not told apart from a constant answer, each once."""
     return list({game["by"]: None for game in record.get("paid_in", {}).values() if game["told_apart"] is False})
+
+
+def of_rounds(record: Mapping[str, Any]) -> list[str]:
+    """Return what the values of rounds cannot say, where another framework ran them."""
+    return [WORDS["of_rounds"].format(record["of_rounds"])] if "of_rounds" in record else []
 
 
 def retrained_caveats(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
@@ -76,10 +84,22 @@ def _grouped(pairs: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:
     return of
 
 
-def values_and_shares(run: Run, clients: Sequence[int]) -> dict[str, list[str]]:
-    """Every metric's column; behind those to pay by, the clients' shares."""
+def values_and_shares(run: Run, clients: Sequence[int], shares: bool = True) -> dict[str, list[str]]:
+    """Return every metric's column; behind those to pay by the clients' shares, if ``shares``."""
     known = {metric: (run.final(metric), *run.ends(metric)) for metric in run.metrics}
-    return value_columns(known, [metric for metric in known if run.about(metric)["to_pay_by"]], clients)
+    return value_columns(known, [metric for metric in known if shares and run.about(metric)["to_pay_by"]], clients)
+
+
+def adding_up(run: Run) -> list[str]:
+    """Return the metrics whose values add up to what the model has gained by what it is measured by."""
+    found = []
+    for metric, game in run.record.get("paid_in", {}).items():
+        if metric in run.metrics and None not in game.values():
+            whole = game["end"] - game["start"]
+            values = [value for value in run.final(metric) if value == value]
+            if whole and abs(math.fsum(values) - whole) <= TOLERANCE * abs(whole):
+                found.append(metric)
+    return found
 
 
 def order_of(run: Run) -> list[int]:

@@ -18,7 +18,19 @@ from flsv.report.html import command, section, table, warning
 from flsv.report.measured import own_title
 from flsv.report.reading import Run
 from flsv.report.shares import SHARE_HEAD, Shares
-from flsv.report.text import NONE, WORDS, by_value, ends_of, joined, number, numbers, percent, performance, ranking
+from flsv.report.text import (
+    NONE,
+    WORDS,
+    by_value,
+    ends_of,
+    joined,
+    nearest_first,
+    number,
+    numbers,
+    percent,
+    performance,
+    ranking,
+)
 
 #: Clients that are shown; of more the highest and the lowest ten.
 MOST = 30
@@ -26,8 +38,6 @@ MOST = 30
 COUNTED = 20
 #: Of the waterfall, besides the clients at both ends when there are more.
 MOST_STEPS = 12
-#: By how much of the difference the values may miss it, to add up to it.
-TOLERANCE = 0.01
 
 
 def page_for_all(run: Run, shares: Shares | None = None) -> dict[str, Any]:
@@ -39,7 +49,7 @@ def page_for_all(run: Run, shares: Shares | None = None) -> dict[str, Any]:
     front = [
         section("", begun, *map(warning, red_lines(run))),
         _shares(run, shares, len(order)) if shares is not None else "",
-        _contributions(run, order, names),
+        _contributions(run, order, names, shares is None),
         section("What the model has learned", *_learned(run)),
         _rests_on(run),
     ]
@@ -50,7 +60,7 @@ def page_for_all(run: Run, shares: Shares | None = None) -> dict[str, Any]:
         section("Value by value", *(_bars(run, metric, order, names) for metric in run.metrics)),
         facts.over_time(run, order, names, histories),
         facts.classes(run, run.metrics, order, names),
-        _retrained(run, order),
+        _retrained(run, order, shares is None),
         facts.reading(run),
         _settings(run),
         _replay(run),
@@ -66,7 +76,7 @@ def _partners(run: Run) -> str:
 
 def red_lines(run: Run) -> list[str]:
     """What has to be known before anything is made of the values."""
-    lines = []
+    lines = facts.of_rounds(run.record)
     if not run.ended:
         lines.append(WORDS["not_ended"])
     lines += [WORDS["at_chance"].format(_plain(by)) for by in facts.at_chance(run.record)]
@@ -96,16 +106,12 @@ def _shares(run: Run, shares: Shares, shown: int) -> Markup:
     )
 
 
-def _contributions(run: Run, order: Sequence[int], names: Sequence[str]) -> Markup:
-    """Every metric's values with their intervals, the last weights, and the scores of the clients' own models."""
+def _contributions(run: Run, order: Sequence[int], names: Sequence[str], shares: bool) -> Markup:
+    """Show every metric's values with their intervals, and ``shares`` where the page has no others."""
     title = "What each contributed"
     if not run.metrics:
         return section(title, SAY["no_metric"])
-    columns = facts.values_and_shares(run, order)
-    for head, key in (("last weight", "weight"), *((own_title(name), name) for name in OWN_SCORES)):
-        if key in run.measured:
-            final = run.final(key)
-            columns[head] = numbers([final[client] for client in order])
+    columns = facts.values_and_shares(run, order, shares and not run.retrained())
     kinds = {metric: run.kind(metric) for metric in run.metrics}
     by_kind = {kind: ", ".join(m for m in kinds if kinds[m] == kind) for kind in kinds.values() if kind}
     without = sum(all(value != value for value in values) for values in zip(*map(run.final, run.metrics)))
@@ -119,23 +125,19 @@ def _contributions(run: Run, order: Sequence[int], names: Sequence[str]) -> Mark
 
 
 def _ranking(run: Run) -> list[str]:
-    """By the first metric that one may pay by."""
-    metric = next((metric for metric in run.metrics if run.about(metric)["to_pay_by"]), None)
-    if metric is None:
-        return []
+    """By that metric that one may pay by which is the nearest to retraining."""
     names = [run.label(client) for client in range(run.num_clients)]
-    return ranking(names, run.final(metric), *run.ends(metric), metric)
+    for metric in nearest_first({m: run.about(m)["class"] for m in run.metrics if run.about(m)["to_pay_by"]})[:1]:
+        return ranking(names, (run.final(metric), *run.ends(metric)), metric, run.record)
+    return []
 
 
 def _learned(run: Run) -> list[Markup | str]:
     """From the model's performance at the start to that at the end, by the first metric whose values add up to it."""
     known = {name: each for name, each in run.record.get("paid_in", {}).items() if each["start"] is not None}
     games = {name: each for name, each in known.items() if name in run.metrics and None not in each.values()}
-    for name, each in games.items():
-        whole = each["end"] - each["start"]
-        values = [value for value in run.final(name) if value == value]
-        if whole and abs(math.fsum(values) - whole) <= TOLERANCE * abs(whole):
-            return [_waterfall(run, name, each)]
+    for name in facts.adding_up(run)[:1]:
+        return [_waterfall(run, name, games[name])]
     if not games:
         ends = [[g["by"], *(performance(g["by"], g[when]) for when in ("start", "end"))] for g in known.values()]
         return [SAY["learned"].format(_plain(by), start, end) for by, start, end in ends]
@@ -152,7 +154,7 @@ def _waterfall(run: Run, name: str, game: Mapping[str, Any]) -> Markup:
     names, heights = [run.label(client) for client in order], [values[client] for client in order]
     whole = game["end"] - game["start"]
     rest = whole - math.fsum(heights)
-    if len(order) < run.num_clients and abs(rest) > TOLERANCE * abs(whole):
+    if len(order) < run.num_clients and abs(rest) > facts.TOLERANCE * abs(whole):
         names, heights = [*names, "all others"], [*heights, rest]
     sign = 1.0
     if game["by"] == "negative_loss":
@@ -182,15 +184,17 @@ def _rests_on(run: Run) -> Markup:
         lines.append(SAY["judged"].format(cases, judged["of"]))
     lines += [SAY["logged"].format(said)] if said else []
     seeds = SAY["one_run_only"] if run.seeds == 1 else SAY["mean_of_runs"].format(run.seeds)
-    lines += [SAY["cases"].format(sum(run.record["samples"])), seeds, SAY["appendix"]]
+    samples = sum(run.record["samples"])
+    lines += [*([SAY["cases"].format(samples)] if samples else []), seeds, SAY["appendix"]]
     return section("What this rests on", lines)
 
 
 def _clients(run: Run, order: Sequence[int], names: Sequence[str]) -> Markup:
     samples, taken, shown = run.record["samples"], run.taken_part(), len(order)
     shares = {client: percent(facts.share(samples[client], sum(samples))) for client in order}
-    parts = {client: percent(facts.share(taken[client], run.rounds)) for client in order}
-    rows = [[name, str(samples[c]), shares[c], str(taken[c]), parts[c]] for c, name in zip(order, names)]
+    rows = [[name, str(samples[c]), shares[c], f"{taken[c]} of {run.rounds}"] for c, name in zip(order, names)]
+    own = [("last weight", "weight"), *((own_title(name), name) for name in OWN_SCORES)]
+    scores = {head: [run.final(key)[client] for client in order] for head, key in own if key in run.measured}
     by = run.metrics[0] if run.metrics else "number"
     counted = facts.class_counts(run, 1, COUNTED)
     counts = []
@@ -198,8 +202,9 @@ def _clients(run: Run, order: Sequence[int], names: Sequence[str]) -> Markup:
         cells = [[name, *map(str, counted[1][client])] for client, name in zip(order, names)]
         counts.append(table(["client", *counted[0]], cells, caption="Training samples of each class"))
     some = SAY["clients_shown"].format(shown // 2, shown // 2, run.num_clients, by) if shown < run.num_clients else None
-    head = ["client", "samples", "of all", "rounds", "of all"]
-    return section("Who took part", some, table(head, rows), *counts, _never(run))
+    head = ["client", "samples", "of all", "rounds"]
+    models = [table(["client", *scores], [list(row) for row in zip(names, *map(numbers, scores.values()))])]
+    return section("Who took part", some, table(head, rows), *models[: len(scores)], *counts, _never(run))
 
 
 def _measured(run: Run) -> Markup:
@@ -229,17 +234,18 @@ def _bars(run: Run, metric: str, order: Sequence[int], names: Sequence[str]) -> 
     return drawing.bars(names, values, ends, caption, run.seeds > 1)
 
 
-def _retrained(run: Run, order: Sequence[int]) -> Markup:
+def _retrained(run: Run, order: Sequence[int], shares: bool) -> Markup:
     found = run.retrained()
     known = [client for client in order if found and found[client]]
     if not known:
         return Markup("")
     rows, names = [found[client] for client in known], [run.label(client) for client in known]
-    cells = [[name, *facts.retrained_cells(row), number(row["kernel_shap"])] for name, row in zip(names, rows)]
+    some = slice(None if shares else -1)
+    cells = [[name, *facts.retrained_cells(row)[some], number(row["kernel_shap"])] for name, row in zip(names, rows)]
     value, low, high = ([row[column] for row in rows] for column in ("value", "low", "high"))
     of_seeds = len(str(rows[0]["seeds"]).split()) > 1
     bars = drawing.bars(names, value, (low, high), of_seeds=of_seeds)
-    shown = table([*facts.RETRAINED_HEAD, "KernelSHAP"], cells)
+    shown = table([*facts.RETRAINED_HEAD[some], "KernelSHAP"], cells)
     return facts.retrained(run, rows[0], bars, shown, facts.retrained_caveats(rows, names))
 
 
@@ -262,4 +268,5 @@ def _replay(run: Run) -> Markup:
         who = "the server's validation set" if holder == "server" else run.label(int(holder))
         rows.append([f"samples and labels: {who}", digest])
     again = [SAY["command"], command(f"flsv fit --config {shlex.quote(str(config))}")] if config.is_file() else []
-    return section("To replay the run", *again, SAY["hashes"], table(["of", "hash"], rows, texts=True))
+    hashes = [SAY["hashes"], table(["of", "hash"], rows, texts=True)] if rows else []
+    return section("To replay the run", *again, *hashes)

@@ -10,6 +10,7 @@ means per class or round would be further equations, and are not on it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ from flsv.report.facts import SAY
 from flsv.report.html import section, table
 from flsv.report.reading import Run
 from flsv.report.shares import SHARE_HEAD, Shares
-from flsv.report.text import NONE, WORDS, mean, number, numbers, percent
+from flsv.report.text import NONE, WORDS, gain, mean, number, numbers, percent
 
 #: Clients below which nothing is told that is worked out from all of them.
 FEWEST = 5
@@ -35,13 +36,14 @@ def page_for_one(run: Run, client: int, shares: Shares | None = None) -> dict[st
     if run.record.get("not_known"):
         chance.append(SAY["not_known_to_you"])
     front = [
-        _part(run, client),
+        section("", _gained(run, client)),
         _share(client, shares) if shares is not None else "",
-        section("What you contributed", *_contributions(run, client)),
+        section("What you contributed", *_contributions(run, client, shares is None)),
+        _part(run, client),
         facts.over_time(run, [client], ["you"], dict(zip(run.metrics, run.metrics))),
         facts.classes(run, by_class, [client], ["you"], ""),
-        _retrained(run, client),
-        facts.reading(run, *chance, *_of_others(run, shares is not None)),
+        _retrained(run, client, shares is None),
+        facts.reading(run, *facts.of_rounds(run.record), *chance, *_of_others(run, shares is not None)),
         section("The run", _facts(run, client)),
     ]
     subtitle = facts.subtitle(run, facts.algorithm(run))
@@ -51,6 +53,23 @@ def page_for_one(run: Run, client: int, shares: Shares | None = None) -> dict[st
 def _public(run: Run, values: Sequence[float]) -> bool:
     """Whether what is worked out from these values of the clients may be shown to one of them."""
     return bool(run.ended) and sum(value == value for value in values) >= FEWEST
+
+
+def _gained(run: Run, client: int) -> str:
+    """Return a sentence on what the model gained by this client; "" where the values are of no such gain."""
+    rows, metrics = run.retrained(), [name for name in facts.adding_up(run) if run.about(name)["to_pay_by"]]
+    if facts.at_chance(run.record):
+        return ""
+    if rows:
+        values, by = [row.get("value", NAN) for row in rows], next(row["by"] for row in rows if row)
+    elif metrics:
+        values, by = run.final(metrics[0]), run.record["paid_in"][metrics[0]]["by"]
+    else:
+        return ""
+    value = values[client]
+    # Two digits of the whole, as of means.
+    whole = math.fsum(x for x in values if x == x) if _public(run, values) else NAN
+    return f"Your data {gain(by.partition(' (')[0], value, whole)}." if value == value else ""
 
 
 def _part(run: Run, client: int) -> Markup:
@@ -73,20 +92,19 @@ def _part(run: Run, client: int) -> Markup:
     return section("Your part", *parts)
 
 
-def _contributions(run: Run, client: int) -> list[Markup | str]:
+def _contributions(run: Run, client: int, shares: bool) -> list[Markup | str]:
     if not run.metrics:
         return [SAY["no_metric"]]
     parts: list[Markup | str] = []
     rows, shown = [], facts.values_and_shares(run, [client])
     for metric in run.metrics:
-        about, kind = run.about(metric)["about"], run.kind(metric)
-        if about or kind:
-            parts.append(f"{metric}: {about}{f' In brackets: {kind}.' if kind else ''}")
         values = run.final(metric)
         # Two digits: with more, or from several pages, the others' values would follow.
         of_all = number(float(f"{mean(values):.1e}")) if _public(run, values) else NONE
         rows.append([metric, shown[metric][0], of_all])
     parts.append(table(["", "your value", "mean of all"], rows))
+    kinds = {metric: kind for metric in run.metrics if (kind := run.kind(metric))}
+    parts += [SAY["intervals"].format(metric, kind) for metric, kind in kinds.items()]
     if any(run.final(metric)[client] != run.final(metric)[client] for metric in run.metrics):
         parts.append(SAY["dash"])
     return parts
@@ -107,12 +125,12 @@ def _share(client: int, shares: Shares) -> Markup:
     )
 
 
-def _retrained(run: Run, client: int) -> Markup:
+def _retrained(run: Run, client: int, shares: bool) -> Markup:
     rows = run.retrained()
     if not rows or not rows[client]:
         return Markup("")
     # Of how many that is the share, is not told either.
-    shown = slice(None if _public(run, [row.get("value", NAN) for row in rows]) else -1)
+    shown = slice(None if shares and _public(run, [row.get("value", NAN) for row in rows]) else -1)
     cells = facts.retrained_cells(rows[client])[shown]
     return facts.retrained(run, rows[client], table(facts.RETRAINED_HEAD[1:][shown], [cells]))
 

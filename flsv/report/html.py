@@ -17,6 +17,8 @@ NUMBERED = 12
 #: Columns of a table beside its first one; those of a wider one stand in further tables below it. Likewise of a heatmap
 #: without numbers.
 WIDEST, WIDEST_NARROW = 7, 20
+#: Characters of a row that a telephone has room for, two of each cell for the space about it.
+PHONE = 42
 _POSITIVE, _NEGATIVE = "0, 114, 178", "213, 94, 0"
 
 _templates = Environment(
@@ -62,13 +64,14 @@ def figure(caption: str, content: Markup | str, css: str = "") -> Markup:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], texts: bool = False, caption: str = "") -> Markup:
-    """Cells as they are shown; the first column is text, the others stand to the right unless ``texts``. One without a
-    head has no names that a card would need."""
-    css = " ".join(["texts"] * texts + ["cards"] * (any(head) and len(head) > 2))
-    pieces = [
-        _parts.table([head[0], *head[1:][part]], [[row[0], *row[1:][part]] for row in rows], css)
-        for part in _slices(len(head) - 1, WIDEST)
-    ]
+    """Show cells as they are; the first column is text, the others stand to the right unless ``texts``. On a telephone
+    the rows of a wide table are cards; one without a head has no names that a card would need."""
+    pieces = []
+    for part in _slices(len(head) - 1, WIDEST):
+        shown = [[row[0], *row[1:][part]] for row in (head, *rows)]
+        wide = sum(2 + max(map(len, column)) for column in zip(*shown)) > PHONE
+        css = ["texts"] * texts + ["cards"] * (wide and any(head) and len(head) > 2)
+        pieces.append(_parts.table(shown[0], shown[1:], " ".join(css)))
     return _figures(caption, pieces)
 
 

@@ -215,11 +215,14 @@ class Monitored(Sink):
     Args:
         trainer: whose callbacks.
         metrics: their names.
+
+    Attributes:
+        names: of those values; all others in there are the module's, and callbacks'.
     """
 
     def __init__(self, trainer: L.Trainer, metrics: Iterable[str]) -> None:
         self._trainer, self._metrics = trainer, {*metrics, "weight", *OWN_SCORES}
-        self._names: set[str] = set()
+        self.names: set[str] = set()
 
     def write(self, result: RoundResult) -> None:
         found = dict(result.shared)
@@ -231,10 +234,10 @@ class Monitored(Sink):
             if row.metric in self._metrics and not row.column:
                 found[f"{tag_of(row.metric)}/client_{row.client}"] = row.value
         now = {name: torch.tensor(value) for name, value in (found | spread(scores)).items() if value == value}
-        for name in self._names - now.keys():
+        for name in self.names - now.keys():
             self._trainer.callback_metrics.pop(name, None)
         self._trainer.callback_metrics.update(now)
-        self._names = set(now)
+        self.names = set(now)
 
     def write_late(self, result: RoundResult) -> None:
         found = {f"{row.metric}/client_{row.client}": torch.tensor(row.value) for row in result.table if not row.column}

@@ -301,7 +301,8 @@ def summary(runs: Sequence[Run], metrics: Iterable[str] | None = None) -> DataFr
     for metric in runs[0].metrics if metrics is None else metrics:
         known = [[value for value in values if value == value] for values in zip(*(run.final(metric) for run in runs))]
         means = [mean(values) for values in known]
-        for client, (values, middle, share) in enumerate(zip(known, means, shares_in(means))):
+        shares = shares_in(means) if runs[0].about(metric).get("to_pay_by") else [NAN] * len(means)
+        for client, (values, middle, share) in enumerate(zip(known, means, shares)):
             spread = statistics.stdev(values) if len(values) > 1 else NAN
             half = mean_half_width(spread, len(values))
             name = runs[0].client_names[client]

@@ -19,6 +19,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from torch import nn
 from torchmetrics import Metric
 
 from flsv._lightning.durable import replacing
@@ -55,7 +56,7 @@ class Record(Sink):
         self._note(result.events)
 
     def finish(self, result: RunResult) -> None:
-        end = {"ended": _now(), "rounds_done": result.rounds, "logged": result.logged}
+        end = {"ended": now(), "rounds_done": result.rounds, "logged": result.logged}
         write_record(self._folder, self._content | end | dict(result.learned))
 
     def close(self, failed: bool = False) -> None:
@@ -65,9 +66,9 @@ class Record(Sink):
                 self._note(self._events())
 
     def _note(self, events: Sequence[Event]) -> None:
-        now = [asdict(event) for event in events]
-        if now != self._content["events"]:
-            self._content["events"] = now
+        told = [asdict(event) for event in events]
+        if told != self._content["events"]:
+            self._content["events"] = told
             write_record(self._folder, self._content)
 
 
@@ -99,24 +100,14 @@ def record_of(
     names = (data.class_names or range(data.num_classes)) if data.no_classes is None else None
     classes = None if names is None else [str(name) for name in names]
     return {
-        "version": VERSION,
-        "started": _now(),
+        **record_head(trainer.lightning_module, own_parts(algorithm), metrics, version),
         "first_round": first_round,
-        "packages": {
-            "flsv": version,
-            "torch": str(torch.__version__),
-            "lightning": L.__version__,
-            "python": platform.python_version(),
-        },
-        "module": type(trainer.lightning_module).__name__,
-        "algorithm": {role: type(made).__name__ for role, made in own_parts(algorithm).items()},
         "rounds": trainer.max_epochs,
         "clients": list(data.client_names),
         "classes": classes,
         "samples": data.num_samples.tolist(),
         "class_counts": None if counts is None or classes is None else counts.tolist(),
         "validation": data.validation(),
-        "metrics": {name: _described(metric) for name, metric in metrics.items()},
         "settings": dict(settings),
         "hashes": dict(identity["samples"]),
         "fingerprint": dict(identity["settings"]),
@@ -124,7 +115,27 @@ def record_of(
     }
 
 
-def _now() -> str:
+def record_head(
+    module: nn.Module, algorithm: Mapping[str, Any], metrics: Mapping[str, Metric], version: str
+) -> dict[str, Any]:
+    """Return the entries of ``run.json`` that need no data and no Trainer, see :func:`record_of`."""
+    return {
+        "version": VERSION,
+        "started": now(),
+        "packages": {
+            "flsv": version,
+            "torch": str(torch.__version__),
+            "lightning": L.__version__,
+            "python": platform.python_version(),
+        },
+        "module": type(module).__name__,
+        "algorithm": {role: type(made).__name__ for role, made in algorithm.items()},
+        "metrics": {name: _described(metric) for name, metric in metrics.items()},
+    }
+
+
+def now() -> str:
+    """Return the time as ``run.json`` has it."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 

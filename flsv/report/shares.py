@@ -109,6 +109,11 @@ def basis_of(run: Run, by: str | None = None) -> Basis:
     Raises:
         ConfigurationError: nothing was measured, ``by`` names nothing that was, or it has to be said.
     """
+    if "of_rounds" in run.record:
+        raise ConfigurationError(
+            f"{run.folder} has metrics of rounds that {run.record['of_rounds']} ran, and no budget is shared out by "
+            "them: no coalition was trained. Run the federation with FederatedLoop, and ShadowShapley or flsv retrain."
+        )
     # Costs, and what clients are to each other, are nothing to pay by at all.
     about = {name: run.about(name) for name in run.metrics}
     known = [name for name, of in about.items() if of["higher_is_better"] is not False and not of["columns"]]

@@ -19,6 +19,8 @@ import lightning as L
 import pandas
 from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
 from pandas import DataFrame
+from rich.progress import BarColumn
+from rich.table import Column
 
 from flsv import counting
 from flsv.charts import client_labels, shortened
@@ -34,25 +36,28 @@ MOST = 20
 
 
 def print_contributions(result: RunResult, client_names: Sequence[str], where: Sequence[str]) -> None:
-    """Print what the clients had and what they were worth, per class for up to ten classes.
+    """Print each client's samples, value and share; with a metric that is no basis of payment alone, its classes.
+
+    Everything else that was measured stands in TensorBoard and in the report.
 
     Args:
         result: of the run.
         client_names: n names.
         where: lines that say where the results are.
     """
-    table, metrics, count = result.table, result.columns, len(client_names)
-    first = next(iter(metrics), None)
+    table, count = result.table, len(client_names)
+    shown = {name: kind for name, kind in result.columns.items() if name in (result.to_pay_by or result.columns)}
+    first = next(iter(shown), None)
     rows = chosen(last(table, first, count) if first else None, count)
     title = "Contributions" if first else "Clients"
     if len(rows) < count:
         by = f", by {first}" if first else ""
         title += f" of {len(rows)} of {count} clients{by}; all are in contributions.csv"
-    columns = client_columns(table, metrics, count, result.to_pay_by)
+    columns = value_table(table, shown, count, result.to_pay_by)
     if any("[" in cell for cells in columns.values() for cell in cells):
         title += f"; in brackets: {WORDS['in_brackets']}"
     print_table(title, client_names, columns, rows)
-    for name, kind in metrics.items():
+    for name, kind in shown.items():
         keys = columns_in(table, name)
         if 0 < len(keys) <= 10:
             print_table(f"{name} by {kind}", client_names, class_columns(table, name, count), rows)
@@ -65,27 +70,44 @@ def _sentences(result: RunResult, labels: Sequence[str]) -> list[str]:
     lines = [] if result.columns else [f"{WORDS['page']['no_metric']} {WORDS['name_one']}"]
     for name in result.to_pay_by[:1]:
         values, low, high = (last(result.table, name, len(labels), what=what) for what in ("value", "low", "high"))
-        lines += ranking(labels, values, low, high, name)
+        lines += ranking(labels, (values, low, high), name, result.learned)
     lines += lines_of(result.learned)
     if result.logged:
         lines.append(f"Model:   {', '.join(f'{name} {value:.4g}' for name, value in result.logged.items())}")
     return lines
 
 
-def client_columns(
+def value_table(
     table: DataFrame, metrics: Iterable[str], clients: int, to_pay_by: Sequence[str] = ()
 ) -> dict[str, list[str]]:
-    """One row per client: what it had and what it was worth. Column to its cells, without the clients' own.
+    """Return each client's samples, values and shares: column to its cells, without the clients' own.
 
     Args:
         table: of the last round.
-        metrics: their names; intervals stand in brackets behind the values.
+        metrics: their names; intervals stand in brackets behind the values. Without any, rounds stand there.
         clients: n.
+        to_pay_by: metrics whose values may be shared out.
+    """
+    known = {name: [last(table, name, clients, what=what) for what in ("value", "low", "high")] for name in metrics}
+    counts = ("samples",) if known else ("samples", "rounds")
+    columns = {name: numbers(last(table, name, clients)) for name in counts}
+    return columns | value_columns(known, to_pay_by, range(clients))
+
+
+def client_columns(
+    table: DataFrame, metrics: Iterable[str], clients: int, to_pay_by: Sequence[str] = ()
+) -> dict[str, list[str]]:
+    """Return all that is known of each client: what :func:`value_table` has, rounds, weight and its model's scores.
+
+    Args:
+        table: of the last round.
+        metrics: their names.
+        clients: n.
+        to_pay_by: metrics whose values may be shared out.
     """
     there = set(table["metric"])
-    columns = {name: numbers(last(table, name, clients)) for name in ("samples", "rounds")}
-    known = {name: [last(table, name, clients, what=what) for what in ("value", "low", "high")] for name in metrics}
-    columns |= value_columns(known, to_pay_by, range(clients))
+    columns = value_table(table, metrics, clients, to_pay_by)
+    columns = {"samples": [], "rounds": numbers(last(table, "rounds", clients)), **columns}
     for name in ("weight", *OWN_SCORES):
         if name in there:
             values = last(table, name, clients)
@@ -180,15 +202,15 @@ def lines_of(record: Mapping[str, Any]) -> list[str]:
     Example:
         >>> verdict = {"by": "accuracy", "start": 0.1, "end": 0.3, "sum": 0.2, "told_apart": False}
         >>> print(*lines_of({"paid_in": {"sv": verdict}}))
-        Accuracy on the validation set rose from 10.0 % to 30.0 %, the values of sv sum to 0.2: not told apart from a \
-constant prediction
+        Accuracy on the validation set rose from 10.0 % to 30.0 %; sv sums to 0.2: not told apart from a constant \
+prediction
     """
     lines = []
     for metric, game in record.get("paid_in", {}).items():
         whole = NONE if game["sum"] is None else f"{game['sum']:.4g}"
         line = change(game["by"], game["start"], game["end"])
         line = line[0].upper() + line[1:] if "_" not in line.split()[0] else line
-        line += f", the values of {metric} sum to {whole}" if metric else ""
+        line += f"; {metric} sums to {whole}" if metric else ""
         lines.append(line + (": not told apart from a constant prediction" if game["told_apart"] is False else ""))
     lines += undecided(record)
     lines += record.get("coalitions", [])
@@ -199,12 +221,17 @@ constant prediction
 
 #: Seconds that a piece of work takes before it is shown, and between two changes of what is shown.
 PATIENCE = 0.5
+#: Columns that Rich's bar needs beside what is logged.
+_BESIDE = 60
+#: Methods of a bar that are others for the length of a fit.
+_REPLACED = ("get_metrics", "_get_train_description", "_init_progress", "init_train_tqdm")
 PAUSE = 0.1
 
 
 class Terminal(Sink):
-    """Adds ``round`` and ``client`` to what the trainer's progress bar shows, whichever bar it is, and while coalitions
-    are evaluated their number (on Rich's and TQDM's). Prints the clients' table after the bar has left.
+    """Shows the round and the client on the trainer's progress bar, whichever bar it is: Rich's and TQDM's have ``round
+    3/20`` in the place of ``Epoch 2/19``, and while coalitions are evaluated their number. Rich's stays on one line.
+    Prints the clients' table after the bar has left.
 
     Installed for the length of one fit; ``text`` is what the bar shows.
 
@@ -220,6 +247,7 @@ class Terminal(Sink):
         self._trainer, self._bar = trainer, trainer.progress_bar_callback
         self._client_names, self._table, self._files = client_names, table, files
         self._counts: dict[str, str] = {}
+        self._has_round = False
         self._since = self._drawn = 0.0
         if self._bar is None:
             return
@@ -228,9 +256,46 @@ class Terminal(Sink):
 
         def with_text(trainer: L.Trainer, module: L.LightningModule) -> dict[str, Any]:
             shown = {k: v for k, v in get_metrics(trainer, module).items() if k != "v_num"}
-            return {**(self.text if trainer.training else {}), **self._counts, **shown}
+            text = {k: v for k, v in self.text.items() if k != "round" or not self._has_round}
+            return {**(text if trainer.training else {}), **self._counts, **shown}
 
         self._bar.get_metrics = with_text  # type: ignore[method-assign, assignment]
+        self._has_round = self._count_rounds()
+
+    def _count_rounds(self) -> bool:
+        """Put the round into the place of the epoch, where the bar has one; whether it has."""
+        bar: Any = self._bar
+        of_rich, of_tqdm = isinstance(bar, RichProgressBar), isinstance(bar, TQDMProgressBar)
+        if of_rich:
+            bar._get_train_description = lambda epoch: f"{self._round(epoch):{len(bar.validation_description)}}"
+            add_progress = bar._init_progress
+
+            def on_one_line(trainer: L.Trainer) -> None:
+                add_progress(trainer)
+                if bar.progress is None:
+                    return
+                *columns, logged = bar.progress.columns
+                for column in columns:
+                    if not isinstance(column, BarColumn):  # which becomes as short as it has to
+                        column._table_column = Column(no_wrap=True)
+                logged._table_column = Column(no_wrap=True, max_width=max(bar.progress.console.width - _BESIDE, 20))
+
+            bar._init_progress = on_one_line
+        if of_tqdm:
+            make = bar.init_train_tqdm
+
+            def with_round() -> Any:
+                made = make()
+                describe = made.set_description
+                made.set_description = lambda *_: describe(self._round(self._trainer.current_epoch))
+                return made
+
+            bar.init_train_tqdm = with_round
+        return of_rich or of_tqdm
+
+    def _round(self, index: int) -> str:
+        rounds = self._trainer.max_epochs
+        return f"round {index + 1}{f'/{rounds}' if rounds is not None and rounds > 0 else ''}"
 
     def show(self, what: str, done: int, total: int) -> None:
         """So many of so many, for :mod:`flsv.counting`."""
@@ -274,8 +339,8 @@ class Terminal(Sink):
     def close(self, failed: bool = False) -> None:
         """Give the bar its own text back; after an error nothing is printed."""
         counting.detach(self)
-        if self._bar is not None:
-            self._bar.__dict__.pop("get_metrics", None)
+        for name in _REPLACED if self._bar is not None else ():
+            self._bar.__dict__.pop(name, None)
         if failed:
             self._put_teardown_back()
 

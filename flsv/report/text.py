@@ -12,8 +12,10 @@ from typing import Any
 import yaml
 
 NONE = "\N{EN DASH}"
-#: Pairs of clients that are named one by one.
+#: Clients, or pairs of them, that are named one by one.
 FEW = 3
+#: Classes of metrics, the nearest to retraining in the benchmark first.
+NEAREST = ("ShadowShapley", "BlendedContribution")
 #: What a report says.
 WORDS: Mapping[str, Any] = yaml.safe_load(
     (Path(__file__).parent / "templates" / "words.yaml").read_text(encoding="utf-8")
@@ -100,24 +102,52 @@ def by_value(values: Sequence[float]) -> list[int]:
     return sorted(places, key=lambda i: (values[i] != values[i], -values[i] if values[i] == values[i] else 0.0, i))
 
 
+def nearest_first(classes: Mapping[str, str]) -> list[str]:
+    """Order metrics by how near their values are to those of retraining, where that is known; the others follow.
+
+    Args:
+        classes: name of a metric to its class.
+
+    Example:
+        >>> nearest_first({"sv": "CumulativeShapley", "value": "ShadowShapley"})
+        ['value', 'sv']
+    """
+    return sorted(classes, key=lambda name: (*NEAREST, classes[name]).index(classes[name]))
+
+
 def ranking(
-    names: Sequence[str], values: Sequence[float], low: Sequence[float], high: Sequence[float], metric: str
+    names: Sequence[str],
+    ends: tuple[Sequence[float], Sequence[float], Sequence[float]],
+    metric: str,
+    learned: Mapping[str, Any],
 ) -> list[str]:
     """Who has contributed most and who least, and who cannot be told apart from the next one: their intervals overlap.
 
+    Args:
+        names: of the clients.
+        ends: values, and the low and high ends of their intervals. Values that are shown alike are alike.
+        metric: whose values they are.
+        learned: what ``run.json`` says of the model. Nobody is ranked by what is not told apart from chance.
+
     Example:
-        >>> ranking(["Genève", "Zürich", "Bern"], [0.5, 0.6, 0.1], [0.4, 0.5, 0.0], [0.6, 0.7, 0.2], "sv")
+        >>> ranking(["Genève", "Zürich", "Bern"], ([0.5, 0.6, 0.1], [0.4, 0.5, 0.0], [0.6, 0.7, 0.2]), "sv", {})
         ['By sv, Zürich contributed most, Bern least.', 'Zürich and Genève cannot be told apart.']
     """
-    order = [i for i in by_value(values) if values[i] == values[i]]
-    if len({values[i] for i in order}) < 2:
+    values, low, high = ends
+    games = learned.get("paid_in", {})
+    if any(games[name]["told_apart"] is False for name in (metric, "") if name in games):
         return []
+    order, shown = [i for i in by_value(values) if values[i] == values[i]], numbers(values)
+    if len({shown[i] for i in order}) < 2:
+        return [f"By {metric}, all contributed alike."] if len(order) > 1 else []
     first, last = order[0], order[-1]
     if low[first] <= high[last]:
         return [f"By {metric}, nobody can be told apart: all intervals overlap."]
     pairs = [f"{names[one]} and {names[other]}" for one, other in pairwise(order) if low[one] <= high[other]]
     who = "; ".join(pairs) if len(pairs) <= FEW else f"{len(pairs)} of {len(order) - 1} neighbors in this order"
-    sentence = f"By {metric}, {names[first]} contributed most, {names[last]} least."
+    alike = ([names[i] for i in sorted(order) if shown[i] == shown[end]] for end in (first, last))
+    most, least = (joined(each) if len(each) <= FEW else f"{len(each)} clients alike" for each in alike)
+    sentence = f"By {metric}, {most} contributed most, {least} least."
     return [sentence, f"{who} cannot be told apart."] if pairs else [sentence]
 
 
@@ -156,6 +186,22 @@ def change(by: str, start: float | None, end: float | None) -> str:
     rise = abs(end) - abs(start) if by == "negative_loss" else end - start
     verb = "rose" if rise > 0 else "fell" if rise < 0 else "stayed"
     return f"{title} on the validation set {verb} from {first} to {last}"
+
+
+def gain(by: str, value: float, whole: float = math.nan) -> str:
+    """Say by how much a client has changed a performance, of how much by all if that is known, in two digits.
+
+    Example:
+        >>> gain("accuracy", 0.0614, 0.8264), gain("auroc", -0.01, 0.5)
+        ('raised the accuracy by 6.14 of 83 points', "worsened the model's AUROC by 0.0100")
+    """
+    points = by.endswith("accuracy")
+    scale, verbs = (
+        (100, ("raised the", "lowered the")) if points else (1, ("improved the model's", "worsened the model's"))
+    )
+    of = f" of {number(float(f'{scale * whole:.1e}'))}" if value >= 0 and whole > 0 else ""
+    amount = f"{number(abs(scale * value))}{of}{' points' if points else ''}"
+    return f"{verbs[value < 0]} {WORDS['titles'].get(by, by)} by {amount}"
 
 
 def mean(values: Iterable[float]) -> float:

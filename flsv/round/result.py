@@ -121,7 +121,7 @@ class RunResult:
         table: of the last round: the metrics' rows, and ``samples``, ``rounds``, ``weight`` and the scores of clients'
             own models.
         columns: name of a metric to what its columns are called (``"class"``).
-        to_pay_by: those of them whose values one may share something out by.
+        to_pay_by: those of them whose values one may share something out by, the nearest to retraining first.
         learned: what the model has learned that the metrics share out, as ``run.json`` has it.
         logged: what the module has logged last.
         pictures: name of a metric to what draws its values.

@@ -222,7 +222,7 @@ def _check_steps(module: L.LightningModule, board: ContributionMetrics) -> None:
             f"Define it{instead}. {other}"
         )
     if called and not calls:
-        instead = ", or measure by what validation_step logs (performance='val_loss', mode='min')" if validates else ""
+        instead = ", or name what validation_step logs as performance, with a mode" if validates else ""
         raise ConfigurationError(
             f"metrics {called} call {type(module).__name__}.forward(x), which is not defined. Let it return the logits "
             f"[B, M]{instead}. {other}"
@@ -238,11 +238,11 @@ def check_classes(data: FederatedDataModule, board: ContributionMetrics, strateg
     if data.no_classes is None:
         return
     if board.class_metrics:
-        instead = "leave those metrics out (one of your own whose values are [n] says per_class = False)."
+        instead = "leave those metrics out (one of your own whose values are [n] says per_class = False)"
         raise need_classes(f"metrics {board.class_metrics} work with classes", data.no_classes, instead)
     for role, strategy in strategies.items():
         if strategy.needs_classes:
-            raise need_classes(f"{role} {strategy!r} works with classes", data.no_classes, f"choose another {role}.")
+            raise need_classes(f"{role} {strategy!r} works with classes", data.no_classes, f"choose another {role}")
 
 
 def check_space(

@@ -104,6 +104,15 @@ class FederationConfig:
         """The aggregator, personalizer, sampler and client algorithm, where there is one, by role; read-only."""
         return MappingProxyType({role: getattr(self, role) for role in ROLES if getattr(self, role) is not None})
 
+    @property
+    def text(self) -> str:
+        """The parts, and the other arguments that are not as they are by default."""
+        default = {"sampler": "FullParticipation()", "local_epochs": 1, "optimizer_state": "reset", "share": "all"}
+        names = ("metrics", "uploads", "local_epochs", "optimizer_state", "share", "seed")
+        given = {**self.strategies, **{name: getattr(self, name) for name in names}}
+        shown = {n: v for n, v in given.items() if v not in (None, (), {}) and default.get(n) not in (v, repr(v))}
+        return ", ".join(f"{name}={value!r}" for name, value in shown.items())
+
     def state_dict(self) -> dict[str, Any]:
         """What strategies and filters need to know in the next round."""
         return {

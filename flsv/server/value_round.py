@@ -1,8 +1,8 @@
 """value_round: what clients were worth to a round that somebody else ran.
 
-For rounds of plain PyTorch, of Fabric, and of other frameworks: a Flower strategy's ``aggregate_fit``, an NVFlare
-aggregator. Nothing trains and nothing is aggregated here; the metrics, their games and their numbers are those of a
-:class:`flsv.FederatedLoop`.
+For rounds of plain PyTorch, of Fabric, and of other frameworks, such as an NVFlare aggregator;
+:class:`flsv.engines.flower.Contributions` calls it for a Flower strategy. Nothing trains and nothing is aggregated
+here; the metrics, their games and their numbers are those of a :class:`flsv.FederatedLoop`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+import lightning as L
 import pandas
 import torch
 from annotated_types import Ge
 from lightning.fabric.wrappers import _unwrap_objects
+from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
+from torchmetrics import MetricCollection
 
 from flsv.data.groups import client_called
 from flsv.declared import Count, check_argument, checked
@@ -73,6 +76,7 @@ class RoundValues:
 
 @checked
 @torch.inference_mode(False)  # what the metrics keep is written again in later rounds
+@isolate_rng()  # a DataLoader draws from torch's generator whenever it is read, and the caller's rounds go on with that
 def value_round(
     module: nn.Module,
     start: Model,
@@ -102,8 +106,9 @@ def value_round(
             without these a number from 0.
         val_loader: the server's validation batches, for metrics that evaluate models. A plain module takes pairs
             ``(x, y)``; a LightningModule whatever its ``validation_step`` takes.
-        metrics: contribution metrics, under their classes' names or, as a mapping, under names of your own. Default: a
-            new ``PartialFederatedShapley``, of ``loss`` where it is given, else of the accuracy.
+        metrics: contribution metrics, under their classes' names or, as a mapping or a ``MetricCollection``, under
+            names of your own. Default: a new ``PartialFederatedShapley``, of ``loss`` where it is given, else of the
+            accuracy.
         loss: of a plain module: ``loss(module(x), y)``, a mean over the batch. Metrics name it as a logged value:
             ``performance="loss", mode="min"``.
         num_samples: training samples of each client, as ``updates`` is given. None: all have equally many.
@@ -140,7 +145,14 @@ def value_round(
         [0.75]
     """
     module = _unwrap_objects(module)
-    board = ContributionMetrics(_by_name(metrics, loss))
+    if not isinstance(module, L.LightningModule) and any(
+        kind.__module__.startswith("pytorch_lightning.") for kind in type(module).__mro__
+    ):
+        raise ConfigurationError(
+            f"value_round(module={type(module).__name__}(...)) is a LightningModule of the package pytorch_lightning, "
+            "whose classes are others. Write `import lightning as L` in the place of `import pytorch_lightning as pl`."
+        )
+    board = ContributionMetrics(metrics_by_name(metrics, loss))
     head = named_head(board.metrics.values())
     space = ParameterSpace(module, head)
     own = [metric for metric in board.metrics.values() if isinstance(metric, ContributionMetric)]
@@ -226,16 +238,13 @@ class _Cohort:
 
     def numbers(self, given: Any, argument: str, kind: Any) -> list[Any]:
         """Likewise, checked."""
-        values = self.each(given, argument)
-        for value in values:
-            check_argument("value_round", argument, value, kind)
-        return values
+        return [check_argument("value_round", argument, value, kind) for value in self.each(given, argument)]
 
 
-def _by_name(metrics: Any, loss: Any) -> Mapping[str, ContributionMetric]:
-    """The metrics by the names that their values get."""
-    if isinstance(metrics, Mapping):
-        return metrics
+def metrics_by_name(metrics: Any, loss: Any = None) -> Mapping[str, ContributionMetric]:
+    """Return the metrics by the names that their values get."""
+    if isinstance(metrics, Mapping | MetricCollection):
+        return dict(metrics)  # type: ignore[arg-type]
     if metrics is None:
         metrics = PartialFederatedShapley() if loss is None else PartialFederatedShapley(performance=LOSS, mode="min")
     listed = list(metrics) if isinstance(metrics, list | tuple) else [metrics]

@@ -144,6 +144,8 @@ def test_what_was_best_before_a_resume_still_is(tmp_path: Path) -> None:
         fit(FederatedLoop(seed=0), tmp_path / place, module, rounds=rounds, ckpt_path=path, **saving)
     found = find_checkpoint("best", trainer_for(None, tmp_path / "second"))
     assert found == tmp_path / "first/checkpoints/best.ckpt"
+    last = torch.load(tmp_path / "second/checkpoints/last.ckpt", weights_only=True)
+    assert last["callbacks"]["BestCheckpoint"]["current_score"] == pytest.approx(0.8)
 
 
 @pytest.mark.parametrize(("wrapped", "preload"), [(False, True), (True, False)])

@@ -76,6 +76,15 @@ def by_hand(module: Plain, batches: Any) -> list[float]:
     return [right.mean().item(), balanced.item(), area]
 
 
+def test_what_an_algorithm_cannot_have_is_said_before_the_first_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    algorithms = ["--config", "fedavg", "--config", "shapfed"]
+    assert main(["compare", "--base", "quickstart", *algorithms, "--out", str(tmp_path), *QUIET]) == 2
+    assert "leave ShadowShapley out (--config digits is quickstart without it)" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
 def test_own_models_are_those_of_the_loop(tmp_path: Path) -> None:
     evaluation = ClientEvaluation(keep_trained=True)
     loop = FederatedLoop(FedAvg(), personalizer=Standalone(), sampler=UniformSampler(1), evaluation=evaluation, seed=1)

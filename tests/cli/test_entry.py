@@ -57,29 +57,30 @@ def test_a_closing_line_and_quiet(
     assert Path(page).is_file()
 
 
+@pytest.mark.parametrize("epoch", [0, 1])
 def test_what_is_stopped_says_how_to_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    epoch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("stops.py").write_text(
+    Path(f"stops{epoch}.py").write_text(
         "import lightning as L\n\n\nclass Stops(L.Callback):\n"
         "    def on_train_batch_start(self, trainer, *_):\n"
-        "        if trainer.current_epoch == 2:\n"
+        f"        if trainer.current_epoch == {epoch}:\n"
         "            raise KeyboardInterrupt\n"
     )
-    options = ["--config", "digits", "--trainer.callbacks", "stops.Stops", "--trainer.max_epochs", "3"]
+    table = ["--federation.reporting.table", "true"]
+    options = ["--config", str(written(Path("federation.yaml"))), *table, "--trainer.max_epochs", "2"]
+    options += ["--trainer.callbacks", f"stops{epoch}.Stops"]
+    monkeypatch.setattr(sys, "argv", ["flsv", "fit", *options])
     before = signal.getsignal(signal.SIGINT)
     try:
-        with pytest.raises(SystemExit) as stopped:
-            main(["fit", *options])
+        assert main() == 130
     finally:
         signal.signal(signal.SIGINT, before)  # Lightning ignores it from then on
-    assert stopped.value.code == 130
     said = capsys.readouterr().out
-    assert "Contributions" in said
-    assert "Results: lightning_logs/version_0" in said
-    (line,) = (line for line in said.splitlines() if line.startswith("Go on:   flsv "))
-    assert shlex.split(line.removeprefix("Go on:   flsv ")) == ["fit", *options, "--ckpt_path", "last"]
+    assert ("Contributions" in said, "Results: lightning_logs/version_0" in said) == (epoch > 0, epoch > 0)
+    (line,) = re.findall("^Go on: +flsv (.*)$", said, flags=re.MULTILINE)
+    assert shlex.split(line, comments=True) == ["fit", *options, *(["--ckpt_path", "last"] if epoch else [])]
 
 
 #: Commands that write, where.
@@ -109,6 +110,21 @@ def test_one_command_at_a_time_in_a_folder(name: str, tmp_path: Path, capsys: py
     with FolderLock(tmp_path):
         assert main([name, *WRITING[name].format(tmp_path).split()]) == 2
     assert f"another run is writing into {tmp_path}: wait for its end" in capsys.readouterr().err
+
+
+def test_what_is_refused_before_the_first_round_leaves_no_folder(tmp_path: Path) -> None:
+    config = ["--config", str(written(tmp_path / "federation.yaml")), f"--trainer.default_root_dir={tmp_path}"]
+    assert main(["fit", *config]) == 0
+    assert (
+        main(["fit", *config, "--data.splits.server_val=0", "--federation.metrics", '{"sv": "CumulativeShapley"}']) == 2
+    )
+    assert [path.name for path in (tmp_path / "lightning_logs").iterdir()] == ["version_0"]
+
+
+def test_the_configuration_is_where_the_trackers_run_is(tmp_path: Path) -> None:
+    config = ["--config", str(written(tmp_path / "federation.yaml")), f"--trainer.default_root_dir={tmp_path}"]
+    assert main(["fit", *config, "--trainer.logger=cli_runs.Tracker"]) == 0
+    assert {"config.yaml", "run.json", "contributions.csv"} <= {p.name for p in (tmp_path / "7" / "of_run").iterdir()}
 
 
 def test_a_second_run_of_one_name_has_its_own_configuration(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Options and configuration files: what comes of several, and what is wrong with one is said in one line."""
 
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -7,9 +8,21 @@ from pathlib import Path
 import pytest
 from cli_runs import CONFIGS, QUIET
 
-from flsv import FederatedLoop
+from flsv import ConfigurationError, FederatedDataModule, FederatedLoop
 from flsv.cli import main
+from flsv.cli.options import instantiated, option_parser
 from flsv.cli.parser import loop_of, make_cli
+from flsv.data import (
+    Columns,
+    DirichletPartitioner,
+    Files,
+    Loader,
+    LongTail,
+    ProportionPartitioner,
+    ShardPartitioner,
+    SizePartitioner,
+    Splits,
+)
 
 #: What plain parsers say.
 AT_ONCE = [
@@ -18,6 +31,10 @@ AT_ONCE = [
     ("new metric 3", 2, "'3' is no name of a class"),
     ("init --confg quickstart", 2, "unrecognized arguments: --confg"),
     ("fitt", 2, "Did you mean fit?"),
+    ("fit --config quickstrat", 2, "Did you mean --config quickstart"),
+    ("data federaton.yaml", 2, "there is no configuration file federaton.yaml"),
+    ("fit --config=quickstart --federation.metrics.value ShadowShaply", 2, "Did you mean ShadowShapley?"),
+    ("compare --federation.aggregator.class_path=flsv.aggregation.FedAvgg", 2, "Did you mean FedAvg?"),
     *((f"{command} --help", 0, "") for command in ("report", "new", "init")),
     ("--help", 0, ""),
     ("--version", 0, ""),
@@ -59,10 +76,14 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     ("line", "said"),
     [
         ("fit --trainer.max_epoch 3", "Did you mean --trainer.max_epochs?"),
-        ("fit --config digits --data.partitioner.alfa 3", "Did you mean --data.partitioner.alpha"),
+        ("fit --config digits --data.partitioner.alfa 3", "DirichletPartitioner takes num_clients, alpha"),
         ("fit --federation.aggregator FedAvgg", "FedAvgg"),
         ("fit --config quickstart --federation.aggregator.server_lrr 1", "server_lrr"),
-        ("fit --config quickstrat", "Did you mean --config quickstart"),
+        (
+            "fit --data.partitioner SizePartitioner --data.partitioner.sizes [1]",
+            "SizePartitioner takes proportions, seed.",
+        ),
+        ("data --data.partitioner.class_path OneClient --data.partitioner.clients 1", "OneClient takes seed."),
         ("fit --config digits --data.partitioner.num_clients 1", "DirichletPartitioner(num_clients=1): expected a"),
         ("fit --config shapfed_wa --federation.aggregator.metric nope", "reads the metric 'nope'"),
         ("fit --config digits --trainer.limit_train_batches 0", "limit_train_batches"),
@@ -71,7 +92,7 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ("value --trainer.max_epochs 1", "nothing is trained here"),
         ("retrain . --trainings som", "invalid choice: 'som'"),
         ("retrain nowhere", "nowhere holds no config.yaml: name the folder of a run"),
-        ("repeat many --config a", "invalid int value: 'many'"),
+        ("repeat many --config digits", "invalid int value: 'many'"),
         ("bench --metric cgvs", "there is no metric 'cgvs'"),
         ("bench --federations clinic", "there is no federation 'clinic'"),
         ("report . --client Oslo", "holds no contributions.csv"),
@@ -137,3 +158,55 @@ def test_a_file_that_cannot_be_meant(
     (line,) = [line for line in error.splitlines() if not line.startswith(("INFO", "Seed set"))]
     assert line.startswith("flsv: error: ")
     assert said in line
+
+
+#: What is there for a number, or for anything.
+ODD = (
+    "nan",
+    "-.inf",
+    "4.0",
+    "1.5",
+    "-1",
+    "1e400",
+    "true",
+    "null",
+    "x",
+    "[]",
+    "{}",
+    "[1, .nan]",
+    "99999999999999999999",
+)
+OBJECTS = (DirichletPartitioner, SizePartitioner, ProportionPartitioner, ShardPartitioner, LongTail)
+GROUPS = {"splits": Splits, "loader": Loader, "files": Files, "columns": Columns}
+
+
+@pytest.mark.slow
+def test_whatever_is_said_for_an_argument_ends_in_a_message_or_works() -> None:
+    """Hundreds of command lines, drawn from the signatures: no traceback of another package."""
+    parser = option_parser("flsv data", "", {"data": FederatedDataModule})
+    lines = [["data.batch_size", value] for value in ODD]
+    lines += [
+        [f"data.{group}.{name}", value] for group, kind in GROUPS.items() for name in parameters(kind) for value in ODD
+    ]
+    lines += [
+        ["data.partitioner", kind.__name__, name, value]
+        for kind in OBJECTS
+        for name in parameters(kind)
+        for value in ODD
+    ]
+    for *whose, name, value in lines:
+        first = [f"--{whose[0]}={whose[1]}"] if whose else []
+        try:
+            instantiated(parser, [*first, f"--{'data.partitioner.' if whose else ''}{name}={value}"])
+        except SystemExit:
+            pass
+        except ValueError as error:  # as main looks for what it says
+            cause: BaseException | None = error
+            while not isinstance(cause, ConfigurationError):
+                assert cause is not None, (whose, name, value)
+                cause = cause.__cause__
+    assert len(lines) > 500
+
+
+def parameters(kind: type) -> list[str]:
+    return list(inspect.signature(kind).parameters)

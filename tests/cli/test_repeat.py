@@ -1,5 +1,6 @@
 """``flsv repeat``: runs of other seeds on the same data, and their means."""
 
+import re
 import statistics
 from pathlib import Path
 
@@ -16,25 +17,30 @@ def test_means_of_runs_of_other_seeds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    command = ["repeat", "3", "--config", str(written(tmp_path / "federation.yaml")), "--out", str(out)]
+    # One metric to pay by, and one that is not.
+    parts = {"metrics": {"cssv": "ClassSpecificShapley", "sv": {"class_path": "CumulativeShapley"}}}
+    parts |= {"reporting": {"figures": 0}}
+    command = ["repeat", "3", "--config", str(written(tmp_path / "federation.yaml", federation=parts)), f"--out={out}"]
     assert main(command) == 0
     said = capsys.readouterr().out
     assert "Run 3 of 3: seed 2" in said
-    assert "cssv, 3 runs" in said
+    of_cssv, of_sv = re.split("cssv, 3 runs|sv, 3 runs", said)[1:]
+    assert ("share" in of_cssv, "share" in of_sv) == (False, True)
     runs = [open_run(path) for path in sorted(out.rglob("contributions.csv"))]
     assert [run.record["settings"]["federation_seed"] for run in runs] == [0, 1, 2]
     finals = [run.final("cssv") for run in runs]
     assert finals[0] != finals[2]  # another seed
     found = rows(out / "repeat.csv")
-    assert [row["metric"] for row in found] == ["cssv"] * 3
-    for client, row in enumerate(found):
+    assert [row["metric"] for row in found] == ["cssv"] * 3 + ["sv"] * 3
+    for client, row in enumerate(found[:3]):
         values = [final[client] for final in finals]
         low, high = stats.t.interval(0.9, 2, statistics.fmean(values), stats.sem(values))
         expected = [3, statistics.fmean(values), statistics.stdev(values), low, high]
         assert [float(row[key]) for key in ("runs", "mean", "std", "low", "high")] == pytest.approx(expected)
-    assert sum(float(row["share"]) for row in found) == pytest.approx(1)
+    assert [row["share"] for row in found[:3]] == [""] * 3
+    assert sum(float(row["share"]) for row in found[3:]) == pytest.approx(1)
     basis = basis_of(runs[1], "cssv")
-    assert [*zip(basis.values, basis.low)] == [(float(row["mean"]), float(row["low"])) for row in found]
+    assert [*zip(basis.values, basis.low)] == [(float(row["mean"]), float(row["low"])) for row in found[:3]]
 
     monkeypatch.setattr(repeat, "_fit", lambda *args: pytest.fail("a run that is done was started again"))
     # What changes no number is no other experiment.

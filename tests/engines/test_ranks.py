@@ -188,6 +188,41 @@ def test_from_a_command_line(tmp_path: Path) -> None:
         assert differences(expected, run_below(tmp_path / name)) == []
 
 
+SWEEP = """
+import sys
+import lightning as L
+from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
+from flsv.data import DirichletPartitioner
+
+for seed in range(3):
+    L.seed_everything(seed)
+    data = FederatedDataModule("digits", DirichletPartitioner(4, alpha=0.5))
+    loop = FederatedLoop(seed=seed)
+    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    options |= {"max_epochs": 1, "limit_train_batches": 2, "strategy": "federated", "devices": int(sys.argv[1])}
+    trainer = L.Trainer(callbacks=[loop], **options)
+    trainer.fit(ClassifierClient("softmax", num_classes=10, input_shape=(1, 8, 8)), data)
+    if trainer.is_global_zero:
+        print("SUM", seed, loop.state.model().double().sum().item())
+"""
+
+
+@pytest.mark.slow
+def test_a_sweep_over_seeds_in_one_script(tmp_path: Path) -> None:
+    (tmp_path / "sweep.py").write_text(SWEEP)
+    path = os.pathsep.join(path for path in sys.path if path)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    sums = []
+    for words in (["sweep.py", "1"], ["sweep.py", "2"], [*torchrun, "sweep.py", "2"]):
+        command = [sys.executable, *words]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stderr[-3000:]
+        sums.append([line for line in done.stdout.splitlines() if line.startswith("SUM")])
+    assert len(sums[0]) == 3
+    assert sums[0] == sums[1] == sums[2]
+
+
 def test_one_process_is_the_ordinary_path(tmp_path: Path) -> None:
     ordinary = fit(FederatedLoop(seed=1), tmp_path / "one")
     alone = fit(FederatedLoop(seed=1), tmp_path / "two", strategy="federated", devices=1)

@@ -1,9 +1,12 @@
 """The files by which an operator runs a federation: their own linters accept them, and Flower knows what they say."""
 
+import io
+import json
 import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -25,38 +28,117 @@ def test_systemd_accepts_the_units(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def flwr_of(folder: Path, script: str) -> subprocess.CompletedProcess:
-    """deploy/run.py with another ``flwr``, and a SuperLink that is there."""
+#: Another ``flwr``, that keeps a book of its runs; LOG is what happens in a run while its log is read.
+FLWR = """
+import json, pathlib, sys
+here = pathlib.Path(__file__).parent
+book, status = here / "book.json", here / "app" / "runs" / "status.json"
+runs = json.loads(book.read_text()) if book.is_file() else []
+told = {}
+def say(word): status.write_text(json.dumps({"status": word, "why": None, "run": runs[-1]["run-id"]}))
+def end(word): runs[-1]["status"] = f"finished:{word}"
+if sys.argv[1] == "run":
+    runs.append({"run-id": str(len(runs)), "status": "running"})
+    told = {"run-id": runs[-1]["run-id"]}
+if sys.argv[1] == "list":
+    told = {"runs": runs}
+if sys.argv[1] == "stop":
+    end("stopped")
+if sys.argv[1] == "log":
+    LOG
+else:
+    print("Working ...")
+    print(json.dumps({"success": True, **told}))
+book.write_text(json.dumps(runs))
+"""
+
+
+def run_py(folder: Path, log: str, *words: str, begun: str = "") -> subprocess.CompletedProcess:
+    """deploy/run.py with another ``flwr``, and a SuperLink that is there; where run 0 has begun, how it stands."""
     shutil.copytree(TEMPLATE, folder / "app")
     flwr = folder / "flwr"
-    flwr.write_text(f"#!{sys.executable}\nimport json, pathlib, sys\nif sys.argv[1] == 'run':\n{script}\n")
+    flwr.write_text(f"#!{sys.executable}\n{FLWR.replace('LOG', log)}")
     flwr.chmod(0o755)
-    code = "import runpy, sys, time; sys.argv = ['run.py']; time.sleep = lambda _: None; import urllib.request as u; "
-    code += (
-        "import ssl; ssl.create_default_context = lambda **_: None; u.urlopen = lambda *_, **__: open('/dev/null'); "
-    )
+    if begun:
+        (folder / "book.json").write_text(json.dumps([{"run-id": "0", "status": begun}]))
+        (folder / "app" / "runs").mkdir()
+        (folder / "app" / "runs" / "status.json").write_text('{"status": "running", "why": null, "run": "0"}')
+    code = f"import runpy, sys, time; sys.argv = {['run.py', *words]}; time.sleep = lambda _: None; "
+    code += "import ssl; ssl.create_default_context = lambda **_: None; import urllib.request as u; "
+    code += "u.urlopen = lambda *_, **__: open('/dev/null'); "
     code += f"runpy.run_path({str(folder / 'app/deploy/run.py')!r}, run_name='__main__')"
     env = {"PATH": f"{folder}:/usr/bin:/bin"}
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=60)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=120)
+
+
+def statuses(folder: Path) -> list[str]:
+    """How all runs stand."""
+    return [run["status"] for run in json.loads((folder / "book.json").read_text())]
 
 
 def test_a_run_that_is_ended_goes_on_to_its_end(tmp_path: Path) -> None:
-    done = flwr_of(tmp_path, """
-    status = pathlib.Path(sys.argv[2]) / "runs" / "status.json"
-    status.parent.mkdir(exist_ok=True)
-    times = json.loads(status.read_text())["since"] + 1 if status.is_file() else 0
-    said = {"status": "finished" if times == 5 else "running", "since": times, "why": None}
-    status.write_text(json.dumps(said))""")  # fmt: skip
+    log = "last = len(runs) == 4; say('finished' if last else 'running'); end('completed' if last else 'failed')"
+    done = run_py(tmp_path, log)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("started again") == 5
+    assert done.stdout.count("started again") == 3
     assert "the run has finished" in done.stdout
+    assert statuses(tmp_path) == [*["finished:failed"] * 3, "finished:completed"]
 
 
 def test_an_app_that_never_begins_is_given_up(tmp_path: Path) -> None:
-    done = flwr_of(tmp_path, "    print('ModuleNotFoundError', flush=True)")
-    assert done.returncode == 1
+    done = run_py(tmp_path, "print('ModuleNotFoundError', flush=True); end('failed')")
+    assert done.returncode == 1, done.stderr
     assert done.stdout.count("ModuleNotFoundError") == 3
     assert "has not begun, three times" in done.stdout
+    assert json.loads((tmp_path / "app/runs/status.json").read_text())["status"] == "starting"
+
+
+def test_a_run_that_lives_is_watched(tmp_path: Path) -> None:
+    done = run_py(tmp_path, "say('finished'); end('completed')", begun="running")
+    assert done.returncode == 0, done.stderr
+    assert "run 0 is at work: it is watched" in done.stdout
+    assert statuses(tmp_path) == ["finished:completed"]
+
+
+def test_a_run_that_is_stopped_is_not_started_again(tmp_path: Path) -> None:
+    done = run_py(tmp_path, "end('stopped')", begun="running")
+    assert (done.returncode, "the run was stopped" in done.stdout) == (1, True), done.stderr
+    assert statuses(tmp_path) == ["finished:stopped"]
+
+
+@pytest.mark.parametrize(("begun", "ends"), [("running", "finished:stopped"), ("finished:failed", "finished:failed")])
+def test_stop(begun: str, ends: str, tmp_path: Path) -> None:
+    done = run_py(tmp_path, "pass", "stop", begun=begun)
+    assert done.returncode == (begun != "running"), done.stderr
+    assert statuses(tmp_path) == [ends]
+    word = json.loads((tmp_path / "app/runs/status.json").read_text())["status"]
+    assert word == ("stopped" if begun == "running" else "running")
+    assert ("no run is at work here" in done.stdout) == (begun != "running")
+
+
+@pytest.mark.flower
+def test_a_bundle_holds_the_app_alone(tmp_path: Path) -> None:
+    """What ``flwr run`` sends to all sites, of a folder in which a run has been."""
+    build = pytest.importorskip("flwr.cli.build", reason="needs pip install 'flsv[flower]'")
+    folder = tmp_path / "app"
+    shutil.copytree(TEMPLATE, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("runs/run.json", "runs/hparams.yaml", "sites/Boston/privacy.json", "keys/notes.md", "costs.yaml"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("1")
+    with zipfile.ZipFile(io.BytesIO(build.build_fab_from_disk(folder))) as bundle:
+        names = sorted(bundle.namelist())
+    app = [f"fedapp/{name}.py" for name in ("__init__", "federation", "site")]
+    assert names == [".info/CONTENT", *app, "pyproject.toml"]
+
+
+def test_a_site_of_an_unknown_name_is_told_so(tmp_path: Path) -> None:
+    shutil.copytree(DEPLOY, tmp_path / "deploy")
+    done = subprocess.run(
+        ["sh", "deploy/supernode.sh"], cwd=tmp_path, env={"PATH": "/usr/bin:/bin", "SITE": "Bostn"},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == "there is no key keys/Bostn: SITE=Bostn must name a site that has one\n"
 
 
 @pytest.mark.flower

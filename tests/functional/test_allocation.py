@@ -1,6 +1,7 @@
 """Shares of a budget against a few lines of arithmetic, and how fair they are against NumPy."""
 
 import math
+from decimal import Decimal
 from fractions import Fraction
 
 import numpy as np
@@ -50,6 +51,15 @@ def test_cents_sum_to_the_budget_and_are_nearest(seed: int) -> None:
     up = [i for i in range(7) if cents[i] > exact[i]]
     down = [i for i in range(7) if cents[i] <= exact[i]]
     assert all(exact[i] % 1 >= exact[j] % 1 for i in up for j in down)
+
+
+@pytest.mark.parametrize("budget", [0.07, 0.1 + 0.2, 1e9, 7_000_000_000.01, 1e12])
+def test_large_budgets_are_in_whole_cents(budget: float) -> None:
+    paid = allocate(torch.tensor([1.0] * 6), budget, unit=0.01).tolist()
+    assert all(Decimal(str(amount)) % Decimal("0.01") == 0 for amount in paid)
+    assert sum(Decimal(str(amount)) for amount in paid) == Decimal(f"{budget:.2f}")
+    with pytest.raises(ConfigurationError, match="no multiple"):
+        allocate(torch.tensor([1.0]), budget + 0.001, unit=0.01)
 
 
 def test_of_equal_remainders_the_first_is_paid_and_nobody_for_nothing() -> None:

@@ -13,9 +13,9 @@ from scipy.stats import binomtest
 from torch import Tensor
 from toys import Plain, fit, toy_data, trainer_for
 
-from flsv.games.scores import Scores, score_batch
+from flsv.games.scores import ClassScore, Scores, score_batch
 from flsv.loop import FederatedLoop
-from flsv.loop.learned import LEVEL, told_apart
+from flsv.loop.learned import LEVEL, ranks_apart, told_apart
 from flsv.metrics import ContributionMetric, CosineGradientShapley, PartialFederatedShapley
 from flsv.report import write_report
 from flsv.report.text import change
@@ -38,6 +38,25 @@ def test_predictions_that_have_nothing_to_do_with_the_labels_are_hardly_ever_tol
         logits = torch.stack([torch.zeros(200), share - 0.5 + torch.randn(200, generator=generator)], 1)
         found += told_apart(scores_of(logits, y), by)
     assert found <= 400 * LEVEL + 3 * (400 * LEVEL * (1 - LEVEL)) ** 0.5
+
+
+@pytest.mark.parametrize("share", [0.06, 0.5])
+@pytest.mark.parametrize("classes", [2, 4])
+@pytest.mark.parametrize("by", ["auroc", "average_precision", "f1"])
+def test_of_class_scores_what_is_above_chance_follows_from_the_labels(by: str, classes: int, share: float) -> None:
+    generator, found, learned = torch.Generator().manual_seed(0), 0, 0
+    for _ in range(200):
+        y = (torch.rand(200, generator=generator) < share).long()
+        y = y * torch.randint(1, classes, (200,), generator=generator)
+        drawn = torch.rand(200, classes, generator=generator).softmax(1)
+        for noise, told in ((1.0, False), (0.5, True)):
+            score = ClassScore(by)
+            score.update((1 - noise) * torch.nn.functional.one_hot(y, classes) + noise * drawn, y)
+            apart = ranks_apart(by, float(score.compute()), y, classes)
+            found, learned = found + (apart and not told), learned + (apart and told)
+    assert found <= 200 * LEVEL + 3 * (200 * LEVEL * (1 - LEVEL)) ** 0.5
+    assert learned > 190
+    assert not ranks_apart("auroc", 0.5, y, classes)
 
 
 @pytest.mark.parametrize(("won", "lost"), [(0, 0), (4, 0), (5, 0), (9, 1), (9, 4)])
@@ -71,12 +90,15 @@ def told_of(folder: Path) -> tuple[dict[str, Any], str]:
     return json.loads((folder / "run.json").read_text()), text_of(write_report(folder))
 
 
+AUROC = PartialFederatedShapley(performance="auroc")
 LOSS, COSINE = PartialFederatedShapley(performance="negative_loss"), CosineGradientShapley()
 
 
 @pytest.mark.parametrize(("lr", "learned"), [(0.0, False), (0.5, True)])
 @pytest.mark.parametrize(
-    ("metric", "named", "by"), [(LOSS, "sv", "negative_loss"), (COSINE, "", "balanced_accuracy")], ids=repr
+    ("metric", "named", "by"),
+    [(LOSS, "sv", "negative_loss"), (AUROC, "sv", "auroc"), (COSINE, "", "balanced_accuracy")],
+    ids=repr,
 )
 def test_the_warning_the_record_the_table_and_the_report_say_it(
     tmp_path: Path, capsys: Any, metric: ContributionMetric, named: str, by: str, lr: float, learned: bool
@@ -102,7 +124,7 @@ def test_the_warning_the_record_the_table_and_the_report_say_it(
         rows = page.partition("shares out the model's")[2].splitlines()
         (row,) = [line for line in rows if line.startswith("| sv |")]
         assert row.endswith(f"| {paid['sum']:.3g} |")
-        assert f"the values of sv sum to {paid['sum']:.4g}" in table
+        assert f"; sv sums to {paid['sum']:.4g}" in table
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import warnings
 from pathlib import Path
 from typing import Any
@@ -201,7 +202,7 @@ def test_the_end_of_a_fit_says_who_contributed_what_and_what_next(
     assert said.count("share") == 1  # none by cssv, which says not to pay by it
     most, least = int(values.argmax()), int(values.argmin())
     assert f"By sv, client {most} contributed most, client {least} least." in said or "nobody can be told apart" in said
-    assert re.search(r"Accuracy on the validation set (rose|fell) from [\d.]+ % to [\d.]+ %, the values of sv", said)
+    assert re.search(r"Accuracy on the validation set (rose|fell) from [\d.]+ % to [\d.]+ %; sv sums to", said)
     assert "other seeds may differ more (flsv repeat)" in said
     lines = [line for line in said.splitlines() if "flsv re" in line][-3:]
     folder = tmp_path / "run"
@@ -211,13 +212,23 @@ def test_the_end_of_a_fit_says_who_contributed_what_and_what_next(
     assert lines[2].startswith(f"Retrain: flsv retrain {folder}")
 
 
-def test_who_stops_a_fit_sees_the_table_so_far(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 1), (signal.SIGTERM, 143)])
+def test_who_stops_a_fit_sees_the_table_so_far(
+    number: int, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Lightning's status after Ctrl-C is 1; after SIGTERM it would be 0."""
+
     def stop(trainer: L.Trainer, *_: Any) -> None:
         if trainer.current_epoch == 1:
-            raise KeyboardInterrupt
+            signal.raise_signal(number)
 
-    with pytest.raises((KeyboardInterrupt, SystemExit)), pytest.warns(UserWarning, match="is discarded"):
-        fit(shapfed(), tmp_path, callbacks=[LambdaCallback(on_train_batch_end=stop)])
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(SystemExit) as stopped, pytest.warns(UserWarning, match="is discarded"):
+            fit(shapfed(), tmp_path, callbacks=[LambdaCallback(on_train_batch_end=stop)])
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert stopped.value.code == status
     assert "cssv" in capsys.readouterr().out
 
 

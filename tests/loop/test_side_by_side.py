@@ -172,13 +172,13 @@ class Fussy(Plain):
 
 
 class Annealed(Plain):
-    """Changes between rounds what no row of a batched model sees."""
+    """Changes at the end of a round what no row of a batched model sees."""
 
     def __init__(self) -> None:
         super().__init__(network(batch_norm=False))
         self.share = 1.0
 
-    def on_train_epoch_start(self) -> None:
+    def on_train_epoch_end(self) -> None:
         self.share *= 0.3
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:

@@ -10,7 +10,7 @@ import lightning as L
 import pytest
 import torch
 from resuming import assert_resumes
-from shadow_cases import ROUNDS, SEED, Draws, Kept, Reads, by_a_plain_loop, data, loop
+from shadow_cases import ROUNDS, SEED, Kept, Reads, by_a_plain_loop, data, loop
 from sifted import slow_except
 from toys import Plain, adam, fit, network, trainer_for, vector
 
@@ -55,7 +55,6 @@ EVERYBODY, SOME = [[0, 1, 2]] * ROUNDS, [[0, 2], [1], [0, 1]]
 PLAIN: dict[str, Any] = {
     "Adam": lambda: (Plain(network(batch_norm=False), adam), {}, EVERYBODY, "samples", 1.0),
     "dropout": lambda: (Plain(network(batch_norm=False, dropout=0.4)), {}, EVERYBODY, "samples", 1.0),
-    "Python's random numbers": lambda: (Draws(network(batch_norm=False)), {}, EVERYBODY, "samples", 1.0),
     "uniform": lambda: (Plain().double(), {"aggregator": FedAvg("uniform")}, EVERYBODY, "uniform", 1.0),
     "half": lambda: (Plain().double(), {"aggregator": FedAvg(server_lr=0.5)}, EVERYBODY, "samples", 0.5),
     "absent": lambda: (Plain(network(batch_norm=False)), {"sampler": Turns(SOME)}, SOME, "samples", 1.0),

@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
-from made_runs import NAMES, at_fault, copying, made_value, make_run, retold
+from made_runs import NAMES, at_fault, copying, made_value, make_game, make_run, retold
 from page_text import text_of
 
 from flsv.csv_files import save_csv
-from flsv.report import write_report
+from flsv.report import Budget, write_report
 from flsv.report.run_table import CSV, Numbers, rows_of
 
 ROUNDS, CLASSES = 4, 3
@@ -119,6 +119,22 @@ def test_it_has_its_own_values_and_nobody_elses(tmp_path: Path) -> None:
     record = tmp_path / "run.json"
     record.write_text(record.read_text().replace('"per_class": true', '"per_class": false'))
     assert "Class by class" not in text_of(write_report(tmp_path, client="Oslo"))
+
+
+@pytest.mark.parametrize(
+    ("values", "by", "said"),
+    [
+        ([0.061, 0.4, 0.2, 0.1, 0.065], "accuracy", "Your data raised the accuracy by 6.10 of 83 points."),
+        ([-0.021, 0.3, 0.1], "accuracy", "Your data lowered the accuracy by 2.10 points."),
+        ([0.061, 0.3, 0.1], "negative_loss", "Your data improved the model's loss by 0.0610."),
+    ],
+)
+def test_it_begins_with_a_sentence_for_a_person(values: list[float], by: str, said: str, tmp_path: Path) -> None:
+    page = write_report(make_game(tmp_path, {"sv": values}, by=by), client=0, budget=Budget(100.0, "sv"))
+    text = text_of(page)
+    assert text.index(said) < text.index("Your share of 100.00")
+    assert text.count("| share |") == 1
+    assert "coalition" not in text.partition("How to read this")[0]
 
 
 def test_who_copies_is_told_without_the_others_names(tmp_path: Path) -> None:

@@ -71,6 +71,11 @@ def test_an_error_falls_and_never_below_0(tmp_path: Path) -> None:
     assert steps == "start 0.700, Graz 0.500, Lyon -0.100, Boston -0.800, end 0.300"
 
 
+def test_there_is_one_column_of_shares(tmp_path: Path) -> None:
+    run = make_game(tmp_path, {"sv": [0.4, 0.1, 0.05]})
+    assert [pages(run, budget)[1].count("| share |") for budget in (None, Budget(100.0))] == [1, 1]
+
+
 CHANCE = {"by": "accuracy", "start": 0.1, "end": 0.1, "sum": 0, "told_apart": False}
 
 

@@ -1,5 +1,6 @@
 """Values of rounds that somebody else ran: a FederatedLoop's on the same rounds, whatever form models come in."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,8 @@ import pytest
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassF1Score
 from toys import CLASSES, Plain, fit, network, toy_data
 
@@ -163,6 +166,25 @@ def test_a_plain_module_by_its_own_loss_is_a_plain_loop_over_coalitions(trained:
     assert own["GradientAgreement"].sum() == pytest.approx(1)
 
 
+def test_a_collection_is_the_metrics_that_are_in_it(trained: Any, tmp_path: Path) -> None:
+    module, data, loop, rounds = trained
+    found = played(module, data, rounds, MetricCollection({"sv": LeaveOneOut()}), lambda vector: vector)
+    expected = played(module, data, rounds, {"sv": LeaveOneOut()}, lambda vector: vector)
+    assert torch.equal(found["sv"].nan_to_num(9), expected["sv"].nan_to_num(9))
+    collected = FederatedLoop(Kept(), MetricCollection(all_metrics()), sampler=UniformSampler(2), seed=SEED)
+    fit(collected, tmp_path, Logs(), toy_data(), rounds=ROUNDS)
+    for name, value in loop.contributions.items():
+        assert torch.equal(collected.contributions[name].nan_to_num(9), value.nan_to_num(9)), name
+
+
+def test_the_callers_generator_goes_on_as_without_it(trained: Any) -> None:
+    module, _, _, rounds = trained
+    batches = DataLoader(TensorDataset(torch.randn(20, 6), torch.randint(CLASSES, (20,))), 10, shuffle=True)
+    before = torch.get_rng_state()
+    value_round(module, rounds[0].global_vector, list(rounds[0].client_vectors), batches, metrics=LeaveOneOut())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_clients_by_name_and_weights_of_the_aggregation(trained: Any) -> None:
     module, data, _, rounds = trained
     models, names = rounds[0].client_vectors, ["Lyon", "Boston", "Kyoto"]
@@ -246,18 +268,63 @@ def test_a_module_without_a_head_is_told_its_classes() -> None:
     assert found["PartialFederatedShapley"].tolist() == [0, 0]
 
 
+class OfOtherPackage(nn.Linear):
+    __module__ = "pytorch_lightning.core.module"
+
+
+def test_a_module_of_the_package_of_the_other_name_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="import lightning as L"):
+        value_round(OfOtherPackage(2, 2), torch.zeros(6), [torch.zeros(6)] * 2, metrics=CosineGradientShapley())
+
+
+class Normalizes(Plain):
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return (batch[0] / 10 - 3, batch[1]) if self.trainer.validating else batch
+
+
+def test_batches_go_through_the_modules_hooks_which_are_told_that_it_validates() -> None:
+    x, y, module = torch.randn(60, 6), torch.arange(60) % 3, Normalizes(network(batch_norm=False))
+    start = ParameterSpace(module).read(module)
+    updates = [start + torch.randn_like(start) for _ in range(3)]
+    found = value_round(module, start, updates, [(x, y)], metrics=CumulativeShapley())
+    by_hand = value_round(module.net, start, updates, [(x / 10 - 3, y)], metrics=CumulativeShapley())
+    torch.testing.assert_close(found["CumulativeShapley"], by_hand["CumulativeShapley"])
+    assert module._trainer is None  # it is read, not written
+
+
+class TakesTwo(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return self.layer(x * mask)
+
+
+def test_a_forward_that_does_not_take_the_batchs_first_part_is_refused_by_name() -> None:
+    net, batches = TakesTwo(), [(torch.randn(4, 6), torch.arange(4) % 3)]
+    own = ParameterSpace(net).read(net)
+    expected = r"TakesTwo\.forward\(x\) ends in TypeError: .*first part of a validation batch, torch.float32 \[4, 6\]"
+    for metric in (CumulativeShapley(), CumulativeShapley(performance="auroc")):
+        with pytest.raises(ConfigurationError, match=expected.replace("TakesTwo", "(TakesTwo|PlainModule)")):
+            value_round(net, own, [own, own], batches, metrics=metric)
+
+
 class OfDictionaries(Plain):
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        self.log("val_acc", (self(batch["x"]).argmax(1) == batch["y"]).float().mean(), batch_size=len(batch["y"]))
+        hits = (self(batch["x"]).argmax(1) == batch["y"]).float().mean()
+        self.log_dict({"dev/hits": hits, "dev/loss": 1 - hits}, batch_size=len(batch["y"]))
 
 
 def test_batches_that_are_dictionaries_are_measured_by_what_is_logged() -> None:
     x, y, module = torch.randn(60, 6), torch.arange(60) % 3, OfDictionaries(network(batch_norm=False))
     start = ParameterSpace(module).read(module)
     updates = [start + torch.randn_like(start) for _ in range(3)]
-    logged = PartialFederatedShapley(performance="val_acc", mode="max")
+    logged = PartialFederatedShapley(performance="dev/hits", mode="max")
     found = value_round(module, start, updates, [{"x": x, "y": y}], metrics=logged)
     plain = value_round(module, start, updates, [(x, y)], metrics=PartialFederatedShapley())
     torch.testing.assert_close(found["PartialFederatedShapley"], plain["PartialFederatedShapley"])
-    with pytest.raises(ConfigurationError, match=r"a batch is dict\. .*performance='val_acc', mode='max'"):
+    with pytest.raises(
+        ConfigurationError, match=r"a batch is dict\. .*'dev/hits', 'dev/loss', of.*performance='dev/hits', mode='max'"
+    ):
         value_round(module, start, updates, [{"x": x, "y": y}], metrics=PartialFederatedShapley())

@@ -1,26 +1,21 @@
-"""Which columns of a table are used, and how: numbers, truth values, words, or dates; and what rows are told apart by:
-the classes and numbers to predict, and the groups that are clients."""
+"""Which columns of a table are used, and how: numbers, truth values, words, or dates."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import pandas as pd
-import torch
 from annotated_types import Ge
-from lightning.pytorch.utilities import rank_zero_warn
 from pandas.api.types import infer_dtype, is_datetime64_any_dtype, is_numeric_dtype
-from torch import Tensor
 
 from flsv.arguments import check_kind
-from flsv.data.groups import check_spelling
 from flsv.data.sources.table import Table, words_of
 from flsv.declared import Rules, checked
-from flsv.errors import ColumnError, ConfigurationError, listed
+from flsv.errors import ColumnError, ConfigurationError
 
 GAPS = ("", "NA", "N/A", "NaN", "nan", "null", ".", "?")
 
@@ -60,10 +55,13 @@ class Columns:
         exclude: columns to leave out of these; not every client's table needs to have them.
         categorical: columns whose numbers are names of categories.
         gaps: what a missing value looks like, besides white space around it; None for :data:`GAPS` in a file of text,
-            and nothing more in a DataFrame. Of a dictionary, what it looks like in these columns besides.
+            and nothing more in a DataFrame. Of a dictionary, what it looks like in these columns besides. A number is
+            meant however it is written: ``-99`` is ``-99.0``, too.
         standardize_target: for regression.
         max_categories: how many categories a column may have; more are taken for a mistake.
         delimiter: one character between values of a file.
+        decimal: what is before the decimals of a number in a file; ``"12,5"`` is no number without ``","``, and
+            ``"12.5"`` and ``"1.234,5"`` are none with it.
         dates: for a column of dates ``"days"``, or the column of dates from which days are counted.
         date_format: how dates are written, as of ``strftime``; None: ISO 8601, ``2024-03-31``.
 
@@ -86,6 +84,7 @@ class Columns:
     standardize_target: bool = False
     max_categories: Annotated[int, Ge(2)] = 50
     delimiter: str = ","
+    decimal: Literal[".", ","] = "."
     dates: dict[str, str] | None = None
     date_format: str | None = None
 
@@ -116,12 +115,16 @@ class Columns:
     def remedied(self, problems: Iterable[ColumnError]) -> dict[str, Any]:
         """The options that differ from their defaults, and those with which columns can be used that could not."""
         options = {each.name: getattr(self, each.name) for each in fields(self)}
-        options = {name: value for name, value in options.items() if value and value != getattr(Columns, name)}
+        options = {name: value for name, value in options.items() if value not in (None, {}, getattr(Columns, name))}
         for problem in problems:
             for name, value in problem.remedy.items():
                 held = options.get(name, type(value)())
-                options[name] = [*held, *value] if isinstance(value, list) else {**held, **value}
-        return options
+                if isinstance(value, list):
+                    value = list(dict.fromkeys([*held, *value]))
+                options[name] = {**held, **value} if isinstance(value, dict) else value
+        # A column that was to be read otherwise, and cannot be read so either, is left out and nothing else.
+        left = [name for name in options.get("categorical", ()) if name not in options.get("exclude", ())]
+        return {**options, "categorical": left} if left else {k: v for k, v in options.items() if k != "categorical"}
 
 
 def _texts(given: Any) -> list[str] | None:
@@ -164,18 +167,23 @@ _DATES = {"date", "datetime", "Timestamp"}
 _DAY = re.compile(r"\d{4}-\d\d?-\d\d?([T ].*)?|\d{1,2}[./-]\d{1,2}[./-]\d{4}( .*)?")
 
 
-def parsed(values: Iterable[Any]) -> np.ndarray:
+def parsed(values: Iterable[Any], decimal: str = ".") -> np.ndarray:
     """Values as numbers, float64 ``[N]``; NaN where one is no finite number.
 
     Example:
         >>> parsed(["3", "-1e3", "high", "1_000", "inf", None])
         array([    3., -1000.,    nan,    nan,    nan,    nan])
+        >>> parsed(["3", "3,5", "3.5"], ",")
+        array([3. , 3.5, nan])
     """
+    # Python reads 1_000 as a number, which nobody who writes a table means.
+    wrong = "_" if decimal == "." else "_."
 
     def number(value: Any) -> float:
         try:
-            # Python reads 1_000 as a number, which nobody who writes a table means.
-            return np.nan if isinstance(value, str) and "_" in value else float(value)
+            if isinstance(value, str):
+                return np.nan if any(mark in value for mark in wrong) else float(value.replace(decimal, "."))
+            return float(value)
         except (TypeError, ValueError):
             return np.nan
 
@@ -189,16 +197,31 @@ def without_gaps(table: Table, name: str, argument: str, columns: Columns) -> pd
     if is_numeric_dtype(column.dtype) and marks == {""}:
         return column
     words = words_of(column)
-    gaps = words.isna() | words.isin(marks)
+    gaps = words.isna() | words.isin(gap_words(words, marks, columns.decimal))
     values = words if _KINDS.get(infer_dtype(column, skipna=True)) == WORDS else column.astype(object)
     return values.mask(gaps)
 
 
-def _kind_of_texts(texts: set[str]) -> str:
+def gap_words(words: pd.Series, marks: Collection[str], decimal: str = ".") -> set[str]:
+    """Which of a column's different words are one of these marks, or the number that a mark is.
+
+    Example:
+        >>> sorted(gap_words(pd.Series(["-99.0", "-99", "?", "1"]), {"-99", "?"}))
+        ['-99', '-99.0', '?']
+    """
+    numbers = {number for number in parsed(marks).tolist() if number == number}
+    found = words[words.isin(list(marks))].tolist()
+    if numbers:
+        others = [word for word in words.dropna().unique() if not _LEADING_ZERO.fullmatch(word)]
+        found += [word for word, number in zip(others, parsed(others, decimal).tolist()) if number in numbers]
+    return set(found)
+
+
+def _kind_of_texts(texts: set[str], decimal: str) -> str:
     """What a file's column is taken for, by its different values."""
     if not texts or texts <= _TRUTHS.keys():
         return TRUTH if texts else ""
-    numbers = np.isfinite(parsed(texts))
+    numbers = np.isfinite(parsed(texts, decimal))
     named = numbers.all() and any(map(_LEADING_ZERO.fullmatch, texts))
     return NUMBERS if numbers.any() and not named else WORDS
 
@@ -218,18 +241,22 @@ def read_column(table: Table, name: str, columns: Columns) -> tuple[str, pd.Seri
     """
     since = (columns.dates or {}).get(name)
     if since is not None:
-        start = np.datetime64(0, "D") if since == DAYS else _days(table, since, columns)
-        days = (_days(table, name, columns) - start) / np.timedelta64(1, "D")
+        start = np.datetime64(0, "D") if since == DAYS else dates_of(table, since, columns)
+        days = (dates_of(table, name, columns) - start) / np.timedelta64(1, "D")
         return f"days since {'1970' if since == DAYS else since}", days.reset_index(drop=True)
     values = without_gaps(table, name, "features", columns).astype(object).reset_index(drop=True)
     if name in (columns.categorical or ()):
         return WORDS, words_of(values)
-    kind = _KINDS.get(infer_dtype(values, skipna=True)) if table.typed else _kind_of_texts(set(values.dropna()))
-    if kind is None or (kind == WORDS and not table.typed and all(map(_DAY.fullmatch, values.dropna()))):
+    inferred = _KINDS.get(infer_dtype(values, skipna=True))
+    kind = inferred if table.typed else _kind_of_texts(set(values.dropna()), columns.decimal)
+    dates = kind == WORDS and not table.typed and all(map(_DAY.fullmatch, values.dropna()))
+    if kind is None or dates:
         raise _no_kind(table, name, values)
+    _check_decimals(table, name, values, columns)
     if kind == WORDS:
         return kind, words_of(values)
-    numbers = pd.Series(parsed(values.map(lambda value: _TRUTHS.get(value, value)) if kind == TRUTH else values))
+    truths = _TRUTHS if kind == TRUTH else {}
+    numbers = pd.Series(parsed(values.map(lambda value: truths.get(value, value)), columns.decimal))
     _check_numbers(table, name, values, numbers, columns)
     return kind or NUMBERS, numbers
 
@@ -255,22 +282,50 @@ def _no_kind(table: Table, name: str, values: pd.Series) -> ColumnError:
 def _check_numbers(table: Table, name: str, values: pd.Series, numbers: pd.Series, columns: Columns) -> None:
     wrong = np.flatnonzero(numbers.isna() & values.notna())
     if len(wrong):
-        words = {str(word) for word in values[wrong]}
+        words = sorted({str(word) for word in values[wrong]})
         remedy: dict[str, Any] = {"categorical": [name]}
-        if len(words) == 1 and numbers.nunique() > FEW:  # one word among many numbers is a gap, in this column
-            remedy = {"exclude": [name]} if isinstance(columns.gaps, list) else {"gaps": {name: [*words]}}
+        if numbers.nunique() > FEW or (numbers % 1 > 0).any():  # what is measured is no category
+            of_others = isinstance(columns.gaps, list) or len(words) > FEW
+            marks = [*(columns.gaps or {}).get(name, ()), *words] if not of_others else []  # type: ignore[union-attr]
+            remedy = {"gaps": {name: marks}} if marks else {"exclude": [name]}
         where = f"{table.where(wrong[0])}: {str(values[wrong[0]])!r} in {name!r}"
-        raise ColumnError(f"{where} is no finite number, but others there are: a gap, or a category?", remedy)
+        number = int(np.argmax(numbers.notna()))
+        other = f"{str(values[number])!r} is ({table.where(number)})" if numbers.notna().any() else "others are"
+        raise ColumnError(f"{where} is no finite number, but {other}: a gap, or a category?", remedy)
     large = np.flatnonzero(numbers.abs() > LARGEST)
     if len(large):
         where = f"{table.where(large[0])}: {numbers[large[0]]:g} in {name!r}"
         raise ColumnError(f"{where} is too large for single precision: a gap?", {"exclude": [name]})
 
 
-def _days(table: Table, name: str, columns: Columns) -> pd.Series:
+def _check_decimals(table: Table, name: str, values: pd.Series, columns: Columns) -> None:
+    """Refuse numbers that are written with the other decimal mark: as words they would be categories."""
+    other = "," if columns.decimal == "." else "."
+    texts = {value for value in values.dropna() if isinstance(value, str)}
+    strange = {text for text in texts if re.fullmatch(rf"[-+]?\d+[{other}]\d+", text)}
+    alike = sorted(texts - strange)
+    if not strange or np.isnan(parsed(alike, columns.decimal)).any():
+        return
+    row = int(np.flatnonzero(values.isin(strange))[0])
+    where = f"{table.where(row)}: {values[row]!r} in {name!r}"
+    pointed = next((text for text in alike if columns.decimal in text), None)
+    if table.typed or other == "." or pointed is not None:
+        also = "" if pointed is None else f", and {pointed!r} is one, too"
+        raise ColumnError(f"{where} is a number as text{also}: write all numbers alike.", {"exclude": [name]})
+    raise ColumnError(f"{where} has a decimal comma (decimal: ',').", {"decimal": ","})
+
+
+def dates_of(table: Table, name: str, columns: Columns) -> pd.Series:
+    """A column's dates; of those with a time zone, the time in UTC.
+
+    Raises:
+        ColumnError: one that is no date.
+    """
     values = without_gaps(table, name, "dates", columns)
     if is_datetime64_any_dtype(table.column(name, "dates")):
-        dated = pd.to_datetime(values)
+        dated = pd.to_datetime(
+            values, utc=True
+        )  # as what is read of text: a day has 24 hours, also where clocks change
     else:
         texts = words_of(values)
         dated = pd.to_datetime(texts, format=columns.date_format or "ISO8601", errors="coerce", utc=True)
@@ -280,113 +335,3 @@ def _days(table: Table, name: str, columns: Columns) -> pd.Series:
             expected = f"no date as {columns.date_format or 'YYYY-MM-DD'}: say date_format, such as '%d.%m.%Y'"
             raise ColumnError(f"{where} is {expected}.", {"exclude": [name]})
     return dated.dt.tz_localize(None).astype("datetime64[us]")
-
-
-def with_values(table: Table, name: str, argument: str, columns: Columns) -> Table:
-    """The rows that have a value in a column; it is said how many others are left out.
-
-    Raises:
-        ConfigurationError: no such column, or no row has a value.
-    """
-    missing = without_gaps(table, name, argument, columns).isna().to_numpy()
-    if missing.all():
-        raise ConfigurationError(f"{table.path}: no row has a {name!r} ({argument}).")
-    if not missing.any():
-        return table
-    rank_zero_warn(
-        f"{table.path}: {missing.sum()} of {len(table)} rows have no {name!r} ({argument}) and are left out."
-    )
-    return table.take(np.flatnonzero(~missing))
-
-
-def natural_order(values: Sequence[str]) -> list[int] | list[str]:
-    """The values as whole numbers if that loses nothing, else as they are: 2 comes before 10.
-
-    Example:
-        >>> natural_order(["10", "2"]), natural_order(["10", "02"])
-        ([10, 2], ['10', '02'])
-    """
-    try:
-        numbers = [int(value) for value in values]
-    except ValueError:
-        return list(values)
-    return numbers if list(map(str, numbers)) == list(values) else list(values)
-
-
-def group_values(table: Table, name: str) -> np.ndarray:
-    """The group of each row ``[N]``, as numbers if all are.
-
-    Raises:
-        ConfigurationError: no such column, or a row without a group.
-    """
-    values = words_of(table.column(name, "group")).fillna("")
-    empty = np.flatnonzero(values == "").tolist()
-    if empty:
-        raise ConfigurationError(
-            f"{table.path}: {len(empty)} of {len(table)} rows have no {name!r} (group): {table.places(empty)}. Every "
-            "row belongs to a client: fill them in, or leave the rows out."
-        )
-    names = list(dict.fromkeys(values))
-    check_spelling(names, f"{table.path}: {name!r} (group)", refuse=False)
-    return values.map(dict(zip(names, natural_order(names)))).to_numpy()
-
-
-def class_names(table: Table, name: str, argument: str) -> tuple[str, ...]:
-    """The different values of a column in their natural order.
-
-    Raises:
-        ConfigurationError: one only, nearly as many as there are rows, or several that are one to a person; numbers in
-            one table and words in another, of which ``1`` and ``True`` would be two classes.
-
-    Example:
-        >>> import pandas as pd
-        >>> class_names(Table("wards.csv", pd.DataFrame({"ill": ["10", "2", "2", "10", "2"]})), "ill", "target")
-        ('2', '10')
-    """
-    about = f"{argument} {name!r}"
-    numeric = {part.path: np.isfinite(parsed(words_of(part.column(name, argument)).unique())) for part in table.parts}
-    numbers = next((path for path, each in numeric.items() if each.all()), None)
-    others = next((path for path, each in numeric.items() if not each.any()), None)
-    if numbers is not None and others is not None:
-        raise ConfigurationError(f"{about} has numbers in {numbers} and words in {others}: write the classes alike.")
-    values = words_of(table.column(name, argument))
-    names = tuple(map(str, sorted(natural_order(values.unique().tolist()))))  # type: ignore[type-var]
-    if len(names) < 2 or len(names) > max(2, len(values) // 2):
-        raise ConfigurationError(
-            f"{table.path}: {about} has {len(names)} different values in {len(values)} rows, which are no classes. "
-            "Name another column; for numbers, a table has task: regression."
-        )
-    check_spelling(names, f"{table.path}: {about}")
-    return names
-
-
-def class_labels(table: Table, name: str, argument: str, classes: Sequence[str]) -> Tensor:
-    """Each value's place among the classes, int64 ``[N]``.
-
-    Raises:
-        ConfigurationError: a value that is none of them.
-    """
-    values = words_of(table.column(name, argument))
-    labels = pd.Index(classes).get_indexer(values)
-    unknown = np.flatnonzero(labels < 0)
-    if len(unknown):
-        raise ConfigurationError(
-            f"{table.where(unknown[0])}: {values.iloc[unknown[0]]!r} in {argument} {name!r} is none of "
-            f"the {len(classes)} classes that the training rows have: {listed(classes, 20)}."
-        )
-    return torch.from_numpy(labels.astype(np.int64))
-
-
-def numeric_target(table: Table, name: str) -> np.ndarray:
-    """A column to predict as numbers, float64 ``[N]``.
-
-    Raises:
-        ConfigurationError: a value that is no finite number, or too large for single precision.
-    """
-    column = table.column(name, "target")
-    numbers = parsed(column.tolist())
-    wrong = np.flatnonzero(~(np.abs(numbers) <= LARGEST))
-    if len(wrong):
-        where = f"{table.where(wrong[0])}: {str(column.iloc[wrong[0]])!r} in {name!r} (target)"
-        raise ConfigurationError(f"{where} is no finite number, as {len(wrong)} of {len(table)}: a class, or a gap?")
-    return numbers

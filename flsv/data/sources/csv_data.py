@@ -22,17 +22,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from flsv.data.sources.base import ColumnCard
-from flsv.data.sources.columns import (
-    Columns,
-    GivenColumns,
-    class_labels,
-    class_names,
-    columns_of,
-    group_values,
-    with_values,
-)
+from flsv.data.sources.columns import Columns, GivenColumns, columns_of
 from flsv.data.sources.encoder import TableEncoder
 from flsv.data.sources.table import Table, find_place, looked_at, one_table, read_table
+from flsv.data.sources.targets import class_labels, class_names, group_values, with_values
 from flsv.data.splits import Part
 from flsv.declared import Count, checked
 from flsv.errors import ConfigurationError

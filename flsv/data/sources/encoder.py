@@ -3,8 +3,6 @@ that says whose the rows are, or one of each client."""
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info
 from sklearn.compose import ColumnTransformer
 from sklearn.impute import MissingIndicator, SimpleImputer
 from sklearn.pipeline import make_pipeline
@@ -20,26 +18,13 @@ from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardSc
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from flsv.data.groups import check_spelling, plain_names
+from flsv.data.groups import plain_names
 from flsv.data.sources.base import ColumnCard, SourceData
-from flsv.data.sources.columns import (
-    FEW,
-    WORDS,
-    Columns,
-    class_labels,
-    class_names,
-    group_values,
-    numeric_target,
-    read_column,
-    with_values,
-    without_gaps,
-)
+from flsv.data.sources.columns import Columns, without_gaps
+from flsv.data.sources.reading import read_columns
 from flsv.data.sources.table import Table, one_table
-from flsv.errors import ColumnError, ConfigurationError, listed
-
-_IDENTIFIER = re.compile(
-    r"(?i)(^|[ _.-])(id|nr|no|number|key|index|pid|uid|uuid|mrn|patient|person|case|record)s?$|[a-z]I[Dd]$"
-)
+from flsv.data.sources.targets import class_labels, class_names, group_values, numeric_target, with_values
+from flsv.errors import ConfigurationError, listed
 
 
 class TableEncoder:
@@ -94,9 +79,9 @@ class TableEncoder:
             ConfigurationError: columns that a table has not, partly numbers and partly words, without a value or with
                 too many categories.
         """
-        self.read = tuple(self._read(table, self.names(table), fit))
+        self.read = tuple(read_columns(table, self.names(table), fit, self.columns))
         kinds = {kind: [each.name for each in self.read if each.kind == kind] for kind in (r.kind for r in self.read)}
-        lines = [f"{table.path} is read as (otherwise: categorical, gaps and exclude of the columns)"]
+        lines = [f"{table.path}: read as (otherwise: categorical, gaps and exclude of the columns)"]
         rank_zero_info("\n".join([*lines, *(f"  {kind}: {listed(names, 20)}" for kind, names in kinds.items())]))
         frame = pd.DataFrame({each.name: each.values for each in self.read})
         return torch.from_numpy(self._transformer(fit).fit(frame[fit]).transform(frame).astype(np.float32))
@@ -133,7 +118,7 @@ class TableEncoder:
         """
         if self._classes is not None:
             return class_labels(table, self.target, "target", self._classes)
-        numbers = numeric_target(table, self.target)
+        numbers = numeric_target(table, self.target, self.columns.decimal)
         if self.columns.standardize_target and fit is not None:
             self.target_mean, self.target_std = float(numbers[fit].mean()), float(numbers[fit].std())
             if self.target_std <= 1e-12 * abs(self.target_mean):
@@ -158,77 +143,15 @@ class TableEncoder:
 
     def names(self, table: Table) -> list[str]:
         """The columns to predict from, whether all tables have them or not."""
-        for argument in ("features", "categorical", "dates", "exclude"):
-            for name in getattr(self.columns, argument) or ():
+        for argument in ("features", "categorical", "dates", "exclude", "gaps"):
+            named = getattr(self.columns, argument) or ()
+            for name in () if argument == "gaps" and isinstance(named, list) else named:
                 replace(table, together=()).column(name, argument)
         taken = {self.target, self.group, *(self.columns.exclude or ())}
         names = [name for name in self.columns.features or table.frame.columns if name not in taken]
         if not names:
             raise ConfigurationError(f"Columns: no column is left to predict {self.target!r} from.")
         return names
-
-    def _read(self, table: Table, names: Sequence[str], fit: np.ndarray) -> list[ColumnCard]:
-        """What the columns hold. Of all that cannot be used one ConfigurationError, with a line to paste."""
-        found: list[ColumnCard] = []
-        problems: list[ColumnError] = []
-        for name in names:
-            try:
-                found.append(self._column(table, name, fit))
-            except ColumnError as error:
-                problems.append(error)
-        doubts = [doubt for each in found if (doubt := self._doubt(table, each)) is not None]
-        if not problems:
-            for doubt in doubts:
-                rank_zero_warn(str(doubt))
-            return found
-        problems += doubts
-        lines = [str(problem) for problem in problems]
-        if len(lines) > 1:
-            lines = [f"{len(lines)} columns cannot be used as they are:", *(f"  - {each}" for each in lines)]
-        options = json.dumps(self.columns.remedied(problems), ensure_ascii=False)
-        lines += ["With this line they can (in Python columns={...}):", f"  columns: {options}"]
-        raise ConfigurationError("\n".join(lines))
-
-    def _column(self, table: Table, name: str, fit: np.ndarray) -> ColumnCard:
-        """A column of all tables, so that whatever is fitted is applied alike."""
-        kind, values = read_column(table, name, self.columns)
-        if values[fit].isna().all():
-            raise ColumnError(f"{table.path}: no training row has a {name!r}.", {"exclude": [name]})
-        return ColumnCard(name, kind, values, self._categories(table, name, values, fit) if kind == WORDS else None)
-
-    def _categories(self, table: Table, name: str, words: pd.Series, fit: np.ndarray) -> list[str]:
-        """The values of the training rows, sorted; of what the others have besides, it is said."""
-        known = sorted(words[fit].dropna().unique())
-        if len(known) > self.columns.max_categories:
-            raise ColumnError(
-                f"{table.path}: {name!r} has {len(known)} different values, more than max_categories="
-                f"{self.columns.max_categories}: an identifier or free text is no feature.",
-                {"exclude": [name]},
-            )
-        unseen = sorted({*words.dropna().unique()} - {*known})
-        if unseen:
-            rank_zero_warn(
-                f"{table.path}: no training row has {listed(unseen, show=repr)} in {name!r}. Validation and test "
-                "rows with it are encoded as having none of the categories."
-            )
-        check_spelling(known, f"{table.path}: {name!r}", refuse=False)
-        return known
-
-    def _doubt(self, table: Table, column: ColumnCard) -> ColumnError | None:
-        """What speaks against numbers that are called as identifiers are: they are whole, and differ in every row."""
-        name = column.name
-        if column.categories is not None or name in (self.columns.features or ()) or not _IDENTIFIER.search(name):
-            return None
-        table_of = np.repeat(np.arange(len(table.parts)), [len(part) for part in table.parts])
-        for _, values in column.values.groupby(table_of):
-            held = values.dropna()
-            if len(held) <= FEW or not held.is_unique or (held % 1).any():
-                return None
-        return ColumnError(
-            f"{table.path}: {name!r} has another whole number in every row. An identifier is no feature: leave it "
-            f"out (exclude: [{name}]).",
-            {"exclude": [name]},
-        )
 
 
 def tables_source(

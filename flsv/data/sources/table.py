@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import difflib
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -59,6 +60,12 @@ class Table:
             'line 2 .. 4, 9'
         """
         return f"{'row' if self.typed else 'line'} {in_words(self.frame.index[list(rows)].tolist())}"
+
+    def holding(self, rows: Any) -> str:
+        """The tables with some of the rows, bool ``[N]``; all are called what they are called together."""
+        ends = np.cumsum([len(part) for part in self.parts])
+        found = [part.path for part, held in zip(self.parts, np.split(np.asarray(rows), ends[:-1])) if held.any()]
+        return str(self.path) if len(found) == len(ends) else listed(found)
 
     def where(self, row: int) -> str:
         """In which table a row is, and where."""
@@ -175,6 +182,7 @@ def read_csv(path: Path, delimiter: str = ",") -> Table:
         ['slept, then ate', '']
     """
     csv.field_size_limit(_LONGEST)
+    _check_delimiter(path, delimiter)
     try:
         # The header is read as a row, or pandas would rename columns of one name. This engine is strict about quotes,
         # and a value that a row lacks is NaN, where an empty one is not.
@@ -189,8 +197,6 @@ def read_csv(path: Path, delimiter: str = ",") -> Table:
     rows.index = rows.index + 1 + rows.apply(lambda column: column.str.count("\n").fillna(0)).sum(axis=1).cumsum()
     rows.index = rows.index.astype(int)
     names = ["" if isinstance(name, float) else name.strip() for name in rows.iloc[0]]
-    if len(names) == 1 and any(mark in names[0] for mark in ";\t,"):
-        raise ConfigurationError(f"{path}: the header is a single name, {names[0][:60]!r}: say the delimiter.")
     check_names(path, names)
     rows = rows.iloc[1:].dropna(how="all")  # a blank line is none
     short = rows.index[rows.isna().any(axis=1)]
@@ -198,6 +204,22 @@ def read_csv(path: Path, delimiter: str = ",") -> Table:
         count = int(rows.loc[short[0]].notna().sum())
         raise ConfigurationError(f"{path}, line {short[0]}: {count} values, but the header has {len(names)} names.")
     return Table(path, rows.set_axis(names, axis=1))
+
+
+def _check_delimiter(path: Path, delimiter: str) -> None:
+    """Refuse a file whose first line has another delimiter than was said."""
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            header = file.readline()
+    except (UnicodeDecodeError, OSError):
+        return  # whoever reads it says why
+    other = next((mark for mark in ";\t|," if delimiter not in header and mark in header), None)
+    if other is not None:
+        option = f"columns: {json.dumps({'delimiter': other})}"
+        raise ConfigurationError(
+            f"{path}: its values have {other!r} between them, not {delimiter!r}. If all files are like that, say "
+            f'{option} (decimal commas: "decimal": ","); else save this one with {delimiter!r}.'
+        )
 
 
 def check_names(path: Path | str, names: Sequence[str]) -> None:

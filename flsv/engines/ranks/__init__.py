@@ -3,8 +3,8 @@
 ``Trainer(strategy="federated", devices=4)``, ``torchrun`` or SLURM; see ``docs/scaling.md``.
 """
 
-from flsv.engines.ranks.group import ranks_of_environment
+from flsv.engines.ranks.group import ranks_of_environment, started_by_script
 from flsv.engines.ranks.several_ranks import SeveralRanks
 from flsv.engines.ranks.strategy import FederatedStrategy, agree, ranks_of
 
-__all__ = ["FederatedStrategy", "SeveralRanks", "agree", "ranks_of", "ranks_of_environment"]
+__all__ = ["FederatedStrategy", "SeveralRanks", "agree", "ranks_of", "ranks_of_environment", "started_by_script"]

@@ -31,6 +31,11 @@ _PR_SET_PDEATHSIG = 1
 PARENT = "FLSV_RANKS_PARENT"
 
 
+def started_by_script() -> bool:
+    """Return whether another rank's script has started this process."""
+    return PARENT in os.environ and int(os.environ.get("LOCAL_RANK", 0)) > 0
+
+
 def end_with_parent() -> None:
     """From now on this process ends with the one that has started it as a rank, a script or torchrun's agent."""
     started = "TORCHELASTIC_RUN_ID" in os.environ or int(os.environ.get("LOCAL_RANK", 0)) > 0

@@ -75,7 +75,7 @@ class FederatedStrategy(ParallelStrategy):
     def _configure_launcher(self) -> None:
         environment: Any = self.cluster_environment
         if self._size > 1:
-            if int(os.environ.get("LOCAL_RANK", 0)) == 0:
+            if not environment.creates_processes_externally:
                 os.environ[PARENT] = str(os.getpid())  # the ranks that it starts inherit it
             self._launcher = _SubprocessScriptLauncher(environment, self._size // self.num_nodes, self.num_nodes)
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -187,10 +186,14 @@ class RemoteFederation(IdleProcess):
 
 
 @contextmanager
-def run_status(folder: Path) -> Iterator[Callable[[str | None], None]]:
+def run_status(folder: Path, run: str | None = None) -> Iterator[Callable[[str | None], None]]:
     """Say in a folder's ``status.json`` how what is done within ends: ``"running"``, then ``"finished"``, or
-    ``"failed"`` and why. A run that was ended from outside stays ``"running"``, since when it says. What it gives is
-    told why a run that is running does not go on, or None.
+    ``"failed"`` and why; and since when. What it gives writes the file anew, with what the run waits for, or None, and
+    last with what stays true of it: the file of a run that was ended from outside stays ``"running"``, and ages.
+
+    Args:
+        folder: of the run.
+        run: what Flower calls it.
 
     Raises:
         ConfigurationError: another server is at work in this folder; what it says of itself is left as it is.
@@ -206,17 +209,25 @@ def run_status(folder: Path) -> Iterator[Callable[[str | None], None]]:
     """
     lock = FolderLock(folder / "checkpoints")  # the run itself holds the folder later
 
+    begun = datetime.now(UTC)
+
     def write(status: str, why: str | None = None) -> None:
-        when = datetime.now(UTC).isoformat(timespec="seconds")
+        since = (begun if status == "running" else datetime.now(UTC)).isoformat(timespec="seconds")
         with replacing(folder / "status.json") as file:
-            file.write(json.dumps({"status": status, "since": when, "why": why}, indent=1).encode())
+            file.write(json.dumps({"status": status, "since": since, "why": why, "run": run}, indent=1).encode())
         if status != "running":
             print(f"flsv: the run has {status}: {why or folder}.", file=sys.stderr, flush=True)
 
+    last: list[str | None] = [None]
+
+    def running(why: str | None) -> None:
+        last.append(why)
+        write("running", why)
+
     try:
         write("running")
-        yield partial(write, "running")
-        write("finished")
+        yield running
+        write("finished", last[-1])
     except Exception as error:  # and none by which Flower ends an app whose SuperLink is gone
         write("failed", f"{type(error).__name__}: {error}")
         raise

@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
@@ -53,7 +54,7 @@ class Directory:
             away.
         timeout: seconds that a site has for its work.
         wait: seconds to wait for all sites before the first round, and for any site within a run.
-        say: is told every 15 s which sites are awaited, and None when none is any more.
+        say: is told every 15 s which sites are awaited, and None after every exchange.
 
     Attributes:
         sizes: number of a site to its samples by split.
@@ -98,10 +99,13 @@ class Directory:
                     missing = [name for i, name in enumerate(self.names) if i not in self.sizes]
                     raise RuntimeError(
                         f"sites {missing or self.names} have not come within {self.wait:g} s. "
-                        f"{' '.join(self._wrong.values())} Start them, or leave them out of sites=[...]."
+                        f"{' '.join(self._wrong.values())} Start them, or leave them out of sites=[...]. One whose log "
+                        "says Exit Code: 305 has a key that is not registered here."
                     )
                 time.sleep(min(0.5, self.wait))
-        rank_zero_info(f"flsv: {len(here)} of {len(self.names)} sites are there.")
+        away = [name for i, name in enumerate(self.names) if i not in here]
+        without = f", without {', '.join(away)}" if away else ""
+        rank_zero_info(f"flsv: {len(here)} of {len(self.names)} sites are there{without}.")
 
     def refresh(self, strict: bool = False) -> dict[int, Address]:
         """Numbers of the sites that are there to their addresses; who is new, or back, is greeted first.
@@ -134,7 +138,7 @@ class Directory:
     @contextmanager
     def _awaiting(self, missing: Callable[[], list[int]], count: int) -> Iterator[None]:
         """Say every now and then, while what is within blocks, which of ``count`` sites are awaited."""
-        done, said = threading.Event(), threading.Event()
+        done = threading.Event()
 
         def watch() -> None:
             while not done.wait(PAUSE):
@@ -143,7 +147,6 @@ class Directory:
                     words = f"{count - len(sites)} of {count} sites, waiting for {names}"
                     rank_zero_info(f"flsv: {words}.")
                     self._say(words)
-                    said.set()
 
         watching = threading.Thread(target=watch, daemon=True)
         watching.start()
@@ -152,8 +155,7 @@ class Directory:
         finally:
             done.set()
             watching.join()
-            if said.is_set():
-                self._say(None)
+            self._say(None)
 
     def _send(self, packets: Mapping[int, Packet], seconds: float) -> Iterator[tuple[int, Reply]]:
         """Replies of sites, by their numbers, as they come."""
@@ -222,11 +224,18 @@ def agreement(module: L.LightningModule, settings: Any) -> dict[str, str]:
     layout = hashlib.sha256(repr(list(zip(space.names, map(tuple, space.shapes)))).encode()).hexdigest()[:16]
     at_clients = [repr(strategies[role]) for role in ("client_algorithm", "personalizer") if role in strategies]
     return {
-        "flsv": version("flsv"),
+        "flsv": f"{version('flsv')}, sources {_sources()}",
         "module": f"{type(module).__name__}, {space.size} numbers, {layout}",
         "at clients": ", ".join([*at_clients, *map(repr, config.uploads)]) or "nothing",
         "training": ", ".join(f"{n}={getattr(config, n)!r}" for n in ("local_epochs", "optimizer_state", "head")),
     }
+
+
+@cache
+def _sources() -> str:
+    """Return a short hash of the package's modules, whose installed version says nothing of a checkout's changes."""
+    texts = [path.read_text("utf-8") for path in sorted(Path(__file__).parents[2].rglob("*.py"))]
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
 
 
 def check_agreement(own: Mapping[str, str], servers: Mapping[str, Any]) -> None:

@@ -21,7 +21,6 @@ import warnings
 from collections.abc import Callable
 
 import numpy as np
-import ot
 import torch
 from torch import Tensor
 
@@ -73,6 +72,8 @@ def wasserstein_distance(
 
 def transport_plan(squared: Tensor, p: float) -> tuple[Tensor, Tensor]:
     """An optimal plan ``[m, m2]`` (a vertex of the polytope) for squared distances, and W_p."""
+    import ot  # it imports scikit-learn and pandas, which few who import the formulas need
+
     cost = squared.detach().cpu().double().numpy()
     cost = cost if p == 2 else cost ** (p / 2)
     masses = [np.full(count, 1 / count) for count in cost.shape]

@@ -115,9 +115,9 @@ def test_a_run_that_cannot_be_asks_nobody_and_says_how_it_ended(tmp_path: Path) 
     loop = partial(FederatedLoop, DivergenceWeighted())
     app = server_app(module, loop, ["Boston"], rounds=1, num_classes=10, folder=tmp_path)
     with pytest.raises(ConfigurationError, match="works with the clients' class counts"):
-        app(grid=None, context=None)  # type: ignore[arg-type]
+        app(grid=None, context=Context(7, 1, {}, RecordDict(), {}))  # type: ignore[arg-type]
     status = json.loads((tmp_path / "status.json").read_text())
-    assert (status["status"], status["why"][:18]) == ("failed", "ConfigurationError")
+    assert (status["status"], status["why"][:18], status["run"]) == ("failed", "ConfigurationError", "7")
 
 
 class Points(L.LightningDataModule):

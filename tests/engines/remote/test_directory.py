@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import TensorBoardLogger
 from remote_federation import NAMES, Remotely, Replay, assert_same, momentum, shapfed, site
 
 from flsv import ClientEvaluation
@@ -88,6 +89,28 @@ def test_a_node_of_another_name_and_a_second_one_are_left_alone(tmp_path: Path) 
     assert "two nodes are registered as 'Osaka': one of them is left alone." in told
 
 
+def test_who_is_away_is_named_and_the_run_says_that_it_lives(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str | None] = []
+    nodes, book = Slow(0, 0), tmp_path / "book"
+    book.write_text(json.dumps(dict.fromkeys(NAMES, SIZES)))  # of the run's first start
+    monkeypatch.setattr("flsv.engines.remote.transport.rank_zero_info", print)
+    directory = Directory(nodes, NAMES, {}, book, wait=60, say=said.append)
+    directory.gather()
+    assert capsys.readouterr().out == "flsv: 1 of 3 sites are there, without Lyon, Osaka.\n"
+    assert said == [None]
+    directory.exchange({0: Packet("ask")})
+    assert said == [None, None]
+
+
+def test_another_checkout_of_one_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    remote = Remotely(tmp_path, shapfed)
+    monkeypatch.setattr("flsv.engines.remote.transport._sources", lambda: "changed")
+    with pytest.raises(ConfigurationError, match=r"differ in flsv: '[\d.]+, sources [0-9a-f]{12}' there, .* changed'"):
+        remote.fit()
+
+
 class Killed(Exception):
     pass
 
@@ -144,6 +167,11 @@ def test_a_site_answers_no_other_question(tmp_path: Path, caplog: pytest.LogCapt
     assert "'os:getcwd' is no question that this site answers" in caplog.text
 
 
+def test_how_many_samples_sites_have_is_drawn(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    Remotely(tmp_path, shapfed).fit(1, logger=TensorBoardLogger(tmp_path, name="", version=""))
+    assert [str(each.message) for each in recwarn if "could not be drawn" in str(each.message)] == []
+
+
 def test_nobody_replies(tmp_path: Path) -> None:
     remote = Remotely(tmp_path, shapfed)
     remote.transport.spoil = lambda address, packet, reply: None if packet.kind == "train" else reply
@@ -178,8 +206,14 @@ def test_how_a_run_has_ended_is_in_a_file(tmp_path: Path, capsys: pytest.Capture
         found = json.loads((tmp_path / "status.json").read_text())
         return found["status"], found["why"]
 
-    with run_status(tmp_path):
+    with run_status(tmp_path) as say:
         assert said() == ("running", None)
+        say("waiting for Osaka")
+        assert said() == ("running", "waiting for Osaka")
+        say("Osaka was away")
+    assert said() == ("finished", "Osaka was away")
+    with run_status(tmp_path):
+        pass
     assert said() == ("finished", None)
     assert capsys.readouterr().err.endswith(f"flsv: the run has finished: {tmp_path}.\n")
     with pytest.raises(ValueError, match="too bad"), run_status(tmp_path):

@@ -2,10 +2,11 @@
 
 Waits until the SuperLink is there, registers the public keys of all sites (keys/Boston.pub as Boston), and starts the
 server's app: that of this folder, or APP, such as one that Flower Hub has signed.
-Where that is ended from outside (killed, stopped, with the SuperLink), it starts it again, and it goes on from its last
-checkpoint. Ends with 0 when the run has finished, and with 1 when it has failed (runs/status.json says why) or its app
-has three times not begun at all.
+Where that is ended from outside (killed, with the SuperLink), it starts it again, and it goes on from its last
+checkpoint. Where it is at work already, since this script alone was ended, it is watched. Ends with 0 when the run has
+finished, and with 1 when it has failed (runs/status.json says why), was stopped, or has three times not begun at all.
 
+    python deploy/run.py stop        # end the run; python deploy/run.py goes on with it
     python deploy/run.py register    # only: wait for the SuperLink, and register the keys
 """
 
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from datetime import UTC, datetime
 from pathlib import Path
 
 HOME = Path(__file__).resolve().parents[1]
@@ -25,6 +27,7 @@ SUPERLINK = os.environ.get("SUPERLINK", "127.0.0.1:8000")
 FLOWER = Path(os.environ.setdefault("FLWR_HOME", str(HOME / ".flwr")))
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 NAME = "federation"  # of the SuperLink, in Flower's own file
+ALIVE = ("pending", "starting", "running")  # Flower's words
 
 
 def configure() -> None:
@@ -48,38 +51,86 @@ def register() -> None:
     while not ready():
         time.sleep(2)
     configure()
-    for key in sorted(KEYS.glob("*.pub")):
+    keys = sorted(KEYS.glob("*.pub"))
+    for key in keys:
         done = subprocess.run(
             ["flwr", "supernode", "register", key, NAME, "--name", key.stem], capture_output=True, text=True
         )
         said = " ".join((done.stdout + done.stderr).split())
         if done.returncode and "already in use" not in said:
             sys.exit(f"{key} could not be registered: {said}")
+    print(f"registered: {', '.join(key.stem for key in keys) or f'nobody, there is no {KEYS}/*.pub'}", flush=True)
 
 
 def status() -> dict[str, str]:
     return json.loads(STATUS.read_text()) if STATUS.is_file() else {}
 
 
+def say(word: str, run: str) -> None:
+    """What the server's app, which is not there, cannot say of the run."""
+    STATUS.parent.mkdir(parents=True, exist_ok=True)
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    STATUS.write_text(json.dumps({"status": word, "since": now, "why": None, "run": run}, indent=1))
+
+
+def flwr(*words: str | Path) -> dict:
+    """Flower's answer; empty where it has none, which is printed."""
+    done = subprocess.run(["flwr", *words, "--format", "json"], capture_output=True, text=True)
+    told = json.loads(f"{{{answer}" if (answer := done.stdout.partition("{")[2]) else "{}")
+    if not told.get("success"):
+        print(done.stdout + done.stderr, flush=True)
+    return told
+
+
+def state(run: str | None) -> str:
+    """Flower's word for a run, such as running or finished:stopped; of one that its SuperLink does not know, none."""
+    runs = flwr("list", NAME).get("runs", [])
+    return next((each["status"] for each in runs if each["run-id"] == run), "")
+
+
+def start() -> str:
+    run = flwr("run", os.environ.get("APP", HOME), NAME).get("run-id", "")
+    if status().get("run") != run:  # its app has not begun yet
+        say("starting", run)
+    return run
+
+
 def run() -> int:
-    not_begun = 0
+    register()
+    run, not_begun = status().get("run"), 0
     while not_begun < 3:
-        before = status()
+        if state(run) in ALIVE:
+            print(f"run {run} is at work: it is watched", flush=True)
+        else:
+            run = start()
+        if run:
+            subprocess.run(["flwr", "log", run, NAME, "--stream"], check=False)
+        time.sleep(5)
         register()
-        subprocess.run(["flwr", "run", os.environ.get("APP", HOME), NAME, "--stream"], check=False)
-        now = status()
-        if now != before and now["status"] in ("finished", "failed"):
+        found, now = state(run), status()
+        if found in ALIVE:  # its log was cut off
+            continue
+        if now["status"] in ("finished", "failed"):
             print(f"the run has {now['status']}: {now['why'] or STATUS}", flush=True)
             return 0 if now["status"] == "finished" else 1
-        not_begun = not_begun + 1 if now == before else 0
+        if found == "finished:stopped":
+            print("the run was stopped: python deploy/run.py goes on with it", flush=True)
+            return 1
+        not_begun = not_begun + 1 if now["status"] == "starting" else 0
         print("the run has been ended from outside: it is started again", flush=True)
-        time.sleep(5)
     print("the server's app has not begun, three times: what it prints above says why", flush=True)
     return 1
 
 
+def stop() -> int:
+    configure()
+    run = status().get("run")
+    if state(run) not in ALIVE or not flwr("stop", run, NAME).get("success"):
+        print("no run is at work here", flush=True)
+        return 1
+    say("stopped", run)
+    return 0
+
+
 if __name__ == "__main__":
-    if sys.argv[1:] == ["register"]:
-        register()
-    else:
-        sys.exit(run())
+    sys.exit({"register": register, "stop": stop}.get("".join(sys.argv[1:]), run)())

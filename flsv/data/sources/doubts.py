@@ -1,0 +1,143 @@
+"""What speaks against the columns of tables as they are read: identifiers, codes for a missing value, marks of gaps
+that are nowhere, and one column under two names."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pandas as pd
+
+from flsv.data.sources.base import ColumnCard
+from flsv.data.sources.columns import DAYS, FEW, GAPS, NUMBERS, Columns, dates_of, gap_words
+from flsv.data.sources.table import Table, words_of
+from flsv.errors import ColumnError, listed
+
+_IDENTIFIER = re.compile(
+    r"(?i)(^|[ _.-])(id|nr|no|number|key|index|pid|uid|uuid|mrn|patient|person|case|record)s?$|[a-z]I[Dd]$"
+)
+#: So many codes there may be at either end of a column's numbers.
+_CODES = 3
+
+
+def doubts(table: Table, cards: Sequence[ColumnCard], columns: Columns) -> Iterator[ColumnError]:
+    """What the columns that were read are perhaps not."""
+    for card in cards:
+        if card.categories is None:
+            yield from _identifier(table, card, columns)
+        if card.kind == NUMBERS:
+            yield from codes_for_gaps(table, card.name, card.values, words_of(card.values), columns)
+    dated = {each.name for each in cards} & {*(columns.dates or ())}
+    dated |= {(columns.dates or {})[name] for name in dated} - {DAYS}
+    for name in sorted(dated):
+        days = (dates_of(table, name, columns) - np.datetime64(0, "D")) / np.timedelta64(1, "D")
+        yield from codes_for_gaps(table, name, days, words_of(table.column(name, "dates")), columns)
+
+
+def _identifier(table: Table, card: ColumnCard, columns: Columns) -> Iterator[ColumnError]:
+    """Numbers that are called as identifiers are, are whole, and differ in every row of a table."""
+    if card.name in (columns.features or ()) or not _IDENTIFIER.search(card.name):
+        return
+    table_of = np.repeat(np.arange(len(table.parts)), [len(part) for part in table.parts])
+    held = [values.dropna() for _, values in card.values.groupby(table_of)]
+    if all(len(values) > FEW and values.is_unique and not (values % 1).any() for values in held):
+        about = f"{table.path}: {card.name!r} has another whole number in every row"
+        yield ColumnError(f"{about}. An identifier is no feature: leave it out.", {"exclude": [card.name]})
+
+
+def codes_for_gaps(
+    table: Table, name: str, numbers: pd.Series, words: pd.Series, columns: Columns
+) -> Iterator[ColumnError]:
+    """Numbers, or days, that are codes for a missing value, by the words with which they are written."""
+    known = columns.gaps or {}
+    codes = [] if isinstance(known, dict) and known.get(name) == [] else codes_in(numbers)
+    if not codes:
+        return
+    written = words.astype(str).str.removesuffix(".0").to_numpy()
+    is_code = numbers.isin(codes).to_numpy()
+    marks = list(dict.fromkeys(written[is_code]))
+    others = numbers.where(~is_code).to_numpy(dtype=float)
+    least, most = written[np.nanargmin(others)], written[np.nanargmax(others)]
+    yield ColumnError(
+        f"{table.holding(is_code)}: {name!r} is {listed(marks)} in {is_code.sum()} rows, and from {least} to {most} in "
+        "the others. A code for a missing value? Then name it (gaps).",
+        {"gaps": {name: [*known.get(name, ()), *marks]}} if isinstance(known, dict) else {},
+    )
+
+
+def codes_in(numbers: pd.Series) -> list[float]:
+    """Numbers that repeat and lie far outside of all others, as -999 does among ages, and 9 among 1 and 2.
+
+    Example:
+        >>> codes_in(pd.Series([61.0, 44.0, -999.0, 57.5, -999.0, *range(30, 70)]))
+        [-999.0]
+        >>> codes_in(pd.Series([0, 1, 1, 0])), codes_in(pd.Series([1, 2, 9, 1, 2, 9]))
+        ([], [9])
+    """
+    counts = numbers.value_counts().sort_index()
+    found: list[float] = []
+    while True:
+        ends = [end for count in range(1, _CODES + 1) for end in (counts[:count], counts[-count:])]
+        codes = next((end.index.tolist() for end in ends if _are_codes(end, counts.drop(end.index).index)), None)
+        if codes is None:
+            return sorted(found)
+        found += codes
+        counts = counts.drop(codes)
+
+
+def _are_codes(end: pd.Series, rest: pd.Index) -> bool:
+    """Whether the numbers at one end repeat, and are farther from the ``rest`` than it is wide; of nines, half as far
+    will do where numbers are measured, and any minus where there is no other."""
+    if len(rest) < 2 or end.min() < 2:
+        return False
+    nines = [word for number in end.index if re.fullmatch(r"-?9+(\.9+)?", word := f"{number:.12g}")]
+    gap, width = max(rest[0] - end.index[-1], end.index[0] - rest[-1]), rest[-1] - rest[0]
+    if len(rest) <= FEW:
+        return bool(nines) and gap > width
+    if nines and end.index[-1] < 0 <= rest[0]:
+        return True
+    return bool(gap > (0.5 if any(len(word) > 1 for word in nines) else 1) * width)
+
+
+def marks_that_are_nowhere(table: Table, columns: Columns) -> Iterator[str]:
+    """What ``gaps`` names and no row has."""
+    gaps = columns.gaps or {}
+    unusual = {"": [mark for mark in gaps if mark not in GAPS]} if isinstance(gaps, list) else gaps
+    for name, marks in unusual.items():
+        words = [words_of(table.frame[each]) for each in ([name] if name else table.frame) if marks]
+        lost = [mark for mark in marks if not any(gap_words(some, {mark}, columns.decimal) for some in words)]
+        if lost:
+            yield f"{table.path}: no row has {listed(lost, show=repr)}{f' in {name!r}' if name else ''} (gaps)."
+
+
+def renamed(table: Table, names: Sequence[str]) -> list[tuple[list[str], ColumnError]]:
+    """Columns that some tables call otherwise than the others: their names, and what is to be said of them.
+
+    Example:
+        >>> from flsv.data.sources.table import one_table
+        >>> tables = [Table(f"{city}.csv", pd.DataFrame({name: [1]})) for city, name in (("B", "crp"), ("L", "CRP"))]
+        >>> print(renamed(one_table(tables), ["crp", "CRP"])[0][1])
+        B.csv has 'crp', L.csv has 'CRP': give it one name in all tables, or leave it out.
+    """
+    places = range(len(table.parts))
+    has = {name: [place for place in places if name in table.parts[place].frame] for name in names}
+    some = [name for name in names if len(has[name]) < len(places)]
+    found = []
+    while some:
+        alike = [name for name in some if _is_alike(some[0], name)]
+        some = [name for name in some if name not in alike]
+        held = [place for name in alike for place in has[name]]
+        if len(alike) > 1 and sorted(held) == list(places):
+            alike.sort(key=lambda name: len(has[name]))
+            *fewer, most = (f"{listed(table.parts[place].path for place in has[name])} has {name!r}" for name in alike)
+            most = f"the others {alike[-1]!r}" if len(has[alike[-1]]) > 1 else most
+            message = f"{', '.join([*fewer, most])}: give it one name in all tables, or leave it out."
+            found.append((alike, ColumnError(message, {"exclude": alike})))
+    return found
+
+
+def _is_alike(one: str, other: str) -> bool:
+    plain = [re.sub(r"[\W_]", "", name.casefold()) for name in (one, other)]
+    return plain[0] == plain[1] or bool(difflib.get_close_matches(plain[0], plain[1:], cutoff=0.7))

@@ -1,0 +1,111 @@
+"""Reads the columns of tables; says of all that cannot be used, or are in doubt, what it is, with a line that helps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import numpy as np
+from lightning.pytorch.utilities import rank_zero_warn
+
+from flsv.data.groups import check_spelling
+from flsv.data.sources.base import ColumnCard
+from flsv.data.sources.columns import WORDS, Columns, read_column
+from flsv.data.sources.doubts import doubts, marks_that_are_nowhere, renamed
+from flsv.data.sources.table import Table
+from flsv.errors import ColumnError, ConfigurationError, listed
+
+
+def read_columns(table: Table, names: Sequence[str], fit: np.ndarray, columns: Columns) -> list[ColumnCard]:
+    """Read columns of all tables, so that whatever is fitted is applied alike.
+
+    Args:
+        table: training rows, then others.
+        names: of the columns; those that ``columns`` excludes are not read.
+        fit: which rows tell categories, bool ``[N]``.
+        columns: how they are read.
+
+    Raises:
+        ConfigurationError: columns that cannot be used: what is wrong with each, and options with which they can be,
+            which were tried.
+    """
+    cards, problems, doubted = _tried(table, names, fit, columns)
+    usable = not problems
+    said, now = list(map(str, [*problems, *doubted])), columns
+    # What the options make readable may be wrong, or in doubt, in another way.
+    while (following := Columns(**now.remedied([*problems, *doubted]))) != now:
+        now = following
+        _, problems, doubted = _tried(table, names, fit, now)
+        said += [each for each in map(str, [*problems, *doubted]) if each not in said]
+    helps = now != columns and not problems and any(name not in (now.exclude or ()) for name in names)
+    options = json.dumps(now.remedied(()), ensure_ascii=False)
+    line = ["", f"  columns: {options}"] if helps else []
+    if not usable:
+        said = said if len(said) == 1 else [f"{len(said)} columns cannot be used as they are:", *_points(said)]
+        if line:
+            line[0] = "With this line they can (in Python columns={...}):"
+        raise ConfigurationError("\n".join([*said, *line]))
+    if said:
+        if line:
+            line[0] = "If so, this line says it (in Python columns={...}):"
+        rank_zero_warn("\n".join([*said, *line]))
+    _warn(table, cards, fit, columns)
+    return cards
+
+
+def _points(lines: Sequence[str]) -> list[str]:
+    return [f"  - {each}" for each in lines]
+
+
+def _tried(
+    table: Table, names: Sequence[str], fit: np.ndarray, columns: Columns
+) -> tuple[list[ColumnCard], list[ColumnError], list[ColumnError]]:
+    """The columns that can be used, what is wrong with the others, and what speaks against those that can."""
+    names = [name for name in names if name not in (columns.exclude or ())]
+    twice = renamed(table, names)
+    cards: list[ColumnCard] = []
+    problems = [error for _, error in twice]
+    for name in names:
+        try:
+            if not any(name in called for called, _ in twice):
+                cards.append(_card(table, name, fit, columns))
+        except ColumnError as error:
+            problems.append(error)
+    try:
+        return cards, problems, list(doubts(table, cards, columns))
+    except ColumnError as error:  # the column of dates from which days are counted
+        return cards, [*problems, error], []
+
+
+def _card(table: Table, name: str, fit: np.ndarray, columns: Columns) -> ColumnCard:
+    kind, values = read_column(table, name, columns)
+    if values[fit].isna().all():
+        raise ColumnError(f"{table.path}: no training row has a {name!r}.", {"exclude": [name]})
+    if kind != WORDS:
+        return ColumnCard(name, kind, values)
+    known = sorted(values[fit].dropna().unique())
+    if len(known) > columns.max_categories:
+        raise ColumnError(
+            f"{table.path}: {name!r} has {len(known)} different values, more than max_categories="
+            f"{columns.max_categories}: an identifier or free text is no feature.",
+            {"exclude": [name]},
+        )
+    return ColumnCard(name, kind, values, known)
+
+
+def _warn(table: Table, cards: Sequence[ColumnCard], fit: np.ndarray, columns: Columns) -> None:
+    """Say what of the columns is read in a way that may not be meant."""
+    for message in marks_that_are_nowhere(table, columns):
+        rank_zero_warn(message)
+    for card in cards:
+        if card.categories is None:
+            continue
+        unseen = sorted({*card.values.dropna().unique()} - {*card.categories})
+        if unseen:
+            rank_zero_warn(
+                f"{table.path}: no training row has {listed(unseen, show=repr)} in {card.name!r}. Validation and test "
+                "rows with it are encoded as having none of the categories."
+            )
+        values = card.values
+        places = {word: table.holding(values == word) for word in card.categories} if table.together else {}
+        check_spelling(card.categories, f"{table.path}: {card.name!r}", refuse=False, places=places)

@@ -1,0 +1,129 @@
+"""What the rows of a table are told apart by: the classes and numbers to predict, and the groups that are clients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
+
+from flsv.data.groups import check_spelling
+from flsv.data.sources.columns import LARGEST, Columns, parsed, without_gaps
+from flsv.data.sources.table import Table, words_of
+from flsv.errors import ConfigurationError, listed
+
+
+def with_values(table: Table, name: str, argument: str, columns: Columns) -> Table:
+    """The rows that have a value in a column; it is said how many others are left out.
+
+    Raises:
+        ConfigurationError: no such column, or no row has a value.
+    """
+    missing = without_gaps(table, name, argument, columns).isna().to_numpy()
+    if missing.all():
+        raise ConfigurationError(f"{table.path}: no row has a {name!r} ({argument}).")
+    if not missing.any():
+        return table
+    rank_zero_warn(
+        f"{table.path}: {missing.sum()} of {len(table)} rows have no {name!r} ({argument}) and are left out."
+    )
+    return table.take(np.flatnonzero(~missing))
+
+
+def natural_order(values: Sequence[str]) -> list[int] | list[str]:
+    """The values as whole numbers if that loses nothing, else as they are: 2 comes before 10.
+
+    Example:
+        >>> natural_order(["10", "2"]), natural_order(["10", "02"])
+        ([10, 2], ['10', '02'])
+    """
+    try:
+        numbers = [int(value) for value in values]
+    except ValueError:
+        return list(values)
+    return numbers if list(map(str, numbers)) == list(values) else list(values)
+
+
+def group_values(table: Table, name: str) -> np.ndarray:
+    """The group of each row ``[N]``, as numbers if all are.
+
+    Raises:
+        ConfigurationError: no such column, or a row without a group.
+    """
+    values = words_of(table.column(name, "group")).fillna("")
+    empty = np.flatnonzero(values == "").tolist()
+    if empty:
+        raise ConfigurationError(
+            f"{table.path}: {len(empty)} of {len(table)} rows have no {name!r} (group): {table.places(empty)}. Every "
+            "row belongs to a client: fill them in, or leave the rows out."
+        )
+    names = list(dict.fromkeys(values))
+    check_spelling(names, f"{table.path}: {name!r} (group)", refuse=False)
+    return values.map(dict(zip(names, natural_order(names)))).to_numpy()
+
+
+def class_names(table: Table, name: str, argument: str) -> tuple[str, ...]:
+    """The different values of a column in their natural order.
+
+    Raises:
+        ConfigurationError: one only, nearly as many as there are rows, or several that are one to a person; numbers in
+            one table and words in another, of which ``1`` and ``True`` would be two classes.
+
+    Example:
+        >>> import pandas as pd
+        >>> class_names(Table("wards.csv", pd.DataFrame({"ill": ["10", "2", "2", "10", "2"]})), "ill", "target")
+        ('2', '10')
+    """
+    about = f"{argument} {name!r}"
+    numeric = {part.path: np.isfinite(parsed(words_of(part.column(name, argument)).unique())) for part in table.parts}
+    numbers = next((path for path, each in numeric.items() if each.all()), None)
+    others = next((path for path, each in numeric.items() if not each.any()), None)
+    if numbers is not None and others is not None:
+        raise ConfigurationError(f"{about} has numbers in {numbers} and words in {others}: write the classes alike.")
+    values = words_of(table.column(name, argument))
+    names = tuple(map(str, sorted(natural_order(values.unique().tolist()))))  # type: ignore[type-var]
+    if len(names) < 2 or len(names) > max(2, len(values) // 2):
+        raise ConfigurationError(
+            f"{table.path}: {about} has {len(names)} different values in {len(values)} rows, which are no classes. "
+            "Name another column; for numbers, a table has task: regression."
+        )
+    check_spelling(names, f"{table.path}: {about}")
+    return names
+
+
+def class_labels(table: Table, name: str, argument: str, classes: Sequence[str]) -> Tensor:
+    """Each value's place among the classes, int64 ``[N]``.
+
+    Raises:
+        ConfigurationError: a value that is none of them.
+    """
+    values = words_of(table.column(name, argument))
+    labels = pd.Index(classes).get_indexer(values)
+    unknown = np.flatnonzero(labels < 0)
+    if len(unknown):
+        raise ConfigurationError(
+            f"{table.where(unknown[0])}: {values.iloc[unknown[0]]!r} in {argument} {name!r} is none of "
+            f"the {len(classes)} classes that the training rows have: {listed(classes, 20)}."
+        )
+    return torch.from_numpy(labels.astype(np.int64))
+
+
+def numeric_target(table: Table, name: str, decimal: str = ".") -> np.ndarray:
+    """A column to predict as numbers, float64 ``[N]``.
+
+    Raises:
+        ConfigurationError: a value that is no finite number, or too large for single precision.
+    """
+    column = table.column(name, "target")
+    numbers = parsed(column.tolist(), decimal)
+    wrong = np.flatnonzero(~(np.abs(numbers) <= LARGEST))
+    if len(wrong):
+        where = f"{table.where(wrong[0])}: {str(column.iloc[wrong[0]])!r} in {name!r} (target)"
+        raise ConfigurationError(
+            f"{where} is no finite number, as {len(wrong)} of {len(table)}: a class, a gap (gaps), or written with "
+            "another decimal mark (decimal)?"
+        )
+    return numbers

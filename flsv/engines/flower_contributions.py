@@ -1,0 +1,278 @@
+"""Contributions: what each client adds to the rounds of a Flower app, whatever strategy it has."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+from lightning.pytorch.loggers import TensorBoardLogger
+from torch import nn
+from torchmetrics import Metric
+
+from flsv.errors import ConfigurationError
+from flsv.report.folder import CONTRIBUTIONS, FolderLock, Reporting
+from flsv.report.measured import Results
+from flsv.report.record import now, record_head, write_record
+from flsv.report.run_table import CSV
+from flsv.report.tensorboard import TensorBoard
+from flsv.server.value_round import RoundValues, metrics_by_name, value_round
+
+#: Flower's logger, which ``flwr run --stream`` shows.
+_log = logging.getLogger("flwr")
+
+
+class Contributions(Strategy):
+    """Any strategy of Flower's message API, with each client's contribution to each round.
+
+    Everything is passed on to the strategy, and the model is the one that it trains without this, to the bit. Each
+    round's replies are valued before the strategy aggregates them (:func:`flsv.value_round`). Clients' values stand in
+    the round's MetricRecord, as ``"value/Boston"``, which Flower logs and keeps in ``Result.train_metrics_clientapp``:
+    each is the value of all rounds so far, and NaN in a round for which the client sent no model.
+
+    A client's name is the one under which its SuperNode is registered, else the ``"partition-id"`` in its reply's
+    MetricRecord, where the app puts one there, else its node's id.
+
+    These are metrics of rounds. The models of coalitions are averages of the replies, weighted by samples (the
+    strategy's ``weighted_by_key``; equally where replies have no such entry), also where the strategy aggregates in
+    another way, such as FedAdam or Krum. Nobody trains without anybody, so that nothing should be paid by these values.
+
+    Where a round cannot be valued, training goes on: a warning says why, and the round's values are NaN.
+
+    Args:
+        strategy: trains the model. Its ``configure_train`` and ``aggregate_train`` are replaced by those of this one.
+            Wrap it last: around wrappers of Flower's, not inside of them.
+        module: a network of the model's structure. It is read, not written.
+        val_loader: the server's validation batches, for metrics that evaluate models.
+        metrics: contribution metrics, by names of your own.
+        folder: a folder of this run alone, for ``contributions.csv``, ``run.json`` and TensorBoard: ``flsv report`` and
+            :func:`flsv.read_run` read it. None: no files.
+        num_clients: n, of all clients that may ever take part. None: as many as are connected in the first round.
+        options: of :func:`flsv.value_round`: ``loss``, ``num_classes``, ``deltas``, ``seed``.
+
+    Raises:
+        ConfigurationError: before any client trains: whatever :func:`flsv.value_round` refuses, such as metrics that
+            ask the clients or train coalitions, arrays that do not fit the module, one client alone; a folder that
+            holds a run, or cannot be written.
+
+    Example:
+        >>> from flwr.serverapp.strategy import FedAvg
+        >>> from flsv.metrics import CosineGradientShapley
+        >>> strategy = Contributions(FedAvg(), nn.Linear(8, 3), metrics={"cgsv": CosineGradientShapley()})
+        >>> strategy.weighted_by_key
+        'num-examples'
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        module: nn.Module,
+        val_loader: Any = None,
+        *,
+        metrics: Any,
+        folder: str | Path | None = None,
+        num_clients: int | None = None,
+        **options: Any,
+    ) -> None:
+        self.strategy, self._module, self._num_clients = strategy, module, num_clients
+        self._metrics = metrics_by_name(metrics)
+        self._value_round = partial(value_round, module, val_loader=val_loader, **options)
+        self._files = None if folder is None else _Files(Path(folder), strategy, module, self._metrics)
+        self._names: list[str] = []  # by number, of those who have sent a model
+        self._registered: dict[int, str] = {}
+        self._start: Any = None
+        # In the strategy itself, whose own `start` then finds them, also where that is not Flower's.
+        self._configure, self._aggregate = strategy.configure_train, strategy.aggregate_train
+        strategy.configure_train, strategy.aggregate_train = self.configure_train, self.aggregate_train
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["strategy"], name)
+
+    def start(self, *args: Any, **kwargs: Any) -> Result:
+        """Run the strategy's rounds, see Flower's ``Strategy.start``."""
+        result = self.strategy.start(*args, **kwargs)
+        if self._files is not None:
+            self._files.finish()
+        return result
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Remember the model that clients start from; before the first round, value one in which nobody has trained."""
+        messages = list(self._configure(server_round, arrays, config, grid))
+        nodes = list(grid.get_nodes())
+        self._registered |= {node.node_id: node.name for node in nodes if node.name}
+        first, self._start = self._start is None, self._entries(arrays)
+        if first:
+            self._num_clients = self._num_clients or len(nodes)
+            unseen = copy.deepcopy(self._metrics)
+            updates = [self._start] * 2
+            self._value_round(start=self._start, updates=updates, metrics=unseen, num_clients=self._num_clients)
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Value the replies, and let the strategy aggregate them."""
+        replies = list(replies)
+        values = {}
+        try:
+            values = self._values(server_round - 1, replies)
+        except Exception as error:  # training matters more
+            warnings.warn(
+                f"round {server_round} could not be valued, and training goes on without: {error}", stacklevel=2
+            )
+        arrays, record = self._aggregate(server_round, replies)
+        record = MetricRecord() if record is None else record
+        for metric in self._metrics:
+            for name in self._names:
+                record[f"{metric}/{name}"] = values.get((metric, name), math.nan)
+        return arrays, record
+
+    def configure_evaluate(self, *args: Any) -> Iterable[Message]:
+        """See Flower's ``Strategy``."""
+        return self.strategy.configure_evaluate(*args)
+
+    def aggregate_evaluate(self, *args: Any) -> MetricRecord | None:
+        """See Flower's ``Strategy``."""
+        return self.strategy.aggregate_evaluate(*args)
+
+    def summary(self) -> None:
+        """See Flower's ``Strategy``."""
+        self.strategy.summary()
+
+    def _values(self, index: int, replies: Sequence[Message]) -> dict[tuple[str, str], float]:
+        """Return each metric's value of each client that has sent a model, by the names of both."""
+        told = {}
+        for reply in replies:
+            if not reply.has_error():
+                numbers = {k: v for each in reply.content.metric_records.values() for k, v in each.items()}
+                node = reply.metadata.src_node_id
+                name = self._registered.get(node) or str(numbers.get("partition-id", node))
+                if name in told:
+                    raise ConfigurationError(f"two clients are called {name!r}: each needs a name of its own.")
+                told[name] = self._entries(_only(reply.content.array_records)), numbers
+        clients = self._numbered(told)
+        key = getattr(self.strategy, "weighted_by_key", "num-examples")
+        samples: dict[int, Any] = {client: told[name][1].get(key) for name, client in clients.items()}
+        found = self._value_round(
+            start=self._start,
+            updates={client: told[name][0] for name, client in clients.items()},
+            metrics=self._metrics,
+            num_samples=None if set(samples.values()) == {None} else samples,
+            num_clients=self._num_clients,
+            round_index=index,
+        )
+        if self._files is not None:
+            self._files.write(index, found, self._names, samples)
+        return {(metric, name): found[metric][clients[name]].item() for metric in self._metrics for name in clients}
+
+    def _numbered(self, names: Iterable[str]) -> dict[str, int]:
+        """Return the clients' numbers, which they get in their first round, by name within one."""
+        new = sorted({*names} - {*self._names}, key=lambda name: name.zfill(20) if name.isdigit() else name)
+        if len(self._names) + len(new) > (self._num_clients or 0):
+            raise ConfigurationError(
+                f"{new} were not there in the first round, which had {self._num_clients} clients. Say how many there "
+                "may ever be: Contributions(num_clients=...)."
+            )
+        self._names += new
+        return {name: self._names.index(name) for name in sorted(names, key=self._names.index)}
+
+    def _entries(self, arrays: ArrayRecord) -> Any:
+        """Return a model by name; of an app that sends arrays without names, in the order of the module's."""
+        entries = arrays.to_torch_state_dict()
+        return entries if {*entries} & {*self._module.state_dict()} else list(entries.values())
+
+
+def _only(records: Mapping[str, ArrayRecord]) -> ArrayRecord:
+    if len(records) != 1:
+        raise ConfigurationError(f"a reply has the ArrayRecords {list(records)}: expected one, the trained model.")
+    return next(iter(records.values()))
+
+
+class _Files:
+    """A run's folder, as a :class:`flsv.FederatedLoop` leaves it.
+
+    Args:
+        folder: made if it is not there.
+        strategy: that trains the model.
+        module: of the model's structure.
+        metrics: by name.
+
+    Raises:
+        ConfigurationError: the folder holds a run, or cannot be written.
+    """
+
+    def __init__(self, folder: Path, strategy: Strategy, module: nn.Module, metrics: Mapping[str, Metric]) -> None:
+        self._folder, self._metrics = folder.resolve(), metrics
+        self._lock = FolderLock(folder)
+        if (folder / CONTRIBUTIONS).exists():
+            raise ConfigurationError(
+                f"{folder} holds a run. Give each run a folder of its own, such as folder=f'runs/{{context.run_id}}'."
+            )
+        self._record = record_head(module, {"aggregator": strategy}, metrics, version("flsv")) | {
+            **dict.fromkeys(("rounds", "classes", "class_counts", "validation")),
+            **{"first_round": 0, "settings": {}, "hashes": {}, "fingerprint": {}, "events": []},
+            "of_rounds": type(strategy).__name__,
+        }
+        for about in self._record["metrics"].values():
+            about["to_pay_by"] = False
+        self._names: list[str] = []  # of all, as the files have them
+        self._results = Results(metrics, self._names, None)
+        self._csv = CSV(folder / CONTRIBUTIONS, self._names)
+        self._logger = TensorBoardLogger(folder, name="", version="")
+        self._board: TensorBoard | None = None
+        self._samples: dict[int, int] = {}
+
+    def write(self, index: int, found: RoundValues, names: Sequence[str], samples: Mapping[int, int | None]) -> None:
+        """Write a round.
+
+        Args:
+            index: from 0.
+            found: its values.
+            names: of the clients seen so far, by number.
+            samples: of the round's clients; None where they do not say.
+        """
+        known = [*names, *(f"not seen ({client})" for client in range(len(names), len(found.names)))]
+        if not self._names:
+            self._csv.begin(0)
+        if known != self._names or self._board is None:
+            self._board = self._begin(known)
+        weights = torch.full((len(known),), math.nan).double()
+        weights[[*samples]] = torch.tensor([count or 1 for count in samples.values()]).double()
+        values = {**found.values, **found.per_class}
+        result = self._results.after(index, False, values, weights / weights.nansum(), {}, {}, {}, False)
+        self._csv.write(result)
+        self._board.write(result)
+        self._board.flush()
+        self._samples |= {client: count or 0 for client, count in samples.items()}
+        told = [self._samples.get(client, 0) for client in range(len(known))]
+        self._record |= {"clients": known, "samples": told, "rounds_done": index + 1}
+        write_record(self._folder, self._record)
+
+    def _begin(self, names: Sequence[str]) -> TensorBoard:
+        """Return the writer of TensorBoard's runs, which are called by these names."""
+        self._names[:] = names
+        if self._board is not None:
+            self._board.close()
+        trainer: Any = SimpleNamespace(max_epochs=None, callback_metrics={})
+        return TensorBoard(self._logger, trainer, self._metrics, names, None, Reporting(figures=0))
+
+    def finish(self) -> None:
+        """Note that the run has come to its end, and say where it is."""
+        if self._board is not None:
+            self._board.close()
+            write_record(self._folder, self._record | {"ended": now(), "logged": {}})
+            _log.info("Contributions: flsv report %s", self._folder)
+        self._lock.release()

@@ -1,0 +1,67 @@
+"""A command that is stopped by Ctrl-C, or by SIGTERM as systemd, SLURM and torchrun send it."""
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from cli_runs import QUIET, written
+
+pytestmark = pytest.mark.slow
+
+FLSV = [sys.executable, "-m", "flsv"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "flsv"]
+RANKS = ["--trainer.strategy=federated", "--trainer.devices=2"]
+#: What starts a fit; how else its configuration is.
+STARTS = {"one process": (FLSV, []), "two ranks": (FLSV, RANKS), "torchrun": (TORCHRUN, [])}
+STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143}
+SECONDS = 900
+
+
+def stopped(command: list[str], folder: Path, number: int, begun: str) -> tuple[int, str]:
+    """The status and output of a command that gets a signal once it has written a file: SIGTERM its first process
+    alone, SIGINT all of them, as from a terminal."""
+    output = folder / "output.txt"
+    with output.open("w") as file:
+        process = subprocess.Popen(
+            command, stdout=file, stderr=file, cwd=folder, start_new_session=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )  # fmt: skip
+    try:
+        end = time.monotonic() + SECONDS
+        while not list(folder.glob(begun)):
+            assert process.poll() is None, output.read_text()
+            assert time.monotonic() < end, output.read_text()
+            time.sleep(0.1)
+        (os.kill if number == signal.SIGTERM else os.killpg)(process.pid, number)
+        return process.wait(SECONDS), output.read_text()
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("number", STATUS, ids=lambda number: number.name)
+@pytest.mark.parametrize("start", STARTS)
+def test_a_fit_ends_with_its_table_and_what_resumes_it(start: str, number: int, tmp_path: Path) -> None:
+    launcher, more = STARTS[start]
+    short = ["--trainer.limit_train_batches=2", "--federation.reporting.table=true", *QUIET, *more]
+    options = ["--config", str(written(tmp_path / "federation.yaml")), *short]
+    command = [*launcher, "fit", *options, "--trainer.max_epochs=100000"]
+    status, said = stopped(command, tmp_path, number, "lightning_logs/*/checkpoints/last.ckpt")
+    assert status == (1 if start == "torchrun" else STATUS[number]), said  # torchrun's own is 1 whatever it is of
+    assert said.count("Contributions") == 1
+    assert "Traceback" not in said or start == "torchrun"
+    (line,) = re.findall(r"^Go on:   flsv (.*)$", said, flags=re.MULTILINE)
+    assert shlex.split(line) == [*command[len(launcher) :], "--ckpt_path", "last"]
+    checkpoints = tmp_path / "lightning_logs" / "version_0" / "checkpoints"
+    rounds = (checkpoints.parent / "contributions.csv").read_text().splitlines()[-1].split(",")[0]
+    again = [*FLSV, *shlex.split(line), f"--trainer.max_epochs={int(rounds) + 3}"]
+    done = subprocess.run(again, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"Resuming from {checkpoints}" in done.stdout

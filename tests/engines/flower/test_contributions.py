@@ -1,0 +1,283 @@
+"""Any strategy with its clients' values: the numbers of value_round, the model of the strategy, and what is refused."""
+
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+pytest.importorskip("flwr", reason="needs pip install 'flsv[flower]'")
+
+from flower_deployment import BIN, SITES, deployment, free_ports
+from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
+from flwr.supercore.task_identity import TaskIdentity
+
+import flsv
+from flsv.engines.flower import Contributions
+from flsv.errors import ConfigurationError
+from flsv.metrics import (
+    ClassSpecificShapley,
+    ContributionEstimation,
+    CosineGradientShapley,
+    CumulativeShapley,
+    ShadowShapley,
+)
+from flsv.report import Budget, write_report
+
+pytestmark = pytest.mark.flower
+APP = Path(__file__).parents[1] / "flower_app"
+GONE = "gone"  # instead of samples: the client fails
+
+
+def net() -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(4, 3)
+
+
+def batches() -> list[Any]:
+    x = torch.randn(30, 4, generator=torch.Generator().manual_seed(1))
+    return [(x, x[:, :3].argmax(1))]
+
+
+class Grid:
+    """Clients that answer at once: in each round, node id to number of samples."""
+
+    def __init__(self, *rounds: dict[int, Any], names: tuple[str, ...] = (), parts: bool = False) -> None:
+        self._rounds, self._names, self._parts = iter(rounds), names, parts
+        self.now: dict[int, Any] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        self.now = next(self._rounds, {})
+
+    def get_node_ids(self) -> list[int]:
+        return [*self.now]
+
+    def get_nodes(self) -> list[NodeInfo]:
+        return [NodeInfo(node_id=node, name=name) for node, name in zip(self.now, self._names or [""] * len(self.now))]
+
+    def send_and_receive(self, messages: Iterable[Message], timeout: float) -> list[Message]:
+        replies: list[Message] = []
+        if not (messages := list(messages)):
+            return replies  # nobody evaluates
+        for message in sorted(messages, key=lambda each: each.metadata.dst_node_id):
+            node = message.metadata.dst_node_id
+            message.metadata.__dict__.update(_message_id=f"m{node}", _src_node_id=1, _run_id=1)
+            TaskIdentity._node_id = node
+            told: Any = self.now[node]
+            if told == GONE:
+                replies.append(Message(Error(code=5, reason=GONE), reply_to=message))
+                continue
+            state = message.content["arrays"].to_torch_state_dict()
+            drawn = torch.Generator().manual_seed(node)
+            state = {key: value + torch.randn(value.shape, generator=drawn) / 5 for key, value in state.items()}
+            numbers = {"num-examples": told} | ({"partition-id": 10 - node} if self._parts else {})
+            content = RecordDict({"arrays": ArrayRecord(state), "metrics": MetricRecord(numbers)})
+            replies.append(Message(content, reply_to=message))
+        self.begin()
+        return replies
+
+
+@pytest.fixture(autouse=True)
+def _as_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower numbers messages by the task that makes them; there are no tasks here."""
+    for name in ("task_id", "run_id", "node_id"):
+        monkeypatch.setattr(TaskIdentity, f"_{name}", 1, raising=False)
+
+
+def valued(grid: Grid, rounds: int = 1, metrics: Any = None, module: Any = None, **more: Any) -> Any:
+    """The metrics that Flower has recorded, of each round."""
+    metrics = {"value": CumulativeShapley()} if metrics is None else metrics
+    strategy = Contributions(FedAvg(fraction_evaluate=0.0), module or net(), batches(), metrics=metrics, **more)
+    start = ArrayRecord(net().state_dict())
+    return [*strategy.start(grid, start, num_rounds=rounds).train_metrics_clientapp.values()]  # type: ignore[arg-type]
+
+
+def test_names_are_those_of_the_registration_else_what_replies_say_else_the_node() -> None:
+    sizes = {1: 10, 2: 20, 3: 30}
+    for grid, names in [
+        (Grid(sizes, names=("Boston", "Lyon", "")), ["3", "Boston", "Lyon"]),
+        (Grid(sizes, parts=True), ["7", "8", "9"]),
+        (Grid(sizes), ["1", "2", "3"]),
+    ]:
+        (record,) = valued(grid)
+        assert [key for key in record if key.startswith("value/")] == [f"value/{name}" for name in names]
+
+
+def test_who_fails_or_is_not_there_is_nan_in_that_round_and_goes_on_with_its_sum(tmp_path: Path) -> None:
+    grid = Grid({1: 10, 2: 20, 3: 30}, {1: 10, 2: GONE, 3: 30}, {1: 10, 3: 30}, {1: 10, 2: 20, 3: 30})
+    records = valued(grid, rounds=4, folder=tmp_path / "run", num_clients=4)
+    known = [[record[f"value/{name}"] == record[f"value/{name}"] for name in (1, 2, 3)] for record in records]
+    assert known == [[True] * 3, [True, False, True], [True, False, True], [True] * 3]
+    table = flsv.read_run(tmp_path / "run")
+    part = table[(table["metric"] == "value") & (table["client_name"] == "2")]
+    assert set(part["round"]) <= {0, 3}
+    assert part["value"].iloc[-1] == records[3]["value/2"]
+    assert set(table["client_name"]) == {"1", "2", "3"}  # the fourth has never come
+    page = write_report(tmp_path / "run").read_text()
+    assert "not seen (3)" in page
+
+
+def test_who_comes_later_than_was_said_costs_the_values_of_the_round_and_nothing_else() -> None:
+    sizes = {1: 10, 2: 20}
+    with pytest.warns(UserWarning, match=r"round 2 could not be valued.*\['3'\] were not there .*num_clients"):
+        records = valued(Grid(sizes, {**sizes, 3: 30}, sizes), rounds=3)
+    assert [math.isnan(record["value/1"]) for record in records] == [False, True, False]
+
+
+class Fails(CosineGradientShapley):
+    def update(self, *, round_index: int, client_vectors: Tensor) -> None:  # type: ignore[override]
+        if round_index == 1:
+            raise RuntimeError("no luck")
+
+
+def test_a_value_that_fails_does_not_end_the_training() -> None:
+    sizes = {1: 10, 2: 20}
+    with pytest.warns(UserWarning, match="round 2 could not be valued, and training goes on without: no luck"):
+        records = valued(Grid(sizes, sizes, sizes), rounds=3, metrics={"value": Fails()})
+    assert len(records) == 3
+
+
+@pytest.mark.parametrize(
+    ("metric", "module", "why"),
+    [
+        (ContributionEstimation(), None, "asks for .*clients.* only a FederatedLoop has"),
+        (ShadowShapley(), None, "asks for .*coalitions.* only a FederatedLoop has"),
+        (CumulativeShapley(performance="val_f1", mode="max"), None, "val_f1"),
+        (CumulativeShapley(), nn.Linear(5, 3), "does not fit the module"),
+    ],
+)
+def test_what_cannot_be_valued_is_refused_before_anybody_trains(metric: Any, module: Any, why: str) -> None:
+    grid = Grid({1: 10, 2: 20}, {})
+    with pytest.raises(ConfigurationError, match=why):
+        valued(grid, metrics={"value": metric}, module=module)
+    assert grid.now  # nobody was sent anything
+
+
+def test_a_folder_holds_one_run(tmp_path: Path) -> None:
+    valued(Grid({1: 10, 2: 20}), folder=tmp_path)
+    with pytest.raises(ConfigurationError, match="holds a run"):
+        valued(Grid({1: 10, 2: 20}), folder=tmp_path)
+
+
+def test_it_wraps_what_wraps_and_hands_out_what_the_strategy_has() -> None:
+    clipped = DifferentialPrivacyServerSideFixedClipping(FedAvg(fraction_evaluate=0.0), 0.0, 1e6, 2)
+    strategy = Contributions(clipped, net(), batches(), metrics={"value": CumulativeShapley()})
+    assert strategy.clipping_norm == 1e6
+    result = strategy.start(Grid({1: 10, 2: 20}), ArrayRecord(net().state_dict()), num_rounds=1)  # type: ignore[arg-type]
+    assert not math.isnan(result.train_metrics_clientapp[1]["value/1"])
+
+
+def test_arrays_without_names_are_in_the_modules_order() -> None:
+    strategy = Contributions(FedAvg(fraction_evaluate=0.0), net(), batches(), metrics={"value": CumulativeShapley()})
+    arrays = ArrayRecord([value.numpy() for value in net().state_dict().values()])
+    result = strategy.start(Grid({1: 10, 2: 20}), arrays, num_rounds=1)  # type: ignore[arg-type]
+    assert {**result.train_metrics_clientapp[1]} == {**valued(Grid({1: 10, 2: 20}))[0]}
+
+
+def test_the_report_says_what_it_is_and_shares_nothing_out(tmp_path: Path) -> None:
+    metrics = {"value": CumulativeShapley(), "cssv": ClassSpecificShapley()}
+    valued(Grid(*[{1: 10, 2: 20}] * 2, names=("Boston", "Lyon")), rounds=2, metrics=metrics, folder=tmp_path)
+    page = write_report(tmp_path).read_text()
+    assert "These are metrics of rounds. FedAvg trained the model" in page
+    assert "share</th>" not in page
+    assert "has not come to its end" not in page
+    assert "These are metrics of rounds" in write_report(tmp_path, client="Boston").read_text()
+    for by in (None, "value"):
+        with pytest.raises(ConfigurationError, match="metrics of rounds that FedAvg ran"):
+            write_report(tmp_path, budget=Budget(100, by=by))
+    assert {path.parent.name for path in tmp_path.rglob("events.out*")} == {tmp_path.name, "Boston", "Lyon"}
+
+
+# ---- flwr run
+
+
+@pytest.fixture
+def superlink(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """Flower's simulation of three SuperNodes, with a SuperLink of its own; what `flwr` needs to find it."""
+    pytest.importorskip("ray", reason="needs pip install 'flwr[simulation]'")
+    home, port = tmp_path / "flwr", free_ports(2)
+    home.mkdir()
+    told = f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{port[0]}"\ninsecure = true\n'
+    (home / "config.toml").write_text(told)
+    own = {"FLWR_HOME": str(home), "OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0"}
+    env = {**os.environ, **own, "PATH": f"{BIN}:{os.environ['PATH']}"}
+    options = f"--insecure --simulation --host 127.0.0.1 --port {port[0]} --disable-runtime-dependency-installation"
+    log = (tmp_path / "link.log").open("w")
+    link = subprocess.Popen(
+        ["flower-superlink", *options.split()], cwd=tmp_path, env=env, stdout=log, stderr=log, start_new_session=True
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while "Uvicorn running" not in (tmp_path / "link.log").read_text():
+            assert time.monotonic() < deadline, (tmp_path / "link.log").read_text()
+            time.sleep(0.2)
+        flwr(env, "federation", "simulation-config", "--num-supernodes", "3")
+        yield env
+    finally:
+        os.killpg(link.pid, signal.SIGTERM)
+        link.wait(60)
+
+
+def flwr(env: dict[str, str], *command: str) -> str:
+    done = subprocess.run(["flwr", *command], env=env, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def by_hand(rounds: Any, task: Any) -> tuple[Tensor, Tensor]:
+    metrics = {"value": CumulativeShapley(performance="negative_loss"), "cssv": ClassSpecificShapley()}
+    for start, states, samples in rounds:
+        found = flsv.value_round(task.Net(), start, states, task.val_loader(), metrics=metrics, num_samples=samples)
+    return found["value"], found["cssv"]
+
+
+def test_flwr_run_gives_value_rounds_numbers_and_the_strategys_model(
+    tmp_path: Path, superlink: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = shutil.copytree(APP, tmp_path / "app")
+    settings = (app / "pyproject.toml").read_text().replace("fedapp.server_app:app", "fedapp.compared:app")
+    (app / "pyproject.toml").write_text(settings.replace('folder = "runs"', f'folder = "{tmp_path}"'))
+    printed = flwr(superlink, "run", str(app), "--stream")
+    assert (tmp_path / "kept.pt").is_file(), printed
+    kept = torch.load(tmp_path / "kept.pt", weights_only=False)
+    monkeypatch.syspath_prepend(app)
+    from fedapp import task  # type: ignore[import-not-found]
+
+    for name in ("FedAvg", "FedAdam", "Halfway"):
+        (_, plain, before, done), (rounds, model, records, too) = kept[name, False], kept[name, True]
+        assert all(torch.equal(plain[key], model[key]) for key in plain), name
+        assert done == too == (12 if name == "Halfway" else 0)
+        told = records[len(rounds)]
+        assert {key: told[key] for key in before[len(rounds)]} == before[len(rounds)]
+        for metric, values in zip(("value", "cssv"), by_hand(rounds, task)):
+            assert [told[f"{metric}/{client}"] for client in range(3)] == values.tolist(), name
+        page = write_report(tmp_path / name).read_text()
+        assert f"{name} trained the model" in page
+    assert (kept["FedAvg", True][1]["layer.weight"] - kept["FedAdam", True][1]["layer.weight"]).abs().max() > 0.01
+
+
+def test_three_supernodes_by_the_names_of_their_keys(tmp_path: Path) -> None:
+    folder = tmp_path / "federation"
+    subprocess.run([sys.executable, "-m", "flsv", "init", "--flower", folder, "-q"], check=True)
+    shutil.rmtree(folder / "fedapp")
+    shutil.copytree(APP, folder, dirs_exist_ok=True)
+    with deployment(folder, "") as deployed:
+        deployed.run()
+        deployed.wait_for("run", lambda log: "Contributions: flsv report" in log)
+    (runs,) = folder.rglob("contributions.csv")
+    table = flsv.read_run(runs.parent)
+    assert set(table["client_name"]) == set(SITES)
+    last = table[(table["round"] == 1) & (table["metric"] == "value") & table["class"].isna()].set_index("client_name")
+    assert last["value"]["Osaka"] < last["value"].drop("Osaka").min()

@@ -1,0 +1,86 @@
+"""A metric changes no training: the weights with and without it are equal to the bit."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from step_cases import CASES, Stepped, mixup
+from torch import nn
+from toys import Plain, fit, network, toy_data, vector
+
+from flsv import FederatedLoop, Reporting, metrics
+from flsv.clients.algorithms import InRunValues
+from flsv.errors import ConfigurationError
+from flsv.privacy import GaussianPrivacy
+
+
+class Embedded(nn.Module):
+    """Words of the features' signs, the same width for all, and without the norms that a forward pass would change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(8, 4), nn.Linear(24, 3)
+
+    def forward(self, x: Any) -> Any:
+        return self.head(self.words((x * 2).long().clamp(-3, 4) + 3).flatten(1))
+
+
+MODULES: dict[str, Callable[[], Any]] = {
+    "a generator of torch": CASES["a generator of torch"][0],
+    "a generator of NumPy": CASES["a generator of NumPy"][0],
+    "dropout": lambda: Plain(network(batch_norm=False, dropout=0.4)),
+    "BatchNorm": Plain,
+    "embedding": lambda: Plain(Embedded()),
+    "mixup": lambda: Stepped(mixup(lambda m: np.random.beta(0.4, 0.4))),  # noqa: NPY002
+}
+#: Without what some need: a strategy, which may itself change the training.
+NEEDS: dict[str, Callable[[], dict[str, Any]]] = {
+    "InRunShapley": lambda: {"client_algorithm": InRunValues()},
+    "PrivacyLoss": lambda: {"uploads": [GaussianPrivacy(1.0, 0.1)]},
+}
+#: The base class; and what only a personalizer has measured, which reads it.
+LEFT_OUT = ("ContributionMetric", "DomainRelevance")
+OPTIONS: dict[str, dict[str, Any]] = {
+    "CalibratedOTGradient": {"features": "pixels", "support": 1, "iterations": 1, "pictures": 0},
+    "WassersteinContribution": {"features": "pixels", "support": 1, "iterations": 1},
+    "OneRoundShapley": {"rounds": 2},
+    "PrivacyLoss": {"privacy": GaussianPrivacy(1.0, 0.1)},
+}
+ALL = [name for name in metrics.__all__ if name not in LEFT_OUT]
+
+
+def made(name: str) -> Any:
+    return getattr(metrics, name)(**OPTIONS.get(name, {}))
+
+
+def weights(folder: Path, make: Any, names: list[str], needs: Any = dict) -> torch.Tensor:
+    loop = FederatedLoop(
+        metrics={name: made(name) for name in names}, seed=5, reporting=Reporting(table=False, files=False), **needs()
+    )
+    torch.manual_seed(0)
+    return vector(
+        fit(loop, folder, make(), toy_data((3, 3, 3), server_val=0.3, client_val=0.2, drop_last=True), rounds=2)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("module", MODULES)
+def test_the_weights_are_the_same_with_every_metric(tmp_path: Path, module: str) -> None:
+    fitted = partial(weights, tmp_path, MODULES[module])
+    without = fitted([])
+    together = [name for name in ALL if name not in (*NEEDS, "ShadowShapley")]
+    assert torch.equal(fitted(together), without)
+    if module.startswith("a generator") or module == "mixup":
+        with pytest.raises(ConfigurationError, match="changes what the module keeps|draws random numbers by NumPy"):
+            fitted(["ShadowShapley"])
+    else:
+        assert torch.equal(fitted(["ShadowShapley"]), without)
+    for name, needs in NEEDS.items():
+        if (name, module) == ("InRunShapley", "BatchNorm"):
+            continue  # which it refuses
+        assert torch.equal(fitted([name], needs), fitted([], needs))

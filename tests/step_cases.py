@@ -1,0 +1,158 @@
+"""Modules and callbacks whose steps hang on more than their parameters, buffers and batch."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torchmetrics import MetricCollection
+from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
+from toys import CLASSES, FEATURES, Plain, network
+
+
+class Stepped(Plain):
+    """Its loss is a function of itself, the plain step's loss and the batch."""
+
+    beta = 1.0
+
+    def __init__(self, function: Callable[..., Any] | None = None, net: nn.Module | None = None) -> None:
+        super().__init__(net or network(batch_norm=False))
+        self.function = function
+        self.torch_rng = torch.Generator().manual_seed(1)
+        self.numpy_rng = np.random.default_rng(1)
+        self.drawing = Drawing()
+        self.accuracy = MulticlassAccuracy(CLASSES)
+        both = {"all": MulticlassAccuracy(CLASSES), "matrix": MulticlassConfusionMatrix(CLASSES)}
+        self.measures = MetricCollection(both, prefix="train_")
+        self.outputs: list[Tensor] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx) * self.beta
+        return loss if self.function is None else self.function(self, loss, batch)
+
+
+class Drawing:
+    """Holds a generator, as an augmentation does."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(2)
+
+
+class Hooks(L.Callback):
+    """One hook, a function of the trainer and the module."""
+
+    def __init__(self, hook: str, function: Callable[..., Any]) -> None:
+        setattr(self, hook, lambda trainer, module, *_: function(trainer, module))
+
+
+def raise_beta(trainer: L.Trainer, module: Any) -> None:
+    if trainer.current_epoch:  # from round 2 on
+        module.beta += 0.2
+
+
+def set_rate(trainer: L.Trainer, module: Any) -> None:
+    trainer.optimizers[0].param_groups[0]["lr"] *= 0.9
+
+
+@torch.no_grad()
+def clamp(trainer: L.Trainer, module: Any) -> None:
+    for parameter in module.parameters():
+        parameter.clamp_(-0.4, 0.4)
+
+
+def freeze(trainer: L.Trainer, module: Any) -> None:
+    module.net[0].requires_grad_(trainer.current_epoch == 0)
+
+
+def mixup(draw: Callable[[Any], float]) -> Callable[..., Any]:
+    def loss_of(module: Any, loss: Tensor, batch: Any) -> Tensor:
+        x, y = batch
+        share = draw(module)
+        return share * loss + (1 - share) * nn.functional.cross_entropy(module(x.flip(0)), y)
+
+    return loss_of
+
+
+def masked(module: Any, loss: Tensor, batch: Any) -> Tensor:
+    x, y = batch
+    known = y != 2
+    return nn.functional.cross_entropy(module(x)[known], y[known])
+
+
+def counts(module: Any, loss: Tensor, batch: Any) -> Tensor:
+    x, y = batch
+    found = module(x)
+    module.log("accuracy", module.accuracy(found, y))
+    module.log("all", module.measures(found, y)["train_all"])
+    module.log("running", module.accuracy.compute())
+    return loss
+
+
+def keeps(module: Any, loss: Tensor, batch: Any) -> Tensor:
+    module.outputs.append(loss.detach())
+    return loss
+
+
+def sets(module: Any, loss: Tensor, batch: Any) -> Tensor:
+    module.beta = module.beta * 0.99
+    return loss
+
+
+class Twice(Stepped):
+    """One layer under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = self.net
+
+
+class Renormed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(8, 4, max_norm=1.0), nn.Linear(4 * FEATURES, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.words((x * 2).long().clamp(-3, 4) + 3).flatten(1))
+
+
+BATCH, ROUND = "Hooks defines on_train_batch_", "Hooks defines on_train_epoch_start"
+KEEPS, DRAWS = "changes what the module keeps beside parameters and buffers: ", "draws random numbers"
+BETWEEN = "weights or buffers have changed between rounds"
+Make = tuple[Callable[[], L.LightningModule], Callable[[], list[L.Callback]], str | None, str | None, str | None]
+
+
+def hooked(hook: str, function: Callable[..., Any], *refused: str | None) -> Any:
+    return Stepped, lambda: [Hooks(hook, function)], *refused
+
+
+def of(function: Callable[..., Any], *refused: str | None) -> Any:
+    return lambda: Stepped(function), list, *refused
+
+
+#: A module, its callbacks, and what refuses it as rows beside the run, side by side and of many clients at once: None,
+#: where it is trained as one after the other.
+CASES: dict[str, Make] = {
+    "annealed per batch by a callback": hooked("on_train_batch_start", raise_beta, BATCH, BATCH, BATCH),
+    "annealed per round by a callback": hooked("on_train_epoch_start", raise_beta, None, ROUND, None),
+    "annealed by global_step": of(lambda m, loss, _: loss / (1 + 0.01 * m.global_step), *["trainer.global_step"] * 3),
+    "annealed by current_epoch": of(lambda m, loss, _: loss * (1 + 0.3 * m.current_epoch), None, None, None),
+    "annealed by an attribute that a step sets": of(sets, *[KEEPS + "beta"] * 3),
+    "a rate by a callback": hooked("on_train_batch_start", set_rate, BATCH, BATCH, BATCH),
+    "a rate per round by a callback": hooked("on_train_epoch_start", set_rate, None, ROUND, None),
+    "weights clamped by a callback": hooked("on_train_batch_end", clamp, BATCH, BATCH, BATCH),
+    "weights clamped per round by a callback": hooked("on_train_epoch_start", clamp, BETWEEN, ROUND, None),
+    "a layer frozen by a callback": hooked("on_train_epoch_start", freeze, None, ROUND, None),
+    "a generator of torch": of(mixup(lambda m: torch.rand((), generator=m.torch_rng)), *[KEEPS + "torch_rng"] * 3),
+    "a generator of NumPy": of(mixup(lambda m: m.numpy_rng.beta(0.4, 0.4)), *[KEEPS + "numpy_rng"] * 3),
+    "a generator in an object": of(mixup(lambda m: m.drawing.rng.beta(0.4, 0.4)), *[KEEPS + "drawing"] * 3),
+    "NumPy's own generator": of(mixup(lambda m: np.random.beta(0.4, 0.4)), DRAWS, None, DRAWS),  # noqa: NPY002
+    "Python's own generator": of(mixup(lambda m: random.random()), DRAWS, None, DRAWS),
+    "a masked loss": of(masked, None, None, "vmap: .*dynamic shape"),
+    "torchmetrics": of(counts, None, None, KEEPS + "accuracy"),
+    "outputs in a list": of(keeps, *[KEEPS + "outputs"] * 3),
+    "a layer under two names": (Twice, list, None, None, None),
+    "an embedding with max_norm": (lambda: Stepped(None, Renormed()), list, *["an embedding with max_norm"] * 3),
+}
