@@ -6,6 +6,7 @@ they are evaluated and their game is shared out.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any
@@ -250,9 +251,17 @@ class ShadowShapley(MeasuredMetric):
             self.ends = torch.cat([self.ends, ends])
             self.valued = torch.cat([self.valued, self.valued.new_tensor([round_index])])
             return
-        found = few_coalitions_shapley(masks, utility(masks)).values
-        self.values = found.to(self.values).reshape(self.values.shape)
+        self.values = self._shared_out(masks, utility(masks))
         self.evaluations = self.evaluations + len(masks)
+
+    def _shared_out(self, masks: Tensor, utilities: Tensor) -> Tensor:
+        """The values, NaN where a model's performance is not finite: that is no reason to end a training."""
+        finite = utilities.reshape(len(masks), -1).isfinite().all(1)
+        if not finite.all():
+            broken = [mask.nonzero().flatten().tolist() for mask in masks[~finite.cpu()]]
+            warnings.warn(f"ShadowShapley: there are no values: {broken} come to no finite performance.", stacklevel=2)
+            return torch.full_like(self.values, torch.nan)
+        return few_coalitions_shapley(masks, utilities).values.to(self.values).reshape(self.values.shape)
 
     def complete(self, masks: Tensor, utilities: Tensor) -> dict[int, Tensor]:
         """Take the utilities of coalitions that were trained when the run had ended.
@@ -268,7 +277,7 @@ class ShadowShapley(MeasuredMetric):
         found = {}
         for index, ends, others in zip(self.valued.tolist(), self.ends, utilities.to(self.ends)):
             game = torch.cat([ends, others.reshape(len(masks) - 2, -1)])
-            self.values = few_coalitions_shapley(masks, game).values.to(self.values)
+            self.values = self._shared_out(masks, game)
             self._computed = None
             found[index] = self.compute()
             self.evaluations = self.evaluations + len(masks)

@@ -283,6 +283,13 @@ def test_a_row_that_is_not_the_clients_own_model_is_noticed(tmp_path: Path, monk
     refused(tmp_path, "model of a coalition differs by", Later(network(batch_norm=False)), rounds=2)
 
 
+def test_a_performance_that_is_not_finite_ends_no_training() -> None:
+    metric, masks = ShadowShapley(num_clients=3), coalition_masks("all", 3)
+    with pytest.warns(UserWarning, match="come to no finite performance"):
+        metric.update(torch.arange(3), masks, lambda masks: torch.tensor([1.0, 1, torch.nan, 1, 1, 1, 1, 1]))
+    assert metric.compute().isnan().all()
+
+
 def test_the_loops_algorithm_stays_the_users() -> None:
     assert loop().client_algorithm is None
     proximal = loop(client_algorithm=FedProx(0.1))
