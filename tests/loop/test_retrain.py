@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from loop.fit_kinds import KINDS, SEED, Manual, Plateau, data
+from loop.fit_kinds import KINDS, Manual, Plateau
+from loop.kinds_by_hand import SEED, data
 from sifted import slow_except
 from toys import trainer_for, vector
 

@@ -9,7 +9,8 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from loop.fit_kinds import KINDS, ROUNDS, SEED, Clamps, Kind, Manual, data
+from loop.fit_kinds import KINDS, Clamps, Kind, Manual
+from loop.kinds_by_hand import ROUNDS, SEED, data
 from sifted import slow_except
 from torch import Tensor
 from toys import trainer_for, vector
