@@ -54,10 +54,10 @@ class CoalitionPlan:
 
     def __init__(self, metrics: Mapping[str, ShadowShapley]) -> None:
         self._metrics = dict(metrics)
-        first = next(iter(metrics.values()))
-        self._coalitions: Coalitions = first.trains
-        self._max_fits = min(metric.max_fits for metric in metrics.values())
-        if any(metric.trains != self._coalitions for metric in metrics.values()):
+        wanted = [metric.trains for metric in metrics.values()]
+        self._coalitions: Coalitions = wanted[0] if wanted else ()
+        self._max_fits = min((metric.max_fits for metric in metrics.values()), default=0.0)
+        if any(each != self._coalitions for each in wanted):
             raise ConfigurationError(
                 f"metrics {list(metrics)} are of different coalitions, and one set is trained in a run. Give them the "
                 "same, or leave all but one out."
@@ -65,8 +65,8 @@ class CoalitionPlan:
         self.reset()
 
     @classmethod
-    def of(cls, config: FederationConfig) -> CoalitionPlan | None:
-        """The plan for a loop's metrics; None where none of them asks for coalitions.
+    def of(cls, config: FederationConfig) -> CoalitionPlan:
+        """The plan for a loop's metrics; nothing is to be done where none of them asks for coalitions.
 
         Raises:
             ConfigurationError: they ask for different ones; a part that no coalition can have, in neither way.
@@ -78,7 +78,7 @@ class CoalitionPlan:
             raise ConfigurationError(
                 f"ShadowShapley trains a model for each of many coalitions, and {why}, or {WITHOUT}."
             )
-        return cls(asking) if asking else None
+        return cls(asking)
 
     def reset(self) -> None:
         """As if nothing had been decided."""
@@ -106,7 +106,7 @@ class CoalitionPlan:
 
     def prepare(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Keep a copy of the trainer and the module, before the fit changes them."""
-        if self._spare is not None:
+        if self._spare is not None or not self._metrics:
             return
         try:
             self._spare = Spare(trainer, module)
@@ -122,6 +122,8 @@ class CoalitionPlan:
         Raises:
             ConfigurationError: what no coalition can be trained with, in neither way.
         """
+        if not self._metrics:
+            return config
         if kept := sharing(config.share, trainer.lightning_module, config.head).kept:
             raise ConfigurationError(
                 f"ShadowShapley trains a model for each of many coalitions, and with share={config.share!r} "
@@ -161,6 +163,8 @@ class CoalitionPlan:
 
     def as_rows(self, config: FederationConfig) -> FederationConfig:
         """The configuration in which clients train coalitions' models beside their own."""
+        if not self._metrics:
+            return config
         self._rows = ShadowTraining(self._coalitions, config.client_algorithm)  # type: ignore[arg-type]
         if self._loaded is not None:
             self._rows.load_state_dict(self._loaded)
@@ -189,6 +193,8 @@ class CoalitionPlan:
 
     def told(self, num_clients: int) -> list[str]:
         """For the closing lines: what has been trained for which metrics, or that it is still to be."""
+        if not self._metrics:
+            return []
         waiting = [f"{name}: {metric.pending}" for name, metric in self._metrics.items() if metric.pending is not None]
         names, masks = ", ".join(self._metrics), self.masks(num_clients)
         if self.why is None:

@@ -182,8 +182,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     def _reset(self) -> None:
         self.state, self.saver = FederationState(), Saver()
         self._run: LightningFit | None = None
-        if self._plan is not None:
-            self._plan.reset()
+        self._plan.reset()
 
     def replace(self, **changes: Any) -> FederatedLoop:
         """A new loop of the same arguments but for these; those of a loop that is there cannot be set.
@@ -215,8 +214,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         if trainer.current_epoch == 0:
             self._reset()
             self.board.reset()
-        if self._plan is not None:
-            self._plan.prepare(trainer, pl_module)
+        self._plan.prepare(trainer, pl_module)
         self._run = LightningFit(trainer, data, self.config, self.board, self.state, self.saver, self._plan)
         self._run.set_up(self._described)
 
@@ -262,7 +260,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             **(self.saver.state_dict() if self._run is None else self._run.saved()),
             **self.config.state_dict(),
             "board": self.board.state_dict(),
-            "coalitions": None if self._plan is None else self._plan.state_dict(),
+            "coalitions": self._plan.state_dict(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -274,8 +272,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             self.saver.load_state_dict(state_dict)
             self.board.load_state_dict(state_dict["board"])
             self.config.load_state_dict(state_dict)
-            if self._plan is not None:
-                self._plan.load_state_dict(state_dict["coalitions"])
+            self._plan.load_state_dict(state_dict["coalitions"])
 
     def check_state(self, state_dict: dict[str, Any], max_epochs: int | None = None) -> None:
         """Raise ConfigurationError where this fit cannot go on from what ``state_dict`` gave."""
@@ -301,7 +298,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     @property
     def at_sites(self) -> FederationConfig:
         """What a site is to do: the configuration, with what metrics ask of the clients."""
-        return self.config if self._plan is None else self._plan.as_rows(self.config)
+        return self._plan.as_rows(self.config)
 
     @property
     def metrics(self) -> Mapping[str, Metric]:

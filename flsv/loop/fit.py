@@ -54,7 +54,7 @@ class LightningFit:
         board: the loop's metrics.
         state: the federation at the beginning of the fit.
         saver: what a checkpoint holds beside it.
-        plan: how the coalitions are trained that metrics ask for; None: none does.
+        plan: how the coalitions are trained that metrics ask for.
 
     Attributes:
         fitting: whether the fit has not ended.
@@ -72,7 +72,7 @@ class LightningFit:
         board: ContributionMetrics,
         state: FederationState,
         saver: Saver,
-        plan: CoalitionPlan | None = None,
+        plan: CoalitionPlan,
     ) -> None:
         self.trainer, self.data, self.plan = trainer, data, plan
         self.config, self.board = config, board
@@ -133,15 +133,13 @@ class LightningFit:
         self._change((self.data, "_dealt", self.data.near(trainer)))
         self.finetuning = FinetuningState(trainer)
         self.finetuning.restore(module, saver.finetuned)
-        if self.plan is not None:
-            self.config = config = self.plan.decide(trainer, self.data, config)
+        self.config = config = self.plan.decide(trainer, self.data, config)
         make = _ENGINES[config.engine] if isinstance(config.engine, str) else config.engine
         if make is OneProcess and ranks_of(trainer).size > 1:
             make = SeveralRanks
         engine = make(trainer, self.data, self.state, saver.states, config, self.steps)
         self.federation = FederationRun(config, self.board, self.state, engine, trainer.max_epochs)
-        if self.plan is not None:
-            self.federation.server.strategies += self.plan.ends(engine.space, module, self.state.num_clients)
+        self.federation.server.strategies += self.plan.ends(engine.space, module, self.state.num_clients)
         self.steps.begun = True
         if saver.asked is not None:
             engine.options.check(saver.asked)
@@ -287,16 +285,15 @@ class LightningFit:
             warnings.warn(f"in the whole run, {'; '.join(notices)}.", stacklevel=2)
         assert self.reports is not None
         self._finished = True
-        if self.plan is not None:
-            folder = run_folder(self.trainer) if self.files else None
-            settings = self.saver.identity.flat() | {"seed": str(self.state.seed)}
-            known = self.trainer, self.data, self.state.seed, folder, settings, self.saver.resumed
-            self.reports.write_late(self.plan.train(*known))
+        folder = run_folder(self.trainer) if self.files else None
+        settings = self.saver.identity.flat() | {"seed": str(self.state.seed)}
+        known = self.trainer, self.data, self.state.seed, folder, settings, self.saver.resumed
+        self.reports.write_late(self.plan.train(*known))
         self.reports.finish()
 
     def end(self) -> None:
         """The fit is over: where a resumed run had no round left, its coalitions may be still to be trained."""
-        if not self._finished and self.plan is not None and self.plan.left:
+        if not self._finished and self.plan.left:
             self.finish()
 
     def fail(self, module: L.LightningModule, exception: BaseException) -> None:
@@ -330,7 +327,7 @@ class LightningFit:
         self._undo.callback(PatchedAttributes(list(changes)).give_back)
 
     def _told(self) -> list[str]:
-        return [] if self.plan is None else self.plan.told(self.state.num_clients)
+        return self.plan.told(self.state.num_clients)
 
     def _round_loader(self) -> Any:
         """The train dataloader of the coming round, once it can be had."""
