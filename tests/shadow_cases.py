@@ -100,3 +100,15 @@ class Draws(Plain):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return super().training_step(batch, batch_idx) * random.uniform(0.5, 1.5)
+
+
+class Validates(Plain):
+    """Validation moves a buffer."""
+
+    def __init__(self, net: Any) -> None:
+        super().__init__(net)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        super().validation_step(batch, batch_idx)
+        self.seen += 1

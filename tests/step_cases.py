@@ -7,10 +7,11 @@ from typing import Any
 import lightning as L
 import numpy as np
 import torch
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, Timer
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
-from toys import CLASSES, FEATURES, Plain, network
+from toys import CLASSES, FEATURES, Plain, network, sgd
 
 
 class Stepped(Plain):
@@ -18,8 +19,10 @@ class Stepped(Plain):
 
     beta = 1.0
 
-    def __init__(self, function: Callable[..., Any] | None = None, net: nn.Module | None = None) -> None:
-        super().__init__(net or network(batch_norm=False))
+    def __init__(
+        self, function: Callable[..., Any] | None = None, net: nn.Module | None = None, optimizer: Any = sgd
+    ) -> None:
+        super().__init__(net or network(batch_norm=False), optimizer)
         self.function = function
         self.torch_rng = torch.Generator().manual_seed(1)
         self.numpy_rng = np.random.default_rng(1)
@@ -61,6 +64,19 @@ def set_rate(trainer: L.Trainer, module: Any) -> None:
 def clamp(trainer: L.Trainer, module: Any) -> None:
     for parameter in module.parameters():
         parameter.clamp_(-0.4, 0.4)
+
+
+class Clamps(Timer):
+    """Not what it is known as."""
+
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
+        clamp(trainer, pl_module)
+
+
+def clamping(parameters: Any) -> torch.optim.Optimizer:
+    optimizer = sgd(parameters)
+    optimizer.register_step_post_hook(lambda *_: None)
+    return optimizer
 
 
 def freeze(trainer: L.Trainer, module: Any) -> None:
@@ -120,7 +136,6 @@ class Renormed(nn.Module):
 
 BATCH, ROUND = "Hooks defines on_train_batch_", "Hooks defines on_train_epoch_start"
 KEEPS, DRAWS = "changes what the module keeps beside parameters and buffers: ", "draws random numbers"
-BETWEEN = "weights or buffers have changed between rounds"
 Make = tuple[Callable[[], L.LightningModule], Callable[[], list[L.Callback]], str | None, str | None, str | None]
 
 
@@ -143,8 +158,12 @@ CASES: dict[str, Make] = {
     "a rate by a callback": hooked("on_train_batch_start", set_rate, BATCH, BATCH, BATCH),
     "a rate per round by a callback": hooked("on_train_epoch_start", set_rate, None, ROUND, None),
     "weights clamped by a callback": hooked("on_train_batch_end", clamp, BATCH, BATCH, BATCH),
-    "weights clamped per round by a callback": hooked("on_train_epoch_start", clamp, BETWEEN, ROUND, None),
+    "weights clamped as a round begins": hooked("on_train_epoch_start", clamp, None, ROUND, None),  # clients start anew
     "a layer frozen by a callback": hooked("on_train_epoch_start", freeze, None, ROUND, None),
+    "a timer": (Stepped, lambda: [Timer()], None, None, None),
+    "a timer that clamps weights": (Stepped, lambda: [Clamps()], *["Clamps defines on_train_batch_start"] * 3),
+    "accumulated": (Stepped, lambda: [GradientAccumulationScheduler({0: 2, 1: 3})], None, *["gradients are accum"] * 2),
+    "a hook of the optimizer": (lambda: Stepped(optimizer=clamping), list, *["SGD has hooks around its steps"] * 3),
     "a generator of torch": of(mixup(lambda m: torch.rand((), generator=m.torch_rng)), *[KEEPS + "torch_rng"] * 3),
     "a generator of NumPy": of(mixup(lambda m: m.numpy_rng.beta(0.4, 0.4)), *[KEEPS + "numpy_rng"] * 3),
     "a generator in an object": of(mixup(lambda m: m.drawing.rng.beta(0.4, 0.4)), *[KEEPS + "drawing"] * 3),

@@ -8,12 +8,10 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import (
-    BatchSizeFinder,
     Checkpoint,
     DeviceStatsMonitor,
     EarlyStopping,
     GradientAccumulationScheduler,
-    LearningRateFinder,
     LearningRateMonitor,
     ModelSummary,
     ProgressBar,
@@ -45,11 +43,9 @@ HOOKS_OF_A_MODULE = (
 )
 #: Callbacks of Lightning whose hooks change neither the module, nor its optimizer, nor a batch.
 HARMLESS = (
-    BatchSizeFinder,
     Checkpoint,
     DeviceStatsMonitor,
     EarlyStopping,
-    LearningRateFinder,
     LearningRateMonitor,
     ModelSummary,
     ProgressBar,

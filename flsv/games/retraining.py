@@ -18,7 +18,6 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torchmetrics import Metric
 
@@ -318,8 +317,6 @@ class Measured(L.Callback):
                     f"RetrainedUtility evaluates the global model, and with share={callback.share!r} a part of it "
                     "stays at the clients. Share all of it."
                 )
-        if not _watches_validation(trainer):
-            trainer.limit_val_batches = 0
         start = time.perf_counter()
         self._space = ParameterSpace(pl_module)
         self._evaluators = [evaluator_of(trainer, self._space, self._data, each) for each in self._measures]
@@ -344,17 +341,6 @@ class Measured(L.Callback):
         self.after[index] = [evaluate(self.models[:1]) for evaluate in self._evaluators]
         self.last = index
         self.seconds += time.perf_counter() - start
-
-
-def _watches_validation(trainer: L.Trainer) -> bool:
-    """Whether what comes of validating may change the training: a schedule looks at it, or a hook of somebody's."""
-    if any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs):
-        return True
-    hooks = [name for name in dir(L.Callback) if name.startswith("on_validation")]
-    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-    own = [each for each in callbacks if not type(each).__module__.startswith(("flsv.", "lightning."))]
-    parts = [(each, L.Callback) for each in own] + [(trainer.lightning_module, L.LightningModule)]
-    return any(is_overridden(hook, part, base) for part, base in parts for hook in hooks if hasattr(base, hook))
 
 
 def evaluator_of(

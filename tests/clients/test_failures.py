@@ -13,6 +13,7 @@ from toys import Plain, fit, toy_sets, vector
 
 from flsv.data import FederatedDataModule, SizePartitioner, Splits
 from flsv.loop import FederatedLoop
+from flsv.loop.fit import LightningFit
 
 ROUND, CLIENT, BATCH = 1, 2, 1
 PLACE = f"while client {CLIENT} trained in round {ROUND + 1}"
@@ -110,3 +111,16 @@ def test_a_sample_that_cannot_be_read(tmp_path: Path) -> None:
         fit(loop, tmp_path, module, data)
     assert loop.round_index == ROUND
     assert vector(module).isfinite().all()
+
+
+def test_a_fit_that_cannot_be_put_back_leaves_its_folder_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError("half a model")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LightningFit, "discard", broken)
+        with pytest.raises(ZeroDivisionError, match="half a model"):
+            fit(federation(), tmp_path, Failing(ValueError("mine"), "training_step"))
+    assert fit(federation(), tmp_path, rounds=1).trainer.current_epoch == 1

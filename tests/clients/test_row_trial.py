@@ -9,7 +9,7 @@ import pytest
 import torch
 from shadow_cases import SEED, Kept, data
 from sifted import slow_except
-from step_cases import CASES
+from step_cases import CASES, Hooks, Stepped, clamp
 from toys import fit, trainer_for, vector
 
 from flsv import FederatedLoop, Reporting
@@ -28,6 +28,8 @@ FAST = (
     "NumPy's own generator",
     "a masked loss",
     "torchmetrics",
+    "accumulated",
+    "a timer that clamps weights",
     "a layer under two names",
 )
 NAMES = slow_except(FAST, CASES)
@@ -93,3 +95,10 @@ def test_clients_at_once(tmp_path: Path, name: str) -> None:
     if many is not None:
         one = trained(name, tmp_path, loop(), None)
         torch.testing.assert_close(vector(many), vector(one), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_weights_that_change_between_rounds_end_the_run(tmp_path: Path) -> None:
+    federation = loop(metrics={"shadow": Kept(coalitions="singles")})
+    with pytest.raises(ConfigurationError, match="weights or buffers have changed between rounds 1 and 2"):
+        fit(federation, tmp_path, Stepped(), data(), rounds=2, callbacks=[Hooks("on_train_epoch_end", clamp)])

@@ -10,7 +10,7 @@ import lightning as L
 import pytest
 import torch
 from resuming import assert_resumes
-from shadow_cases import ROUNDS, SEED, Kept, Reads, by_a_plain_loop, data, loop
+from shadow_cases import ROUNDS, SEED, Draws, Kept, Reads, Validates, by_a_plain_loop, data, loop
 from sifted import slow_except
 from toys import Plain, adam, fit, network, trainer_for, vector
 
@@ -241,6 +241,8 @@ BY_FITS: dict[str, tuple[str, Any]] = {
     "algorithm": ("client_algorithm=SCAFFOLD", lambda: {
         "client_algorithm": SCAFFOLD(), "module": Plain(network(False), lambda p: torch.optim.SGD(p, lr=0.1))}),
     "reads": ("batched model: vmap", lambda: {"module": Reads(network(batch_norm=False))}),
+    "draws": ("draws random numbers by random", lambda: {"module": Draws(network(batch_norm=False))}),
+    "validation": ("validation changes 'seen'", lambda: {"module": Validates(network(batch_norm=False))}),
     "hook": ("on_after_backward", lambda: {"module": Twice(network(batch_norm=False))}),
 }  # fmt: skip
 
