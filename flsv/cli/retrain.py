@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import lightning as L
 import torch
@@ -34,7 +34,7 @@ from torch import Tensor
 from flsv._lightning.evaluation import all_on_device
 from flsv.cli.command import command_parser, printer, shown
 from flsv.cli.parser import FederatedCLI, loop_of
-from flsv.cli.saved_run import OF_THE_RUN, changed_settings, check_data, performance_by, saved_run
+from flsv.cli.saved_run import changed_settings, check_data, performance_by, saved_run
 from flsv.csv_files import NAN, save_table
 from flsv.declared import Count, checked
 from flsv.engines.ranks import ranks_of_environment
@@ -43,6 +43,7 @@ from flsv.functional.shapley.few_coalitions import Which, few_coalitions, retrai
 from flsv.games.performance import CLASSIFICATION
 from flsv.games.retraining import KeptUtility, RetrainedUtility
 from flsv.loop.side_by_side import NotSideBySide, SideBySideUtility
+from flsv.loop.whole_fits import OF_THE_RUN, coalition_loop, trained_in
 from flsv.report.facts import retrained_caveats
 from flsv.report.folder import RECORD, RETRAINED, FolderLock
 from flsv.report.record import read_record
@@ -124,7 +125,12 @@ def retrain(
             check_data(run, record, identity, cli.datamodule.client_names)
             settings = {**identity.flat(), "metric": joined(names), "mode": mode}
             path = run / f"retrained_{called}.csv"
+            by = metric if mode is None else f"{metric} ({mode})"
+            # What ShadowShapley has trained when the run had ended is this very game.
+            ended = [by] if len(names) == 1 else names
+            known = {} if overrides or rounds else trained_in(run, ended, seed, cli.trainer.max_epochs)
             keep = partial(KeptUtility, path=path, settings=settings, ranks=ranks, told=told, seed=seed, names=names)
+            keep = partial(keep, known=known)
             found, which, together = _play(utility, keep, which, together, compare=not utilities, say=say)
             utilities.append(found)
             everything = len(found) == 2**utility.num_players
@@ -138,7 +144,7 @@ def retrain(
         "trainings": "all" if everything else "pairs+leave-one-out" if which == "auto" else which,
         "changed": "; ".join(changed_settings(run, identity)) if overrides else "",
     }
-    clients, by = cli.datamodule.client_names, metric if mode is None else f"{metric} ({mode})"
+    clients = cli.datamodule.client_names
     by_score = dict(zip(names, torch.stack(utilities).view(seeds, len(found), -1).unbind(-1)))
     masks = few_coalitions(len(clients), which)
     values = _shared_out(masks, by_score, str(metric), trained, which in RANKING_ONLY)
@@ -203,11 +209,8 @@ def _shared_out(
 def _trainer(cli: FederatedCLI, cohort: FixedCohort, seed: int) -> L.Trainer:
     """The configuration's, in which these clients take part in every round."""
     loop = loop_of(cli.trainer)
-    changes: dict[str, Any] = {"sampler": cohort, "seed": seed}
-    read = {strategy.metric for role, strategy in loop.strategies.items() if role != "sampler"}
-    changes["metrics"] = {name: metric for name, metric in loop.metrics.items() if name in read}
     others = [c for c in cli.trainer.callbacks if c is not loop and not isinstance(c, OF_THE_RUN)]  # type: ignore[attr-defined]
-    cli.trainer.callbacks = [*others, loop.replace(**changes)]  # type: ignore[attr-defined]
+    cli.trainer.callbacks = [*others, coalition_loop(loop, cohort, seed)]  # type: ignore[attr-defined]
     return cli.trainer
 
 

@@ -65,6 +65,7 @@ class KeptUtility:
         at_once: coalitions that are asked for at a time. Default: as many as there are ranks.
         seed: of the trainings; a file may hold those of several.
         names: of the utility's C columns.
+        known: utilities by column that are known from elsewhere, by members.
 
     Attributes:
         known: members to the utilities by column.
@@ -92,6 +93,7 @@ class KeptUtility:
         at_once: int | None = None,
         seed: int = 0,
         names: Sequence[str] = ("utility",),
+        known: Mapping[Members, list[float]] | None = None,
     ) -> None:
         self._at_once, self._seed, self._width = at_once or ranks.size, seed, len(names)
         self._utility, self._ranks, self._told = utility, ranks, told
@@ -99,7 +101,9 @@ class KeptUtility:
         self._kept = Kept(path, columns, settings) if ranks.rank == 0 else None
         rows = [] if self._kept is None else self._kept.rows
         mine = {row["coalition"]: [row[name] for name in names] for row in rows if row["seed"] == seed}
-        self.known: dict[Members, list[float]] = ranks.from_rank(0, mine, "the trainings that are kept")
+        self.known: dict[Members, list[float]] = ranks.from_rank(
+            0, dict(known or {}) | mine, "the trainings that are kept"
+        )
 
     def __call__(self, masks: Tensor) -> Tensor:
         """float64 ``[K]``, or ``[K, C]`` of several columns. What is not finite is told and not kept.
@@ -247,32 +251,65 @@ class RetrainedUtility:
             self.scores |= scores
             self.seconds |= spent
 
+    def _made(self, members: Members) -> tuple[L.Trainer, L.LightningModule]:
+        return self.trainer(FixedCohort(members)), copied(self.module)
+
     def _train(self, members: Members) -> None:
-        trainer, module = self.trainer(FixedCohort(members)), copied(self.module)
-        measured = _Measured(self.data, self.metric, self.initial)
-        trainer.callbacks.insert(0, measured)  # type: ignore[attr-defined]
-        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-        for place, callback in enumerate(callbacks):
-            if hasattr(callback, "without_files"):
-                callbacks[place] = callback.without_files()  # one folder, hundreds of fits
-        start = time.perf_counter()
-        trainer.fit(module, self.data)
-        self.seconds[members] = time.perf_counter() - start - measured.seconds
-        if measured.before is None or measured.after is None:
-            raise RuntimeError(f"the trainer made for coalition {list(members)} trained nothing: is its max_epochs 0?")
-        self.initial = measured.initial
-        self.scores[members], self.scores[()] = measured.after, measured.before
-        self.model = measured.models
+        trainer, module = self._made(members)
+        measured = Measured(self.data, [self.metric], self.initial)
+        self.seconds[members] = train_alone(trainer, module, self.data, measured)
+        (self.scores[()],), ((self.scores[members],),) = measured.before, measured.after.values()
+        self.initial, self.model = measured.initial, measured.models
 
 
-class _Measured(L.Callback):
-    """Gives the module its initial weights, or remembers them; the server's scores of it before the first round and
-    after the last, and how long they took."""
+def train_alone(trainer: L.Trainer, module: L.LightningModule, data: FederatedDataModule, measured: Measured) -> float:
+    """Fit a coalition's federation, which writes no files.
 
-    def __init__(self, data: FederatedDataModule, measure: Measure, initial: dict[str, Any] | None) -> None:
-        self._data, self._measure, self.initial = data, measure, initial
-        self.before: Scores | None = None
-        self.after: Scores | None = None
+    Returns:
+        Seconds, without those of the evaluations.
+
+    Raises:
+        RuntimeError: the trainer trained nothing.
+    """
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    # One folder, hundreds of fits.
+    callbacks[:] = [measured, *(c.without_files() if hasattr(c, "without_files") else c for c in callbacks)]
+    start = time.perf_counter()
+    trainer.fit(module, data)
+    if measured.last is None:
+        raise RuntimeError("a trainer made for a coalition trained nothing: is its max_epochs 0?")
+    return time.perf_counter() - start - measured.seconds
+
+
+class Measured(L.Callback):
+    """Gives the module its initial weights, or remembers them, and scores the global model before the first round and
+    after some.
+
+    Args:
+        data: with a validation set for the server.
+        measures: what models are measured by, see :class:`RetrainedUtility`.
+        initial: the module's ``state_dict`` to start from; None: as it is.
+        rounds: after which the model is scored, from 0, ascending; training ends with the last. None: after training.
+
+    Attributes:
+        before: the scores before the first round, by measure.
+        after: round to the scores after it, by measure.
+        last: the last round that was scored; None: training has not ended.
+        models: ``[2, P]``, what training came to, and what it started from.
+        seconds: that the evaluations took.
+    """
+
+    def __init__(
+        self,
+        data: FederatedDataModule,
+        measures: Sequence[Measure],
+        initial: dict[str, Any] | None,
+        rounds: Sequence[int] | None = None,
+    ) -> None:
+        self._data, self._measures, self.initial, self._rounds = data, measures, initial, rounds
+        self.before: list[Scores] = []
+        self.after: dict[int, list[Scores]] = {}
+        self.last: int | None = None
         self.models = torch.empty(0)
         self.seconds = 0.0
 
@@ -283,23 +320,35 @@ class _Measured(L.Callback):
             pl_module.load_state_dict(self.initial)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        start = time.perf_counter()
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if getattr(callback, "share", "all") != "all" and callback.space.private_names:
                 raise ConfigurationError(
                     f"RetrainedUtility evaluates the global model, and with share={callback.share!r} a part of it "
                     "stays at the clients. Share all of it."
                 )
+        start = time.perf_counter()
         self._space = ParameterSpace(pl_module)
-        self._evaluate = evaluator_of(trainer, self._space, self._data, self._measure)
+        self._evaluators = [evaluator_of(trainer, self._space, self._data, each) for each in self._measures]
         self.models = self._space.read(pl_module).expand(2, -1).clone()
-        self.before = self._evaluate(self.models[1:])
+        self.before = [evaluate(self.models[1:]) for evaluate in self._evaluators]
         self.seconds += time.perf_counter() - start
 
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._rounds is None or trainer.current_epoch not in self._rounds:
+            return
+        self._score(pl_module, trainer.current_epoch)
+        if trainer.current_epoch == self._rounds[-1]:
+            trainer.should_stop, trainer.fit_loop.min_epochs = True, 0
+
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._rounds is None:
+            self._score(pl_module, trainer.current_epoch - 1)
+
+    def _score(self, module: L.LightningModule, index: int) -> None:
         start = time.perf_counter()
-        self.models[0] = self._space.read(pl_module)
-        self.after = self._evaluate(self.models[:1])
+        self.models[0] = self._space.read(module)
+        self.after[index] = [evaluate(self.models[:1]) for evaluate in self._evaluators]
+        self.last = index
         self.seconds += time.perf_counter() - start
 
 

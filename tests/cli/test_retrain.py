@@ -97,6 +97,36 @@ def test_where_one_class_has_most_of_the_accuracy_it_is_said(
         assert ("of the validation set is of one class" in (run / "all.html").read_text()) is said
 
 
+def test_a_schedule_that_looks_at_validation_and_what_the_run_has_trained_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ShadowShapley's coalitions are trained when the run has ended, and are those of flsv retrain."""
+    shadow = {"class_path": "ShadowShapley", "init_args": {"performance": "negative_loss"}}
+    federation = {"metrics": {"shadow": shadow}, "reporting": {"table": False, "figures": 0}}
+    model, trainer = {"class_path": "loop.fit_kinds.DigitsPlateau"}, {"max_epochs": 2, "accelerator": "cpu"}
+    options = {"model": model, "federation": federation, "trainer": trainer, "seed_everything": 3}
+    run = fitted(tmp_path, written(tmp_path / "federation.yaml", **options))
+    values = [float(row["value"]) for row in rows(run / "contributions.csv") if row["metric"] == "shadow"]
+    kept = (run / "coalitions.csv").read_text().splitlines(keepends=True)
+    (run / "coalitions.csv").write_text("".join(kept[:-3]))  # killed in the last coalition
+    trained, train = list[Any](), RetrainedUtility._train
+
+    def counted(utility: RetrainedUtility, members: Any) -> None:
+        trained.append(members)
+        train(utility, members)
+
+    monkeypatch.setattr(RetrainedUtility, "_train", counted)
+    found, _ = retrain(run, "all", seeds=1)
+    assert found["value"].tolist() == pytest.approx(values[-3:], abs=1e-6)
+    assert len(values) == 6
+    assert len(trained) < 4
+    trained.clear()
+    (run / "coalitions.csv").unlink()
+    (run / "retrained_negative_loss.csv").unlink()
+    assert retrain(run, "all", seeds=1)[0]["value"].tolist() == pytest.approx(values[-3:], abs=1e-6)
+    assert len(trained) == 7
+
+
 def test_it_inherits_the_runs_performance() -> None:
     def of(**metrics: Any) -> tuple[str, str | None]:
         return performance_by(FederatedLoop(metrics=metrics, reporting=Reporting(table=False)))
