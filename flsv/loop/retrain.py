@@ -73,7 +73,7 @@ def retrain(
 
     Returns:
         A row per client: ``client``, ``client_name``, ``value`` in the metric's unit, ``low`` and ``high``, the ends of
-        its 90 % interval (NaN of all coalitions with one seed), and ``share``, NaN where the coalitions only rank.
+        its 90 % interval, and ``share``, NaN where the coalitions only rank.
 
     Raises:
         ConfigurationError: a trainer that has been fitted, or has no loop; whatever the federation refuses.

@@ -122,7 +122,7 @@ def test_a_schedule_that_looks_at_validation_and_what_the_run_has_trained_itself
     assert len(trained) < 4
     trained.clear()
     (run / "coalitions.csv").unlink()
-    (run / "retrained_negative_loss.csv").unlink()
+    (run / "retrained_scores.csv").unlink()
     assert retrain(run, "all", seeds=1)[0]["value"].tolist() == pytest.approx(values[-3:], abs=1e-6)
     assert len(trained) == 7
 
