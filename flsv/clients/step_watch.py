@@ -79,7 +79,7 @@ def _mark(value: Any, depth: int) -> Any:
     if isinstance(value, (list, tuple, deque)):
         return (type(value).__name__, [_mark(each, depth - 1) for each in value])
     held = getattr(value, "__dict__", None)
-    return (*kind, _mark(dict(held), depth - 1)[2]) if isinstance(held, dict) else kind
+    return (*kind, _mark(dict(held), depth - 1)[2]) if isinstance(held, dict) and depth > 1 else kind
 
 
 def _checksum(array: Any) -> int | None:

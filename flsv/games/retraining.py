@@ -330,7 +330,7 @@ class Measured(L.Callback):
         self._space = ParameterSpace(pl_module)
         self._evaluators = [evaluator_of(trainer, self._space, self._data, each) for each in self._measures]
         self.models = self._space.read(pl_module).expand(2, -1).clone()
-        self.before = [evaluate(self.models[1:]) for evaluate in self._evaluators]
+        self.before = [evaluate(self.models[1:].clone()) for evaluate in self._evaluators]
         self.seconds += time.perf_counter() - start
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -345,9 +345,10 @@ class Measured(L.Callback):
             self._score(pl_module, trainer.current_epoch - 1)
 
     def _score(self, module: L.LightningModule, index: int) -> None:
+        # Clones: a forward pass may change weights, as an embedding's with max_norm does.
         start = time.perf_counter()
         self.models[0] = self._space.read(module)
-        self.after[index] = [evaluate(self.models[:1]) for evaluate in self._evaluators]
+        self.after[index] = [evaluate(self.models[:1].clone()) for evaluate in self._evaluators]
         self.last = index
         self.seconds += time.perf_counter() - start
 

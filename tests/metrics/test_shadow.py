@@ -265,7 +265,8 @@ def test_what_rows_cannot_train_is_retrained(tmp_path: Path, what: str, caplog: 
         utility = RetrainedUtility(alone, module, data(), "negative_loss")
         expected = exact_shapley(utility, 3).values
         federation = loop(ShadowShapley(performance="negative_loss"), **options)
-        fit(federation, tmp_path, module, data(), rounds=2)
+        with caplog.at_level("INFO", "lightning.pytorch"):
+            fit(federation, tmp_path, module, data(), rounds=2)
     found = federation.contributions["shadow"].double()
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
     said = [text for text in caplog.messages if "trained after the run" in text]

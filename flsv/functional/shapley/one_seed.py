@@ -32,6 +32,7 @@ def one_seed_stderr(values: Tensor, stderr: Tensor, untrained: Tensor | None = N
             U(nobody); None: U(nobody) is that of one model.
 
     Example:
+        >>> import torch
         >>> values = torch.tensor([0.3, 0.5, 0.2, -0.1])
         >>> one_seed_stderr(values, torch.zeros(4))
         tensor([0.0250, 0.0250, 0.0250, 0.0250], dtype=torch.float64)
