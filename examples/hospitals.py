@@ -3,9 +3,9 @@
     python examples/hospitals.py --rounds 15
 
 The table is scikit-learn's breast cancer data (569 tumours, 30 measurements, no download). In Quito a third of the
-diagnoses are wrong. Every round the Shapley value of each hospital in the game "by how much does its update lower the
-validation loss" is found exactly, from all 16 coalitions; their sum over the rounds is what a hospital has contributed.
-Then a budget is shared out by it. A few seconds.
+diagnoses are wrong. All 16 coalitions of hospitals are trained alongside the federation, and a hospital's Shapley value
+is by how much it lowers the validation loss. Then a budget is shared out by it. A few seconds. This is one seed: to
+pay, retrain with several (``flsv retrain``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sklearn.datasets import load_breast_cancer
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, allocate
 from flsv.data import ClosedSetLabelNoise
-from flsv.metrics import CumulativeShapley
+from flsv.metrics import ShadowShapley
 
 ROWS = {"Boston": 160, "Lyon": 80, "Osaka": 40, "Quito": 80}
 
@@ -41,8 +41,8 @@ def main(rounds: int, seed: int) -> torch.Tensor:
     hospitals, val, test = tables(seed)
     wrong = ClosedSetLabelNoise(rate=1 / 3, clients=[list(hospitals).index("Quito")])
     data = FederatedDataModule(clients=hospitals, val=val, test=test, batch_size=16, corruptions=[wrong])
-    module = ClassifierClient("mlp", {"hidden": [16]}, optimizer=partial(torch.optim.SGD, lr=0.1))
-    loop = FederatedLoop(metrics={"value": CumulativeShapley(performance="negative_loss", weighting="samples")})
+    module = ClassifierClient("mlp", {"hidden": [16]}, optimizer=partial(torch.optim.SGD, lr=0.5))
+    loop = FederatedLoop(metrics={"value": ShadowShapley(performance="negative_loss")})
     trainer = L.Trainer(max_epochs=rounds, callbacks=[loop], default_root_dir="runs/hospitals", accelerator="cpu")
     trainer.fit(module, data)
 

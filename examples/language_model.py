@@ -5,9 +5,10 @@
 The data are Reuters news (``text/reuters_r8_train.csv``, column ``text``) and the tales of the Brothers Grimm
 (``text/grimm_tales.csv``, columns ``group`` and ``text``). A transformer of 1.3 million parameters that reads bytes is
 trained on news, once, and kept in ``runs/language_model/news``. Then each group of tales is a client that fine-tunes
-adapters on its own text; the characters of one of them are shuffled. What a client is worth is what its adapters take
-off the loss on pieces of tales that nobody has. Nothing is downloaded, and nothing but adapters crosses. Some three
-minutes on one core, most of it the news.
+adapters on its own text; the characters of one of them are shuffled. ``value`` is how much a client reduces the loss on
+pieces of tales that nobody has: its Shapley value over coalitions that train alongside the federation, each client
+alone and all but one. The metrics of a round beside it are there to find the bad client, not to pay by. Nothing is
+downloaded, and nothing but adapters crosses. Some minutes on one core, most of it the news.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from torch.utils.data import Dataset
 
 from flsv import FederatedDataModule, FederatedLoop, Reporting
 from flsv.clients.algorithms import ClientAlgorithm
-from flsv.metrics import CosineGradientShapley, CumulativeShapley, GradientAgreement, GradientShapley
+from flsv.metrics import CosineGradientShapley, GradientAgreement, GradientShapley, ShadowShapley
 from flsv.models.lora import add_lora, freeze_a
 
 LENGTH, HELD_OUT, MOST = 64, 16, 160
@@ -207,7 +208,7 @@ def main(root: Path, rounds: int, bad: int, seed: int, steps: int, width: int) -
         "agreement": CosineGradientShapley(),
         "gradient": GradientShapley(loss="val_loss", momentum=0.5),
         "gradient agreement": GradientAgreement(loss="val_loss"),
-        "value": CumulativeShapley(performance="val_loss", mode="min", weighting="samples"),
+        "value": ShadowShapley(coalitions="both", performance="val_loss", mode="min"),
     }
     data = federation(root, bad, seed)
     loop = fit(network, data, metrics, rounds, seed, quiet=False)

@@ -4,7 +4,8 @@
     python examples/lightning_project.py --clients 5 # federated: the same module, the same data module
 
 ``Autoencoder`` and ``Digits`` are what a project has before it has heard of flsv, and stay as they are. Without labels,
-classes or accuracy, contributions are measured by what the module logs when it validates. A few seconds.
+classes or accuracy, contributions are measured by what the module logs when it validates: Shapley values over all
+coalitions of clients, each trained alongside the federation. A few seconds.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from flsv import FederatedDataModule, FederatedLoop
 from flsv.data import SizePartitioner
-from flsv.metrics import CumulativeShapley
+from flsv.metrics import ShadowShapley
 
 
 class Autoencoder(L.LightningModule):
@@ -69,7 +70,7 @@ def main(clients: int, epochs: int) -> float:
         trainer = L.Trainer(**options)
         trainer.fit(module, data)
     else:  # what federating the project takes
-        value = CumulativeShapley(performance="val_loss", mode="min", weighting="samples")
+        value = ShadowShapley(performance="val_loss", mode="min")
         loop = FederatedLoop(metrics={"value": value})
         trainer = L.Trainer(callbacks=[loop], **options)
         trainer.fit(module, FederatedDataModule(data, SizePartitioner(list(range(1, clients + 1)))))

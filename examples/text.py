@@ -4,7 +4,9 @@
 
 The texts are the chapters of Python's own manual that every installation has (``help("if")`` shows one), so nothing is
 downloaded. Each client has the chapters on one subject; those of "formats" are written backwards. What a client is
-worth is what its updates take off the loss that the module logs when it validates, in nats per character. The server
+worth is what its updates take off the loss that the module logs when it validates, in nats per character, summed over
+the rounds. That shows what each round has gained; to pay, retrain (``flsv retrain``): in the benchmark, 32 % of a
+payment by this metric goes to the wrong clients. The server
 validates on a tenth of everybody's text, so backward text counts as much as any other, and the only author of it is
 worth most: a value says what a client adds *for this validation set*. About half a minute on two cores.
 """

@@ -9,6 +9,7 @@ if TYPE_CHECKING:  # what __getattr__ finds, for type checkers
     from flsv.errors import ConfigurationError
     from flsv.functional.allocation import allocate
     from flsv.loop import FederatedLoop
+    from flsv.loop.retrain import retrain
     from flsv.models.classifier import ClassifierClient
     from flsv.parameters import ParameterSpace
     from flsv.report import read_run
@@ -30,6 +31,7 @@ __all__ = [
     "Round",
     "allocate",
     "read_run",
+    "retrain",
     "value_round",
 ]
 
@@ -47,6 +49,7 @@ _HOMES = {
     "Round": "flsv.round",
     "allocate": "flsv.functional.allocation",
     "read_run": "flsv.report",
+    "retrain": "flsv.loop.retrain",
     "value_round": "flsv.server.value_round",
 }
 

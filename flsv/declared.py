@@ -169,7 +169,7 @@ def check_argument(owner: str, name: str, value: Any, hint: Any) -> Any:
 
 
 def _first(choices: Sequence[_Choice], value: Any) -> Any:
-    """The value as the first of the choices that admits it hands it on."""
+    """Return the value as the first of the choices that admits it hands it on."""
     for read, _ in choices:
         with contextlib.suppress(TypeError, ValueError, OverflowError, RuntimeError):
             return read(value)
@@ -225,7 +225,7 @@ _int64 = _that(lambda value: abs(value) < 2**63)
 
 
 def _number(value: Any) -> Any:
-    """The same, of what is no truth value; NumPy's and torch's have a type of their own."""
+    """Refuse truth values, of which NumPy's and torch's have types of their own."""
     if isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool"):
         raise TypeError
     return value

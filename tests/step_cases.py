@@ -136,7 +136,6 @@ class Renormed(nn.Module):
 
 BATCH, ROUND = "Hooks defines on_train_batch_", "Hooks defines on_train_epoch_start"
 KEEPS, DRAWS = "changes what the module keeps beside parameters and buffers: ", "draws random numbers"
-BETWEEN = "weights or buffers have changed between rounds"
 Make = tuple[Callable[[], L.LightningModule], Callable[[], list[L.Callback]], str | None, str | None, str | None]
 
 
@@ -159,7 +158,7 @@ CASES: dict[str, Make] = {
     "a rate by a callback": hooked("on_train_batch_start", set_rate, BATCH, BATCH, BATCH),
     "a rate per round by a callback": hooked("on_train_epoch_start", set_rate, None, ROUND, None),
     "weights clamped by a callback": hooked("on_train_batch_end", clamp, BATCH, BATCH, BATCH),
-    "weights clamped per round by a callback": hooked("on_train_epoch_start", clamp, BETWEEN, ROUND, None),
+    "weights clamped as a round begins": hooked("on_train_epoch_start", clamp, None, ROUND, None),  # clients start anew
     "a layer frozen by a callback": hooked("on_train_epoch_start", freeze, None, ROUND, None),
     "a timer": (Stepped, lambda: [Timer()], None, None, None),
     "a timer that clamps weights": (Stepped, lambda: [Clamps()], *["Clamps defines on_train_batch_start"] * 3),

@@ -7,6 +7,11 @@ thread. In fits of all clients without metrics, the least of some repetitions: a
 the first seed's coalition of all is trained in both ways and compared, which is in the time (15 rounds); and, of the
 MLP, ``ShadowShapley`` by its coalitions and parts (20 rounds, values in every round). How near the values of few
 coalitions come: docs/results/shadow.md.
+
+    python tools/bench_fits.py --whole --clients 3 5 7 --networks mlp lenet gru
+
+``ShadowShapley(coalitions="all")`` of 3 rounds in its two ways: as rows beside the federation, where the network can be
+rows, and by fits of their own after it, which a callback around batches asks for.
 """
 
 from __future__ import annotations
@@ -15,10 +20,11 @@ import argparse
 import math
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import lightning as L
 import torch
 from common import be_quiet, grid, quiet_trainer
 from torch import Tensor, nn
@@ -47,6 +53,17 @@ class Words(nn.Module):
         return (16 * images.flatten(1)).long() + 17 * torch.arange(64, device=images.device) + 1
 
 
+class Recurrent(nn.Module):
+    """Reads an image row by row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru, self.head = nn.GRU(8, 32, batch_first=True), nn.Linear(32, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.gru(images.reshape(-1, 8, 8))[0][:, -1])
+
+
 def mlp(norm: bool = False) -> nn.Module:
     layers = [nn.BatchNorm1d(64)] if norm else []
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 64, bias=not norm), *layers, nn.ReLU(), nn.Linear(64, 10))
@@ -56,6 +73,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "mlp": mlp,
     "batch_norm": partial(mlp, True),
     "fast_text": lambda: nn.Sequential(Words(), FastText(10, (64,), buckets=64 * 17, width=16)),
+    "gru": Recurrent,
     "lenet": lambda: nn.Sequential(nn.Upsample(28), LeNet5(num_classes=10, input_shape=(1, 28, 28))),
 }
 
@@ -91,6 +109,36 @@ def shadowed(options: dict[str, Any] | None, clients: int, folder: str) -> None:
     quiet_trainer(folder, 20, [FederatedLoop(metrics=metrics, seed=0, reporting=SILENT)]).fit(module, data)
 
 
+class Looks(L.Callback):
+    """Rows would not be seen by it."""
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        pass
+
+
+def valued(network: str, clients: int, folder: str, callbacks: Sequence[L.Callback], metrics: dict[str, Any]) -> None:
+    """A fit of some rounds, with and without true values."""
+    torch.manual_seed(0)
+    sizes = SizePartitioner([1 + i / clients for i in range(clients)], seed=0)
+    data = FederatedDataModule("digits", sizes, batch_size=16, splits=Splits(server_val=0.2, seed=0))
+    module = ClassifierClient(NETWORKS[network](), optimizer=partial(torch.optim.SGD, lr=0.1))
+    loop = FederatedLoop(metrics=metrics, seed=0, reporting=SILENT)
+    quiet_trainer(folder, 3, [loop, *callbacks]).fit(module, data)
+
+
+def both_ways(networks: Sequence[str], clients: Sequence[int], repeats: int, folder: str) -> list[list[str]]:
+    rows = []
+    for network in networks:
+        for n in clients:
+            made: dict[str, Any] = {"as rows": [], "by fits": [Looks()]}
+            made = made if network != "gru" else {"by fits": []}
+            value = {"shadow": ShadowShapley(coalitions="all")}
+            ways = {name: partial(valued, network, n, folder, callbacks, value) for name, callbacks in made.items()}
+            rows += row(f"{network} | {n}", partial(valued, network, n, folder, [], {}), ways, repeats)
+            print(grid(rows[-len(ways) :]), flush=True)
+    return rows
+
+
 def row(name: str, plain: Callable[[], None], ways: dict[str, Callable[[], None]], repeats: int) -> list[list[str]]:
     """The least processor seconds of each way, in those of a plain fit; in turns."""
     every = {"": plain, **ways}
@@ -107,12 +155,16 @@ def row(name: str, plain: Callable[[], None], ways: dict[str, Callable[[], None]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, nargs="+", default=[5, 6, 8])
-    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
+    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=["mlp", "batch_norm", "fast_text", "lenet"])
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--whole", action="store_true", help="ShadowShapley in its two ways")
     options = parser.parse_args()
     be_quiet()
     rows = [["network", "clients", "what", "a fit, s", "s", "fits"]]
     with tempfile.TemporaryDirectory() as folder:
+        if options.whole:
+            print(grid(rows + both_ways(options.networks, options.clients, options.repeats, folder)))
+            return
         for network in options.networks:
             for n in options.clients:
                 ways = {f"2^{n} coalitions x 2 seeds": partial(all_coalitions, network, n, folder)}

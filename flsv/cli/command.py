@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import signal
 import sys
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import FrameType
+from typing import Any
 
 from flsv.showing import shown as shown
 
@@ -32,17 +34,28 @@ def status_of(stop: KeyboardInterrupt) -> int:
 def terminable() -> Iterator[None]:
     """Raise :class:`Terminated` at the first SIGTERM, and ignore further ones: who stops a group of processes signals
     each of them, and rank 0 passes it on to those that it has started."""
-    stops = iter([Terminated])
+    stops = [Terminated]
+    usual = sys.unraisablehook
 
     def stop(number: int, frame: FrameType | None) -> None:
-        for each in stops:
-            raise each
+        if stops:
+            raise stops.pop()
+
+    def again(ignored: Any) -> None:
+        """Where Python was within a ``__del__``, which swallows what is raised, raise it a moment later."""
+        if ignored.exc_type is Terminated:
+            stops.append(Terminated)
+            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        else:
+            usual(ignored)
 
     here = threading.current_thread() is threading.main_thread()  # others cannot handle signals
     before = signal.signal(signal.SIGTERM, stop) if here else None
+    sys.unraisablehook = again
     try:
         yield
     finally:
+        sys.unraisablehook = usual
         if here:
             signal.signal(signal.SIGTERM, before)
 

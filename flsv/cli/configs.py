@@ -94,12 +94,12 @@ def check_words(args: Sequence[str]) -> None:
 
 
 def is_yaml(given: str) -> bool:
-    """Whether what is given as a file is a configuration itself."""
+    """Return whether what is given as a file is a configuration itself."""
     return "{" in given or ": " in given or "\n" in given
 
 
 def _given(args: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """The options of a command line and of its files, and the texts that they have."""
+    """Yield the options of a command line and of its files, with the texts that they have."""
     words = [word for each in args for word in (each.split("=", 1) if each.startswith("--") else [each])]
     yield from ((name.removeprefix("--"), value) for name, value in pairwise(words))
     files = [value for name, value in pairwise(words) if name in ("-c", "--config") and not is_yaml(value)]
@@ -109,7 +109,7 @@ def _given(args: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _leaves(node: Any, path: str) -> Iterator[tuple[str, str]]:
-    """The texts in a configuration, and where they are."""
+    """Yield where in a configuration there are texts, and these."""
     if isinstance(node, str):
         yield path, node
     entries = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
@@ -118,7 +118,7 @@ def _leaves(node: Any, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _public_names() -> set[str]:
-    """Of all classes that options may name, without importing them; those of other packages, too."""
+    """Collect the names of all classes that options may name, without importing them; of other packages, too."""
     groups = [group for group in entry_points().groups if group.startswith("flsv.")]
     names = {entry.attr for group in groups for entry in entry_points(group=group)}
     for file in _PACKAGE.glob("**/__init__.py"):

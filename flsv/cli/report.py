@@ -7,8 +7,9 @@
 One HTML file that needs no network. The first page says what each partner has contributed and what speaks against
 making something of it; the appendix how it was measured, per class and over the rounds, suspicious samples, settings,
 hashes. With --client, the page that this participant may see: of the others it has nothing but, of
-five participants or more and at the end of the run, means over all. With --budget, the page says what share of it each
-has, what that is in whole cents, with intervals, and by which values; shares.csv beside it has the same. Copies and
+five participants or more and at the end of the run, means over all. With --budget, the page says whether the
+values are fit to pay by, what share of it each has, what that is in whole cents, with intervals; shares.csv beside it
+has the same. Copies and
 outliers that the run has found stand beside the amounts: nothing is held back.
 """
 
@@ -48,11 +49,15 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     given = {name: value for name in ("by", "rule", "currency") if (value := getattr(options, name)) is not None}
     if given and options.budget is None:
         parser.error(f"--{' and --'.join(given)}: say what is shared out, too: --budget 10000")
-    from flsv.report import Budget, write_report  # only now: what is wrong above is said without waiting for torch
-    from flsv.report.shares import SHARES
+    from flsv.report import Budget, open_run, write_report  # now: what is wrong above is said without waiting for torch
+    from flsv.report.facts import fitness
+    from flsv.report.shares import SHARES, basis_of
 
     check_writable(Path(options.run) if options.out is None else options.out.parent)
     budget = None if options.budget is None else Budget(options.budget, **given)
     page = write_report(options.run, options.client, options.out, budget)
     files = [page] if budget is None or options.client else [page, page.parent / SHARES]
     print(f"Report: {', '.join(map(shown, files))}")
+    if budget is not None:
+        run = open_run(options.run)
+        print(fitness(run, basis_of(run, budget.by)))

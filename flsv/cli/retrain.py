@@ -6,26 +6,25 @@
 
 What a metric says during a run is cheap and approximate. This trains the same federation again with some of its clients
 only and shares out what comes of it by Shapley values. Where the module allows it, the models of all coalitions are
-rows of one batched model and train side by side: all coalitions of up to seven clients, with three seeds, whose values
+rows of one batched model and train side by side, with three seeds: all coalitions of up to seven clients, whose values
 are exact; of more clients each alone, every two, and all but one. Where it does not, the command says why, trains each
 client alone, all but one, and all (2 n + 1 trainings, one after the other) and fits a game to their utilities.
 --trainings singles (n + 1 trainings) ranks clients only: no amounts follow from it. Ranks share the coalitions out.
 Values, with intervals, are written to retrained.csv in the run's folder and shown by flsv report, with what was trained
-and with whatever was changed. Beside them stands KernelSHAP of the same trainings, which assumes nothing of the game;
-where it lies outside of an interval, the command says so. Models are judged as the run's metrics judged them, or by
---metric (``by`` in the file); trainings are kept for each of these. Where that is accuracy and most samples are of one
-class, it is said. Data that are not the run's are refused. A training that is done is kept: start again what was
-stopped.
+and with whatever was changed. Beside them stand the shares by accuracy, by balanced accuracy and by the loss, and those
+without each of the seeds: how far a payment rests on the score and on chance. Models are judged as the run's metrics
+judged them, or by --metric (``by`` in the file). Where that is accuracy and most samples are of one class, it is said.
+Data that are not the run's are refused. A training that is done is kept: start again what was stopped.
 """
 
 from __future__ import annotations
 
 from argparse import ArgumentParser
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import lightning as L
 import torch
@@ -35,21 +34,22 @@ from torch import Tensor
 from flsv._lightning.evaluation import all_on_device
 from flsv.cli.command import command_parser, printer, shown
 from flsv.cli.parser import FederatedCLI, loop_of
-from flsv.cli.saved_run import OF_THE_RUN, changed_settings, check_data, performance_by, saved_run
+from flsv.cli.saved_run import changed_settings, check_data, performance_by, saved_run
 from flsv.csv_files import NAN, save_table
 from flsv.declared import Count, checked
 from flsv.engines.ranks import ranks_of_environment
 from flsv.errors import ConfigurationError
 from flsv.functional.shapley.few_coalitions import Which, few_coalitions, retrained_shapley
-from flsv.functional.shapley.regression import kernel_shap
+from flsv.games.performance import CLASSIFICATION
 from flsv.games.retraining import KeptUtility, RetrainedUtility
 from flsv.loop.side_by_side import NotSideBySide, SideBySideUtility
+from flsv.loop.whole_fits import OF_THE_RUN, coalition_loop, trained_in
 from flsv.report.facts import retrained_caveats
 from flsv.report.folder import RECORD, RETRAINED, FolderLock
 from flsv.report.record import read_record
-from flsv.report.shares import RANKING_ONLY, retrained_from
+from flsv.report.shares import RANKING_ONLY, SHARE_BY, retrained_from
 from flsv.report.terminal import print_table
-from flsv.report.text import NONE, percent
+from flsv.report.text import NONE, joined, percent, shares_in
 from flsv.sampling import FixedCohort
 
 #: Of trainings of all coalitions, unless something else is asked for.
@@ -78,14 +78,15 @@ def retrain(
             by what the run's metrics valued, accuracy if they valued by nothing. Trainings are kept by performance.
         mode: whether less or more of a logged value is better, likewise.
         rounds: of each training; default: as many as the run had been given.
-        seeds: trainings of every coalition; their spread is then the noise of the fit. None: three where all coalitions
+        seeds: trainings of every coalition; their spread is then the noise of the fit. None: three where they
             are trained side by side, else one.
         overrides: arguments of ``flsv fit``.
         say: is told how many coalitions are trained, and why one after the other, if they are.
 
     Returns:
         A row per client, and the file that they were written to. ``by`` is what models were judged by. The ends of the
-        interval, ``low`` and ``high``, are NaN where all coalitions were trained once: then nothing tells an error.
+        interval, ``low`` and ``high``, are of one seed by what seeds differ by on average, see
+        :func:`flsv.functional.shapley.one_seed.one_seed_stderr`.
         ``majority`` is the accuracy of whoever always answers with the validation set's most frequent class, NaN where
         models are not judged by accuracy. ``seeds``, ``rounds`` and ``trainings`` are what was trained, ``changed`` is
         every setting that is not the run's.
@@ -110,38 +111,54 @@ def retrain(
             cli = make(seed)
             if metric is None:
                 metric, mode = performance_by(loop_of(cli.trainer))
+            asked, names, called = _scores(metric)
             utility = RetrainedUtility(
                 lambda cohort, seed=seed: _trainer(make(seed), cohort, seed),  # type: ignore[misc]
                 cli.model,
                 cli.datamodule,
-                metric,
+                asked,
                 max_clients=10**6,
                 mode=mode,  # type: ignore[arg-type]
                 ranks=ranks,
             )
             identity = cli.identity()
             check_data(run, record, identity, cli.datamodule.client_names)
-            settings = {**identity.flat(), "metric": metric, "mode": mode}
-            path = run / f"retrained_{metric.replace('/', '-')}.csv"
-            keep = partial(KeptUtility, path=path, settings=settings, ranks=ranks, told=told, seed=seed)
+            settings = {**identity.flat(), "metric": joined(names), "mode": mode}
+            path = run / f"retrained_{called}.csv"
+            by = metric if mode is None else f"{metric} ({mode})"
+            # What ShadowShapley has trained when the run had ended is this very game.
+            ended = [by] if len(names) == 1 else names
+            known = {} if overrides or rounds else trained_in(run, ended, seed, cli.trainer.max_epochs)
+            keep = partial(KeptUtility, path=path, settings=settings, ranks=ranks, told=told, seed=seed, names=names)
+            keep = partial(keep, known=known)
             found, which, together = _play(utility, keep, which, together, compare=not utilities, say=say)
             utilities.append(found)
             everything = len(found) == 2**utility.num_players
-            seeds = seeds or (SEEDS if together and everything else 1)
+            seeds = seeds or (SEEDS if together else 1)
         majority = _majority(cli) if metric == "accuracy" else NAN
+    trained = [str(seed) for seed in range(first, first + len(utilities))]
     facts = {
         "majority": majority,
-        "seeds": " ".join(map(str, range(first, first + len(utilities)))),
+        "seeds": " ".join(trained),
         "rounds": cli.trainer.max_epochs,
         "trainings": "all" if everything else "pairs+leave-one-out" if which == "auto" else which,
         "changed": "; ".join(changed_settings(run, identity)) if overrides else "",
     }
-    names, by = cli.datamodule.client_names, metric if mode is None else f"{metric} ({mode})"
-    values = _shared_out(len(names), which, torch.stack(utilities))
-    rows = DataFrame({"client": range(len(names)), "client_name": names, "by": by, **values, **facts})
+    clients = cli.datamodule.client_names
+    by_score = dict(zip(names, torch.stack(utilities).view(seeds, len(found), -1).unbind(-1)))
+    masks = few_coalitions(len(clients), which)
+    values = _shared_out(masks, by_score, str(metric), trained, which in RANKING_ONLY)
+    rows = DataFrame({"client": range(len(clients)), "client_name": clients, "by": by, **values, **facts})
     if ranks.rank == 0:
         save_table(run / RETRAINED, rows)
     return rows, run / RETRAINED
+
+
+def _scores(metric: str) -> tuple[str | Sequence[str], Sequence[str], str]:
+    """Return what models are scored by, the scores' names, and their file: a classifier's outputs give all three."""
+    if metric in CLASSIFICATION:
+        return CLASSIFICATION, CLASSIFICATION, "scores"
+    return metric, (metric,), metric.replace("/", "-")
 
 
 def _check_performance(metric: str | None, mode: str | None) -> None:
@@ -172,26 +189,28 @@ def _play(
     return keep(utility)(masks), which, False
 
 
-def _shared_out(num_clients: int, which: Which, utilities: Tensor) -> dict[str, list[float]]:
-    """Of every client by column, of the utilities ``[seeds, K]``."""
-    masks = few_coalitions(num_clients, which)
+def _shared_out(
+    masks: Tensor, by_score: Mapping[str, Tensor], metric: str, seeds: Sequence[str], rank_only: bool
+) -> dict[str, list[float]]:
+    """Every client's value, interval and shares by column, of the utilities ``[seeds, K]`` by each score."""
+    utilities = by_score[metric]
     values, half = retrained_shapley(masks, utilities)
-    total = float(values.clamp_min(0).nansum()) or NAN
-    columns = {"value": values, "low": values - half, "high": values + half}
+    columns = {"value": values.tolist(), "low": (values - half).tolist(), "high": (values + half).tolist()}
     # To rank by: what is left out of these coalitions moves amounts by a third.
-    columns["share"] = values * NAN if which in RANKING_ONLY else values.nan_to_num(0).clamp_min(0) / total
-    columns["kernel_shap"] = kernel_shap(masks, utilities.mean(0))
-    return {name: column.tolist() for name, column in columns.items()}
+    columns["share"] = [NAN] * masks.shape[1] if rank_only else shares_in(columns["value"])
+    if rank_only:
+        return columns
+    others = {f"{SHARE_BY} by {name}": of for name, of in by_score.items() if len(by_score) > 1 and of.isfinite().all()}
+    for place, seed in enumerate(seeds) if len(seeds) > 1 else ():
+        others[f"{SHARE_BY} without seed {seed}"] = torch.cat([utilities[:place], utilities[place + 1 :]])
+    return columns | {name: shares_in(retrained_shapley(masks, of)[0].tolist()) for name, of in others.items()}
 
 
 def _trainer(cli: FederatedCLI, cohort: FixedCohort, seed: int) -> L.Trainer:
     """The configuration's, in which these clients take part in every round."""
     loop = loop_of(cli.trainer)
-    changes: dict[str, Any] = {"sampler": cohort, "seed": seed}
-    read = {strategy.metric for role, strategy in loop.strategies.items() if role != "sampler"}
-    changes["metrics"] = {name: metric for name, metric in loop.metrics.items() if name in read}
     others = [c for c in cli.trainer.callbacks if c is not loop and not isinstance(c, OF_THE_RUN)]  # type: ignore[attr-defined]
-    cli.trainer.callbacks = [*others, loop.replace(**changes)]  # type: ignore[attr-defined]
+    cli.trainer.callbacks = [*others, coalition_loop(loop, cohort, seed)]  # type: ignore[attr-defined]
     return cli.trainer
 
 
@@ -222,18 +241,17 @@ def _parser() -> ArgumentParser:
 
 
 def _show(rows: DataFrame, planned: int | None) -> None:
-    cells = rows[["value", "low", "high", "kernel_shap"]].map(lambda value: f"{value:.4f}" if value == value else NONE)
+    cells = rows[["value", "low", "high"]].map(lambda value: f"{value:.4f}" if value == value else NONE)
     columns = {
         "value": cells["value"],
         "90 % interval": (cells["low"] + " to " + cells["high"]).where(rows["low"].notna(), NONE),
-        "KernelSHAP": cells["kernel_shap"],
         "share": rows["share"].map(percent),
     }
     names, first = rows["client_name"].tolist(), rows.iloc[0].to_dict()
     print_table(f"{first['by']}, by retraining ({retrained_from(first, planned)})", names, columns)
-    if rows["low"].isna().all() and rows["value"].notna().any():
-        print("All coalitions were trained once, and nothing tells the error of their values: use --seeds 3.")
-    for text in retrained_caveats(rows.to_dict("records"), names):
+    if len(first["seeds"].split()) == 1:
+        print("Of one seed: the intervals are what seeds differ by on average. Before more coalitions, use --seeds 3.")
+    for text in retrained_caveats(rows.to_dict("records")):
         print(text)
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, LearningRateMonitor
 
 from flsv.cli.command import NO_BARS
 from flsv.cli.parser import FederatedCLI, make_cli
@@ -20,19 +19,16 @@ from flsv.report.folder import RECORD
 
 #: Sections of a saved configuration that say what a federation is.
 SECTIONS = ("seed_everything", "trainer", "model", "data", "federation")
-#: Every training says, saves, validates and draws nothing.
+#: Every training says, saves and draws nothing.
 QUIET = (
     *NO_BARS,
     "--trainer.logger=false",
     "--trainer.enable_checkpointing=false",
     "--trainer.num_sanity_val_steps=0",
-    "--trainer.limit_val_batches=0",
     "--federation.reporting.figures=0",
     "--federation.reporting.table=false",
     "--federation.evaluation.every=0",
 )
-#: Callbacks that watch a run for its own sake, or end it.
-OF_THE_RUN = (Checkpoint, EarlyStopping, LearningRateMonitor)
 
 
 @contextmanager
@@ -48,6 +44,12 @@ def saved_run(run: Path, arguments: Sequence[str] = ()) -> Iterator[tuple[Callab
     """
     saved = run / "config.yaml"
     if not saved.is_file():
+        if (run / RECORD).is_file():
+            raise ConfigurationError(
+                f"{run} is of a run that was started from Python, and nothing tells how its module and its data are "
+                "made (there is no config.yaml). In Python, make them and the Trainer as for the fit: "
+                "flsv.retrain(trainer, module, data) gives the values of flsv retrain."
+            )
         raise ConfigurationError(f"{run} holds no config.yaml: name the folder of a run of flsv fit.")
     config = yaml.safe_load(saved.read_text())
     first = int(config.get("seed_everything") or 0)

@@ -76,6 +76,24 @@ def not_batched(
         schedules: whether the caller steps the schedulers of each step.
         accumulates: whether the caller accumulates gradients.
     """
+    if algorithm is not None:
+        return f"client_algorithm={algorithm!r} changes the gradients of one client. Leave it out"
+    if optimizer_state != "reset":
+        return 'optimizer_state="persist" gives every client the moments that it left. Use optimizer_state="reset"'
+    if why := _not_by_optimizer(trainer):
+        return why
+    windows = any(isinstance(c, GradientAccumulationScheduler) for c in trainer.callbacks)  # type: ignore[attr-defined]
+    if not accumulates and (trainer.accumulate_grad_batches != 1 or windows):
+        return "gradients are accumulated over batches. Leave accumulate_grad_batches at 1"
+    if trainer.precision not in PRECISIONS:
+        return f"precision={trainer.precision!r} scales or rounds within a step. Use one of {', '.join(PRECISIONS)}"
+    stepped = [c.scheduler for c in trainer.lr_scheduler_configs if c.interval == "step"]
+    if stepped and not schedules:
+        return f"{type(stepped[0]).__name__} steps after every batch of a client. Use interval='epoch' (a round)"
+    return _not_by_hooks(trainer)
+
+
+def _not_by_optimizer(trainer: L.Trainer) -> str | None:
     module, name = trainer.lightning_module, type(trainer.lightning_module).__name__
     if not module.automatic_optimization:
         return f"{name} steps its optimizers itself (automatic_optimization = False). Use automatic optimization"
@@ -87,24 +105,15 @@ def not_batched(
         return f"{kind} is not known to allow one step of many models. Use one of torch's {', '.join(ELEMENTWISE)}"
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
         return f"{kind} has hooks around its steps, which would see no client's step. Leave them out"
-    if algorithm is not None:
-        return f"client_algorithm={algorithm!r} changes the gradients of one client. Leave it out"
-    if optimizer_state != "reset":
-        return 'optimizer_state="persist" gives every client the moments that it left. Use optimizer_state="reset"'
-    windows = any(isinstance(c, GradientAccumulationScheduler) for c in trainer.callbacks)  # type: ignore[attr-defined]
-    if not accumulates and (trainer.accumulate_grad_batches != 1 or windows):
-        return "gradients are accumulated over batches. Leave accumulate_grad_batches at 1"
-    if trainer.precision not in PRECISIONS:
-        return f"precision={trainer.precision!r} scales or rounds within a step. Use one of {', '.join(PRECISIONS)}"
-    stepped = [c.scheduler for c in trainer.lr_scheduler_configs if c.interval == "step"]
-    if stepped and not schedules:
-        return f"{type(stepped[0]).__name__} steps after every batch of a client. Use interval='epoch' (a round)"
-    renormed = [
-        name
-        for name, layer in module.named_modules()
-        if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.max_norm is not None
-    ]
-    if renormed:
+    return None
+
+
+def _not_by_hooks(trainer: L.Trainer) -> str | None:
+    module, name = trainer.lightning_module, type(trainer.lightning_module).__name__
+    embeddings = (
+        (n, layer) for n, layer in module.named_modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)
+    )
+    if renormed := [n for n, layer in embeddings if layer.max_norm is not None]:
         return f"{renormed[0]}, an embedding with max_norm, changes its weight in its forward pass. Leave max_norm out"
     if hooks := [hook for hook in HOOKS_OF_A_MODULE if is_overridden(hook, module, L.LightningModule)]:
         return f"{name} defines {', '.join(hooks)}, which would see no client's batches or steps. Leave it out"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import lightning as L
@@ -67,30 +67,35 @@ class Watch:
 def _mark(value: Any, depth: int) -> Any:
     """Return what differs once a value has changed, or what it holds has."""
     kind = type(value).__name__, id(value)
-    if isinstance(value, Tensor):
-        return (*kind, None if value.is_inference() else value._version)
     if isinstance(value, (bool, int, float, complex, str, bytes, type(None))):
         return repr(value)
-    if isinstance(value, torch.Generator):
-        return (*kind, value.get_state().numpy().tobytes())
-    if isinstance(value, np.random.Generator):
-        return (*kind, repr(value.bit_generator.state))
-    if isinstance(value, np.random.RandomState):
-        return (*kind, repr(value.get_state(legacy=False)))
-    if isinstance(value, random.Random):
-        return (*kind, value.getstate())
-    if isinstance(value, np.ndarray):
-        return (*kind, zlib.crc32(np.ascontiguousarray(value).tobytes()) if value.dtype != object else None)
+    for types, content in _CONTENTS:
+        if isinstance(value, types):
+            return (*kind, content(value))
     if depth == 0 or isinstance(value, (*_WHOLE, type)):
         return kind
     if isinstance(value, dict):
         return (*kind, [(repr(key), _mark(each, depth - 1)) for key, each in value.items()])
     if isinstance(value, (list, tuple, deque)):
         return (type(value).__name__, [_mark(each, depth - 1) for each in value])
-    if isinstance(value, (set, frozenset)):
-        return (*kind, len(value))
     held = getattr(value, "__dict__", None)
-    return (*kind, _mark(dict(held), depth - 1)[2]) if isinstance(held, dict) else kind
+    return (*kind, _mark(dict(held), depth - 1)[2]) if isinstance(held, dict) and depth > 1 else kind
+
+
+def _checksum(array: Any) -> int | None:
+    return None if array.dtype == object else zlib.crc32(np.ascontiguousarray(array).tobytes())
+
+
+#: What of a value of these kinds changes with it.
+_CONTENTS: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
+    (Tensor, lambda tensor: None if tensor.is_inference() else tensor._version),
+    (torch.Generator, lambda generator: generator.get_state().numpy().tobytes()),
+    (np.random.Generator, lambda generator: repr(generator.bit_generator.state)),
+    (np.random.RandomState, lambda state: repr(state.get_state(legacy=False))),
+    (random.Random, lambda generator: generator.getstate()),
+    (np.ndarray, _checksum),
+    ((set, frozenset), len),
+)
 
 
 def _random_states() -> dict[str, Any]:

@@ -58,8 +58,7 @@ class VmapCohort(CohortTraining):
         space = turn.shared.space
         # The same at all clients: the module's own will do.
         self._apart = {*space.constant_names, *space.left_names}
-        unused = try_rows(self._trainer, space, seed, shared=False, apart=self._apart)
-        self._training = RowTraining(self._module, self._trainer.optimizers[0], clipping(self._trainer), unused)
+        self._unused = try_rows(self._trainer, space, seed, shared=False, apart=self._apart)
         self._now: int | None = None
 
     def begin_round(self, loader: CohortLoader, instructions: dict[int, Instruction], num_samples: Tensor) -> None:
@@ -80,6 +79,9 @@ class VmapCohort(CohortTraining):
 
     def begin_batch(self, batch: Any = None) -> bool:
         """The whole cohort trains."""
+        # What a callback has frozen as the round began has no gradient from here on.
+        clip = clipping(self._trainer)
+        self._training = RowTraining(self._module, self._trainer.optimizers[0], clip, self._unused)
         while self._visited < len(self._visits):
             stop = min(self._visited + self._chunk, len(self._visits))
             self._train([self._begin(place) for place in range(self._visited, stop)])

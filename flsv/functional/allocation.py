@@ -81,7 +81,7 @@ def allocate(
 
 
 def _times(count: int, unit: float) -> float:
-    """So many units as they are written: in float64 7 * 0.01 is 0.07 and a little more."""
+    """Multiply a unit as it is written: in float64 7 * 0.01 is 0.07 and a little more."""
     return float(count * Decimal(str(unit)))
 
 

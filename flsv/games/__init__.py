@@ -34,6 +34,7 @@ from flsv.games.evaluator import ModelEvaluator
 from flsv.games.gradients import GradientProducts
 from flsv.games.performance import ModelScore, performance_of
 from flsv.games.replica import VectorEvaluator
+from flsv.games.retraining import RetrainedUtility
 from flsv.games.scores import METRICS, Scores, UtilityMetric
 from flsv.games.table import CoalitionTable, Renormalized, Weighting
 from flsv.games.validated import ValidatedModels
@@ -47,6 +48,7 @@ __all__ = [
     "ModelEvaluator",
     "ModelScore",
     "Renormalized",
+    "RetrainedUtility",
     "Scores",
     "UtilityMetric",
     "ValidatedModels",

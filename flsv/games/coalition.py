@@ -12,7 +12,7 @@ et al., "A Fair Contribution Measurement Method for Federated Learning", Sensors
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +27,9 @@ from flsv.games.scores import Scores, UtilityMetric
 from flsv.games.table import CoalitionModels, CoalitionTable, Weighting
 from flsv.participants import ALONE, Ranks
 from flsv.round import Round
+
+#: What models are measured by; several of a classifier's scores are a column each.
+Measure = str | ModelScore | Sequence[str]
 
 
 @checked
@@ -115,9 +118,13 @@ class CoalitionUtility:
         return utility_of(self.table.scores(self._models, masks.cpu()), self.metric)
 
 
-def utility_of(scores: Scores, metric: str | ModelScore) -> Tensor:
-    """More is better, float64 ``[K]`` or ``[K, M]``."""
-    return metric.utility(scores.value(metric.name)) if isinstance(metric, ModelScore) else scores.value(metric)
+def utility_of(scores: Scores, metric: Measure) -> Tensor:
+    """More is better, float64 ``[K]`` or ``[K, M]``; by several names of a classifier's scores, a column each."""
+    if isinstance(metric, ModelScore):
+        return metric.utility(scores.value(metric.name))
+    if isinstance(metric, str):
+        return scores.value(metric)
+    return torch.stack([scores.value(name) for name in metric], 1)
 
 
 class CoalitionGames:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from flsv.csv_files import Cell, number, whole
 from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError
 from flsv.functional.shapley.game import Utility
-from flsv.games.coalition import utility_of
+from flsv.games.coalition import Measure, utility_of
 from flsv.games.evaluator import ModelEvaluator
 from flsv.games.evaluators import evaluators_of
 from flsv.games.performance import Mode, ModelScore, performance_of
@@ -39,8 +39,9 @@ from flsv.participants.ranks import longest_first
 from flsv.sampling.base import FixedCohort
 
 Members = tuple[int, ...]
-#: Of the file of a game, and how they are read.
-COLUMNS: Mapping[str, Cell] = {"seed": whole, "coalition": read_members, "utility": number}
+#: Of the file of a game, beside the utilities, and how they are read.
+COALITION: Mapping[str, Cell] = {"seed": whole, "coalition": read_members}
+COLUMNS: Mapping[str, Cell] = {**COALITION, "utility": number}
 
 
 def members_of(masks: Tensor) -> list[Members]:
@@ -49,8 +50,8 @@ def members_of(masks: Tensor) -> list[Members]:
 
 
 class KeptUtility:
-    """``utility(masks: bool [K, n]) -> float64 [K]``: reads known utilities from a file and asks another utility for
-    the rest.
+    """``utility(masks: bool [K, n]) -> float64 [K]`` (or ``[K, C]``): reads known utilities from a file and asks
+    another utility for the rest.
 
     So many coalitions are asked for at a time, and what they came to is written before the next ones: a killed process
     loses no more than those.
@@ -63,9 +64,11 @@ class KeptUtility:
         told: called with how many coalitions are known and how many were asked for, after every answer.
         at_once: coalitions that are asked for at a time. Default: as many as there are ranks.
         seed: of the trainings; a file may hold those of several.
+        names: of the utility's C columns.
+        known: utilities by column that are known from elsewhere, by members.
 
     Attributes:
-        known: members to utility.
+        known: members to the utilities by column.
 
     Raises:
         ConfigurationError: the file is one of other settings or players, or none of this kind.
@@ -89,16 +92,21 @@ class KeptUtility:
         told: Callable[[int, int], None] = lambda done, of: None,
         at_once: int | None = None,
         seed: int = 0,
+        names: Sequence[str] = ("utility",),
+        known: Mapping[Members, list[float]] | None = None,
     ) -> None:
-        self._at_once, self._seed = at_once or ranks.size, seed
+        self._at_once, self._seed, self._width = at_once or ranks.size, seed, len(names)
         self._utility, self._ranks, self._told = utility, ranks, told
-        self._kept = Kept(path, COLUMNS, settings) if ranks.rank == 0 else None
+        columns = {**COALITION, **dict.fromkeys(names, number)}
+        self._kept = Kept(path, columns, settings) if ranks.rank == 0 else None
         rows = [] if self._kept is None else self._kept.rows
-        mine = {row["coalition"]: row["utility"] for row in rows if row["seed"] == seed}
-        self.known: dict[Members, float] = ranks.from_rank(0, mine, "the trainings that are kept")
+        mine = {row["coalition"]: [row[name] for name in names] for row in rows if row["seed"] == seed}
+        self.known: dict[Members, list[float]] = ranks.from_rank(
+            0, dict(known or {}) | mine, "the trainings that are kept"
+        )
 
     def __call__(self, masks: Tensor) -> Tensor:
-        """float64 ``[K]``. What is not finite is told and not kept.
+        """float64 ``[K]``, or ``[K, C]`` of several columns. What is not finite is told and not kept.
 
         Raises:
             ConfigurationError: the file has trainings of players that there are not.
@@ -108,14 +116,15 @@ class KeptUtility:
         missing = sorted(i for members, i in first.items() if members not in self.known)
         for start in range(0, len(missing), self._at_once):
             rows = missing[start : start + self._at_once]
-            values = self._utility(masks[rows]).detach().double().tolist()
+            values = self._utility(masks[rows]).detach().double().view(len(rows), self._width).tolist()
             new = dict(zip([coalitions[i] for i in rows], values))
             self.known |= new
             if self._kept is not None:
-                finite = {members: value for members, value in new.items() if math.isfinite(value)}
-                self._kept.add([self._seed, members_text(members), value] for members, value in finite.items())
+                finite = {members: of for members, of in new.items() if all(map(math.isfinite, of))}
+                self._kept.add([self._seed, members_text(members), *of] for members, of in finite.items())
             self._told(len(first) - len(missing) + start + len(rows), len(first))
-        return torch.tensor([self.known[members] for members in coalitions], dtype=torch.float64)
+        found = torch.tensor([self.known[members] for members in coalitions], dtype=torch.float64)
+        return found if self._width > 1 else found[:, 0]
 
 
 class RetrainedUtility:
@@ -134,7 +143,7 @@ class RetrainedUtility:
         data: the federation's data, with a validation set for the server.
         metric: ``"accuracy"``, ``"balanced_accuracy"``, ``"negative_loss"``, ``"per_class_accuracy"`` (then the
             utility is ``[K, M]``), ``"auroc"`` and what else :mod:`flsv.games.performance` lists, a name that the
-            module logs, or a torchmetrics metric.
+            module logs, or a torchmetrics metric. Several of the first three make the utility ``[K, C]``.
         max_clients: the most clients for which such a game may be begun.
         mode: whether less or more of a logged value is better, likewise.
         ranks: processes that share the trainings out, such as ``flsv.engines.ranks.ranks_of_environment()``; each of
@@ -174,14 +183,16 @@ class RetrainedUtility:
         trainer: Callable[[FixedCohort], L.Trainer],
         module: L.LightningModule,
         data: FederatedDataModule,
-        metric: UtilityMetric | str | Metric = "accuracy",
+        metric: UtilityMetric | str | Metric | Sequence[str] = "accuracy",
         max_clients: int = 8,
         mode: Mode | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
-        measure = (
-            metric if isinstance(metric, str) and metric in METRICS else performance_of(self, metric, mode, "metric")
-        )
+        measure: Measure
+        if isinstance(metric, Sequence) and (metric in METRICS or not isinstance(metric, str)):
+            measure = metric
+        else:
+            measure = performance_of(self, metric, mode, "metric")
         data.prepare_data()
         data.setup("fit")
         if data.num_clients > max_clients:
@@ -240,32 +251,65 @@ class RetrainedUtility:
             self.scores |= scores
             self.seconds |= spent
 
+    def _made(self, members: Members) -> tuple[L.Trainer, L.LightningModule]:
+        return self.trainer(FixedCohort(members)), copied(self.module)
+
     def _train(self, members: Members) -> None:
-        trainer, module = self.trainer(FixedCohort(members)), copied(self.module)
-        measured = _Measured(self.data, self.metric, self.initial)
-        trainer.callbacks.insert(0, measured)  # type: ignore[attr-defined]
-        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-        for place, callback in enumerate(callbacks):
-            if hasattr(callback, "without_files"):
-                callbacks[place] = callback.without_files()  # one folder, hundreds of fits
-        start = time.perf_counter()
-        trainer.fit(module, self.data)
-        self.seconds[members] = time.perf_counter() - start - measured.seconds
-        if measured.before is None or measured.after is None:
-            raise RuntimeError(f"the trainer made for coalition {list(members)} trained nothing: is its max_epochs 0?")
-        self.initial = measured.initial
-        self.scores[members], self.scores[()] = measured.after, measured.before
-        self.model = measured.models
+        trainer, module = self._made(members)
+        measured = Measured(self.data, [self.metric], self.initial)
+        self.seconds[members] = train_alone(trainer, module, self.data, measured)
+        (self.scores[()],), ((self.scores[members],),) = measured.before, measured.after.values()
+        self.initial, self.model = measured.initial, measured.models
 
 
-class _Measured(L.Callback):
-    """Gives the module its initial weights, or remembers them; the server's scores of it before the first round and
-    after the last, and how long they took."""
+def train_alone(trainer: L.Trainer, module: L.LightningModule, data: FederatedDataModule, measured: Measured) -> float:
+    """Fit a coalition's federation, which writes no files.
 
-    def __init__(self, data: FederatedDataModule, measure: str | ModelScore, initial: dict[str, Any] | None) -> None:
-        self._data, self._measure, self.initial = data, measure, initial
-        self.before: Scores | None = None
-        self.after: Scores | None = None
+    Returns:
+        Seconds, without those of the evaluations.
+
+    Raises:
+        RuntimeError: the trainer trained nothing.
+    """
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    # One folder, hundreds of fits.
+    callbacks[:] = [measured, *(c.without_files() if hasattr(c, "without_files") else c for c in callbacks)]
+    start = time.perf_counter()
+    trainer.fit(module, data)
+    if measured.last is None:
+        raise RuntimeError("a trainer made for a coalition trained nothing: is its max_epochs 0?")
+    return time.perf_counter() - start - measured.seconds
+
+
+class Measured(L.Callback):
+    """Gives the module its initial weights, or remembers them, and scores the global model before the first round and
+    after some.
+
+    Args:
+        data: with a validation set for the server.
+        measures: what models are measured by, see :class:`RetrainedUtility`.
+        initial: the module's ``state_dict`` to start from; None: as it is.
+        rounds: after which the model is scored, from 0, ascending; training ends with the last. None: after training.
+
+    Attributes:
+        before: the scores before the first round, by measure.
+        after: round to the scores after it, by measure.
+        last: the last round that was scored; None: training has not ended.
+        models: ``[2, P]``, what training came to, and what it started from.
+        seconds: that the evaluations took.
+    """
+
+    def __init__(
+        self,
+        data: FederatedDataModule,
+        measures: Sequence[Measure],
+        initial: dict[str, Any] | None,
+        rounds: Sequence[int] | None = None,
+    ) -> None:
+        self._data, self._measures, self.initial, self._rounds = data, measures, initial, rounds
+        self.before: list[Scores] = []
+        self.after: dict[int, list[Scores]] = {}
+        self.last: int | None = None
         self.models = torch.empty(0)
         self.seconds = 0.0
 
@@ -276,28 +320,41 @@ class _Measured(L.Callback):
             pl_module.load_state_dict(self.initial)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        start = time.perf_counter()
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if getattr(callback, "share", "all") != "all" and callback.space.private_names:
                 raise ConfigurationError(
                     f"RetrainedUtility evaluates the global model, and with share={callback.share!r} a part of it "
                     "stays at the clients. Share all of it."
                 )
+        start = time.perf_counter()
         self._space = ParameterSpace(pl_module)
-        self._evaluate = evaluator_of(trainer, self._space, self._data, self._measure)
+        self._evaluators = [evaluator_of(trainer, self._space, self._data, each) for each in self._measures]
         self.models = self._space.read(pl_module).expand(2, -1).clone()
-        self.before = self._evaluate(self.models[1:])
+        self.before = [evaluate(self.models[1:].clone()) for evaluate in self._evaluators]
         self.seconds += time.perf_counter() - start
 
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._rounds is None or trainer.current_epoch not in self._rounds:
+            return
+        self._score(pl_module, trainer.current_epoch)
+        if trainer.current_epoch == self._rounds[-1]:
+            trainer.should_stop, trainer.fit_loop.min_epochs = True, 0
+
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._rounds is None:
+            self._score(pl_module, trainer.current_epoch - 1)
+
+    def _score(self, module: L.LightningModule, index: int) -> None:
+        # Clones: a forward pass may change weights, as an embedding's with max_norm does.
         start = time.perf_counter()
-        self.models[0] = self._space.read(pl_module)
-        self.after = self._evaluate(self.models[:1])
+        self.models[0] = self._space.read(module)
+        self.after[index] = [evaluate(self.models[:1].clone()) for evaluate in self._evaluators]
+        self.last = index
         self.seconds += time.perf_counter() - start
 
 
 def evaluator_of(
-    trainer: L.Trainer, space: ParameterSpace, data: FederatedDataModule, measure: str | ModelScore
+    trainer: L.Trainer, space: ParameterSpace, data: FederatedDataModule, measure: Measure
 ) -> VectorEvaluator:
     """Evaluates models ``[K, P]`` on the server's validation set.
 

@@ -28,10 +28,10 @@ from flsv.declared import Count, checked
 from flsv.errors import ConfigurationError
 from flsv.filters import OutlierFilter, UpdateFilter, with_guard
 from flsv.identity import settings_of
+from flsv.loop.coalition_plan import CoalitionPlan
 from flsv.loop.federation import Saver
 from flsv.loop.fit import LightningFit
 from flsv.loop.reports import Contribution, contribution, events_of, table
-from flsv.loop.shadow import shadow_training, with_coalitions
 from flsv.metrics import ContributionMetric, PrivacyLoss
 from flsv.parameters import ParameterSpace
 from flsv.participants import Channel, Client
@@ -147,12 +147,12 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         seed: int | None = None,
         engine: Literal["sequential", "vmap"] | Callable[..., Any] = "sequential",
     ) -> None:
-        self.config = config = with_coalitions(  # copies, whatever becomes of the caller's own lists
+        self.config = config = FederationConfig(  # copies, whatever becomes of the caller's own lists
             aggregator=aggregator or FedAvg(),
             metrics=dict(metrics or {}),
             personalizer=personalizer,
             sampler=sampler or FullParticipation(),
-            client_algorithm=shadow_training(metrics or {}, client_algorithm),
+            client_algorithm=client_algorithm,
             uploads=tuple(uploads or ()),
             filters=with_guard([OutlierFilter()] if filters is None else filters),
             local_epochs=local_epochs,
@@ -168,6 +168,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
                 setattr(self, name, getattr(config, name))
         spent = {} if config.privacy is None else {"epsilon": PrivacyLoss(config.privacy)}
         self.board = ContributionMetrics({**config.metrics, **spent}, check_names(config.strategies))
+        self._plan = CoalitionPlan.of(config)
         for each in config.filters:
             each.check(personalizer, list(self.board.evaluating))
         self._reset()
@@ -181,6 +182,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     def _reset(self) -> None:
         self.state, self.saver = FederationState(), Saver()
         self._run: LightningFit | None = None
+        self._plan.reset()
 
     def replace(self, **changes: Any) -> FederatedLoop:
         """A new loop of the same arguments but for these; those of a loop that is there cannot be set.
@@ -212,7 +214,8 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         if trainer.current_epoch == 0:
             self._reset()
             self.board.reset()
-        self._run = LightningFit(trainer, data, self.config, self.board, self.state, self.saver)
+        self._plan.prepare(trainer, pl_module)
+        self._run = LightningFit(trainer, data, self.config, self.board, self.state, self.saver, self._plan)
         self._run.set_up(self._described)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -237,6 +240,9 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._fit.finish()
 
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._fit.end()
+
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         if self._run is not None:
             self._run.fail(pl_module, exception)
@@ -254,6 +260,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             **(self.saver.state_dict() if self._run is None else self._run.saved()),
             **self.config.state_dict(),
             "board": self.board.state_dict(),
+            "coalitions": self._plan.state_dict(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -265,6 +272,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             self.saver.load_state_dict(state_dict)
             self.board.load_state_dict(state_dict["board"])
             self.config.load_state_dict(state_dict)
+            self._plan.load_state_dict(state_dict["coalitions"])
 
     def check_state(self, state_dict: dict[str, Any], max_epochs: int | None = None) -> None:
         """Raise ConfigurationError where this fit cannot go on from what ``state_dict`` gave."""
@@ -286,6 +294,11 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         return f"{type(self).__name__}({self.config.text}), {self.round_index} rounds done"
 
     # ---- what is known
+
+    @property
+    def at_sites(self) -> FederationConfig:
+        """What a site is to do: the configuration, with what metrics ask of the clients."""
+        return self._plan.as_rows(self.config)
 
     @property
     def metrics(self) -> Mapping[str, Metric]:

@@ -89,7 +89,6 @@ class FederationRun:
 
     def begin_training(self, buffers: dict[str, Any] | None) -> None:
         """Begin training: the optimizers are set up, see :meth:`OneProcess.begin_training`."""
-        self.engine.check_algorithm()
         if (games := self.engine.games(self.board.performances, self.board.evaluating)) is not None:
             self.server.bind_games(games)
         self.engine.begin_training(buffers)

@@ -25,6 +25,7 @@ from flsv.engines.one_process import OneProcess
 from flsv.engines.ranks import SeveralRanks, agree, ranks_of
 from flsv.engines.vmap import VmapProcess
 from flsv.identity import of_fit
+from flsv.loop.coalition_plan import CoalitionPlan
 from flsv.loop.federation import FederationRun, Saver
 from flsv.loop.reports import RunReports
 from flsv.privacy import warn_of_noise
@@ -53,6 +54,7 @@ class LightningFit:
         board: the loop's metrics.
         state: the federation at the beginning of the fit.
         saver: what a checkpoint holds beside it.
+        plan: how the coalitions are trained that metrics ask for.
 
     Attributes:
         fitting: whether the fit has not ended.
@@ -70,11 +72,12 @@ class LightningFit:
         board: ContributionMetrics,
         state: FederationState,
         saver: Saver,
+        plan: CoalitionPlan,
     ) -> None:
-        self.trainer, self.data = trainer, data
+        self.trainer, self.data, self.plan = trainer, data, plan
         self.config, self.board = config, board
         self.state, self.saver = state, saver
-        self.fitting = True
+        self.fitting, self._finished = True, False
         self.given_seed = os.environ.get("PL_GLOBAL_SEED") if config.seed is None else config.seed
         self.federation: FederationRun | None = None
         self.reports: RunReports | None = None
@@ -129,23 +132,26 @@ class LightningFit:
         self._change((self.data, "_dealt", self.data.near(trainer)))
         self.finetuning = FinetuningState(trainer)
         self.finetuning.restore(module, saver.finetuned)
+        self.config = config = self.plan.decide(trainer, self.data, config)
         make = _ENGINES[config.engine] if isinstance(config.engine, str) else config.engine
         if make is OneProcess and ranks_of(trainer).size > 1:
             make = SeveralRanks
         engine = make(trainer, self.data, self.state, saver.store, config, self.steps)
         self.federation = FederationRun(config, self.board, self.state, engine, trainer.max_epochs)
+        self.federation.server.strategies += self.plan.ends(engine.space, module, self.state.num_clients)
         self.steps.begun = True
         if saver.asked is not None:
             engine.options.check(saver.asked)
             check_sharing(saver.shared, engine.space.described())
         self.federation.begin(resumed=saver.resumed or trainer.current_epoch > 0)
-        self.reports = RunReports(trainer, self.federation, saver, self.files)
+        self.reports = RunReports(trainer, self.federation, saver, self.files, self._told)
 
     def begin_training(self, module: L.LightningModule) -> None:
         """Begin training: the optimizers are set up."""
         trainer, federation, saver = self.trainer, self.running, self.saver
         engine = federation.engine
         assert self.reports is not None
+        engine.check_algorithm()  # before the module's own hooks are patched
         if saver.asked is not None:
             engine.options.apply(saver.asked)
             saver.asked = None
@@ -284,7 +290,17 @@ class LightningFit:
         if notices := [text for each in self.config.filters for text in each.notices.at_the_end()]:
             warnings.warn(f"in the whole run, {'; '.join(notices)}.", stacklevel=2)
         assert self.reports is not None
+        self._finished = True
+        folder = run_folder(self.trainer) if self.files else None
+        settings = self.saver.identity.flat() | {"seed": str(self.state.seed)}
+        known = self.trainer, self.data, self.state.seed, folder, settings, self.saver.resumed
+        self.reports.write_late(self.plan.train(*known))
         self.reports.finish()
+
+    def end(self) -> None:
+        """The fit is over: where a resumed run had no round left, its coalitions may be still to be trained."""
+        if not self._finished and self.plan.left:
+            self.finish()
 
     def fail(self, module: L.LightningModule, exception: BaseException) -> None:
         """The fit has failed: name the client, forget its round, and leave everything as it was found."""
@@ -315,6 +331,9 @@ class LightningFit:
 
     def _change(self, *changes: tuple[Any, str, Any]) -> None:
         self._undo.callback(PatchedAttributes(list(changes)).give_back)
+
+    def _told(self) -> list[str]:
+        return self.plan.told(self.state.num_clients)
 
     def _round_loader(self) -> Any:
         """The train dataloader of the coming round, once it can be had."""

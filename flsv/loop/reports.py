@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -48,6 +48,7 @@ class RunReports:
         federation: whose rounds are reported.
         saver: knows the file that the run goes on writing, and what the run is.
         files: whether files are written.
+        told: what else is to be told at the end, a line each.
 
     Attributes:
         sinks: whatever writes results: ``contributions.csv``, ``run.json``, the clients' pictures, TensorBoard, other
@@ -55,8 +56,15 @@ class RunReports:
         terminal: the one of them that shows whose turn it is.
     """
 
-    def __init__(self, trainer: L.Trainer, federation: FederationRun, saver: Saver, files: bool) -> None:
-        self._trainer, self._federation = trainer, federation
+    def __init__(
+        self,
+        trainer: L.Trainer,
+        federation: FederationRun,
+        saver: Saver,
+        files: bool,
+        told: Callable[[], list[str]] = list,
+    ) -> None:
+        self._trainer, self._federation, self._told = trainer, federation, told
         self._state, self._config, self._data = federation.state, federation.config, federation.engine.data
         metrics, reporting = federation.board.metrics, self._config.reporting
         names = self._data.client_names, self._data.class_names
@@ -148,10 +156,25 @@ class RunReports:
         for sink in self.sinks:
             sink.write(result)
 
+    def write_late(self, found: Mapping[int, Mapping[str, Tensor]]) -> None:
+        """Values of earlier rounds are known now.
+
+        Args:
+            found: round to the metrics' values after it, by name.
+        """
+        board = self._federation.board
+        for index, values in sorted(found.items()):
+            result = self.results.late(index, values)
+            for sink in self.sinks:
+                sink.write_late(result)
+            board.contributions.update(values)
+
     @property
     def _learning_is_told(self) -> bool:
         """Whether anybody is told what becomes of the model."""
         reporting, metrics = self._config.reporting, self._federation.board.metrics
+        if self._federation.server.games is None and self._federation.board.game_metrics:
+            return False  # a resumed run without a round
         return bool(metrics) and (reporting.files or reporting.table) and not self._trainer.fast_dev_run  # type: ignore[attr-defined]
 
     def look_at_start(self) -> None:
@@ -182,7 +205,7 @@ class RunReports:
             table=frame(self.results.known(index, values, **of_clients, **state.client_scores)),
             columns={name: "column" if columns_of(metrics[name]) else "class" for name in metrics if name in values},
             to_pay_by=nearest_first({n: type(metrics[n]).__name__ for n in values if to_pay_by(metrics[n])}),
-            learned=learning,
+            learned={**learning, **({"coalitions": lines} if (lines := self._told()) else {})},
             logged={name: value for name, value in logged.items() if name not in self._monitored.names},
             pictures={name: partial(draw_metric, metrics[name], name, value, index) for name, value in values.items()},
         )
@@ -227,6 +250,7 @@ class Contribution(Tensor):
         by_class: ``[n, M]`` per class, or per whatever the metric's columns are; None where it has none.
         interval: low and high ends, ``[n]`` each, see :meth:`flsv.metrics.ContributionMetric.intervals`; None where
             none is known.
+        pending: why there are no values yet, in words; None: nothing is awaited.
 
     Example:
         >>> import torch
@@ -240,13 +264,16 @@ class Contribution(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
     by_class: Tensor | None = None
     interval: tuple[Tensor, Tensor] | None = None
+    pending: str | None = None
 
     def __repr__(self, **options: Any) -> str:  # type: ignore[override]
-        return str(self.as_subclass(Tensor).__repr__(**options))
+        text = str(self.as_subclass(Tensor).__repr__(**options))
+        return text if self.pending is None else f"{text} ({self.pending})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Contribution:
         found = self.detach().clone().as_subclass(Contribution)
         found.by_class, found.interval = copy.deepcopy((self.by_class, self.interval), memo)
+        found.pending = self.pending
         return found
 
 
@@ -255,6 +282,7 @@ def contribution(metric: Metric, value: Tensor) -> Contribution:
     whole = overall(metric, value)
     found = whole.as_subclass(Contribution)
     found.by_class = value if value.ndim == 2 else None
+    found.pending = getattr(metric, "pending", None)
     found.interval = metric.intervals(value=whole) if isinstance(metric, ContributionMetric) and whole.ndim else None
     return found
 

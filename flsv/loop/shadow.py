@@ -26,19 +26,14 @@ from flsv.config import FederationConfig
 from flsv.engines.one_process import shared_space
 from flsv.errors import ConfigurationError
 from flsv.loop.coalition_servers import servers_of, unlike_alone
-from flsv.metrics import ShadowShapley
 from flsv.metrics.shadow import Coalitions, coalition_masks
 from flsv.participants import Client
-from flsv.participants.sharing import sharing
-from flsv.privacy import GaussianPrivacy
 from flsv.round import ClientUpdate, FederationState, Round, TrainedCoalitions
 from flsv.strategy import Federation
 
 ROWS, TRAINED = "coalition_models", "trained_coalition_models"
 #: Bytes of the rows at the server and on their way, from which on a run is refused.
 MOST_BYTES = 2**32
-#: What to do, also on the command line.
-_WITHOUT = "leave ShadowShapley out (--config digits is quickstart without it)"
 
 
 def not_as_rows(trainer: L.Trainer, config: FederationConfig) -> str | None:
@@ -52,17 +47,11 @@ def not_as_rows(trainer: L.Trainer, config: FederationConfig) -> str | None:
         trainer: in ``on_train_start``: its optimizers are set up, its data dealt.
         config: what the federation is put together from.
     """
-    module, algorithm = trainer.lightning_module, config.client_algorithm
-    if isinstance(algorithm, ShadowTraining):
-        algorithm = algorithm.algorithm
-    if why := unlike_alone(config, algorithm, losses=False):
-        return f"{why}. Leave it out, or leave ShadowShapley out"
-    if any(isinstance(each, GaussianPrivacy) for each in config.uploads):
-        return "noise would be spent on each of these models. Leave one of the two out"
-    if kept := sharing(config.share, module, config.head).kept:
-        return (
-            f"with share={config.share!r} {sorted(kept)[0]!r} and others stay at the clients. Share all that is trained"
-        )
+    module = trainer.lightning_module
+    if why := unlike_alone(config, config.client_algorithm, losses=False):
+        return f"{why}. Leave it out"
+    if config.engine == "vmap":
+        return 'with engine="vmap" clients are rows already. Use engine="sequential"'
     if why := not_batched(trainer, None, config.optimizer_state, schedules=True, accumulates=True):
         return why
     if why := not_by_rounds(trainer):
@@ -73,7 +62,8 @@ def not_as_rows(trainer: L.Trainer, config: FederationConfig) -> str | None:
 
 
 class ShadowTraining(ClientAlgorithm):
-    """What clients and server do for :class:`flsv.metrics.ShadowShapley`, which brings it along.
+    """What clients and server do for :class:`flsv.metrics.ShadowShapley` where rows are the same as runs, see
+    :class:`flsv.loop.coalition_plan.CoalitionPlan`.
 
     Down go the models of a client's coalitions, beside the global one. Up come these models, each behind a number: 1,
     or 0 where it is not finite, so that the client counts as absent from that coalition in this round.
@@ -140,11 +130,6 @@ class ShadowTraining(ClientAlgorithm):
                 f"{size / 2**30:.0f} GiB at the server, with those on their way. "
                 'Take coalitions="pairs" or "singles".'
             )
-
-    def check_fit(self, trainer: Any, config: Any) -> None:
-        if why := not_as_rows(trainer, config):
-            instead = "Or value the run by flsv retrain"
-            raise ConfigurationError(f"ShadowShapley trains a model for each of many coalitions, and {why}. {instead}.")
 
     def send(self, client: int, start: Tensor | None, state: FederationState) -> dict[str, Tensor]:
         if self._left is not None and not torch.equal(self._left, state.model()):
@@ -214,43 +199,3 @@ def _trained(masks: Tensor) -> Tensor:
     """Without nobody and everybody."""
     sizes = masks.sum(1)
     return masks[(sizes > 0) & (sizes < masks.shape[1])]
-
-
-def shadow_training(metrics: Mapping[str, Any], given: ClientAlgorithm | None) -> ClientAlgorithm | None:
-    """The client algorithm of a federation with these metrics: the given one, or what a ShadowShapley needs.
-
-    Raises:
-        ConfigurationError: both; or several metrics of different coalitions.
-    """
-    inner = given.algorithm if isinstance(given, ShadowTraining) else given
-    asking = {name: metric for name, metric in metrics.items() if isinstance(metric, ShadowShapley)}
-    wanted = [metric.coalitions for metric in asking.values()]
-    if not wanted:
-        return inner
-    if any(each != wanted[0] for each in wanted):
-        raise ConfigurationError(
-            f"metrics {list(asking)} are of different coalitions, and one set is trained in a run. Give them the same, "
-            "or leave all but one out."
-        )
-    if inner is not None and not inner.entrywise:
-        raise ConfigurationError(
-            f"metrics {list(asking)} train coalitions' models as rows of one batched model, and "
-            f"client_algorithm={inner!r} does more than to change gradients entry by entry, as FedProx does. Leave "
-            f"it out, or {_WITHOUT}."
-        )
-    return ShadowTraining(wanted[0], inner)
-
-
-def with_coalitions(**arguments: Any) -> FederationConfig:
-    """A loop's configuration, whose parts can be trained in coalitions if a metric asks for that.
-
-    Raises:
-        ConfigurationError: naming the part that cannot.
-    """
-    config = FederationConfig(**arguments)
-    algorithm = config.client_algorithm
-    if isinstance(algorithm, ShadowTraining) and (why := unlike_alone(config, algorithm.algorithm, losses=False)):
-        raise ConfigurationError(
-            f"ShadowShapley trains a model for each of many coalitions, and {why}. Leave it out, or {_WITHOUT}."
-        )
-    return config

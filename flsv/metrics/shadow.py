@@ -6,11 +6,13 @@ they are evaluated and their game is shared out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 from torchmetrics import Metric
 
@@ -18,12 +20,44 @@ from flsv.declared import Count
 from flsv.errors import ConfigurationError
 from flsv.functional import few_coalitions, few_coalitions_shapley
 from flsv.functional.shapley.few_coalitions import Which
+from flsv.functional.shapley.game import t_quantile
+from flsv.functional.shapley.one_seed import one_seed_stderr
 from flsv.games.performance import Mode
 from flsv.metrics.base import latest
 from flsv.metrics.coalitions.value import MeasuredMetric
+from flsv.metrics.intervals import LEVEL
 from flsv.round import Round
 
 Coalitions = Which | Sequence[Sequence[int]]
+#: From the truest to the cheapest, and what they cost in fits of the federation: a coalition of s of n clients, s/n.
+DESIGNS: Mapping[Which, Callable[[int], float]] = {
+    "all": lambda n: 2.0 ** (n - 1) - 1,
+    "pairs+leave-one-out": lambda n: 2 * n - 1,
+    "both": lambda n: n,
+    "singles": lambda n: 1,
+}
+
+
+def design_within(max_fits: float, num_clients: int) -> Which:
+    """Choose the coalitions whose values are truest among those that cost at most so many fits of the federation, where
+    each is trained by a fit of its own.
+
+    Example:
+        >>> [design_within(10, clients) for clients in (4, 5, 6, 11)]
+        ['all', 'pairs+leave-one-out', 'both', 'singles']
+    """
+    return next((which for which, cost in DESIGNS.items() if cost(num_clients) <= max_fits), "singles")
+
+
+def fits_of(masks: Tensor) -> float:
+    """Count what training coalitions bool ``[K, n]`` costs, in fits of the federation; nobody and everybody are free.
+
+    Example:
+        >>> fits_of(coalition_masks("all", 5))
+        15.0
+    """
+    sizes = masks.sum(1)
+    return float(sizes[sizes < masks.shape[1]].sum()) / masks.shape[1]
 
 
 def coalition_masks(coalitions: Coalitions, num_clients: int) -> Tensor:
@@ -56,6 +90,10 @@ def coalition_masks(coalitions: Coalitions, num_clients: int) -> Tensor:
     return torch.tensor(masks)
 
 
+def _one_after_the_other(stretches: Tensor) -> Tensor:
+    return torch.cat([*stretches])
+
+
 class ShadowShapley(MeasuredMetric):
     r"""Shapley values of the game in which every coalition of clients is a federation of its own, in every round.
 
@@ -63,9 +101,13 @@ class ShadowShapley(MeasuredMetric):
         \phi_i = \sum_{S \subseteq N \setminus i} \frac{U(S \cup i) - U(S)}{n \binom{n-1}{|S|}}, \qquad
         U(S) = u(\text{the model that S alone has trained})
 
-    While the federation trains, each client also trains the models of the coalitions that it is in, on its own batches
-    (:class:`flsv.loop.shadow.ShadowTraining`, which the loop adds by itself). After a round U(S) is the
-    performance of the model that coalition S has come to, on the server's validation set. With ``coalitions="all"``
+    Any LightningModule will do, with any callbacks. Where the module allows it, each client also trains the models of
+    the coalitions that it is in, on its own batches, as rows of one batched model (its *client algorithm* is then a
+    :class:`flsv.loop.shadow.ShadowTraining`, which the loop adds and the closing lines name). Where it does not, values
+    stand after training: when the run has ended, a copy of the Trainer trains each coalition by a fit of its own, on
+    ranks each its share. Which way, why, and what it costs is said before the first round
+    (``docs/reference/compatibility.md`` lists kinds of modules). After a round U(S) is the performance of the model
+    that coalition S has come to, on the server's validation set, in both ways. With ``coalitions="all"``
     the values are exact; with fewer they are those of :func:`flsv.functional.few_coalitions_shapley`. They are the
     values of ``flsv retrain`` with this seed, after so many rounds: a model holds all rounds before it, so that nothing
     is summed up. With a sampler, a coalition trains with those of its members who are drawn; where none is, its model
@@ -73,16 +115,23 @@ class ShadowShapley(MeasuredMetric):
 
     For n clients ``"pairs"`` trains n models at each of them, ``"singles"`` one, ``"pairs+leave-one-out"`` 2 n - 1,
     ``"all"`` 2^(n - 1) - 1. A plain module trains them as one batched model: for an MLP that costs little, for a
-    convolution on a CPU as much as so many trainings. Pairs alone see what a client adds to nobody and to one other,
-    and underpay who adds to many.
+    convolution on a CPU as much as so many trainings. By fits of its own a coalition of s of n clients costs s / n of
+    the federation's fit: ``"all"`` 2^(n - 1) - 1 (3, 7, 15, 31, 63 for n = 3 to 7), ``"pairs+leave-one-out"`` 2 n - 1,
+    ``"both"`` and ``"pairs"`` n, ``"singles"`` 1. ``max_fits`` bounds it.
+    Pairs alone see what a client adds to nobody and to one other, and underpay who adds to many.
 
-    The values are those of this run's seed, and have no interval: other seeds may differ more than any estimate of one
-    run says. ``flsv repeat`` and ``flsv retrain`` give intervals over seeds.
+    The values are those of this run's seed. Their intervals say within what other seeds' values lie: by what seeds
+    differ by on average, see :mod:`flsv.functional.shapley.one_seed`, not by what they differ by in this federation,
+    which ``flsv repeat`` and ``flsv retrain`` measure.
 
     Each coalition has an aggregator of its own, with filters and the metric that it reads; attacks, compression and
-    :class:`flsv.clients.algorithms.FedProx` are those of every coalition. Refused are client algorithms with a state or
-    steps of their own; personalizers; a metric that the aggregator reads and that evaluates models or looks at losses;
-    colluders, who compare the updates of one cohort; and privacy, whose noise would be spent on each of these models.
+    client algorithms are those of every coalition. Refused before training are personalizers; parts of the module that
+    stay at the clients; colluders, who compare the updates of one cohort; privacy, whose noise would be spent on each
+    of these models; and, of what rows cannot train, a sampler other than ``FullParticipation``, and clients on sites.
+
+    A fit of a coalition has no loggers, checkpoints, bars, early stopping or time limit, and as many rounds as the
+    federation had; other callbacks are copied. A coalition that is trained is kept in ``coalitions.csv``: after a kill
+    ``flsv retrain`` of the run's folder, or the same fit with ``ckpt_path``, trains the rest.
 
     What crosses grows by these models, both ways; it is counted. The server sees what each client makes of the models
     of its coalitions, which says more of its data than its update alone.
@@ -98,7 +147,9 @@ class ShadowShapley(MeasuredMetric):
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
         num_classes: M. Where it is given, values are per class: the game of each class's accuracy.
-        coalitions: ``"auto"`` (``"all"`` of up to seven clients, ``"pairs+leave-one-out"`` of more), ``"singles"``
+        coalitions: ``"auto"`` (as rows ``"all"`` of up to seven clients, ``"pairs+leave-one-out"`` of more; by fits the
+            truest of ``"all"``, ``"pairs+leave-one-out"``, ``"both"`` and ``"singles"`` that ``max_fits`` pays for),
+            ``"singles"``
             (each alone), ``"pairs"`` (and every two), ``"leave-one-out"``, ``"both"`` (each alone and all but one),
             ``"pairs+leave-one-out"`` (these three), ``"all"``, or a list of lists of members. Nobody and everybody are
             always known.
@@ -107,12 +158,14 @@ class ShadowShapley(MeasuredMetric):
         mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.
         every: value the clients after so many rounds, and after the last; in between they keep their values. Training
             goes on in every round.
+        max_fits: the most fits of the federation that ``coalitions="auto"`` may cost where each coalition is trained by
+            a fit of its own. Coalitions that are named are trained whatever they cost.
         kwargs: see ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: an unknown name, values per class of another performance than
-            accuracy; in a loop, before training, whatever the coalitions cannot be
-            trained with.
+            accuracy; in a loop, before training, whatever coalitions cannot be
+            trained with in either way.
 
     Example:
         >>> metric = ShadowShapley(num_clients=3, coalitions="all")
@@ -125,8 +178,11 @@ class ShadowShapley(MeasuredMetric):
     sign = "positive: federations do better with the client; negative: worse; 0: no difference."
     cost = "training and a validation of every coalition's model, at the clients too."
     values: Tensor
+    errors: Tensor
     seen: Tensor
     evaluations: Tensor
+    ends: Tensor
+    valued: Tensor
 
     def __init__(
         self,
@@ -137,11 +193,14 @@ class ShadowShapley(MeasuredMetric):
         per_class: bool = False,
         mode: Mode | None = None,
         every: Count = 1,
+        max_fits: Annotated[float, Ge(1)] = 10,
         **kwargs: Any,
     ) -> None:
+        self.max_fits = max_fits
         self.coalitions = coalitions if isinstance(coalitions, str) else [list(members) for members in coalitions]
         self.every = every
         self._last: int | None = None
+        self._pending: str | None = None
         self._measure(performance, mode, per_class or num_classes is not None)
         super().__init__(num_clients, num_classes, **kwargs)
 
@@ -149,6 +208,20 @@ class ShadowShapley(MeasuredMetric):
     def round_fields(self) -> dict[str, Any]:
         """Where a ``FederatedLoop`` finds the arguments of ``update``."""
         return {"utility": self._game}
+
+    @property
+    def trains(self) -> Coalitions:
+        """The coalitions whose models are trained for it."""
+        return self.coalitions
+
+    @property
+    def pending(self) -> str | None:
+        """Why there are no values yet, in words; None: nothing is awaited."""
+        return self._pending
+
+    def await_training(self, after_the_run: bool) -> None:
+        """Before the first round: say whether coalitions are trained when the run has ended, see :meth:`complete`."""
+        self._pending = "values stand after training" if after_the_run else None
 
     def check_rounds(self, rounds: int) -> None:
         self._last = rounds - 1
@@ -160,9 +233,13 @@ class ShadowShapley(MeasuredMetric):
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         width = num_classes if self.per_class and num_classes is not None else 1
-        self.add_state("values", torch.full((num_clients, width), float("nan")), dist_reduce_fx=latest)
+        for name in ("values", "errors"):
+            self.add_state(name, torch.full((num_clients, width), float("nan")), dist_reduce_fx=latest)
         self.add_state("seen", torch.zeros(num_clients, dtype=torch.long), dist_reduce_fx="sum")
         self.add_state("evaluations", torch.tensor(0), dist_reduce_fx="sum")
+        # Where coalitions are trained after the run: round after round U(nobody) and U(everybody).
+        self.add_state("ends", torch.empty(0, 2, width, dtype=torch.float64), dist_reduce_fx=_one_after_the_other)
+        self.add_state("valued", torch.empty(0, dtype=torch.long), dist_reduce_fx=_one_after_the_other)
 
     def update(
         self, client_ids: Tensor, coalitions: Tensor, utility: Callable[[Tensor], Tensor], round_index: int = 0
@@ -175,14 +252,71 @@ class ShadowShapley(MeasuredMetric):
         self.seen[client_ids] += 1
         if (round_index + 1) % self.every and round_index != self._last:
             return
-        found = few_coalitions_shapley(masks, utility(masks)).values
-        self.values = found.to(self.values).reshape(self.values.shape)
+        if self._pending is not None:
+            ends = utility(masks).detach().to(self.ends).reshape(1, 2, -1)
+            self.ends = torch.cat([self.ends, ends])
+            self.valued = torch.cat([self.valued, self.valued.new_tensor([round_index])])
+            return
+        self._share_out(masks, utility(masks))
         self.evaluations = self.evaluations + len(masks)
+
+    def _share_out(self, masks: Tensor, utilities: Tensor) -> None:
+        """Take the values of a game: NaN where a model's performance is not finite, which is no reason to end a
+        training."""
+        finite = utilities.reshape(len(masks), -1).isfinite().all(1)
+        if not finite.all():
+            broken = [mask.nonzero().flatten().tolist() for mask in masks[~finite.cpu()]]
+            warnings.warn(f"ShadowShapley: there are no values: {broken} come to no finite performance.", stacklevel=2)
+            self.values, self.errors = self.values * torch.nan, self.errors * torch.nan
+            return
+        found = few_coalitions_shapley(masks, utilities)
+        self.values = found.values.to(self.values).reshape(self.values.shape)
+        errors = one_seed_stderr(found.values, found.stderr)
+        self.errors = errors.to(self.errors).reshape(self.errors.shape)
+
+    def complete(self, masks: Tensor, utilities: Tensor) -> dict[int, Tensor]:
+        """Take the utilities of coalitions that were trained when the run had ended.
+
+        Args:
+            masks: bool ``[K, n]``, nobody and everybody first.
+            utilities: ``[R, K - 2]`` or ``[R, K - 2, M]``, of the others, after each of the R rounds in ``valued``.
+
+        Returns:
+            Round to the values after it, as ``compute`` gives them; now it gives the last ones.
+        """
+        self._pending = None
+        found = {}
+        for index, ends, others in zip(self.valued.tolist(), self.ends, utilities.to(self.ends)):
+            game = torch.cat([ends, others.reshape(len(masks) - 2, -1)])
+            self._share_out(masks, game)
+            self._computed = None
+            found[index] = self.compute()
+            self.evaluations = self.evaluations + len(masks)
+        return found
 
     def compute(self) -> Tensor:
         """``[num_clients]`` or ``[num_clients, num_classes]``, NaN for clients never seen."""
         value = self.values.masked_fill((self.seen == 0)[:, None], float("nan"))
         return value if self.per_class else value.squeeze(-1)
+
+    def intervals(self, level: float = LEVEL, value: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
+        """Low and high ends ``[num_clients]`` of an interval of other seeds' values; None of values per class.
+
+        Args:
+            level: in (0, 1).
+            value: the clients' values ``[num_clients]``; by default the present ones.
+
+        Example:
+            >>> metric = ShadowShapley(num_clients=2)
+            >>> metric.update(torch.arange(2), coalition_masks("all", 2), lambda masks: masks.sum(1).double())
+            >>> metric.intervals()
+            (tensor([0.9178, 0.9178]), tensor([1.0822, 1.0822]))
+        """
+        if self.per_class:
+            return None
+        value = self.compute() if value is None else value
+        half = t_quantile(level) * self.errors.squeeze(-1).to(value)
+        return value - half, value + half
 
     def diagnostics(self) -> dict[str, Tensor]:
         """The models evaluated in all rounds."""

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from flsv.csv_files import NAN
+from flsv.csv_files import NAN, number_or_nan
 from flsv.report import drawing
 from flsv.report.html import heat, section, table, warning
 from flsv.report.reading import Run
-from flsv.report.shares import RANKING_ONLY, Shares, retrained_from
+from flsv.report.shares import RANKING_ONLY, SHARE_BY, Basis, Shares, retrained_from
 from flsv.report.terminal import undecided
-from flsv.report.text import WORDS, by_value, number, percent, value_columns
+from flsv.report.text import NONE, WORDS, by_value, joined, number, percent, value_columns
 
 #: The pages' sentences.
 SAY: Mapping[str, str] = WORDS["page"]
@@ -41,18 +41,9 @@ def of_rounds(record: Mapping[str, Any]) -> list[str]:
     return [WORDS["of_rounds"].format(record["of_rounds"])] if "of_rounds" in record else []
 
 
-def retrained_caveats(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
-    """Caveats of retraining-based values.
-
-    Args:
-        rows: of ``retrained.csv``.
-        names: of the same clients.
-    """
-    outside = [row["kernel_shap"] < row["low"] or row["kernel_shap"] > row["high"] for row in rows]
-    others = [name for name, so in zip(names, outside) if so]
-    found = [WORDS["other_shape"].format(", ".join(others))] if others else []
-    if rows[0].get("trainings") in RANKING_ONLY:
-        found.append(WORDS["ranking_only"])
+def retrained_caveats(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Caveats of retraining-based values, the rows of ``retrained.csv``."""
+    found = [WORDS["ranking_only"]] if rows[0].get("trainings") in RANKING_ONLY else []
     majority = rows[0]["majority"]
     return [*found, WORDS["one_class"].format(percent(majority))] if majority >= _MOSTLY else found
 
@@ -183,6 +174,14 @@ def logged(run: Run) -> list[tuple[str, str]]:
     return [(name, number(NAN if value is None else value)) for name, value in run.record.get("logged", {}).items()]
 
 
+def fitness(run: Run, basis: Basis) -> str:
+    """Say whether a budget can be shared out by these values: what they rest on, and how much goes to others by it."""
+    if by := at_chance(run.record):
+        return WORDS["fitness"]["constant"].format(joined(WORDS["plain"].get(each, each) for each in by))
+    kind = "metric" if not basis.retrains else "retrained" if basis.seeds > 1 else "one_seed"
+    return WORDS["fitness"][kind].format(basis.seeds)
+
+
 def budget(shares: Shares) -> list[Markup | str]:
     """By what a budget is shared out, and what its intervals are."""
     basis = shares.basis
@@ -196,6 +195,20 @@ def retrained(run: Run, row: Mapping[str, Any], *parts: Markup | Sequence[str]) 
     """What the clients are worth by retraining, of which this is a row."""
     intro = SAY["retrained"].format(retrained_from(row, run.record["rounds"]), row["by"])
     return section("Retrained with some clients only", intro, *parts)
+
+
+def other_shares(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Markup:
+    """The shares by other scores and without each seed, and how much of a payment would go to others by each."""
+    heads = [name for name in rows[0] if name.startswith(f"{SHARE_BY} ")]
+    if not heads:
+        return Markup("")
+    paid = {head: [number_or_nan(row[head]) for row in rows] for head in heads}
+    cells = [
+        [name, percent(row["share"]), *map(percent, of)] for name, row, of in zip(names, rows, zip(*paid.values()))
+    ]
+    moved = [sum(abs(share - row["share"]) for share, row in zip(paid[head], rows)) / 2 for head in heads]
+    cells.append([SAY["to_others"], NONE, *map(percent, moved)])
+    return table(["client", "share", *(head.removeprefix(f"{SHARE_BY} ") for head in heads)], cells)
 
 
 def reading(run: Run, *more: str) -> Markup:

@@ -98,6 +98,7 @@ def _shares(run: Run, shares: Shares, shown: int) -> Markup:
     ]
     return section(
         f"Shares of {shares.title}",
+        facts.fitness(run, shares.basis),
         table(["partner", *SHARE_HEAD, *(["found"] if found.any() else [])], rows),
         *facts.budget(shares),
         SAY["no_share"].format(run.labels(shares.missing)) if shares.missing else None,
@@ -241,12 +242,13 @@ def _retrained(run: Run, order: Sequence[int], shares: bool) -> Markup:
         return Markup("")
     rows, names = [found[client] for client in known], [run.label(client) for client in known]
     some = slice(None if shares else -1)
-    cells = [[name, *facts.retrained_cells(row)[some], number(row["kernel_shap"])] for name, row in zip(names, rows)]
+    cells = [[name, *facts.retrained_cells(row)[some]] for name, row in zip(names, rows)]
     value, low, high = ([row[column] for row in rows] for column in ("value", "low", "high"))
     of_seeds = len(str(rows[0]["seeds"]).split()) > 1
     bars = drawing.bars(names, value, (low, high), of_seeds=of_seeds)
-    shown = table([*facts.RETRAINED_HEAD[some], "KernelSHAP"], cells)
-    return facts.retrained(run, rows[0], bars, shown, facts.retrained_caveats(rows, names))
+    shown = table(facts.RETRAINED_HEAD[some], cells)
+    others = facts.other_shares(names, rows)
+    return facts.retrained(run, rows[0], bars, shown, others, facts.retrained_caveats(rows))
 
 
 def _never(run: Run) -> str | None:

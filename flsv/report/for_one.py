@@ -37,7 +37,7 @@ def page_for_one(run: Run, client: int, shares: Shares | None = None) -> dict[st
         chance.append(SAY["not_known_to_you"])
     front = [
         section("", _gained(run, client)),
-        _share(client, shares) if shares is not None else "",
+        _share(run, client, shares) if shares is not None else "",
         section("What you contributed", *_contributions(run, client, shares is None)),
         _part(run, client),
         facts.over_time(run, [client], ["you"], dict(zip(run.metrics, run.metrics))),
@@ -110,7 +110,7 @@ def _contributions(run: Run, client: int, shares: bool) -> list[Markup | str]:
     return parts
 
 
-def _share(client: int, shares: Shares) -> Markup:
+def _share(run: Run, client: int, shares: Shares) -> Markup:
     """Its part of a budget."""
     basis = shares.basis
     value, low, high = numbers([basis.values[client], basis.low[client], basis.high[client]])
@@ -118,6 +118,7 @@ def _share(client: int, shares: Shares) -> Markup:
     cells = ["", f"{value} [{low} to {high}]" if known else value, *shares.cells(client)]
     return section(
         f"Your share of {shares.title}",
+        facts.fitness(run, shares.basis),
         table(["", "your value", *SHARE_HEAD], [cells]),
         SAY["why_share"].format(value, cells[2].partition(" [")[0]) if shares.budget.rule == "zero" else None,
         *facts.budget(shares),

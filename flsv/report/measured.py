@@ -144,6 +144,7 @@ class Results:
     ) -> None:
         self._metrics, self._client_names, self._class_names = metrics, client_names, class_names
         self._before: Sequence[Row] = ()
+        self._late: Sequence[Row] = ()
 
     def known(self, index: int, values: Mapping[str, Tensor], **of_round: Tensor | None) -> list[Row]:
         """See :func:`known_rows`."""
@@ -192,6 +193,19 @@ class Results:
             shared=shared_numbers(self._metrics, values) | (spread(scores) if evaluated else {}),
         )
 
+    def late(self, index: int, values: Mapping[str, Tensor]) -> RoundResult:
+        """What is known of an earlier round by now; see :meth:`after`.
+
+        Args:
+            index: of the round.
+            values: the metrics' values after it, by name; rounds are told in their order.
+        """
+        rows = self.known(index, values)
+        new, self._late = changes(rows, self._late), rows
+        nobody = torch.full((len(self._client_names),), torch.nan)
+        shared = shared_numbers({name: self._metrics[name] for name in values}, values)
+        return RoundResult(index, False, values, nobody, {}, {}, {}, table=rows, changes=new, shared=shared)
+
 
 class Monitored(Sink):
     """What callbacks may monitor, in ``trainer.callback_metrics``: of each client every metric's value, the round's
@@ -224,6 +238,10 @@ class Monitored(Sink):
             self._trainer.callback_metrics.pop(name, None)
         self._trainer.callback_metrics.update(now)
         self.names = set(now)
+
+    def write_late(self, result: RoundResult) -> None:
+        found = {f"{row.metric}/client_{row.client}": torch.tensor(row.value) for row in result.table if not row.column}
+        self._trainer.callback_metrics.update(found)
 
 
 class Point(NamedTuple):

@@ -141,6 +141,8 @@ class Run:
     def kind(self, metric: str) -> str:
         """What a metric's intervals are, in words; "" without any."""
         if any(end == end for end in last(self.table, metric, self.num_clients, what="low")):
+            if self.about(metric)["class"] == "ShadowShapley":
+                return WORDS["one_seed_interval"]
             covered = WORDS["covered"].get(self.about(metric)["class"])
             return WORDS["interval"] + (WORDS["too_narrow"].format(covered) if covered else "")
         sampled = f"{metric}/stderr" in self.measured
@@ -172,7 +174,7 @@ class Run:
 
     def retrained(self) -> list[dict[str, Any]]:
         """``[n]``, what each client is worth by training with some of the clients only, where ``flsv retrain`` has."""
-        columns = ("value", "low", "high", "share", "kernel_shap", "majority")
+        columns = ("value", "low", "high", "share", "majority")
         numbers = dict.fromkeys((*columns, "rounds"), number_or_nan)
         return self._by_client(self.folder / RETRAINED, {"by": str, "seeds": str, **numbers})
 

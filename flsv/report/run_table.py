@@ -215,6 +215,8 @@ class CSV(Sink):
         """Add a round's changes."""
         self.append(result.changes)
 
+    write_late = write
+
     def append(self, rows: Iterable[Row]) -> None:
         """Add one round's rows, all or none. Floats are written so that they read back as the same number.
 

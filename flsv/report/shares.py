@@ -25,6 +25,8 @@ HEADER = (
     *("amount", "amount_low", "amount_high", "currency", "found", "by", "of", "rule"),
 )
 SHARE_HEAD = ("share", "amount")
+#: How further columns of shares begin in retrained.csv: by another score, or without one of the seeds.
+SHARE_BY = "share"
 #: How values by retraining are named.
 RETRAINED = "retrained"
 #: Coalitions whose trainings rank clients, and do not say how much each is worth.
@@ -92,6 +94,8 @@ class Basis:
         low: lower ends ``[n]``, NaN where nothing is known.
         high: upper ends.
         to_pay_by: whether its page does not say otherwise.
+        seeds: how many, of whose values these are the mean.
+        retrains: whether they are values of training coalitions, after the run or beside it.
     """
 
     key: str
@@ -101,6 +105,8 @@ class Basis:
     low: Sequence[float]
     high: Sequence[float]
     to_pay_by: bool = True
+    seeds: int = 1
+    retrains: bool = False
 
 
 def basis_of(run: Run, by: str | None = None) -> Basis:
@@ -145,7 +151,9 @@ def _measured(run: Run, metric: str) -> Basis:
     """A metric's values; of a run of ``flsv repeat`` the means over all seeds."""
     run = over_seeds(run)
     title = f"{metric}, mean of {run.seeds} runs" if run.seeds > 1 else metric
-    return Basis(metric, title, _of(run.runs), run.final(metric), *run.ends(metric), run.about(metric)["to_pay_by"])
+    about, ends = run.about(metric), run.ends(metric)
+    retrains = about["class"] == "ShadowShapley"
+    return Basis(metric, title, _of(run.runs), run.final(metric), *ends, about["to_pay_by"], run.seeds, retrains)
 
 
 def _retrained(run: Run) -> Basis:
@@ -159,7 +167,8 @@ def _retrained(run: Run) -> Basis:
         )
     value, low, high = ([row.get(name, NAN) for row in rows] for name in ("value", "low", "high"))
     of = f"{retrained_from(first, run.record['rounds'])}, {_day(run)}"
-    return Basis(RETRAINED, f"retraining, by {first['by']}", of, value, low, high)
+    title, seeds = f"retraining, by {first['by']}", len(first["seeds"].split())
+    return Basis(RETRAINED, title, of, value, low, high, seeds=seeds, retrains=True)
 
 
 def retrained_from(row: Mapping[str, Any], planned: int | None) -> str:

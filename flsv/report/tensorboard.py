@@ -147,6 +147,8 @@ class TensorBoard(Sink):
         for name, value in result.values.items() if due else ():
             self._draw(f"{FIRST}{name}", partial(draw_metric, self._metrics[name], name, value, index), index)
 
+    write_late = write
+
     def finish(self, result: RunResult) -> None:
         """After the last round: a table of the clients, and the run's line in the table of runs."""
         if not self._in_table:
@@ -268,6 +270,8 @@ class Trackers(Sink):
         scalars = {**result.shared, **in_one_place(points, self._client_names)}
         for logger in self._loggers:
             logger.log_metrics(scalars, step=result.round_index)
+
+    write_late = write
 
     def finish(self, result: RunResult) -> None:
         """Hand pictures to the loggers that have a place for them. What a service refuses is a warning: the run is

@@ -213,6 +213,7 @@ prediction
         line += f"; {metric} sums to {whole}" if metric else ""
         lines.append(line + (": not told apart from a constant prediction" if game["told_apart"] is False else ""))
     lines += undecided(record)
+    lines += record.get("coalitions", [])
     if "not_known" in record:
         lines.append(f"Whether the model has learned anything is not known: {record['not_known']}")
     return lines

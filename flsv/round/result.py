@@ -149,6 +149,9 @@ class Sink:
     def write(self, result: RoundResult) -> None:
         """A round is over."""
 
+    def write_late(self, result: RoundResult) -> None:
+        """Values of an earlier round are known now, and nothing else of it."""
+
     def finish(self, result: RunResult) -> None:
         """The run has come to its end."""
 

@@ -144,25 +144,13 @@ def value_round(
         >>> found.to_frame().query("client == 0")["value"].tolist()[:1]
         [0.75]
     """
-    module = _unwrap_objects(module)
-    if not isinstance(module, L.LightningModule) and any(
-        kind.__module__.startswith("pytorch_lightning.") for kind in type(module).__mro__
-    ):
-        raise ConfigurationError(
-            f"value_round(module={type(module).__name__}(...)) is a LightningModule of the package pytorch_lightning, "
-            "whose classes are others. Write `import lightning as L` in the place of `import pytorch_lightning as pl`."
-        )
+    module = _own_module(module)
     board = ContributionMetrics(metrics_by_name(metrics, loss))
     head = named_head(board.metrics.values())
     space = ParameterSpace(module, head)
     own = [metric for metric in board.metrics.values() if isinstance(metric, ContributionMetric)]
     if num_clients is None:
         num_clients = next((metric.num_clients for metric in own if metric.num_clients is not None), None)
-    if isinstance(updates, Tensor) or not isinstance(updates, Mapping | Sequence) or not len(updates):
-        raise ConfigurationError(
-            f"value_round(updates={type(updates).__name__}): expected the models of at least one client, in a list or "
-            "by client."
-        )
     cohort = _Cohort.of(updates, client_names, num_clients)
     classes = num_classes if num_classes is not None or space.head is None else space.head.num_classes
     _check(board, space, head, num_classes, classes)
@@ -191,6 +179,26 @@ def value_round(
     return _measured(board, round, shares.to(device), cohort.names)
 
 
+def _own_module(module: nn.Module) -> nn.Module:
+    """Take a module out of Fabric's wrapper, and refuse one whose classes are another package's."""
+    module = _unwrap_objects(module)
+    kinds = type(module).__mro__
+    if L.LightningModule not in kinds and any(kind.__module__.startswith("pytorch_lightning.") for kind in kinds):
+        raise ConfigurationError(
+            f"value_round(module={type(module).__name__}(...)) is a LightningModule of the package pytorch_lightning, "
+            "whose classes are others. Write `import lightning as L` in the place of `import pytorch_lightning as pl`."
+        )
+    return module
+
+
+def _check_updates(updates: Any) -> None:
+    if isinstance(updates, Tensor) or not isinstance(updates, Mapping | Sequence) or not len(updates):
+        raise ConfigurationError(
+            f"value_round(updates={type(updates).__name__}): expected the models of at least one client, in a list or "
+            "by client."
+        )
+
+
 @dataclass(frozen=True)
 class _Cohort:
     """Who takes part: ``ids`` of the cohort, in the order of ``keys`` (None: by place), and all clients' names."""
@@ -201,6 +209,7 @@ class _Cohort:
 
     @classmethod
     def of(cls, updates: Any, named: Sequence[Any] | None, count: int | None) -> _Cohort:
+        _check_updates(updates)
         names = list(named) if named is not None else [*range(len(updates) if count is None else count)]
         keys = list(updates) if isinstance(updates, Mapping) else None
         places = {name: place for place, name in enumerate(names)}

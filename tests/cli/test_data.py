@@ -34,7 +34,7 @@ def test_shares_and_gaps_are_those_of_the_files(clinics, capsys):
         share = (frame["died"] == "yes").mean()
         (line,) = (line for line in said.splitlines() if line.split()[:1] == [name])
         assert float(line.split()[-2]) == pytest.approx(100 * share, abs=0.06)
-    assert "The server validates on clinics, its validation part, 500 samples." in said
+    assert "The server validates on clinics, its validation part, 1,000 samples." in said
     assert "Rare: yes (" in said
     assert "creatinine is missing mostly at Osaka" in said
     rows = {row["column"]: row for row in csv.DictReader(Path("cards/columns.csv").read_text().splitlines())}

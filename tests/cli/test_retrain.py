@@ -9,6 +9,7 @@ import lightning as L
 import pytest
 import torch
 from cli_runs import fitted, rows, write_table, written
+from page_text import text_of
 from toys import trainer_for
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
@@ -19,6 +20,7 @@ from flsv.cli.saved_run import performance_by
 from flsv.data import SizePartitioner, Splits
 from flsv.errors import ConfigurationError
 from flsv.functional import exact_shapley
+from flsv.games.performance import CLASSIFICATION
 from flsv.games.retraining import RetrainedUtility
 from flsv.metrics import (
     ClassSpecificShapley,
@@ -95,6 +97,36 @@ def test_where_one_class_has_most_of_the_accuracy_it_is_said(
         assert ("of the validation set is of one class" in (run / "all.html").read_text()) is said
 
 
+def test_a_schedule_that_looks_at_validation_and_what_the_run_has_trained_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ShadowShapley's coalitions are trained when the run has ended, and are those of flsv retrain."""
+    shadow = {"class_path": "ShadowShapley", "init_args": {"performance": "negative_loss"}}
+    federation = {"metrics": {"shadow": shadow}, "reporting": {"table": False, "figures": 0}}
+    model, trainer = {"class_path": "loop.fit_kinds.DigitsPlateau"}, {"max_epochs": 2, "accelerator": "cpu"}
+    options = {"model": model, "federation": federation, "trainer": trainer, "seed_everything": 3}
+    run = fitted(tmp_path, written(tmp_path / "federation.yaml", **options))
+    values = [float(row["value"]) for row in rows(run / "contributions.csv") if row["metric"] == "shadow"]
+    kept = (run / "coalitions.csv").read_text().splitlines(keepends=True)
+    (run / "coalitions.csv").write_text("".join(kept[:-3]))  # killed in the last coalition
+    trained, train = list[Any](), RetrainedUtility._train
+
+    def counted(utility: RetrainedUtility, members: Any) -> None:
+        trained.append(members)
+        train(utility, members)
+
+    monkeypatch.setattr(RetrainedUtility, "_train", counted)
+    found, _ = retrain(run, "all", seeds=1)
+    assert found["value"].tolist() == pytest.approx(values[-3:], abs=1e-6)
+    assert len(values) == 6
+    assert len(trained) < 4
+    trained.clear()
+    (run / "coalitions.csv").unlink()
+    (run / "retrained_scores.csv").unlink()
+    assert retrain(run, "all", seeds=1)[0]["value"].tolist() == pytest.approx(values[-3:], abs=1e-6)
+    assert len(trained) == 7
+
+
 def test_it_inherits_the_runs_performance() -> None:
     def of(**metrics: Any) -> tuple[str, str | None]:
         return performance_by(FederatedLoop(metrics=metrics, reporting=Reporting(table=False)))
@@ -131,11 +163,11 @@ def test_other_data_than_the_runs_are_refused_by_name(tmp_path: Path, capsys: py
         assert said in error
         assert (run / "retrained.csv").read_bytes() == before
     # The same data in another folder are the same, and none of the trainings is done again.
-    kept = (run / "retrained_accuracy.csv").read_bytes()
+    kept = (run / "retrained_scores.csv").read_bytes()
     (tmp_path / "moved").mkdir()
     write_table(tmp_path / "moved" / file.name, table)
     assert main([*again, f"--data.source={tmp_path}/moved/{file.name}"]) == 0
-    assert (run / "retrained_accuracy.csv").read_bytes() == kept
+    assert (run / "retrained_scores.csv").read_bytes() == kept
 
 
 def test_what_no_values_come_from(tmp_path: Path) -> None:
@@ -149,7 +181,7 @@ def test_what_no_values_come_from(tmp_path: Path) -> None:
     ("arguments", "trainings", "seeds", "coalitions", "changed"),
     [
         ([], "all", "3 4 5", 8, ""),
-        (["--trainings", "singles"], "singles", "3", 5, ""),
+        (["--trainings", "singles"], "singles", "3 4 5", 5, ""),
         (["--seeds", "1", "--federation.local_epochs=2"], "all", "3", 8, "federation.local_epochs 2 instead of 1"),
         (
             ["--federation.optimizer_state=persist"],
@@ -169,16 +201,37 @@ def test_what_is_trained_unless_something_else_is_asked_for(
     assert main(["retrain", str(run), "--rounds", "1", *arguments]) == 0
     said, found = printed(capsys), rows(run / "retrained.csv")
     assert {(row["trainings"], row["seeds"], row["rounds"]) for row in found} == {(trainings, seeds, "1")}
-    assert len((run / "retrained_accuracy.csv").read_text().splitlines()) == 2 + coalitions * len(seeds.split())
+    assert len((run / "retrained_scores.csv").read_text().splitlines()) == 2 + coalitions * len(seeds.split())
     assert len({row["value"] for row in found}) == 3  # each coalition was trained by its own clients
     assert "1 of 2 rounds" in said
     assert ("7 trainings follow, one after the other: with optimizer_state" in said) is ("optimizer" in changed)
     assert {row["changed"] for row in found} == {changed}
     assert changed in said
     if (trainings, seeds) == ("all", "3"):
-        assert "nothing tells the error of their values: use --seeds 3" in said
-        assert {row["low"] for row in found} == {row["high"] for row in found} == {""}
-        assert [float(row["kernel_shap"]) for row in found] == pytest.approx([float(row["value"]) for row in found])
+        assert "Of one seed: the intervals are what seeds differ by on average" in said
+        assert all(float(row["low"]) < float(row["value"]) < float(row["high"]) for row in found)
+    elif trainings == "all":
+        assert [name for name in found[0] if name.startswith("share ")] == [
+            *(f"share by {score}" for score in CLASSIFICATION),
+            *(f"share without seed {seed}" for seed in seeds.split()),
+        ]
+        assert [row["share by accuracy"] for row in found] == [row["share"] for row in found]
+        assert main(["report", str(run), "--out", str(run / "all.html"), "--budget", "100"]) == 0
+        assert "| client | share | by accuracy | by balanced_accuracy | by negative_loss | without seed 3 |" in text_of(
+            run / "all.html"
+        )
+
+
+def test_shares_without_a_seed_are_those_of_the_other_seeds(run: Path) -> None:
+    """Which are trained already: by another score, too, nothing is."""
+    found, _ = retrain(run, rounds=1, seeds=3)
+    kept = (run / "retrained_scores.csv").read_bytes()
+    by_loss, _ = retrain(run, metric="negative_loss", rounds=1, seeds=3)
+    assert (run / "retrained_scores.csv").read_bytes() == kept
+    assert by_loss["share"].tolist() == found["share by negative_loss"].tolist()
+    two, _ = retrain(run, rounds=1, seeds=2)
+    assert two["share"].tolist() == found["share without seed 5"].tolist()
+    assert two["share"].tolist() != found["share"].tolist()
 
 
 def test_values_that_only_rank_share_out_nothing_and_are_not_trained_again(
@@ -193,12 +246,12 @@ def test_values_that_only_rank_share_out_nothing_and_are_not_trained_again(
     assert "each client alone, which ranks clients" in " ".join(capsys.readouterr().err.split())
     assert not page.exists()
     assert main(["report", str(run), "--out", str(page), "--budget", "100", "--by", "cssv"]) == 0
-    assert "flsv retrain: each client alone, seed 3, 1 of 2 rounds" in " ".join(page.read_text().split())
+    assert "flsv retrain: each client alone, seeds 3, 4 and 5, 1 of 2 rounds" in " ".join(page.read_text().split())
     # Trainings of other settings are not mixed; of more of the same game what is known is not trained again.
     assert main([*command, "both", "--federation.local_epochs", "2"]) == 2
-    before = (run / "retrained_accuracy.csv").read_bytes()
+    before = (run / "retrained_scores.csv").read_bytes()
     assert main([*command, "both", "-q"]) == 0
-    assert (run / "retrained_accuracy.csv").read_bytes().startswith(before)
+    assert (run / "retrained_scores.csv").read_bytes().startswith(before)
     found = rows(run / "retrained.csv")
     assert sum(float(row["share"]) for row in found) == pytest.approx(1)
     assert all(float(row["low"]) <= float(row["value"]) <= float(row["high"]) for row in found)

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from cli_runs import QUIET, written
 
+from flsv.cli.command import Terminated, terminable
+
 pytestmark = pytest.mark.slow
 
 FLSV = [sys.executable, "-m", "flsv"]
@@ -65,3 +67,20 @@ def test_a_fit_ends_with_its_table_and_what_resumes_it(start: str, number: int, 
     done = subprocess.run(again, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"Resuming from {checkpoints}" in done.stdout
+
+
+@pytest.mark.parametrize("swallows", [False, True])
+def test_sigterm_ends_what_is_done_wherever_python_is(swallows: bool) -> None:
+    """What is raised within a ``__del__`` is lost; a second signal in the same moment is none."""
+
+    class Last:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+    def work() -> None:
+        with terminable():
+            Last() if swallows else signal.raise_signal(signal.SIGTERM)
+            time.sleep(30)
+
+    with pytest.raises(Terminated):
+        work()

@@ -1,6 +1,7 @@
 """What steps hang on beside parameters, buffers and the batch: rows come to what models come to one after the other, or
 are refused before training."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,14 @@ import pytest
 import torch
 from shadow_cases import SEED, Kept, data
 from sifted import slow_except
-from step_cases import CASES
+from step_cases import CASES, Hooks, Stepped, clamp
 from toys import fit, trainer_for, vector
 
 from flsv import FederatedLoop, Reporting
 from flsv.errors import ConfigurationError
 from flsv.games.retraining import RetrainedUtility
 from flsv.loop.side_by_side import NotSideBySide, SideBySideUtility
+from flsv.parameters import ParameterSpace
 from flsv.sampling import FixedCohort
 
 #: Clients 0 and 2; all.
@@ -41,6 +43,7 @@ def loop(**options: Any) -> FederatedLoop:
 
 def alone(name: str, folder: Path) -> RetrainedUtility:
     make, callbacks, *_ = CASES[name]
+    torch.manual_seed(SEED)
 
     def trainer(cohort: FixedCohort) -> L.Trainer:
         return trainer_for(loop(sampler=cohort), folder, rounds=2, limit_val_batches=0, callbacks=callbacks())
@@ -51,6 +54,7 @@ def alone(name: str, folder: Path) -> RetrainedUtility:
 def trained(name: str, folder: Path, federation: FederatedLoop, refused: str | None) -> Any:
     """The module after a fit of two rounds; None where it was refused before the first."""
     make, callbacks, *_ = CASES[name]
+    torch.manual_seed(SEED)
     module = make()
     before = vector(module)
     if refused is None:
@@ -65,16 +69,20 @@ def trained(name: str, folder: Path, federation: FederatedLoop, refused: str | N
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", NAMES)
 def test_coalitions_beside_the_run(tmp_path: Path, name: str) -> None:
+    refused = CASES[name][2]
     federation = loop(metrics={"shadow": Kept(coalitions=[[0, 2]], performance="negative_loss")})
-    module = trained(name, tmp_path, federation, CASES[name][2])
-    if module is not None:
-        game = alone(name, tmp_path)
-        for mask in MASKS:
-            game(mask[None])
+    module = trained(name, tmp_path, federation, None)
+    game = alone(name, tmp_path)
+    for mask in MASKS:
+        game(mask[None])
+        if refused is None:
             assert game.model is not None
             model = federation.metrics["shadow"].models[tuple(mask.tolist())]
             torch.testing.assert_close(model, game.model[0], rtol=1e-5, atol=1e-5)
-        assert torch.equal(model, game.model[0])  # of all: a metric changes no training
+    assert game.model is not None
+    assert torch.equal(ParameterSpace(module).read(module), game.model[0])  # of all: a metric changes no training
+    way = federation._plan.why  # else each coalition was trained by a fit of its own
+    assert way is None if refused is None else re.search(refused, way)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -95,3 +103,10 @@ def test_clients_at_once(tmp_path: Path, name: str) -> None:
     if many is not None:
         one = trained(name, tmp_path, loop(), None)
         torch.testing.assert_close(vector(many), vector(one), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_weights_that_change_between_rounds_end_the_run(tmp_path: Path) -> None:
+    federation = loop(metrics={"shadow": Kept(coalitions="singles")})
+    with pytest.raises(ConfigurationError, match="weights or buffers have changed between rounds 1 and 2"):
+        fit(federation, tmp_path, Stepped(), data(), rounds=2, callbacks=[Hooks("on_train_epoch_end", clamp)])

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 from compat import kinds, test_trainer
+from loop.fit_kinds import KINDS
 
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "docs" / "reference" / "compatibility.md"
@@ -34,3 +35,17 @@ def test_every_kind_and_option_that_is_tested_has_its_place() -> None:
     for path, tested in TESTED.items():
         listed = re.findall(r"`([^`]+)`", " ".join(about for about, named in rows() if named == path))
         assert sorted(listed) == sorted(tested)
+
+
+WAYS = {
+    "rows": "beside the federation, as rows of one batched model",
+    "fits": "after training, each by a fit of its own",
+}
+BY_HAND = "`tests/loop/test_whole_fits.py::test_every_coalition_is_what_a_plain_loop_makes_of_it`"
+
+
+def test_kinds_and_how_their_coalitions_are_trained() -> None:
+    """The section's rows are these: copy them from here."""
+    expected = [f"| {name} | {WAYS[kind.way]} | {BY_HAND} |" for name, kind in KINDS.items()]
+    lines = TABLE.read_text().splitlines()
+    assert "\n".join(line for line in lines if BY_HAND in line) == "\n".join(expected)

@@ -200,6 +200,13 @@ def shadows() -> Case:
     return loop, module, five(), {"rounds": 4, "gradient_clip_val": 1.0}
 
 
+def retrained() -> Case:
+    """Coalitions that rows cannot train are shared out among the ranks when the run has ended."""
+    metrics = {"shadow": ShadowShapley(coalitions="both", performance="negative_loss")}
+    loop = FederatedLoop(metrics=metrics, optimizer_state="persist", seed=3)
+    return loop, Plain(), five(), {"rounds": 2}
+
+
 def two_clients() -> Case:
     metrics = {"distance": CalibratedOTGradient()}
     return FederatedLoop(metrics=metrics, seed=3), Plain(), toy_data((1, 1)), {"rounds": 2}
@@ -253,7 +260,7 @@ def broken_rank() -> Case:
 CASES: dict[str, Callable[[], Case]] = {
     function.__name__: function
     for function in (
-        shapfed_wa, pfedsv, scaffold, own_models_of_the_worst_served, in_run, shadows, kept_momentum, adam_with_steps,
-        two_clients, one_excluded, by_a_logged_value, broken_rank, colluders,
+        shapfed_wa, pfedsv, scaffold, own_models_of_the_worst_served, in_run, shadows, retrained, kept_momentum,
+        adam_with_steps, two_clients, one_excluded, by_a_logged_value, broken_rank, colluders,
     )
 }  # fmt: skip

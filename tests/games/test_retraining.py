@@ -144,6 +144,21 @@ def test_a_killed_game_goes_on_where_it_was(tmp_path: Path, ranks: Ranks) -> Non
     assert third.asked == []
 
 
+def test_several_columns_are_kept_together(tmp_path: Path) -> None:
+    path, asked = tmp_path / "game.csv", []
+
+    def scores(masks: Tensor) -> Tensor:
+        asked.append(len(masks))
+        return torch.stack([masks.sum(1).double(), -masks[:, 0].double()], 1)
+
+    for _ in range(2):
+        found = KeptUtility(scores, path, {"a": 1}, at_once=8, names=("size", "first"))(MASKS)
+        torch.testing.assert_close(found, torch.stack([MASKS.sum(1).double(), -MASKS[:, 0].double()], 1))
+    assert asked == [8]
+    with pytest.raises(ConfigurationError, match="has the columns"):
+        KeptUtility(scores, path, {"a": 1}, names=("size", "last"))
+
+
 HEAD = b'# {"a": "1"}\nseed,coalition,utility\n'
 
 

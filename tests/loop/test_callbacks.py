@@ -205,7 +205,8 @@ def test_callbacks_of_batches_act_on_the_client_that_trains_as_by_hand(tmp_path:
     module = Plain(copy.deepcopy(net))
     trainer_for(None, tmp_path, ROUNDS, callbacks=in_order(first, callback, of_three())).fit(module, unequal_data())
     for key, value in module.net.state_dict().items():
-        torch.testing.assert_close(value, expected.state_dict()[key], rtol=1e-5, atol=1e-6)
+        # Large rates amplify rounding; a hook at the wrong batch moves weights by 0.01 and more.
+        torch.testing.assert_close(value, expected.state_dict()[key], rtol=1e-3, atol=1e-4)
     assert not {"on_train_batch_start", "on_train_batch_end"} & vars(callback).keys()  # given back
 
 

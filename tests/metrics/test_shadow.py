@@ -1,6 +1,7 @@
 """ShadowShapley: every coalition's model against a plain loop that trains this coalition alone."""
 
 import copy
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from flsv.aggregation import (
     TrimmedMean,
 )
 from flsv.attacks import Alignment, ALittleIsEnough, FreeRider, Scaling
-from flsv.clients.algorithms import Ditto, FedProx
+from flsv.clients.algorithms import SCAFFOLD, FedProx
 from flsv.errors import ConfigurationError
 from flsv.filters import NormCap, OutlierFilter, SampleCap
 from flsv.functional import exact_shapley
@@ -125,7 +126,10 @@ def test_values_are_those_of_retraining_each_coalition(tmp_path: Path, name: str
     assert seen.tolist() == [True, name != "excluded", True]
     torch.testing.assert_close(values[seen], expected[seen], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(by_class[seen].double(), classes[seen], rtol=1e-5, atol=1e-6)
-    assert federation.metrics["shadow"].intervals() is None  # nothing is left open
+    low, high = federation.metrics["shadow"].intervals()
+    seeds = torch.full((3,), 1.6448536 * 0.025).double() * expected.clamp_min(0).sum()  # no coalition is left open
+    torch.testing.assert_close((high - low).double()[seen] / 2, seeds[seen], rtol=1e-3, atol=1e-5)
+    assert federation.metrics["classes"].intervals() is None
 
 
 @pytest.mark.parametrize("coalitions", ["pairs+leave-one-out", "auto", [[0], [1, 2]]])
@@ -153,7 +157,7 @@ def test_resumes_to_the_bit(tmp_path: Path, name: str) -> None:
         return loop(ShadowShapley(), sampler=UniformSampler(2), **FEDERATIONS.get(name, dict)())
 
     whole = assert_resumes(federation, tmp_path, Plain, data)
-    rows = whole.state_dict()["strategies"]["client_algorithm"]["rows"]
+    rows = whole.state_dict()["coalitions"]["rows"]["rows"]
     assert rows.shape[0] == 6
     assert rows.unique(dim=0).shape[0] == 6
 
@@ -166,7 +170,9 @@ def test_models_cross_and_are_counted(tmp_path: Path) -> None:
     assert federation.channel.numbers([0], "up").tolist() == [size + 3 * (size + 1)]
 
 
-def test_a_model_that_diverges_keeps_its_client_out_of_the_coalition(tmp_path: Path) -> None:
+def test_a_model_that_diverges_keeps_its_client_out_of_the_coalition(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It stays what it was, and the run goes on, as a federation whose only client sends nothing finite would."""
 
     class Breaks(ShadowTraining):
@@ -177,7 +183,7 @@ def test_a_model_that_diverges_keeps_its_client_out_of_the_coalition(tmp_path: P
             return {"trained_coalition_models": models}
 
     federation, module = loop(Kept(coalitions="all")), Plain(network(batch_norm=False))
-    federation.client_algorithm.__class__ = Breaks
+    monkeypatch.setattr("flsv.loop.coalition_plan.ShadowTraining", Breaks)
     start = copy.deepcopy(module)
     fit(federation, tmp_path, module, data(), rounds=2)
     models = federation.metrics["shadow"].models
@@ -215,15 +221,11 @@ def refused(folder: Path, match: str, module: L.LightningModule | None = None, r
 
 REFUSED: dict[str, tuple[str, Any]] = {
     "personalizer": ("gives each client a start point", lambda: {"personalizer": Standalone()}),
-    "a game that the aggregator reads": ("evaluate models in every round", lambda: {
-        "aggregator": ShapleyWeighted("ssv"), "metrics": {"ssv": SurrogateFederatedShapley()}}),
     "noise": ("noise would be spent", lambda: {"uploads": [GaussianPrivacy(1.0, 0.1)]}),
     "colluders": ("compare the updates of one cohort", lambda: {"uploads": [ALittleIsEnough(clients=[0, 1])]}),
-    "share": ("stay at their clients", lambda: {"share": ["!net.4.*"]}),
-    "optimizer": ("persist", lambda: {"optimizer_state": "persist"}),
-    "engine": ("vmap", lambda: {"engine": "vmap"}),
+    "share": ("others stay at the clients", lambda: {"share": ["!net.4.*"]}),
+    "a sampler": ("draws nobody has no round", lambda: {"optimizer_state": "persist", "sampler": UniformSampler(2)}),
     "two sets": ("different coalitions", lambda: {"metrics": {"other": ShadowShapley(coalitions="singles")}}),
-    "algorithm": ("client_algorithm=Ditto", lambda: {"client_algorithm": Ditto()}),
     "no such client": ("names clients", lambda: {"metric": ShadowShapley(coalitions=[[7]])}),
 }  # fmt: skip
 
@@ -234,18 +236,43 @@ def test_refused_before_training(tmp_path: Path, what: str) -> None:
     refused(tmp_path, match, **options())
 
 
-@pytest.mark.parametrize(
-    ("module", "match"),
-    [
-        (lambda: Draws(network(batch_norm=False)), "draws random numbers by random.*flsv retrain"),
-        (lambda: Validates(network(batch_norm=False)), "validation changes 'seen' of Validates"),
-        (lambda: Reads(network(batch_norm=False)), "rows of one batched model: vmap: .*flsv retrain"),
-        (lambda: Twice(network(batch_norm=False)), "on_after_backward"),
-        (lambda: Plain(network(batch_norm=False), lambda p: torch.optim.LBFGS(p)), "LBFGS"),
-    ],
-)
-def test_modules_that_cannot_be_batched(tmp_path: Path, module: Any, match: str) -> None:
-    refused(tmp_path, match, module())
+#: What keeps coalitions from being rows, besides the module: a federation that is trained by whole fits.
+BY_FITS: dict[str, tuple[str, Any]] = {
+    "a game that the aggregator reads": ("evaluate models in every round", lambda: {
+        "aggregator": ShapleyWeighted("ssv"), "metrics": {"ssv": SurrogateFederatedShapley()}}),
+    "engine": ("clients are rows already", lambda: {"engine": "vmap"}),
+    "algorithm": ("client_algorithm=SCAFFOLD", lambda: {
+        "client_algorithm": SCAFFOLD(), "module": Plain(network(False), lambda p: torch.optim.SGD(p, lr=0.1))}),
+    "reads": ("batched model: vmap", lambda: {"module": Reads(network(batch_norm=False))}),
+    "draws": ("draws random numbers by random", lambda: {"module": Draws(network(batch_norm=False))}),
+    "validation": ("validation changes 'seen'", lambda: {"module": Validates(network(batch_norm=False))}),
+    "hook": ("on_after_backward", lambda: {"module": Twice(network(batch_norm=False))}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", slow_except(("engine", "reads"), BY_FITS))
+def test_what_rows_cannot_train_is_retrained(tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture) -> None:
+    match, make = BY_FITS[what]
+    options = make()
+    module = options.pop("module", None) or Plain(network(batch_norm=False))
+
+    def alone(cohort: FixedCohort) -> L.Trainer:
+        federation = loop(**copy.deepcopy(options)).replace(sampler=cohort, metrics=options.get("metrics"))
+        return trainer_for(federation, tmp_path, 2)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        utility = RetrainedUtility(alone, module, data(), "negative_loss")
+        expected = exact_shapley(utility, 3).values
+        federation = loop(ShadowShapley(performance="negative_loss"), **options)
+        with caplog.at_level("INFO", "lightning.pytorch"):
+            fit(federation, tmp_path, module, data(), rounds=2)
+    found = federation.contributions["shadow"].double()
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+    said = [text for text in caplog.messages if "trained after the run" in text]
+    assert len(said) == 1
+    assert "costs 3 more fits" in said[0]
+    assert re.search(match, said[0])
 
 
 class Later(Plain):
@@ -262,11 +289,14 @@ def test_a_row_that_is_not_the_clients_own_model_is_noticed(tmp_path: Path, monk
     refused(tmp_path, "model of a coalition differs by", Later(network(batch_norm=False)), rounds=2)
 
 
-def test_a_loop_of_other_metrics_has_no_shadows() -> None:
-    federation = loop()
-    assert isinstance(federation.client_algorithm, ShadowTraining)
-    assert federation.replace(seed=1).client_algorithm.coalitions == federation.client_algorithm.coalitions
-    assert federation.replace(metrics=None).client_algorithm is None
+def test_a_performance_that_is_not_finite_ends_no_training() -> None:
+    metric, masks = ShadowShapley(num_clients=3), coalition_masks("all", 3)
+    with pytest.warns(UserWarning, match="come to no finite performance"):
+        metric.update(torch.arange(3), masks, lambda masks: torch.tensor([1.0, 1, torch.nan, 1, 1, 1, 1, 1]))
+    assert metric.compute().isnan().all()
+
+
+def test_the_loops_algorithm_stays_the_users() -> None:
+    assert loop().client_algorithm is None
     proximal = loop(client_algorithm=FedProx(0.1))
-    assert proximal.replace(seed=1).client_algorithm.algorithm.mu == 0.1
-    assert isinstance(proximal.replace(metrics=None).client_algorithm, FedProx)
+    assert isinstance(proximal.replace(seed=1).client_algorithm, FedProx)

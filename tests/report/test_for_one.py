@@ -15,7 +15,7 @@ from flsv.report.run_table import CSV, Numbers, rows_of
 
 ROUNDS, CLASSES = 4, 3
 METRICS = ("cssv", "sv")
-RETRAINED = "client client_name by value low high share kernel_shap majority seeds rounds"
+RETRAINED = "client client_name by value low high share majority seeds rounds"
 
 
 def drawn(seed: int, who: list[int], total: float) -> dict[int, float]:
@@ -69,7 +69,7 @@ def a_run(folder: Path, clients: int, known: list[int], seed: int, total: float)
         logged={"val_accuracy": 0.1 + sum(last.values()), **{f"loss of {name}": 7.75 for name in names}},
     )
     retrained = [
-        (i, names[i], "accuracy", x, x - own(i, "a"), x + own(i, "b"), x / sum(last.values()), x, 0.5, "7 8", 2)
+        (i, names[i], "accuracy", x, x - own(i, "a"), x + own(i, "b"), x / sum(last.values()), 0.5, "7 8", 2)
         for i, x in sorted(last.items())
     ]
     save_csv(folder / "retrained.csv", [RETRAINED.split(), *retrained])

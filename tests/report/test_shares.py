@@ -23,7 +23,7 @@ from flsv.report import Budget, open_run, write_report
 from flsv.report.shares import basis_of, shares_of
 
 NAN = float("nan")
-RETRAINED = "client,client_name,by,value,low,high,share,kernel_shap,majority,seeds,rounds\n"
+RETRAINED = "client,client_name,by,value,low,high,share,majority,seeds,rounds\n"
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def test_every_metric_says_on_its_page_what_it_declares() -> None:
 
 def test_retrained_values_come_first_and_say_of_how_many_rounds(fitted: Path, tmp_path: Path) -> None:
     folder = part(fitted, tmp_path / "run", "cssv")
-    lines = [f"{i},{i},accuracy,{v},{v - 0.1},{v + 0.1},{v},{v},nan,5 6,1\n" for i, v in enumerate([0.3, 0.1, 0.2])]
+    lines = [f"{i},{i},accuracy,{v},{v - 0.1},{v + 0.1},{v},nan,5 6,1\n" for i, v in enumerate([0.3, 0.1, 0.2])]
     (folder / "retrained.csv").write_text(RETRAINED + "".join(lines[:2]))
     text = text_of(write_report(folder, budget=Budget(100.0, currency="JPY")))
     assert "By retraining, by accuracy: seeds 5 and 6, 1 of 2 rounds, run of " in text
@@ -182,3 +182,31 @@ def test_amounts_have_the_decimals_of_their_currency() -> None:
     for amount, unit, most in ((10.5, "JPY", 0), (10.005, "EUR", 2)):
         with pytest.raises(ConfigurationError, match=f"expected {most} decimals at most"):
             Budget(amount, currency=unit)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "told", "said"),
+    [
+        (None, {}, "Not fit to pay by: nothing was trained without any"),
+        ("5", {}, "Not yet fit to pay by: the model was trained again"),
+        ("5 6 7", {}, "with some of the partners only, by 3 seeds."),
+        ("5 6 7", {"paid_in": {"sv": {"by": "accuracy", "told_apart": False}}}, "Not fit to pay by: by its share of"),
+    ],
+)
+def test_the_first_line_says_whether_values_are_fit_to_pay_by(
+    fitted: Path, tmp_path: Path, seeds: str | None, told: Any, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = part(fitted, tmp_path / "run", "sv")
+    if told:
+        known = json.loads((folder / "run.json").read_text())["paid_in"]["sv"]
+        retold(folder, paid_in={"sv": known | told["paid_in"]["sv"]})
+    if seeds is not None:
+        lines = [f"{i},{i},accuracy,{i},{i},{i},0.3,nan,{seeds},2\n" for i in range(3)]
+        (folder / "retrained.csv").write_text(RETRAINED + "".join(lines))
+    assert main(["report", str(folder), "--budget", "100"]) == 0
+    assert said in capsys.readouterr().out
+    for client in ([], ["--client", "1"]):
+        assert main(["report", str(folder), "--budget", "100", *client]) == 0
+    for page in (folder / "report.html", folder / "clients" / "1" / "report.html"):
+        first = text_of(page).partition("hare")[2]
+        assert said in first.partition("| partner")[0].partition("your value")[0]

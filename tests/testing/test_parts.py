@@ -9,8 +9,7 @@ from own_cases import MORE, FilterCase, PersonalizerCase, SamplerCase, UploadCas
 
 from flsv import aggregation, attacks, filters, personalization, sampling, uploads
 from flsv.clients import algorithms
-from flsv.loop.shadow import ShadowTraining
-from flsv.metrics import ContributionEstimation, CosineGradientShapley, DomainRelevance, InRunShapley, ShadowShapley
+from flsv.metrics import ContributionEstimation, CosineGradientShapley, DomainRelevance, InRunShapley
 from flsv.models.mixture import MixtureClient
 from flsv.privacy import GaussianPrivacy
 from flsv.testing.checks import PartCheck, checks_of
@@ -80,7 +79,6 @@ ALGORITHMS: Sequence[Checks] = [
     algorithm(algorithms.InRunValues(), metrics={"in_run": InRunShapley()}),
     algorithm(algorithms.PerFedAvg(hessian="free")),
     algorithm(algorithms.SCAFFOLD()),
-    algorithm(ShadowTraining(), metrics={"shadow": ShadowShapley()}),
 ]
 UPLOADS: Sequence[Checks] = [
     upload(part)

@@ -203,7 +203,7 @@ def without_gaps(table: Table, name: str, argument: str, columns: Columns) -> pd
 
 
 def gap_words(words: pd.Series, marks: Collection[str], decimal: str = ".") -> set[str]:
-    """Which of a column's different words are one of these marks, or the number that a mark is.
+    """Find the words of a column that are one of these marks, or the number that a mark is.
 
     Example:
         >>> sorted(gap_words(pd.Series(["-99.0", "-99", "?", "1"]), {"-99", "?"}))
@@ -316,7 +316,7 @@ def _check_decimals(table: Table, name: str, values: pd.Series, columns: Columns
 
 
 def dates_of(table: Table, name: str, columns: Columns) -> pd.Series:
-    """A column's dates; of those with a time zone, the time in UTC.
+    """Read a column's dates; of those with a time zone, the time in UTC.
 
     Raises:
         ColumnError: one that is no date.

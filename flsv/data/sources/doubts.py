@@ -23,7 +23,7 @@ _CODES = 3
 
 
 def doubts(table: Table, cards: Sequence[ColumnCard], columns: Columns) -> Iterator[ColumnError]:
-    """What the columns that were read are perhaps not."""
+    """Yield what speaks against columns that were read."""
     for card in cards:
         if card.categories is None:
             yield from _identifier(table, card, columns)
@@ -37,7 +37,7 @@ def doubts(table: Table, cards: Sequence[ColumnCard], columns: Columns) -> Itera
 
 
 def _identifier(table: Table, card: ColumnCard, columns: Columns) -> Iterator[ColumnError]:
-    """Numbers that are called as identifiers are, are whole, and differ in every row of a table."""
+    """Doubt numbers that are called as identifiers are, are whole, and differ in every row of a table."""
     if card.name in (columns.features or ()) or not _IDENTIFIER.search(card.name):
         return
     table_of = np.repeat(np.arange(len(table.parts)), [len(part) for part in table.parts])
@@ -50,7 +50,7 @@ def _identifier(table: Table, card: ColumnCard, columns: Columns) -> Iterator[Co
 def codes_for_gaps(
     table: Table, name: str, numbers: pd.Series, words: pd.Series, columns: Columns
 ) -> Iterator[ColumnError]:
-    """Numbers, or days, that are codes for a missing value, by the words with which they are written."""
+    """Doubt numbers, or days, that are codes for a missing value; name them by the words in the table."""
     known = columns.gaps or {}
     codes = [] if isinstance(known, dict) and known.get(name) == [] else codes_in(numbers)
     if not codes:
@@ -68,7 +68,7 @@ def codes_for_gaps(
 
 
 def codes_in(numbers: pd.Series) -> list[float]:
-    """Numbers that repeat and lie far outside of all others, as -999 does among ages, and 9 among 1 and 2.
+    """Find numbers that repeat and lie far outside of all others, as -999 does among ages, and 9 among 1 and 2.
 
     Example:
         >>> codes_in(pd.Series([61.0, 44.0, -999.0, 57.5, -999.0, *range(30, 70)]))
@@ -88,8 +88,8 @@ def codes_in(numbers: pd.Series) -> list[float]:
 
 
 def _are_codes(end: pd.Series, rest: pd.Index) -> bool:
-    """Whether the numbers at one end repeat, and are farther from the ``rest`` than it is wide; of nines, half as far
-    will do where numbers are measured, and any minus where there is no other."""
+    """Return whether the numbers at one end repeat, and are farther from the ``rest`` than it is wide; of nines, half
+    as far will do where numbers are measured, and any minus where there is no other."""
     if len(rest) < 2 or end.min() < 2:
         return False
     nines = [word for number in end.index if re.fullmatch(r"-?9+(\.9+)?", word := f"{number:.12g}")]
@@ -102,7 +102,7 @@ def _are_codes(end: pd.Series, rest: pd.Index) -> bool:
 
 
 def marks_that_are_nowhere(table: Table, columns: Columns) -> Iterator[str]:
-    """What ``gaps`` names and no row has."""
+    """Yield what ``gaps`` names and no row has."""
     gaps = columns.gaps or {}
     unusual = {"": [mark for mark in gaps if mark not in GAPS]} if isinstance(gaps, list) else gaps
     for name, marks in unusual.items():
@@ -113,7 +113,7 @@ def marks_that_are_nowhere(table: Table, columns: Columns) -> Iterator[str]:
 
 
 def renamed(table: Table, names: Sequence[str]) -> list[tuple[list[str], ColumnError]]:
-    """Columns that some tables call otherwise than the others: their names, and what is to be said of them.
+    """Find columns that some tables call otherwise than the others: their names, and an error for each.
 
     Example:
         >>> from flsv.data.sources.table import one_table

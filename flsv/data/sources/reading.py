@@ -60,7 +60,7 @@ def _points(lines: Sequence[str]) -> list[str]:
 def _tried(
     table: Table, names: Sequence[str], fit: np.ndarray, columns: Columns
 ) -> tuple[list[ColumnCard], list[ColumnError], list[ColumnError]]:
-    """The columns that can be used, what is wrong with the others, and what speaks against those that can."""
+    """Read what can be used; return it, what is wrong with the others, and what speaks against what was read."""
     names = [name for name in names if name not in (columns.exclude or ())]
     twice = renamed(table, names)
     cards: list[ColumnCard] = []

@@ -62,7 +62,7 @@ class Table:
         return f"{'row' if self.typed else 'line'} {in_words(self.frame.index[list(rows)].tolist())}"
 
     def holding(self, rows: Any) -> str:
-        """The tables with some of the rows, bool ``[N]``; all are called what they are called together."""
+        """Name the tables that have some of the rows, bool ``[N]``; all of them as they are called together."""
         ends = np.cumsum([len(part) for part in self.parts])
         found = [part.path for part, held in zip(self.parts, np.split(np.asarray(rows), ends[:-1])) if held.any()]
         return str(self.path) if len(found) == len(ends) else listed(found)

@@ -14,7 +14,9 @@ its diagonal, and v = Var(L_i g) before anything is known,
 
     E[L_i g | U] = L_i k(., X) K^-1 U,        Var(L_i g | U) = v - L_i k(., X) K^-1 k(X, .) L_i'.
 
-What the fit leaves of U(everybody) - U(nobody) is dealt out equally, so that the values add up to it. Where all 2^n
+What the fit leaves of U(everybody) - U(nobody) is dealt out equally, so that the values add up to it. From ten players
+on, where the process makes up most of the sizes between those that are evaluated, the values are the mean of its own
+and of a curve over the coalitions' size (``size_effects``); of fewer players it is better alone. Where all 2^n
 coalitions are known, nothing is fitted: the values are exact, and uncertain by what they differ by from one seed of the
 trainings to the next (``interval_over_seeds``).
 
@@ -45,11 +47,15 @@ from flsv.functional.shapley.game import (
     exact_shapley,
     t_quantile,
 )
+from flsv.functional.shapley.one_seed import one_seed_stderr
+from flsv.functional.shapley.size_effects import size_effects_shapley
 from flsv.functional.shapley.surrogate import CONSTANT, PENALTIES, Kernel, gaussian, gram, kernel_shapley, membership
 
-Which = Literal["auto", "singles", "pairs", "leave-one-out", "both", "pairs+leave-one-out", "all"]
-#: Up to so many players ``"auto"`` is all coalitions.
-MOST_FOR_ALL = 7
+Which = Literal[
+    "auto", "singles", "pairs", "leave-one-out", "both", "pairs+leave-one-out", "pairs+leave-two-out", "all"
+]
+#: Up to so many players ``"auto"`` is all coalitions; from so many on, values are also those of a curve over the size.
+MOST_FOR_ALL, CURVE_FROM = 7, 10
 
 #: What games are made of.
 PARTS: tuple[Kernel, ...] = (membership, gaussian(0.3))
@@ -65,8 +71,8 @@ def few_coalitions(num_players: int, which: Which = "auto") -> Tensor:
         num_players: n.
         which: ``"singles"``: each player alone, n + 2 in all. ``"pairs"``: each alone, and every two.
             ``"leave-one-out"``: everybody but one, n + 2 again. ``"both"``: each alone and everybody but one, 2 n + 2.
-            ``"pairs+leave-one-out"``: these three. ``"all"``: all 2^n. ``"auto"``: all of up to seven players,
-            ``"pairs+leave-one-out"`` of more.
+            ``"pairs+leave-one-out"``: these three. ``"pairs+leave-two-out"``: everybody but two, besides; n^2 + n + 2.
+            ``"all"``: all 2^n. ``"auto"``: all of up to seven players, ``"pairs+leave-one-out"`` of more.
 
     Raises:
         ConfigurationError: something else, or all of more than 22 players.
@@ -84,11 +90,14 @@ def few_coalitions(num_players: int, which: Which = "auto") -> Tensor:
     one = torch.eye(num_players, dtype=torch.bool)
     if which not in ("leave-one-out", "all"):
         masks.append(one)
+    first, second = torch.triu_indices(num_players, num_players, 1)
+    pairs = one[first] | one[second]
     if which.startswith("pairs"):
-        first, second = torch.triu_indices(num_players, num_players, 1)
-        masks.append(one[first] | one[second])
-    if which in ("leave-one-out", "both", "pairs+leave-one-out"):
+        masks.append(pairs)
+    if which in ("leave-one-out", "both", "pairs+leave-one-out", "pairs+leave-two-out"):
         masks.append(~one)
+    if which == "pairs+leave-two-out":
+        masks.append(~pairs)
     if which == "all":
         check_enumerable("few_coalitions", num_players, None, 'Ask for "both".')
         masks.append(all_coalitions(num_players))
@@ -107,7 +116,9 @@ def few_coalitions_shapley(
     utilities: Tensor,
     noise: NonNegative | None = None,
 ) -> ShapleyEstimate:
-    """Shapley values of the Gaussian process that fits some coalitions' utilities.
+    """Compute Shapley values from some coalitions' utilities, by the Gaussian process that fits them.
+
+    From ten players on they are the mean of that and of a curve over the coalitions' size.
 
     Args:
         masks: bool ``[K, n]``, distinct, nobody and everybody among them, such as :func:`few_coalitions` gives.
@@ -145,6 +156,9 @@ def few_coalitions_shapley(
         return ShapleyEstimate(exact, torch.zeros_like(exact), len(masks))
     solved = [_solve(masks.cpu(), column, noise) for column in columns.T]
     values, stderr = (torch.stack(part, dim=1) for part in zip(*solved))
+    by_size = size_effects_shapley(masks.cpu(), columns) if n >= CURVE_FROM else None
+    if by_size is not None:
+        values = (values + by_size) / 2
     first, last = (int((masks.sum(1) == size).int().argmax()) for size in (0, n))
     values = values + (columns[last] - columns[first] - values.sum(0)) / n
     return ShapleyEstimate(values[:, 0] if flat else values, stderr[:, 0] if flat else stderr, len(masks))
@@ -174,24 +188,28 @@ def interval_over_seeds(values: Tensor, level: float = 0.9) -> Tensor:
 
 
 def retrained_shapley(masks: Tensor, utilities: Tensor, level: float = 0.9) -> tuple[Tensor, Tensor]:
-    """Shapley values of trainings with some seeds, and half the widths of their intervals, float64 ``[n]``: of all 2^n
-    coalitions by :func:`interval_over_seeds`, of fewer by :func:`few_coalitions_shapley`, to which the seeds tell the
-    noise.
+    """Compute Shapley values of trainings with some seeds, and half the widths of their intervals, float64 ``[n]``.
+
+    Of all 2^n coalitions of several seeds the width is by :func:`interval_over_seeds`; of fewer by
+    :func:`few_coalitions_shapley`, to which the seeds tell the noise; of one seed by :func:`one_seed_stderr`.
 
     Args:
         masks: bool ``[K, n]``, as there.
         utilities: ``[seeds, K]``.
-        level: of the intervals. They are NaN where all coalitions were trained once, which tells no error.
+        level: of the intervals.
 
     Example:
         >>> masks = few_coalitions(2, "all")
         >>> retrained_shapley(masks, torch.tensor([[0.0, 5.0, 1.0, 2.0]]))
-        (tensor([2., 3.], dtype=torch.float64), tensor([nan, nan], dtype=torch.float64))
+        (tensor([2., 3.], dtype=torch.float64), tensor([0.2056, 0.2056], dtype=torch.float64))
     """
+    if len(utilities) == 1:
+        found = few_coalitions_shapley(masks, utilities[0])
+        return found.values, t_quantile(level) * one_seed_stderr(found.values, found.stderr)
     if len(masks) == 2 ** masks.shape[1]:
         by_seed = few_coalitions_shapley(masks, utilities.T).values.T
         return by_seed.mean(0), interval_over_seeds(by_seed, level)
-    noise = float(utilities.var(0).mean().sqrt()) / len(utilities) ** 0.5 if len(utilities) > 1 else None
+    noise = float(utilities.var(0).mean().sqrt()) / len(utilities) ** 0.5
     found = few_coalitions_shapley(masks, utilities.mean(0), noise)
     return found.values, t_quantile(level) * found.stderr
 

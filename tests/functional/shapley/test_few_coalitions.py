@@ -10,6 +10,7 @@ from torch import Tensor
 
 from flsv.functional import exact_shapley, few_coalitions, few_coalitions_shapley, interval_over_seeds, kernel_shap
 from flsv.functional.shapley.few_coalitions import PARTS, Which, prior_variance, retrained_shapley
+from flsv.functional.shapley.size_effects import size_effects_shapley
 from flsv.functional.shapley.surrogate import Kernel, averaged_membership, fit_surrogate, gaussian, gram, membership
 from flsv.functional.shapley.undecided import times_to_tell_apart, told_apart
 
@@ -114,6 +115,21 @@ def test_an_interval_over_seeds_by_hand() -> None:
         interval_over_seeds(torch.ones(3))
 
 
+@pytest.mark.parametrize(("n", "which", "curved"), [(9, "both", 0), (10, "both", 0.5), (10, "singles", 0)])
+def test_from_ten_players_on_half_of_it_is_the_curve(
+    n: int, which: Which, curved: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    masks = few_coalitions(n, which)
+    utilities = torch.rand(len(masks), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = few_coalitions_shapley(masks, utilities)
+    monkeypatch.setattr("flsv.functional.shapley.few_coalitions.CURVE_FROM", 99)
+    process = few_coalitions_shapley(masks, utilities)
+    curve = size_effects_shapley(masks, utilities[:, None]) if curved else torch.zeros(n, 1)
+    assert curve is not None
+    torch.testing.assert_close(found.values, (1 - curved) * process.values + curved * curve[:, 0])
+    torch.testing.assert_close(found.stderr, process.stderr)
+
+
 def test_wrong_input() -> None:
     masks, utilities = few_coalitions(3, "both"), torch.rand(8)
     for bad_masks, bad, words in (
@@ -130,7 +146,15 @@ def test_wrong_input() -> None:
 
 
 def test_by_default_all_coalitions_of_seven_players_and_those_of_one_two_and_all_but_one_of_more() -> None:
-    sizes = {"singles": 9, "leave-one-out": 9, "both": 16, "pairs": 30, "pairs+leave-one-out": 37, "all": 128}
+    sizes = {
+        "pairs+leave-two-out": 58,
+        "singles": 9,
+        "leave-one-out": 9,
+        "both": 16,
+        "pairs": 30,
+        "pairs+leave-one-out": 37,
+        "all": 128,
+    }
     assert {which: len(few_coalitions(7, which)) for which in sizes} == sizes  # type: ignore[arg-type]
     assert torch.equal(few_coalitions(7), few_coalitions(7, "all"))
     assert few_coalitions(8).sum(1).tolist() == [0, 8] + [1] * 8 + [2] * 28 + [7] * 8

@@ -82,7 +82,7 @@ def flwr(*words: str | Path) -> dict:
     return told
 
 
-def state(run: str | None) -> str:
+def state(run: str) -> str:
     """Flower's word for a run, such as running or finished:stopped; of one that its SuperLink does not know, none."""
     runs = flwr("list", NAME).get("runs", [])
     return next((each["status"] for each in runs if each["run-id"] == run), "")
@@ -90,14 +90,14 @@ def state(run: str | None) -> str:
 
 def start() -> str:
     run = flwr("run", os.environ.get("APP", HOME), NAME).get("run-id", "")
-    if status().get("run") != run:  # its app has not begun yet
+    if status().get("run", "") != run:  # its app has not begun yet
         say("starting", run)
     return run
 
 
 def run() -> int:
     register()
-    run, not_begun = status().get("run"), 0
+    run, not_begun = status().get("run", ""), 0
     while not_begun < 3:
         if state(run) in ALIVE:
             print(f"run {run} is at work: it is watched", flush=True)
@@ -124,8 +124,8 @@ def run() -> int:
 
 def stop() -> int:
     configure()
-    run = status().get("run")
-    if run is None or state(run) not in ALIVE or not flwr("stop", run, NAME).get("success"):
+    run = status().get("run", "")
+    if state(run) not in ALIVE or not flwr("stop", run, NAME).get("success"):
         print("no run is at work here", flush=True)
         return 1
     say("stopped", run)
