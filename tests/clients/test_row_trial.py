@@ -46,7 +46,7 @@ def alone(name: str, folder: Path) -> RetrainedUtility:
     torch.manual_seed(SEED)
 
     def trainer(cohort: FixedCohort) -> L.Trainer:
-        return trainer_for(loop(sampler=cohort), folder, rounds=2, limit_val_batches=0, callbacks=callbacks())
+        return trainer_for(loop(sampler=cohort), folder, rounds=2, callbacks=callbacks())
 
     return RetrainedUtility(trainer, make(), data(), "negative_loss")
 
