@@ -20,6 +20,7 @@ from torch import Tensor
 
 from flsv.arguments import attribute_of
 from flsv.attacks import Collusion
+from flsv.config import FederationConfig
 from flsv.data import FederatedDataModule
 from flsv.engines.ranks import ranks_of
 from flsv.errors import ConfigurationError
@@ -33,7 +34,6 @@ from flsv.participants.sharing import sharing
 from flsv.privacy import GaussianPrivacy
 from flsv.round import Round, TrainedCoalitions
 from flsv.sampling import FullParticipation
-from flsv.server.config import FederationConfig
 from flsv.strategy import Strategy
 
 #: Of a base of the command line that has the metric.

@@ -35,6 +35,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from flsv._lightning.durable import whole_lines
+from flsv.config import ClientEvaluation
 from flsv.csv_files import Cell, read_csv, whole
 from flsv.data import FederatedDataModule
 from flsv.engines.ranks import FederatedStrategy
@@ -48,7 +49,6 @@ from flsv.participants.ranks import longest_first
 from flsv.report.folder import Reporting
 from flsv.sampling import FixedCohort
 from flsv.seeding import global_rngs, restore_global_rngs
-from flsv.server.config import ClientEvaluation
 from flsv.server.round_server import NoModel
 
 #: Callbacks that watch a run for its own sake, or end it.
