@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # what __getattr__ finds, for type checkers
     from flsv.round import ClientUpdate, Round
     from flsv.server.value_round import value_round
 
-__version__ = "1.0.0"
+__version__ = "1.1.0rc1"
 
 __all__ = [
     "ClassifierClient",

@@ -97,14 +97,14 @@ def retrain(
     """
     _check_performance(metric, mode)
     ranks = ranks_of_environment()
-    own_rounds = [] if rounds is None else [f"--trainer.max_epochs={rounds}"]
+    arguments = [*overrides, *([] if rounds is None else [f"--trainer.max_epochs={rounds}"])]
     utilities: list[Tensor] = []
     together = True
 
     def told(done: int, of: int) -> None:
         say(f"{done} of {of} coalitions")
 
-    with saved_run(run, [*overrides, *own_rounds]) as (make, first):
+    with saved_run(run, arguments) as (make, first):
         record = read_record(run / RECORD)
         while seeds is None or len(utilities) < seeds:
             seed = first + len(utilities)
@@ -127,21 +127,21 @@ def retrain(
             path = run / f"retrained_{called}.csv"
             by = metric if mode is None else f"{metric} ({mode})"
             # What ShadowShapley has trained when the run had ended is this very game.
-            ended = [by] if len(names) == 1 else names
-            known = {} if overrides or rounds else trained_in(run, ended, seed, cli.trainer.max_epochs)
+            ended = [by] if metric not in CLASSIFICATION else names
+            known = {} if arguments else trained_in(run, ended, seed, cli.trainer.max_epochs)
             keep = partial(KeptUtility, path=path, settings=settings, ranks=ranks, told=told, seed=seed, names=names)
             keep = partial(keep, known=known)
             found, which, together = _play(utility, keep, which, together, compare=not utilities, say=say)
             utilities.append(found)
             everything = len(found) == 2**utility.num_players
             seeds = seeds or (SEEDS if together else 1)
-        majority = _majority(cli) if metric == "accuracy" else NAN
+        majority = _majority(cli, str(metric))
     trained = [str(seed) for seed in range(first, first + len(utilities))]
     facts = {
         "majority": majority,
         "seeds": " ".join(trained),
         "rounds": cli.trainer.max_epochs,
-        "trainings": "all" if everything else "pairs+leave-one-out" if which == "auto" else which,
+        "trainings": _design(which, everything),
         "changed": "; ".join(changed_settings(run, identity)) if overrides else "",
     }
     clients = cli.datamodule.client_names
@@ -152,6 +152,12 @@ def retrain(
     if ranks.rank == 0:
         save_table(run / RETRAINED, rows)
     return rows, run / RETRAINED
+
+
+def _design(which: Which, everything: bool) -> str:
+    if everything:
+        return "all"
+    return "pairs+leave-one-out" if which == "auto" else which
 
 
 def _scores(metric: str) -> tuple[str | Sequence[str], Sequence[str], str]:
@@ -214,8 +220,10 @@ def _trainer(cli: FederatedCLI, cohort: FixedCohort, seed: int) -> L.Trainer:
     return cli.trainer
 
 
-def _majority(cli: FederatedCLI) -> float:
-    """The share of the most frequent class of the server's validation set."""
+def _majority(cli: FederatedCLI, metric: str) -> float:
+    """Return the share of the validation set's most frequent class, if models are judged by accuracy; else NaN."""
+    if metric != "accuracy":
+        return NAN
     cli.trainer.strategy.connect(cli.model)  # whose hooks may make the pairs of what the loaders give
     labels = torch.cat([y for _, y in all_on_device(cli.trainer, cli.datamodule.val_dataloader())])
     return float(labels.bincount().max()) / len(labels)

@@ -8,7 +8,7 @@ round, and said.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from flsv.config import FederationConfig
 from flsv.data import FederatedDataModule
 from flsv.engines.ranks import ranks_of
 from flsv.errors import ConfigurationError
-from flsv.games.performance import CLASSIFICATION
+from flsv.games.performance import CLASSIFICATION, ModelScore
 from flsv.games.replica import copied
 from flsv.loop.shadow import ShadowTraining, not_as_rows
 from flsv.loop.whole_fits import COALITIONS, CoalitionFailed, Spare, WholeFits, called
@@ -250,12 +250,9 @@ class CoalitionPlan:
         assert self._spare is not None
         assert self._initial is not None
         masks = self.masks(data.num_clients)
-        measures = {called(metric.measured_by): metric.measured_by for metric in waiting.values()}
-        if not measures.keys().isdisjoint(CLASSIFICATION):  # for flsv retrain, which shows shares by each
-            measures |= {name: name for name in CLASSIFICATION}
         path = None if folder is None else folder / COALITIONS
         of_run = self._spare, data, seed, self._initial
-        fits = WholeFits(*of_run, measures, rounds, ranks_of(trainer), path, settings, resumed)
+        fits = WholeFits(*of_run, _measures(waiting.values()), rounds, ranks_of(trainer), path, settings, resumed)
         try:
             curves = fits(masks[2:])
         except CoalitionFailed as error:  # the federation itself is trained
@@ -269,6 +266,14 @@ class CoalitionPlan:
             for index, values in metric.complete(masks, utilities).items():
                 found[index][name] = values
         return found
+
+
+def _measures(metrics: Iterable[ShadowShapley]) -> dict[str, str | ModelScore]:
+    """Return what metrics measure models by; of a classifier all that its outputs say, since ``flsv retrain`` shows
+    the shares by each."""
+    measures = {called(metric.measured_by): metric.measured_by for metric in metrics}
+    classes = {} if measures.keys().isdisjoint(CLASSIFICATION) else {name: name for name in CLASSIFICATION}
+    return measures | classes
 
 
 class _Ends(Strategy):

@@ -11,6 +11,7 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from functools import cached_property, partial
+from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,12 +30,10 @@ from flsv.errors import ConfigurationError
 from flsv.filters import OutlierFilter, UpdateFilter, with_guard
 from flsv.identity import settings_of
 from flsv.loop.coalition_plan import CoalitionPlan
-from flsv.loop.federation import Saver
+from flsv.loop.federation import FederationRun, Saver
 from flsv.loop.fit import LightningFit
 from flsv.loop.reports import Contribution, contribution, events_of, table
 from flsv.metrics import ContributionMetric, PrivacyLoss
-from flsv.parameters import ParameterSpace
-from flsv.participants import Channel, Client
 from flsv.personalization import Personalizer
 from flsv.report.folder import Reporting
 from flsv.report.reading import read_run
@@ -58,12 +57,12 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     """Trains a LightningModule federated, and measures what every client contributes while it happens.
 
     Add it to a ``Trainer`` and fit any LightningModule on a :class:`flsv.data.FederatedDataModule`. ``max_epochs`` is
-    the number of rounds; ``limit_train_batches`` holds per client and local epoch; gradient accumulation starts anew
-    with every client. Validation sees the global model. A checkpoint always stands between two rounds, and resuming
-    from it goes on bit for bit (on CUDA as far as its kernels are deterministic: ``docs/gpu.md``). What it cannot go on
-    with is refused by name: other data, clients or labels, another seed, other strategies, metrics, attacks or privacy.
-    ``max_epochs``, ``server_lr``, ``local_epochs``, the optimizer's options where it has no scheduler, batch sizes, the
-    privacy budget and all that is only logged or drawn may change, and are used.
+    the number of rounds; ``limit_train_batches`` applies to each client and local epoch; gradient accumulation starts
+    anew with each client. Validation sees the global model. A checkpoint always stands between two rounds, and resuming
+    from it goes on bit for bit (on CUDA as far as its kernels are deterministic: ``docs/gpu.md``). Resuming with
+    other data, clients, labels, seed, strategies, metrics, attacks or privacy raises an error that names them.
+    ``max_epochs``, ``server_lr``, ``local_epochs``, an optimizer's options without a scheduler, batch sizes, the
+    privacy budget and what is only logged or drawn may change.
 
     A scheduler with ``interval="epoch"`` steps once a round; one with ``interval="step"``, also where ``training_step``
     steps it itself, belongs to the client. ``trainer.estimated_stepping_batches`` is the number of steps of one client
@@ -198,7 +197,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         return type(self)(**copy.deepcopy(given), **functions, **changes)
 
     def without_files(self) -> FederatedLoop:
-        """The same loop, which writes nothing."""
+        """Return the same loop, which writes nothing."""
         return self.replace(reporting=replace(self.reporting, files=False))
 
     # ---- Lightning's hooks
@@ -343,24 +342,12 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         return self.state.client_scores.get("accuracy")
 
     @property
-    def trained(self) -> dict[int, Tensor]:
-        """Client id to the model ``[P]`` that it trained last, with ``ClientEvaluation(keep_trained=True)``."""
-        return self.state.trained
+    def run(self) -> FederationRun:
+        """The run, from the start of a fit on, with its ``clients``, ``channel``, ``space``, ``state`` and ``server``."""
+        return self._fit.running
 
-    @property
-    def clients(self) -> list[Client]:
-        """The clients, by number, from the start of a fit on; like ``channel`` and ``space``."""
-        return self._fit.running.engine.manager.clients
-
-    @property
-    def channel(self) -> Channel:
-        """What has crossed in this round."""
-        return self._fit.running.engine.manager.channel
-
-    @property
-    def space(self) -> ParameterSpace:
-        """The map between the module and vectors."""
-        return self._fit.running.engine.space
+    clients, channel, space = (property(attrgetter(f"run.{name}")) for name in ("clients", "channel", "space"))
+    trained = property(attrgetter("state.trained"), doc="See :class:`flsv.round.FederationState`.")
 
     @property
     def events(self) -> list[Event]:
@@ -380,8 +367,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     @property
     def coalitions(self) -> int:
         """Coalitions whose models were evaluated in this fit so far, each once."""
-        run = None if self._run is None else self._run.federation
-        return 0 if run is None or run.server.games is None else run.server.games.total_evaluations
+        return 0 if self._run is None or self._run.federation is None else self.run.coalitions
 
     @property
     def current_client(self) -> int | None:
@@ -390,7 +376,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     def received(self) -> dict[int, Tensor]:
         """Client id to the model ``[P]`` that it would start the next round from, where that is not the global one."""
-        return self._fit.running.received()
+        return self.run.received()
 
     def to_frame(self) -> pandas.DataFrame:
         """What is known between two rounds, as a tidy DataFrame with the columns of :func:`flsv.read_run`: the metrics'

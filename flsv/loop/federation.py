@@ -17,6 +17,8 @@ from flsv.engines.one_process import OneProcess
 from flsv.errors import ConfigurationError
 from flsv.identity import Identity
 from flsv.metrics import PrivacyLoss
+from flsv.parameters import ParameterSpace
+from flsv.participants import Channel, Client
 from flsv.participants.sharing import warn_of_sharing
 from flsv.round import FederationState, Instruction, Round
 from flsv.round.state import GLOBAL_MODEL
@@ -67,6 +69,26 @@ class FederationRun:
         state.to(engine.device)
         state.global_vector = space.read(module)
         self.server = RoundServer(board, config.strategies, space, engine.manager.channel, config.filters)
+
+    @property
+    def clients(self) -> list[Client]:
+        """The clients as the server sees them, by number."""
+        return self.engine.manager.clients
+
+    @property
+    def channel(self) -> Channel:
+        """What has crossed in this round."""
+        return self.engine.manager.channel
+
+    @property
+    def space(self) -> ParameterSpace:
+        """The map between the module and vectors."""
+        return self.engine.space
+
+    @property
+    def coalitions(self) -> int:
+        """Coalitions whose models were evaluated in this fit so far, each once."""
+        return 0 if self.server.games is None else self.server.games.total_evaluations
 
     # ---- before the first round
 

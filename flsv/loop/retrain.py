@@ -92,13 +92,7 @@ def retrain(
         >>> retrain(trainer, module, data, seeds=1)["client_name"].tolist()
         ['0', '1']
     """
-    if not any(hasattr(each, "without_files") for each in trainer.callbacks):  # type: ignore[attr-defined]
-        raise ConfigurationError("flsv.retrain: the trainer has no FederatedLoop among its callbacks. Add one.")
-    if trainer.current_epoch:
-        raise ConfigurationError(
-            f"flsv.retrain: this trainer has been fitted for {trainer.current_epoch} rounds, and its callbacks hold "
-            "what came of it. Make a Trainer, a module and the data as for the fit, and give these."
-        )
+    _check(trainer)
     first = seed_or_default(loop_of(trainer).seed)
     data.prepare_data()
     data.setup("fit")
@@ -129,6 +123,16 @@ def retrain(
     names: Sequence[str] = data.client_names
     plain = {name: column.tolist() for name, column in columns.items()}
     return DataFrame({"client": range(len(names)), "client_name": names, **plain})
+
+
+def _check(trainer: L.Trainer) -> None:
+    if not any(hasattr(each, "without_files") for each in trainer.callbacks):  # type: ignore[attr-defined]
+        raise ConfigurationError("flsv.retrain: the trainer has no FederatedLoop among its callbacks. Add one.")
+    if trainer.current_epoch:
+        raise ConfigurationError(
+            f"flsv.retrain: this trainer has been fitted for {trainer.current_epoch} rounds, and its callbacks hold "
+            "what came of it. Make a Trainer, a module and the data as for the fit, and give these."
+        )
 
 
 @contextmanager
