@@ -42,7 +42,8 @@ def terminable() -> Iterator[None]:
             raise stops.pop()
 
     def again(ignored: Any) -> None:
-        """Where Python was within a ``__del__``, which swallows what is raised, raise it a moment later."""
+        """Within a ``__del__`` or a weak reference's callback, of which pictures make many, what is raised is lost: do it
+        a moment later."""
         if ignored.exc_type is Terminated:
             stops.append(Terminated)
             threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
