@@ -42,8 +42,8 @@ def terminable() -> Iterator[None]:
             raise stops.pop()
 
     def again(ignored: Any) -> None:
-        """Within a ``__del__`` or a weak reference's callback, of which pictures make many, what is raised is lost: do it
-        a moment later."""
+        """Raise it a moment later: within a ``__del__`` or a weak reference's callback, of which pictures have many,
+        it is lost."""
         if ignored.exc_type is Terminated:
             stops.append(Terminated)
             threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
