@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests/engines"))
 from same_runs import differences  # noqa: E402
 
-ENV = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+ENV = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
 BATCHES = ("--trainer.limit_train_batches", "8", "--trainer.enable_progress_bar", "false")
 SHORT = ("--config", "digits", "--trainer.max_epochs", "2", *BATCHES)
 KEPT: dict[str, Any] = {"usecols": lambda name: "second" not in name}
@@ -102,6 +102,8 @@ def kill(process: subprocess.Popen[bytes], draw: random.Random) -> bool:
     end = time.monotonic() + PATIENCE
     while process.poll() is None or alive(process.pid):
         if time.monotonic() > end:
+            os.killpg(process.pid, signal.SIGABRT)  # says where it is
+            time.sleep(5)
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             return False
@@ -120,7 +122,7 @@ def trial(command: Command, folder: Path, output: Path, seconds: float, draw: ra
         except subprocess.TimeoutExpired:
             kills += 1
             if not kill(process, draw):
-                return kills, "a process stays alive"
+                return kills, f"a process stays alive: {output.read_text()[-3000:]}"
             if process.returncode == 0:  # it was done, or says so
                 return kills, ""
 

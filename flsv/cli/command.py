@@ -42,7 +42,8 @@ def terminable() -> Iterator[None]:
             raise stops.pop()
 
     def again(ignored: Any) -> None:
-        """Where Python was within a ``__del__``, which swallows what is raised, raise it a moment later."""
+        """Raise it a moment later: within a ``__del__`` or a weak reference's callback, of which pictures have many,
+        it is lost."""
         if ignored.exc_type is Terminated:
             stops.append(Terminated)
             threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()

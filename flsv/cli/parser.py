@@ -164,11 +164,11 @@ class FederatedCLI(LightningCLI):
             if self._new_folder is not None and loop_of(self.trainer).round_index == 0:
                 shutil.rmtree(self._new_folder, ignore_errors=True)  # nothing was trained
             raise
-        except SystemExit as stopped:
+        # As Lightning ends where somebody presses Ctrl-C; or TensorBoard's writer, which cannot be closed twice.
+        except (SystemExit, OSError) as stopped:
             stop = stopped.__context__
             if not isinstance(stop, KeyboardInterrupt):
                 raise
-            # As Lightning ends where somebody presses Ctrl-C.
             if started_by_script():
                 time.sleep(PATIENCE)  # the script, which ends this rank, is killed once a rank has failed
             if subcommand == "fit" and self.trainer.is_global_zero:

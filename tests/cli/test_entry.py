@@ -6,9 +6,11 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_runs import QUIET, written
+from lightning.pytorch.loggers import TensorBoardLogger
 
 from flsv.cli import main
 from flsv.cli.entry import OWN
@@ -57,11 +59,18 @@ def test_a_closing_line_and_quiet(
     assert Path(page).is_file()
 
 
-@pytest.mark.parametrize("epoch", [0, 1])
+def closes_twice(*_: Any) -> None:
+    """As TensorBoard's writer where a fit is stopped while it closes it."""
+    raise OSError("Writer is closed")
+
+
+@pytest.mark.parametrize(("epoch", "closing"), [(0, False), (1, False), (1, True)])
 def test_what_is_stopped_says_how_to_go_on(
-    epoch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    epoch: int, closing: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    if closing:
+        monkeypatch.setattr(TensorBoardLogger, "finalize", closes_twice)
     Path(f"stops{epoch}.py").write_text(
         "import lightning as L\n\n\nclass Stops(L.Callback):\n"
         "    def on_train_batch_start(self, trainer, *_):\n"

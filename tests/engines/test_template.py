@@ -100,10 +100,12 @@ def test_a_run_that_lives_is_watched(tmp_path: Path) -> None:
     assert statuses(tmp_path) == ["finished:completed"]
 
 
-def test_a_run_that_is_stopped_is_not_started_again(tmp_path: Path) -> None:
-    done = run_py(tmp_path, "end('stopped')", begun="running")
+@pytest.mark.parametrize("log", ["end('stopped')", "say('failed'); end('stopped')"])
+def test_a_run_that_is_stopped_is_not_started_again(log: str, tmp_path: Path) -> None:
+    done = run_py(tmp_path, log, begun="running")
     assert (done.returncode, "the run was stopped" in done.stdout) == (1, True), done.stderr
     assert statuses(tmp_path) == ["finished:stopped"]
+    assert json.loads((tmp_path / "app/runs/status.json").read_text())["status"] == "stopped"
 
 
 @pytest.mark.parametrize(("begun", "ends"), [("running", "finished:stopped"), ("finished:failed", "finished:failed")])

@@ -189,7 +189,8 @@ class RemoteFederation(IdleProcess):
 def run_status(folder: Path, run: str | None = None) -> Iterator[Callable[[str | None], None]]:
     """Say in a folder's ``status.json`` how what is done within ends: ``"running"``, then ``"finished"``, or
     ``"failed"`` and why; and since when. What it gives writes the file anew, with what the run waits for, or None, and
-    last with what stays true of it: the file of a run that was ended from outside stays ``"running"``, and ages.
+    last with what stays true of it: the file of a run that was ended from outside stays ``"running"``, and ages. Of one
+    that an operator has stopped it stays ``"stopped"``, though its server ends a little later.
 
     Args:
         folder: of the run.
@@ -212,8 +213,12 @@ def run_status(folder: Path, run: str | None = None) -> Iterator[Callable[[str |
     begun = datetime.now(UTC)
 
     def write(status: str, why: str | None = None) -> None:
+        path = folder / "status.json"
+        said = path.read_text() if path.is_file() else ""
+        if run is not None and '"stopped"' in said and f'"{run}"' in said:
+            return
         since = (begun if status == "running" else datetime.now(UTC)).isoformat(timespec="seconds")
-        with replacing(folder / "status.json") as file:
+        with replacing(path) as file:
             file.write(json.dumps({"status": status, "since": since, "why": why, "run": run}, indent=1).encode())
         if status != "running":
             print(f"flsv: the run has {status}: {why or folder}.", file=sys.stderr, flush=True)

@@ -222,3 +222,14 @@ def test_how_a_run_has_ended_is_in_a_file(tmp_path: Path, capsys: pytest.Capture
     with pytest.raises(SystemExit), run_status(tmp_path):
         raise SystemExit(0)  # as Flower ends an app whose SuperLink is gone
     assert said() == ("running", None)
+
+
+def test_a_stopped_run_stays_stopped_while_its_server_ends(tmp_path: Path) -> None:
+    status = tmp_path / "status.json"
+    with run_status(tmp_path, "12") as say:
+        status.write_text(stopped := status.read_text().replace("running", "stopped"))
+        say("waiting for Osaka")
+        assert status.read_text() == stopped
+    assert status.read_text() == stopped
+    with run_status(tmp_path, "13"):
+        assert "running" in status.read_text()

@@ -70,7 +70,9 @@ def say(word: str, run: str) -> None:
     """What the server's app, which is not there, cannot say of the run."""
     STATUS.parent.mkdir(parents=True, exist_ok=True)
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    STATUS.write_text(json.dumps({"status": word, "since": now, "why": None, "run": run}, indent=1))
+    whole = STATUS.with_suffix(".new")  # whoever reads finds the one or the other
+    whole.write_text(json.dumps({"status": word, "since": now, "why": None, "run": run}, indent=1))
+    whole.replace(STATUS)
 
 
 def flwr(*words: str | Path) -> dict:
@@ -110,12 +112,13 @@ def run() -> int:
         found, now = state(run), status()
         if found in ALIVE:  # its log was cut off
             continue
+        if found == "finished:stopped":
+            say("stopped", run)
+            print("the run was stopped: python deploy/run.py goes on with it", flush=True)
+            return 1
         if now["status"] in ("finished", "failed"):
             print(f"the run has {now['status']}: {now['why'] or STATUS}", flush=True)
             return 0 if now["status"] == "finished" else 1
-        if found == "finished:stopped":
-            print("the run was stopped: python deploy/run.py goes on with it", flush=True)
-            return 1
         not_begun = not_begun + 1 if now["status"] == "starting" else 0
         print("the run has been ended from outside: it is started again", flush=True)
     print("the server's app has not begun, three times: what it prints above says why", flush=True)
