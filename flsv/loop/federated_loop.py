@@ -343,7 +343,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     @property
     def run(self) -> FederationRun:
-        """The run, from the start of a fit on, with its ``clients``, ``channel``, ``space``, ``state`` and ``server``."""
+        """The run, from the start of a fit on: its ``clients``, ``channel``, ``space``, ``state`` and ``server``."""
         return self._fit.running
 
     clients, channel, space = (property(attrgetter(f"run.{name}")) for name in ("clients", "channel", "space"))
