@@ -198,11 +198,13 @@ class CoalitionPlan:
             return []
         waiting = [f"{name}: {metric.pending}" for name, metric in self._metrics.items() if metric.pending is not None]
         names, masks = ", ".join(self._metrics), self.masks(num_clients)
+        count = len(masks) - 2
         if self.why is None:
-            how = "clients have trained their models beside their own, as rows of one batched model"
+            how = f"clients trained the models of {count} coalitions beside their own, as rows of one batched model"
         else:
-            how = f"each was trained by a fit of its own after the run, {fits_of(masks):.3g} fits in all"
-        return waiting or [f"The values of {names} are of {len(masks) - 2} coalitions of clients: {how}"]
+            fits = f"{fits_of(masks):.3g} fits in all"
+            how = f"{count} coalitions were trained after the run, each by a fit of its own, {fits}"
+        return waiting or [f"{names[0].upper()}{names[1:]}: {how}"]
 
     # ---- in a round
 
