@@ -15,7 +15,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
 
-from flsv._lightning.patches import PatchedAttributes
+from flsv._lightning.patches import PatchedAttributes, callbacks_of
 
 
 class BatchHooks:
@@ -44,7 +44,7 @@ class BatchHooks:
     ) -> None:
         self._trainer, self._batch_idx, self._end = trainer, batch_idx, end
         self._module_end: Callable[[Any, Any, int], Any] | None = None
-        listed = list(trainer.callbacks)  # type: ignore[attr-defined]
+        listed = list(callbacks_of(trainer))
         saving = [each for each in listed if isinstance(each, Checkpoint)]
         others = [each for each in listed if each not in saving]
         self._own = (

@@ -53,6 +53,11 @@ class PatchedAttributes:
         self._before = []
 
 
+def callbacks_of(trainer: L.Trainer) -> list[L.Callback]:
+    """Return a trainer's callbacks: the list that it has, of which Lightning tells type checkers nothing."""
+    return trainer.callbacks  # type: ignore[attr-defined, no-any-return]
+
+
 @contextmanager
 def unlogged(module: nn.Module) -> Iterator[None]:
     """Within it, what a module logs is left out."""

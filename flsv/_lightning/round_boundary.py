@@ -31,6 +31,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from flsv._lightning.durable import replacing
+from flsv._lightning.patches import callbacks_of
 from flsv.errors import ConfigurationError
 
 
@@ -94,7 +95,7 @@ class FinetuningState:
     """
 
     def __init__(self, trainer: L.Trainer | None = None) -> None:
-        callbacks = [] if trainer is None else trainer.callbacks  # type: ignore[attr-defined]
+        callbacks = [] if trainer is None else callbacks_of(trainer)
         self._trainer = trainer
         self._callbacks = [callback for callback in callbacks if isinstance(callback, BaseFinetuning)]
         self._trained: dict[str, list[str]] | None = None

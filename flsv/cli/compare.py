@@ -27,6 +27,7 @@ from pandas import DataFrame
 from torch import Tensor
 
 from flsv._lightning.evaluation import on_device
+from flsv._lightning.patches import callbacks_of
 from flsv.charts import client_labels
 from flsv.cli.command import NO_BARS, command_parser, printer, shown
 from flsv.cli.configs import find_config
@@ -198,7 +199,7 @@ def run(
     """One fit; the trainer has a :class:`flsv.FederatedLoop` among its callbacks. ``tests`` is :class:`OwnModels`'s."""
     loop = loop_of(trainer)
     own = OwnModels(loop, tests)
-    trainer.callbacks.append(own)  # type: ignore[attr-defined]
+    callbacks_of(trainer).append(own)
     if "PL_GLOBAL_SEED" in os.environ:
         L.seed_everything(int(os.environ["PL_GLOBAL_SEED"]), verbose=False)  # all start from the same weights
     start = time.perf_counter()
@@ -272,7 +273,7 @@ def _built(base: Sequence[str], config: str, arguments: Sequence[str], folder: P
     own = ["--trainer.default_root_dir", str(folder), "--federation.reporting.table", "false"]
     own += ["--federation.evaluation.keep_trained", "true"]
     cli = make_cli([*files, *arguments, *own], run=False)
-    callbacks: list[L.Callback] = cli.trainer.callbacks  # type: ignore[attr-defined]
+    callbacks: list[L.Callback] = callbacks_of(cli.trainer)
     if alone:
         loop = loop_of(cli.trainer)
         callbacks[callbacks.index(loop)] = _alone(loop)

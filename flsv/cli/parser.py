@@ -24,6 +24,7 @@ from torch.distributed import is_torchelastic_launched
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, __version__
 from flsv._lightning.durable import check_writable
+from flsv._lightning.patches import callbacks_of
 from flsv.aggregation import Aggregator
 from flsv.cli.checkpoints import WritePredictions, default_checkpoints, find_checkpoint, has_saved
 from flsv.cli.options import CONFIG_HELP, PARSER, ConfigFile, FitParser
@@ -131,7 +132,7 @@ class FederatedCLI(LightningCLI):
             raise ConfigurationError(f"trainer: {error}") from error
         if self.subcommand == "predict" and not made.fast_dev_run:  # type: ignore[attr-defined]
             self.written = WritePredictions()
-            made.callbacks.append(self.written)  # type: ignore[attr-defined]
+            callbacks_of(made).append(self.written)
         return made
 
     def _on_ranks(self, trainer: Any) -> dict[str, Any]:
@@ -266,4 +267,4 @@ def make_cli(
 
 def loop_of(trainer: L.Trainer) -> FederatedLoop:
     """The federated loop among a trainer's callbacks."""
-    return next(callback for callback in trainer.callbacks if isinstance(callback, FederatedLoop))  # type: ignore[attr-defined]
+    return next(callback for callback in callbacks_of(trainer) if isinstance(callback, FederatedLoop))

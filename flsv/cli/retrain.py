@@ -32,6 +32,7 @@ from pandas import DataFrame
 from torch import Tensor
 
 from flsv._lightning.evaluation import all_on_device
+from flsv._lightning.patches import callbacks_of
 from flsv.cli.command import command_parser, printer, shown
 from flsv.cli.parser import FederatedCLI, loop_of
 from flsv.cli.saved_run import changed_settings, check_data, performance_by, saved_run
@@ -215,7 +216,7 @@ def _shared_out(
 def _trainer(cli: FederatedCLI, cohort: FixedCohort, seed: int) -> L.Trainer:
     """The configuration's, in which these clients take part in every round."""
     loop = loop_of(cli.trainer)
-    others = [c for c in cli.trainer.callbacks if c is not loop and not isinstance(c, OF_THE_RUN)]  # type: ignore[attr-defined]
+    others = [c for c in callbacks_of(cli.trainer) if c is not loop and not isinstance(c, OF_THE_RUN)]
     cli.trainer.callbacks = [*others, coalition_loop(loop, cohort, seed)]  # type: ignore[attr-defined]
     return cli.trainer
 

@@ -7,7 +7,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 
-from flsv._lightning.patches import PatchedAttributes
+from flsv._lightning.patches import PatchedAttributes, callbacks_of
 from flsv.clients.slots import Slot
 
 
@@ -29,7 +29,7 @@ class AccumulationWindows(Slot):
         self._complete = True
         self._active = module.automatic_optimization and (
             trainer.accumulate_grad_batches != 1
-            or any(isinstance(callback, GradientAccumulationScheduler) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+            or any(isinstance(callback, GradientAccumulationScheduler) for callback in callbacks_of(trainer))
         )
         self._patches = PatchedAttributes()
         if self._active:

@@ -15,7 +15,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 
-from flsv._lightning.patches import CONFIGURE
+from flsv._lightning.patches import CONFIGURE, callbacks_of
 from flsv.clients.slots import Slot
 from flsv.data import FederatedDataModule
 from flsv.round import FederationState
@@ -114,7 +114,7 @@ class LocalSteps(Slot):
         if trainer.max_epochs in (None, -1):
             return math.inf
         batches = self._batches(client)
-        windows = next((c for c in trainer.callbacks if isinstance(c, GradientAccumulationScheduler)), None)  # type: ignore[attr-defined]
+        windows = next((c for c in callbacks_of(trainer) if isinstance(c, GradientAccumulationScheduler)), None)
 
         def steps(round_index: int) -> int:
             window = trainer.accumulate_grad_batches

@@ -22,6 +22,7 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
+from flsv._lightning.patches import callbacks_of
 from flsv.clients.kernel import ELEMENTWISE, is_elementwise
 
 #: Hooks around a batch or a step that modules and callbacks have.
@@ -82,7 +83,7 @@ def not_batched(
         return 'optimizer_state="persist" gives every client the moments that it left. Use optimizer_state="reset"'
     if why := _not_by_optimizer(trainer):
         return why
-    windows = any(isinstance(c, GradientAccumulationScheduler) for c in trainer.callbacks)  # type: ignore[attr-defined]
+    windows = any(isinstance(c, GradientAccumulationScheduler) for c in callbacks_of(trainer))
     if not accumulates and (trainer.accumulate_grad_batches != 1 or windows):
         return "gradients are accumulated over batches. Leave accumulate_grad_batches at 1"
     if trainer.precision not in PRECISIONS:
@@ -135,7 +136,7 @@ def not_by_rounds(trainer: L.Trainer) -> str | None:
 def strange_hooks(trainer: L.Trainer, hooks: tuple[str, ...]) -> Iterator[tuple[L.Callback, list[str]]]:
     """Yield a trainer's callbacks that define some of these hooks, and which, but for those that are known to change
     nothing: flsv's own and :data:`HARMLESS`."""
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+    for callback in callbacks_of(trainer):
         found = [hook for hook in hooks if not _harmless(callback, hook)]
         if found:
             yield callback, found

@@ -44,9 +44,9 @@ class BatchIndex:
             "training_step looks at batch_idx, and clients that train at once are at different batches of their epochs."
         )
 
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = __int__ = __float__ = __index__ = _refuse  # type: ignore[assignment]
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = __int__ = __float__ = __index__ = _refuse
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __floordiv__ = __truediv__ = _refuse
-    __hash__ = __str__ = __format__ = _refuse  # type: ignore[assignment]
+    __hash__ = __str__ = __format__ = _refuse
 
 
 def step_arguments(module: nn.Module, batch: Any, batch_idx: Any) -> tuple[Any, ...]:

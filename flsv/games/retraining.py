@@ -22,6 +22,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from flsv._lightning.evaluation import all_on_device
+from flsv._lightning.patches import callbacks_of
 from flsv.csv_files import Cell, number, whole
 from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError
@@ -271,7 +272,7 @@ def train_alone(trainer: L.Trainer, module: L.LightningModule, data: FederatedDa
     Raises:
         RuntimeError: the trainer trained nothing.
     """
-    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    callbacks: list[Any] = callbacks_of(trainer)
     # One folder, hundreds of fits.
     callbacks[:] = [measured, *(c.without_files() if hasattr(c, "without_files") else c for c in callbacks)]
     start = time.perf_counter()
@@ -320,7 +321,8 @@ class Measured(L.Callback):
             pl_module.load_state_dict(self.initial)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        callback: Any  # a loop, which stands above this
+        for callback in callbacks_of(trainer):
             if getattr(callback, "share", "all") != "all" and callback.space.private_names:
                 raise ConfigurationError(
                     f"RetrainedUtility evaluates the global model, and with share={callback.share!r} a part of it "

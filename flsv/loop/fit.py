@@ -15,7 +15,15 @@ import torch
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from flsv._lightning.batch_hooks import BatchHooks, step_loss
-from flsv._lightning.patches import PatchedAttributes, counted_length, no_placeholder, round_axis, stepping, unprofiled
+from flsv._lightning.patches import (
+    PatchedAttributes,
+    callbacks_of,
+    counted_length,
+    no_placeholder,
+    round_axis,
+    stepping,
+    unprofiled,
+)
 from flsv._lightning.round_boundary import FinetuningState, RoundAverage, RoundBoundary, global_weights
 from flsv.clients.cohort import CohortTraining, where
 from flsv.clients.local_steps import LocalSteps
@@ -165,7 +173,7 @@ class LightningFit:
         self._undo.callback(hooks.remove)
         self.reports.look_at_start()
         self.boundary = RoundBoundary(trainer)
-        self.average = RoundAverage(trainer.callbacks)  # type: ignore[attr-defined]
+        self.average = RoundAverage(callbacks_of(trainer))
         weights = global_weights(trainer, engine.within_round)
         self._change(weights, *self.average.changes)
 

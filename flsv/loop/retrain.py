@@ -12,6 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from pandas import DataFrame
 from torch import Tensor
 
+from flsv._lightning.patches import callbacks_of
 from flsv.csv_files import NAN
 from flsv.data import FederatedDataModule
 from flsv.declared import Count, checked
@@ -126,7 +127,7 @@ def retrain(
 
 
 def _check(trainer: L.Trainer) -> None:
-    if not any(hasattr(each, "without_files") for each in trainer.callbacks):  # type: ignore[attr-defined]
+    if not any(hasattr(each, "without_files") for each in callbacks_of(trainer)):
         raise ConfigurationError("flsv.retrain: the trainer has no FederatedLoop among its callbacks. Add one.")
     if trainer.current_epoch:
         raise ConfigurationError(

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from flsv._lightning.evaluation import as_given, tolerance
+from flsv._lightning.patches import callbacks_of
 from flsv.clients.client_manager import ClientManager
 from flsv.clients.cohort import CohortLoader
 from flsv.clients.kernel import RowTraining, SharedBatches, clipping, models_of, states_of
@@ -155,7 +156,7 @@ def check_same(models: Tensor, real: Tensor, allowed: float = TOLERANCE) -> None
 
 def loop_of(trainer: L.Trainer) -> FederatedLoop:
     """The loop among a trainer's callbacks."""
-    return next(each for each in trainer.callbacks if isinstance(each, FederatedLoop))  # type: ignore[attr-defined]
+    return next(each for each in callbacks_of(trainer) if isinstance(each, FederatedLoop))
 
 
 class CoalitionTraining(L.Callback):

@@ -35,6 +35,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from flsv._lightning.durable import whole_lines
+from flsv._lightning.patches import callbacks_of
 from flsv.config import ClientEvaluation
 from flsv.csv_files import Cell, read_csv, whole
 from flsv.data import FederatedDataModule
@@ -152,7 +153,7 @@ class Spare:
             parts = copy.deepcopy((strategy.accelerator, strategy.precision_plugin))
             instead[id(strategy)] = SingleDeviceStrategy(strategy.root_device, parts[0], precision_plugin=parts[1])
         self._trainer = copy.deepcopy(trainer, instead | _counterparts(module, self._module))
-        callbacks: list[L.Callback] = self._trainer.callbacks  # type: ignore[attr-defined]
+        callbacks: list[L.Callback] = callbacks_of(self._trainer)
         callbacks[:] = [each for each in callbacks if each is not left_out]
 
     def made(self) -> tuple[L.Trainer, L.LightningModule]:
@@ -238,7 +239,7 @@ class WholeFits:
 
     def _train(self, members: Members) -> dict[str, Tensor]:
         trainer, module = self._spare.made()
-        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        callbacks: list[Any] = callbacks_of(trainer)
         cohort = FixedCohort(members)
         callbacks[:] = [coalition_loop(c, cohort, self._seed) if hasattr(c, "without_files") else c for c in callbacks]
         # A classifier's outputs are scored once, by all that they say.

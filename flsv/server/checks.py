@@ -17,6 +17,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torchmetrics import Metric
 
+from flsv._lightning.patches import callbacks_of
 from flsv._lightning.round_boundary import REPLACED, WeightAveraging
 from flsv.config import ClientEvaluation, FederationConfig
 from flsv.data import FederatedDataModule
@@ -106,7 +107,7 @@ def _federated_data(trainer: L.Trainer) -> FederatedDataModule:
 
 def _check_trainer(trainer: L.Trainer) -> None:
     """Check that rounds can run as the trainer's epochs."""
-    for finder in trainer.callbacks:  # type: ignore[attr-defined]
+    for finder in callbacks_of(trainer):
         if isinstance(finder, BatchSizeFinder | LearningRateFinder):
             raise ConfigurationError(
                 f"{type(finder).__name__} tries training out before it begins, which in a federation is no client's "
@@ -118,7 +119,7 @@ def _check_trainer(trainer: L.Trainer) -> None:
             f"the federation runs in one process on one device, and the trainer has {trainer.world_size}. "
             'Set Trainer(devices=1), or strategy="federated", which spreads the clients over processes.'
         )
-    if any(isinstance(callback, ModelPruning) for callback in trainer.callbacks):  # type: ignore[attr-defined]
+    if any(isinstance(callback, ModelPruning) for callback in callbacks_of(trainer)):
         raise ConfigurationError(
             "ModelPruning changes the module's parameters between rounds, and the clients' models, optimizers and "
             "contributions are vectors of the same parameters all along. Prune the module before the fit "
@@ -354,7 +355,7 @@ def check_callbacks(trainer: L.Trainer, loop: L.Callback) -> None:
     Raises:
         ConfigurationError: a callback that cannot be right, and what to use instead.
     """
-    callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    callbacks: list[L.Callback] = callbacks_of(trainer)
     if any(isinstance(c, StochasticWeightAveraging) for c in callbacks):
         raise ConfigurationError(
             "StochasticWeightAveraging ends with an epoch that renews BatchNorm's statistics: a round in which nobody "

@@ -253,7 +253,7 @@ class _Cohort:
 def metrics_by_name(metrics: Any, loss: Any = None) -> Mapping[str, ContributionMetric]:
     """Return the metrics by the names that their values get."""
     if isinstance(metrics, Mapping | MetricCollection):
-        return dict(metrics)  # type: ignore[arg-type]
+        return dict(metrics)
     if metrics is None:
         metrics = PartialFederatedShapley() if loss is None else PartialFederatedShapley(performance=LOSS, mode="min")
     listed = list(metrics) if isinstance(metrics, list | tuple) else [metrics]

@@ -14,6 +14,7 @@ from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
 
+from flsv._lightning.patches import callbacks_of
 from flsv.declared import Count, Positive, checked
 from flsv.engines.ranks.group import PARENT, end_with_parent, meet
 from flsv.errors import ConfigurationError
@@ -166,7 +167,7 @@ def agree(trainer: L.Trainer, identity: Identity, seed: int, engine: Any = "sequ
     ranks = ranks_of(trainer)
     if ranks.size == 1:
         return seed
-    callbacks: Any = trainer.callbacks  # type: ignore[attr-defined]
+    callbacks: Any = callbacks_of(trainer)
     if engine != "sequential" or any(isinstance(callback, Timer) for callback in callbacks):
         raise ConfigurationError(
             f"on {ranks.size} ranks, FederatedLoop(engine=...) would run the clients elsewhere, and max_time (a Timer) "
