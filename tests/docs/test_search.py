@@ -20,7 +20,7 @@ WANTED = {
     "hospital": "tutorials/hospitals.html",
     "cross-silo": "deployment.html",
     "partition": "howto/own_data.html",
-    "retraining": "reference/command_line.html",
+    "retraining": "tutorials/hospitals.html",
 }
 
 

@@ -234,7 +234,7 @@ KINDS: dict[str, Kind] = {
     "two optimizers": Kind("fits", Two, TwoByHand),
     "a hook of the module around a batch": Kind("fits", Hooked, ClampedByHand),
     "LBFGS": Kind("fits", partial(Module, optimizer=partial(torch.optim.LBFGS, lr=0.01, max_iter=2)), LBFGSByHand),
-    "mixup by NumPy": Kind("rows", Mixup, MixupByHand),
+    "mixup by NumPy": Kind("fits", Mixup, MixupByHand),
     "a loss by `global_step`": Kind("fits", ByStep, ByStepByHand),
     "a loss by `current_epoch`": Kind("rows", ByRound, ByRoundByHand),
     "a loss by an attribute that `training_step` sets": Kind("fits", ByAttribute, ByAttributeByHand),
