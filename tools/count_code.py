@@ -24,17 +24,17 @@ from pathlib import Path
 LONGEST, COMPLEXITY, ARGUMENTS = 400, 15, 14
 #: Of what surrounds the package: the limit, and the aim of 1.0.
 BUDGETS = {
-    "words of all pages": (41_300, 38_000),
+    "words of all pages": (41_400, 38_000),
     "of these of guides": (12_900, 12_000),
     "lines of tests": (33_300, 31_000),
     "lines of tools": (4_900, 4_500),
     "scripts in tools": (25, 25),
-    "lines of flsv": (30_250, 28_000),
+    "lines of flsv": (30_280, 28_000),
 }
 #: Of lines of code in the rooms of flsv, likewise.
 ROOMS = {
     "benchmark": (960, 1_000), "cli": (1_810, 1_500), "clients": (2_760, 2_000), "data": (3_160, 2_600),
-    "engines": (2_320, 2_100), "functional": (2_820, 2_800), "games": (1_540, 1_500), "loop": (2_070, 1_100),
+    "engines": (2_320, 2_100), "functional": (2_820, 2_800), "games": (1_540, 1_500), "loop": (2_080, 1_100),
     "metrics": (1_950, 1_900), "report": (2_100, 1_900), "server": (1_270, 700), "testing": (650, 700),
 }  # fmt: skip
 #: Rooms of docs/ that are no guides: results, and what is looked up.
