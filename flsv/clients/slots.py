@@ -46,6 +46,7 @@ class Slots:
 
     def __init__(self, slots: Sequence[Slot], store: ClientStore) -> None:
         self._slots, self._store = slots, store
+        self._per_batch = [slot for slot in slots if type(slot).begin_batch is not Slot.begin_batch]
         self.client: int | None = None
         for slot in slots:
             store.convert(slot.name, slot.restored)
@@ -67,7 +68,7 @@ class Slots:
 
     def begin_batch(self, position: int, batches: int) -> None:
         """Prepare for the client's batch at this place, counted from 0, of so many in its turn."""
-        for slot in self._slots:
+        for slot in self._per_batch:
             slot.begin_batch(position, batches)
 
     def rewind(self, checkpoint: dict[str, Any]) -> None:
