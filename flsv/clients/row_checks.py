@@ -17,7 +17,6 @@ from lightning.pytorch.callbacks import (
     ProgressBar,
     ThroughputMonitor,
     Timer,
-    WeightAveraging,
 )
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
@@ -52,7 +51,6 @@ HARMLESS = (
     ProgressBar,
     ThroughputMonitor,
     Timer,
-    WeightAveraging,
 )
 #: In which many models can take a step as each would.
 PRECISIONS = ("32-true", "64-true", "bf16-mixed")
