@@ -183,12 +183,12 @@ def _is_checked(hint: Any) -> bool:
 
 
 def _is_list(hint: Any) -> bool:
-    """Whether it is ``list[int]``, ``Sequence[int]`` or ``tuple[int, ...]``."""
+    """Return whether it is ``list[int]``, ``Sequence[int]`` or ``tuple[int, ...]``."""
     return get_origin(hint) in (list, Sequence) or get_args(hint)[1:] == (Ellipsis,)
 
 
 def _choices(hint: Any) -> list[_Choice]:
-    """What an annotation admits."""
+    """Say what an annotation admits."""
     kind, parts = get_origin(hint), get_args(hint)
     if kind is Annotated:
         return [

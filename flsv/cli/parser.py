@@ -105,7 +105,7 @@ class FederatedCLI(LightningCLI):
         parser.set_defaults({"model": {"class_path": ready_made, "init_args": {"network": "mlp"}}})
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """As Lightning does."""
+        """Do as Lightning does."""
         super().parse_arguments(parser, args)
         self._loaded()
 

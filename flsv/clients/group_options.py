@@ -45,7 +45,7 @@ def put(group: dict[str, Any], options: dict[str, Any]) -> None:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two states are equal."""
+    """Return whether two states are equal."""
     if isinstance(a, Tensor) or isinstance(b, Tensor):
         return isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape and bool((a == b).all())
     if isinstance(a, dict) and isinstance(b, dict):

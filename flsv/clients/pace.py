@@ -78,7 +78,7 @@ class Pace(Slot):
             self._schedules.rewind(checkpoint["lr_schedulers"])
 
     def _own(self, options: Options) -> Options:
-        """What of the options as the client leaves them is the client's."""
+        """Pick what of the options, as the client leaves them, is the client's."""
         result: Options = []
         for i, (optimizer, groups) in enumerate(zip(self._optimizers, options)):
             may = set() if self._schedules.is_federations(optimizer) else SCHEDULED

@@ -42,7 +42,7 @@ class Schedules:
         self._begun: list[Any] = []
 
     def is_federations(self, optimizer: Optimizer) -> bool:
-        """Whether an optimizer's learning rate follows the rounds, by a scheduler that is told to."""
+        """Return whether an optimizer's learning rate follows the rounds, by a scheduler that is told to."""
         return any(each.optimizer is optimizer for each in self._by_round)
 
     def load(self, client: int, states: dict[int, Any] | None) -> None:

@@ -102,7 +102,7 @@ class OneProcess:
 
     @property
     def begun(self) -> bool:
-        """Whether training has started."""
+        """Return whether training has started."""
         return self._cohort is not None
 
     @property

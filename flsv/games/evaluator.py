@@ -309,7 +309,7 @@ class ModelEvaluator(VectorEvaluator):
 
 
 def no_forward(module: nn.Module, x: Any, error: Exception) -> ConfigurationError:
-    """Of a ``forward`` that does not take a batch's first part."""
+    """Make the error of a ``forward`` that does not take a batch's first part."""
     return ConfigurationError(
         f"{type(module).__name__}.forward(x) ends in {type(error).__name__}: {str(error).rstrip('.')}. It is called "
         f"with the first part of a validation batch, {kind_of(x)}: let it take that, and give the logits [B, M]."

@@ -82,7 +82,7 @@ class CoalitionPlan:
         return cls(asking)
 
     def reset(self) -> None:
-        """As if nothing had been decided."""
+        """Forget what has been decided."""
         self.why: str | None = None
         self._decided = False
         self._spare: Spare | None = None
@@ -95,7 +95,7 @@ class CoalitionPlan:
         return {**vars(self), "_spare": None}
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs: the way that was taken, and the initial weights."""
+        """Return what a resumed run needs: the way that was taken, and the initial weights."""
         rows = self._loaded if self._rows is None else self._rows.state_dict()
         return {"why": self.why, "initial": self._initial, "rows": rows}
 
@@ -209,7 +209,7 @@ class CoalitionPlan:
     # ---- in a round
 
     def ends(self, space: ParameterSpace, module: L.LightningModule, num_clients: int) -> list[Strategy]:
-        """Who tells metrics of the models of nobody and of everybody, where others come after the run."""
+        """Make what tells metrics of the models of nobody and of everybody, where others come after the run."""
         if self.why is None or self._initial is None:
             return []
         start = copied(module)
@@ -220,7 +220,7 @@ class CoalitionPlan:
 
     @property
     def left(self) -> bool:
-        """Whether coalitions are still to be trained for rounds that have been."""
+        """Return whether coalitions are still to be trained for rounds that have been."""
         return any(metric.pending is not None and len(metric.valued) for metric in self._metrics.values())
 
     def train(
@@ -295,7 +295,7 @@ class _Ends(Strategy):
 
 
 def _refused(config: FederationConfig) -> str | None:
-    """What keeps coalitions from being federations of their own with one model, and what to do."""
+    """Say what keeps coalitions from being federations of their own with one model, and what to do."""
     if config.personalizer is not None:
         return f"personalizer={config.personalizer!r} gives each client a start point of its own. Leave it out"
     if any(isinstance(each, GaussianPrivacy) for each in config.uploads):

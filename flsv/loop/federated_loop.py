@@ -296,7 +296,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     @property
     def at_sites(self) -> FederationConfig:
-        """What a site is to do: the configuration, with what metrics ask of the clients."""
+        """Return what a site is to do: the configuration, with what metrics ask of the clients."""
         return self._plan.as_rows(self.config)
 
     @property

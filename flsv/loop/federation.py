@@ -77,7 +77,7 @@ class FederationRun:
 
     @property
     def channel(self) -> Channel:
-        """What has crossed in this round."""
+        """The channel, with what has crossed in this round."""
         return self.engine.manager.channel
 
     @property

@@ -87,7 +87,7 @@ Curves = Mapping[str, Tensor]
 
 
 def called(measure: str | ModelScore) -> str:
-    """What a file of trainings calls a performance.
+    """Name a performance in a file of trainings.
 
     Example:
         >>> called("accuracy"), called(ModelScore("val_loss", "min"))
@@ -165,7 +165,7 @@ class Spare:
 
 
 def _counterparts(module: L.LightningModule, copy_of_it: L.LightningModule) -> dict[int, Any]:
-    """Of a module's parts, which callbacks may hold, those of its copy, by their ``id``."""
+    """Map a module's parts, which callbacks may hold, by their ``id`` to those of its copy."""
     pairs = [*zip(module.modules(), copy_of_it.modules()), *zip(module.parameters(), copy_of_it.parameters())]
     return {id(mine): theirs for mine, theirs in (*pairs, *zip(module.buffers(), copy_of_it.buffers()))}
 
@@ -262,7 +262,7 @@ class WholeFits:
         }
 
     def _known(self) -> dict[Members, dict[str, Tensor]]:
-        """Of the file, coalitions of which all is there."""
+        """Read the coalitions of which all is in the file."""
         rows = [] if self._kept is None else self._kept.rows
         found: dict[Members, dict[tuple[str, int], list[float]]] = {}
         for row in rows:

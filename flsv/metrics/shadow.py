@@ -300,7 +300,7 @@ class ShadowShapley(MeasuredMetric):
         return value if self.per_class else value.squeeze(-1)
 
     def intervals(self, level: float = LEVEL, value: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
-        """Low and high ends ``[num_clients]`` of an interval of other seeds' values; None of values per class.
+        """Compute the ends ``[num_clients]`` of an interval of other seeds' values; None per class and of earlier ones.
 
         Args:
             level: in (0, 1).
@@ -314,7 +314,11 @@ class ShadowShapley(MeasuredMetric):
         """
         if self.per_class:
             return None
-        value = self.compute() if value is None else value
+        present = self.compute()
+        value = present if value is None else value
+        # The errors are of the present values: of another round's nothing is known.
+        if not torch.allclose(value.to(present), present, equal_nan=True):
+            return None
         half = t_quantile(level) * self.errors.squeeze(-1).to(value)
         return value - half, value + half
 

@@ -194,7 +194,7 @@ class Results:
         )
 
     def late(self, index: int, values: Mapping[str, Tensor]) -> RoundResult:
-        """What is known of an earlier round by now; see :meth:`after`.
+        """Make the rows of an earlier round from what is known by now; see :meth:`after`.
 
         Args:
             index: of the round.

@@ -300,3 +300,14 @@ def test_the_loops_algorithm_stays_the_users() -> None:
     assert loop().client_algorithm is None
     proximal = loop(client_algorithm=FedProx(0.1))
     assert isinstance(proximal.replace(seed=1).client_algorithm, FedProx)
+
+
+def test_values_of_an_earlier_round_have_no_interval_of_a_later_one() -> None:
+    metric, masks = ShadowShapley(num_clients=2), coalition_masks("all", 2)
+    metric.update(torch.arange(2), masks, lambda masks: masks.sum(1).double())
+    earlier = metric.compute()
+    metric.update(torch.arange(2), masks, lambda masks: 3.0 * masks.sum(1).double())
+    assert metric.intervals(value=earlier) is None
+    low, high = metric.intervals(value=metric.compute()) or (None, None)
+    assert low is not None
+    assert (low < high).all()

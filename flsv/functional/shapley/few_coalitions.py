@@ -26,9 +26,8 @@ get the same, and that one is the higher where a player alone comes close to wha
 an accuracy. What one training differs from the next by is far less: 1 to 15 % of the variance between coalitions in the
 federations of ``flsv.benchmark`` (``docs/results/intervals.md``).
 
-The standard errors are the posterior's: what these coalitions leave open *if the game is of this kind*. A game that is
-not, such as one in which two players are worth something together only, is outside of them: ``kernel_shap`` of the same
-coalitions assumes nothing of the kind, and where the two are further apart than the interval, this fit's form decides.
+The standard errors are what these coalitions leave open *if the game is of this kind*. ``kernel_shap`` of the same
+coalitions assumes nothing: where the two are further apart than the interval, this fit's form decides.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def status() -> dict[str, str]:
 
 
 def say(word: str, run: str) -> None:
-    """What the server's app, which is not there, cannot say of the run."""
+    """Write of the run what the server's app, which is not there, cannot."""
     STATUS.parent.mkdir(parents=True, exist_ok=True)
     now = datetime.now(UTC).isoformat(timespec="seconds")
     whole = STATUS.with_suffix(".new")  # whoever reads finds the one or the other
