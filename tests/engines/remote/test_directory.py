@@ -107,7 +107,7 @@ def test_who_is_away_is_named_and_the_run_says_that_it_lives(
 def test_another_checkout_of_one_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     remote = Remotely(tmp_path, shapfed)
     monkeypatch.setattr("flsv.engines.remote.transport._sources", lambda: "changed")
-    with pytest.raises(ConfigurationError, match=r"differ in flsv: '[\d.]+, sources [0-9a-f]{12}' there, .* changed'"):
+    with pytest.raises(ConfigurationError, match=r"differ in flsv: '[\w.]+, sources [0-9a-f]{12}' there, .* changed'"):
         remote.fit()
 
 
