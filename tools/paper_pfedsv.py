@@ -17,7 +17,7 @@ from flsv import FederatedLoop
 from flsv.cli.compare import run
 from flsv.data import FederatedDataModule
 from flsv.functional import label_overlap, personalized_weights, relevance_auroc
-from flsv.functional.agreement import keep_common
+from flsv.functional.common_entries import keep_common
 from flsv.models import LeNet5
 from flsv.participants import LocalData
 from flsv.personalization import PFedSV

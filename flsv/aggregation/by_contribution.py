@@ -35,7 +35,7 @@ from torch import Tensor
 from flsv.aggregation.base import Aggregator
 from flsv.declared import Positive
 from flsv.functional import participant_weights
-from flsv.functional.agreement import EPSILON, cohort_reputation
+from flsv.functional.cgsv import EPSILON, cohort_reputation
 from flsv.round import Round
 from flsv.sampling.contribution import known_or_mean
 from flsv.strategy import Contributions

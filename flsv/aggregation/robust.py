@@ -29,7 +29,7 @@ from flsv.aggregation.base import Aggregator
 from flsv.arguments import rounded_up
 from flsv.declared import Count, NonNegative, Positive
 from flsv.errors import ConfigurationError
-from flsv.functional.divergences import distances, weighted_mean
+from flsv.functional.distances import distances, weighted_mean
 from flsv.round import Round
 from flsv.strategy import Contributions, Federation
 

@@ -15,7 +15,7 @@ from flsv.clients.local_steps import limited
 from flsv.clients.turn import Turn
 from flsv.data import FederatedDataModule
 from flsv.data.groups import client_called
-from flsv.functional.divergences import distances
+from flsv.functional.distances import distances
 from flsv.participants import Traffic, at
 from flsv.round import ClientUpdate, Instruction
 from flsv.round.matrix import copied_rows, empty_rows

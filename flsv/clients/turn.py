@@ -36,7 +36,7 @@ from flsv.clients.shared_module import SharedModule
 from flsv.clients.slots import Slot, Slots
 from flsv.clients.store import ClientStore
 from flsv.config import FederationConfig
-from flsv.functional.divergences import distances
+from flsv.functional.distances import distances
 from flsv.parameters import ParameterSpace
 from flsv.participants import LocalData, at
 from flsv.round import ClientUpdate, Instruction

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flsv.data.groups import client_called
 from flsv.errors import ConfigurationError
-from flsv.functional.divergences import distances
+from flsv.functional.distances import distances
 from flsv.personalization import Personalizer
 from flsv.round import ClientMatrix, ClientUpdate
 from flsv.round.matrix import copied_rows

@@ -18,7 +18,7 @@ from torch import Tensor
 from flsv.aggregation import FedAvg
 from flsv.attacks import Collusion
 from flsv.config import FederationConfig
-from flsv.functional.divergences import distances
+from flsv.functional.distances import distances
 from flsv.participants import Channel, Client, LocalData
 from flsv.round import ClientUpdate, FederationState
 from flsv.server import ContributionMetrics, RoundServer

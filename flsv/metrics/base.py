@@ -17,7 +17,7 @@ from torchmetrics import Metric
 from flsv.arguments import ReadOnlyArguments
 from flsv.declared import Count, Declared
 from flsv.errors import ConfigurationError
-from flsv.functional.agreement import EPSILON, cosines
+from flsv.functional.cgsv import EPSILON, cosines
 from flsv.metrics.intervals import WithIntervals
 from flsv.metrics.needs import BY_CLIENT, SHAPES, Guide, needs_in_words
 from flsv.metrics.plot import plot_contributions

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flsv.declared import NonNegative, Positive, Share
-from flsv.functional.agreement import keep_common
+from flsv.functional.common_entries import keep_common
 from flsv.personalization.base import Starts, UploadKeeper
 from flsv.round import Round
 from flsv.strategy import Contributions

@@ -20,7 +20,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from flsv.declared import Count, NonNegative, Share
-from flsv.functional.agreement import keep_common
+from flsv.functional.common_entries import keep_common
 from flsv.games.performance import Mode, ModelScore, performance_of
 from flsv.participants import Client, LocalData
 from flsv.personalization.base import OWN_MODEL, Personalized, Starts, UploadKeeper, check_validation, judged

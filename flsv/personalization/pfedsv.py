@@ -30,8 +30,8 @@ from torch import Generator, Tensor
 from flsv.declared import Count, NonNegative, Share
 from flsv.errors import ConfigurationError
 from flsv.functional import permutation_shapley
-from flsv.functional.agreement import keep_common
-from flsv.functional.peers import Explore, Policy, SelfWeight, personalized_weights, top_k_download
+from flsv.functional.common_entries import keep_common
+from flsv.functional.pfedsv import Explore, Policy, SelfWeight, personalized_weights, top_k_download
 from flsv.parameters import ParameterSpace
 from flsv.participants import Client, LocalData
 from flsv.personalization.base import OWN_MODEL, Personalized, Starts, UploadKeeper, check_validation, judged

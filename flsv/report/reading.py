@@ -15,7 +15,7 @@ from pandas import DataFrame
 from flsv.charts import client_label
 from flsv.csv_files import NAN, Cell, number_or_nan, read_csv, whole
 from flsv.errors import ConfigurationError, listed
-from flsv.functional.over_rounds import half_width
+from flsv.functional.confidence import half_width
 from flsv.metrics.intervals import LEVEL
 from flsv.participants.artifacts import client_folders
 from flsv.report.folder import CONTRIBUTIONS, RECORD, RETRAINED

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from flsv.errors import ConfigurationError
-from flsv.functional.agreement import common_entries
+from flsv.functional.common_entries import common_entries
 from flsv.parameters import Head, ParameterSpace
 from flsv.participants import Channel, Client, LocalData, run_protocol
 from flsv.round.fields import TrainedCoalitions, after, derived, known_after

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flsv.aggregation import Aggregator
 from flsv.filters import Cohort, UpdateFilter, with_guard
-from flsv.functional.divergences import all_finite, distances
+from flsv.functional.distances import all_finite, distances
 from flsv.games import CoalitionGames
 from flsv.parameters import ParameterSpace
 from flsv.participants import Channel, Client, LocalData

@@ -23,7 +23,7 @@ from flsv.functional import (
     client_values,
     label_embedding,
 )
-from flsv.functional.transport.values import Part
+from flsv.functional.transport.fedbary import Part
 from flsv.participants import LocalData
 from flsv.seeding import generator_for
 

@@ -16,7 +16,7 @@ from flsv.aggregation import CGSV
 from flsv.data import FederatedDataModule, IIDPartitioner, Splits
 from flsv.errors import ConfigurationError
 from flsv.functional import class_specific_shapley, participant_weights
-from flsv.functional.agreement import updated_reputation
+from flsv.functional.cgsv import updated_reputation
 from flsv.metrics import ClassSpecificShapley, CosineGradientShapley, GradientAgreement
 from flsv.models.classifier import ClassifierClient
 

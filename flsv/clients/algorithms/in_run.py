@@ -31,7 +31,7 @@ from flsv.clients.ghost import GhostProducts
 from flsv.data.labels import batch_labels
 from flsv.declared import Count
 from flsv.errors import ConfigurationError
-from flsv.functional.gradients import step_weights
+from flsv.functional.shapley.in_run import step_weights
 from flsv.metrics import InRunShapley
 from flsv.participants import LocalData
 from flsv.participants.artifacts import keep_artifact
