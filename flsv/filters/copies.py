@@ -9,9 +9,9 @@ from annotated_types import Gt, Le
 from torch import Tensor
 
 from flsv.filters.base import Cohort, UpdateFilter
-from flsv.functional.copies import ALIKE, ROUNDS, SPEAKING, alike, groups_of, similarities
-from flsv.functional.free_riders import ECHO, echoes
-from flsv.functional.isolated_groups import GAP, standing_apart
+from flsv.functional.copies import ALIKE, ROUNDS, SPEAKING, groups_of, same_group_pairs, similarities
+from flsv.functional.free_riders import ECHO, last_step_similarity
+from flsv.functional.isolated_groups import GAP, isolated_groups
 from flsv.round import ClientMatrix
 from flsv.strategy import Federation
 
@@ -35,7 +35,7 @@ class CopyFilter(UpdateFilter):
         gap: a group stands apart where its members are by so much more alike than any of them is to others, in (0, 2],
             in the first three rounds that they spend together; for cohorts of six or more. None: not judged.
         echo: a client sends the server's last step back from this mean of
-            :func:`flsv.functional.free_riders.echoes` on, in (0, 1]. None: not judged.
+            :func:`flsv.functional.free_riders.last_step_similarity` on, in (0, 1]. None: not judged.
 
     Raises:
         ConfigurationError: a number out of range; neither rule.
@@ -124,7 +124,7 @@ class CopyFilter(UpdateFilter):
         if self.echo is not None and before is not None and start is not None:
             step = (start - before.to(start))[:end]
             products = ClientMatrix(cohort.matrix, [start] * len(here)).until(end).dot(step).cpu()
-            now = echoes(gram, products, float(step.double() @ step.double()), cohort.num_samples)
+            now = last_step_similarity(gram, products, float(step.double() @ step.double()), cohort.num_samples)
             moved = float(bool((step != 0).any()))
             total, rounds = total.index_add(0, here, now), rounds.index_add(0, here, torch.full_like(now, moved))
             speaking = speaking.index_add(0, here, (now >= self.echo).double())
@@ -144,9 +144,9 @@ class CopyFilter(UpdateFilter):
             speaking = speaking.index_put(pairs, (now >= SPEAKING).double(), True)
             similar[pairs] = (total / together.clamp_min(1))[pairs]
         if self.threshold is not None:
-            named |= alike(similar, self.threshold)
+            named |= same_group_pairs(similar, self.threshold)
         if self.gap is not None:
-            named[pairs] |= standing_apart(similar[pairs], self.gap) & (together[pairs] == ROUNDS)
+            named[pairs] |= isolated_groups(similar[pairs], self.gap) & (together[pairs] == ROUNDS)
         found = found.where(~named | (speaking < ROUNDS), 1.0)
         self._pairs = torch.stack([total, together, speaking, found])
         return similar

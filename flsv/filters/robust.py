@@ -23,7 +23,7 @@ from torch import Tensor
 from flsv.declared import Count
 from flsv.errors import ConfigurationError
 from flsv.filters.base import Cohort, UpdateFilter
-from flsv.functional.clipping import counted, length_factors, shortened
+from flsv.functional.clipping import capped_samples, length_factors, scale_updates
 from flsv.functional.distances import distances
 from flsv.personalization import Personalizer
 from flsv.strategy import Federation
@@ -67,7 +67,7 @@ class NormCap(UpdateFilter):
         cut = cohort.num_parameters
         origin = torch.stack(starts) if cohort.common_start is None else cohort.common_start
         factors = length_factors(distances(cohort.matrix[:, :cut], origin[..., :cut]), self.cap)
-        return replace(cohort, matrix=shortened(cohort.matrix, origin, factors, cut))
+        return replace(cohort, matrix=scale_updates(cohort.matrix, origin, factors, cut))
 
 
 class SampleCap(UpdateFilter):
@@ -92,7 +92,7 @@ class SampleCap(UpdateFilter):
         self.cap = cap
 
     def apply(self, cohort: Cohort) -> Cohort:
-        return replace(cohort, num_samples=counted(cohort.num_samples, self.cap))
+        return replace(cohort, num_samples=capped_samples(cohort.num_samples, self.cap))
 
 
 class MultiKrum(UpdateFilter):

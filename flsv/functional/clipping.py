@@ -39,7 +39,7 @@ def length_factors(norms: Tensor, cap: float) -> Tensor:
     return factors
 
 
-def counted(num_samples: Tensor, cap: float | None) -> Tensor:
+def capped_samples(num_samples: Tensor, cap: float | None) -> Tensor:
     """The numbers of samples that count, of those that clients tell.
 
     Args:
@@ -50,7 +50,7 @@ def counted(num_samples: Tensor, cap: float | None) -> Tensor:
         ``[k]``, of the same type.
 
     Example:
-        >>> counted(torch.tensor([10, 20, 90]), cap=1.5)
+        >>> capped_samples(torch.tensor([10, 20, 90]), cap=1.5)
         tensor([10, 20, 30])
     """
     if cap is None or not len(num_samples):
@@ -59,7 +59,7 @@ def counted(num_samples: Tensor, cap: float | None) -> Tensor:
     return num_samples.clamp_max(bound.to(num_samples.dtype))
 
 
-def shortened(rows: Tensor, start: Tensor, factors: Tensor, end: int) -> Tensor:
+def scale_updates(rows: Tensor, start: Tensor, factors: Tensor, end: int) -> Tensor:
     """Models whose updates are multiplied.
 
     Args:
@@ -72,7 +72,7 @@ def shortened(rows: Tensor, start: Tensor, factors: Tensor, end: int) -> Tensor:
         ``[k, P]``, ``rows`` itself where all factors are 1; rows of a factor of 1 are equal to the bit.
 
     Example:
-        >>> shortened(torch.tensor([[3.0, 7.0], [2.0, 7.0]]), torch.ones(2), torch.tensor([0.5, 1.0]), end=1)
+        >>> scale_updates(torch.tensor([[3.0, 7.0], [2.0, 7.0]]), torch.ones(2), torch.tensor([0.5, 1.0]), end=1)
         tensor([[2., 7.],
                 [2., 7.]])
     """

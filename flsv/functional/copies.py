@@ -77,7 +77,7 @@ def similarities(gram: Tensor) -> Tensor:
     return (products / torch.outer(lengths, lengths).where(known, 1.0)).where(known, 0.0).clamp(-1, 1)
 
 
-def alike(similar: Tensor, threshold: float = ALIKE) -> Tensor:
+def same_group_pairs(similar: Tensor, threshold: float = ALIKE) -> Tensor:
     """Who is alike together: the groups all of whose pairs are, and that are like nobody else.
 
     Args:
@@ -91,7 +91,7 @@ def alike(similar: Tensor, threshold: float = ALIKE) -> Tensor:
         >>> near = torch.eye(5)
         >>> near[0, 1] = near[1, 0] = 0.9
         >>> near[2, 3] = near[3, 2] = near[3, 4] = near[4, 3] = 0.8  # 3 is between 2 and 4, who are not alike
-        >>> groups_of(alike(near))
+        >>> groups_of(same_group_pairs(near))
         [[0, 1]]
     """
     pairs = (similar >= threshold).fill_diagonal_(False)
@@ -103,18 +103,18 @@ def alike(similar: Tensor, threshold: float = ALIKE) -> Tensor:
     return found
 
 
-def groups_of(alike: Tensor) -> list[list[int]]:
+def groups_of(pairs: Tensor) -> list[list[int]]:
     """Connected components of the pairs, each ascending, by first member; without single clients.
 
     Args:
-        alike: bool ``[n, n]``, symmetric.
+        pairs: bool ``[n, n]``, symmetric.
 
     Example:
-        >>> alike = torch.zeros(4, 4, dtype=torch.bool)
-        >>> alike[0, 2] = alike[2, 0] = alike[2, 3] = alike[3, 2] = True
-        >>> groups_of(alike)
+        >>> pairs = torch.zeros(4, 4, dtype=torch.bool)
+        >>> pairs[0, 2] = pairs[2, 0] = pairs[2, 3] = pairs[3, 2] = True
+        >>> groups_of(pairs)
         [[0, 2, 3]]
     """
-    count, group = connected_components(alike.cpu().numpy(), directed=False)
+    count, group = connected_components(pairs.cpu().numpy(), directed=False)
     found = [(group == each).nonzero()[0].tolist() for each in range(count)]
     return sorted(rows for rows in found if len(rows) > 1)

@@ -20,7 +20,7 @@ ECHO = 0.9
 means stay below 0.6, and those of an echo are 1."""
 
 
-def echoes(gram: Tensor, products: Tensor, square: float, num_samples: Tensor) -> Tensor:
+def last_step_similarity(gram: Tensor, products: Tensor, square: float, num_samples: Tensor) -> Tensor:
     """How far each update of a round is the server's last step, float64 ``[k]``: r_i; 0 where nothing is left without
     the mean.
 
@@ -32,7 +32,7 @@ def echoes(gram: Tensor, products: Tensor, square: float, num_samples: Tensor) -
 
     Example:
         >>> updates, step = torch.eye(3), torch.tensor([0.0, 5.0, 0.0])
-        >>> echoes(updates @ updates.T, updates @ step, 25.0, torch.ones(3)).round(decimals=2)
+        >>> last_step_similarity(updates @ updates.T, updates @ step, 25.0, torch.ones(3)).round(decimals=2)
         tensor([-0.6500,  1.0000, -0.6500], dtype=torch.float64)
     """
     k = len(gram)

@@ -32,7 +32,7 @@ LEAST = 6
 """Clients of a cohort in which somebody can stand apart: fewer show too little of what is usual."""
 
 
-def standing_apart(similar: Tensor, gap: float = GAP) -> Tensor:
+def isolated_groups(similar: Tensor, gap: float = GAP) -> Tensor:
     """Groups of at most half of the clients whose similarity exceeds that to all others by the gap.
 
     Args:
@@ -46,7 +46,7 @@ def standing_apart(similar: Tensor, gap: float = GAP) -> Tensor:
         >>> from flsv.functional.copies import groups_of
         >>> similar = torch.full((6, 6), -0.2).fill_diagonal_(1)
         >>> similar[0, 3] = similar[3, 0] = 0.4
-        >>> groups_of(standing_apart(similar))
+        >>> groups_of(isolated_groups(similar))
         [[0, 3]]
     """
     k = len(similar)

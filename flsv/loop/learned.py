@@ -23,8 +23,7 @@ from torchmetrics import Metric
 from flsv._lightning.evaluation import each_loader, on_device
 from flsv.clients.local_steps import limited
 from flsv.errors import ConfigurationError
-from flsv.functional.shapley.undecided import times_to_tell_apart
-from flsv.functional.shapley.undecided import told_apart as pairs_apart
+from flsv.functional.shapley.studentized_range import pairs_differ, times_to_tell_apart
 from flsv.games import ModelScore, Scores
 from flsv.games.replica import Replica, rows_of
 from flsv.games.scores import checked_logits, checked_pair, score_batch
@@ -87,7 +86,7 @@ def learned(trainer: L.Trainer, fit: FederationRun) -> dict[str, Any]:
 
 def undecided(metrics: Mapping[str, Metric], values: Mapping[str, Tensor]) -> dict[str, dict[str, int]]:
     """Metrics whose sampled values tell no pair of clients apart: the evaluations that they have had, and those that
-    would, see :mod:`flsv.functional.shapley.undecided`."""
+    would, see :mod:`flsv.functional.shapley.studentized_range`."""
     found = {}
     for name, value in values.items():
         metric = metrics[name]
@@ -97,7 +96,7 @@ def undecided(metrics: Mapping[str, Metric], values: Mapping[str, Tensor]) -> di
         of, errors = value.cpu(), known["stderr"].cpu()
         freedom = float(torch.as_tensor(metric.error_freedom()).nan_to_num(nan=math.inf).min())  # type: ignore[operator]
         some = int((of.isfinite() & errors.isfinite()).sum()) > 1
-        if some and not pairs_apart(of, errors, freedom):
+        if some and not pairs_differ(of, errors, freedom):
             spent, times = int(known["evaluations"]), times_to_tell_apart(of, errors, freedom)
             found[name] = {"evaluations": spent, "needed": math.ceil(spent * times)}
     return found

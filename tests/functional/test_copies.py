@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from flsv.functional.copies import alike, groups_of, similarities
+from flsv.functional.copies import groups_of, same_group_pairs, similarities
 
 
 @pytest.mark.parametrize("bad", [0.0, 1e30])
@@ -28,4 +28,4 @@ def test_a_sum_of_two_updates_is_a_copy_of_neither() -> None:
     updates[4] = updates[3] + 0.1 * updates[4]
     similar = similarities(updates @ updates.T)
     assert similar[2, :2].min() > 0.7
-    assert groups_of(alike(similar)) == [[3, 4]]
+    assert groups_of(same_group_pairs(similar)) == [[3, 4]]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from flsv.functional.free_riders import echoes
+from flsv.functional.free_riders import last_step_similarity
 
 
 def echoes_written_out(updates: np.ndarray, step: np.ndarray, samples: np.ndarray) -> np.ndarray:
@@ -24,7 +24,9 @@ def test_echoes_equal_to_the_formula_written_out() -> None:
     updates, step, samples = draw.normal(size=(5, 9)), draw.normal(size=9), draw.integers(1, 50, 5)
     updates[2] = 0.3 * step
     mine = torch.from_numpy(updates), torch.from_numpy(step)
-    found = echoes(mine[0] @ mine[0].T, mine[0] @ mine[1], float(mine[1] @ mine[1]), torch.from_numpy(samples)).numpy()
+    found = last_step_similarity(
+        mine[0] @ mine[0].T, mine[0] @ mine[1], float(mine[1] @ mine[1]), torch.from_numpy(samples)
+    ).numpy()
     np.testing.assert_allclose(found, echoes_written_out(updates, step, samples), atol=1e-12)
     assert found[2] == pytest.approx(1)
     assert found.argmax() == 2

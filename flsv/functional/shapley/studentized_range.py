@@ -34,7 +34,7 @@ STEP, MANY = 1.25, 1000.0
 _POINTS, _REACH = 2001, 6.0
 
 
-def told_apart(values: Tensor, stderr: Tensor, freedom: float = math.inf, level: float = LEVEL) -> bool:
+def pairs_differ(values: Tensor, stderr: Tensor, freedom: float = math.inf, level: float = LEVEL) -> bool:
     """Whether any pair of values differs by more than their errors make all of them differ by chance.
 
     Args:
@@ -45,7 +45,7 @@ def told_apart(values: Tensor, stderr: Tensor, freedom: float = math.inf, level:
 
     Example:
         >>> errors = torch.full((3,), 0.1)
-        >>> told_apart(torch.tensor([0.0, 0.1, 0.3]), errors), told_apart(torch.tensor([0.0, 0.1, 0.9]), errors)
+        >>> pairs_differ(torch.tensor([0.0, 0.1, 0.3]), errors), pairs_differ(torch.tensor([0.0, 0.1, 0.9]), errors)
         (False, True)
     """
     values, variances = _known(values, stderr)
@@ -64,7 +64,7 @@ def times_to_tell_apart(values: Tensor, stderr: Tensor, freedom: float = math.in
     never many times too few, since so small a spread is not seen.
 
     Args:
-        values: ``[n]``, see :func:`told_apart`, of which two are known at least.
+        values: ``[n]``, see :func:`pairs_differ`, of which two are known at least.
         stderr: their standard errors ``[n]``, not all 0.
         freedom: the errors' degrees of freedom, the least of them, which grow with the evaluations.
         level: of all pairs together.
