@@ -18,11 +18,7 @@ import torch
 from torch import Tensor
 
 OUTLYING = 3.5
-
-
 FACTOR = 5.0
-
-
 LARGEST = math.sqrt(torch.finfo(torch.float32).max)
 """1.8e19: what is longer has an infinite norm in float32."""
 

@@ -19,8 +19,6 @@ from torch import Generator, Tensor
 from flsv.declared import Count, NonNegative, checked
 
 Policy = Literal["mean", "exclude", "min"]
-
-
 SelfWeight = Policy | NonNegative
 
 

@@ -22,8 +22,6 @@ from flsv.functional.shapley.game import Utility
 from flsv.functional.shapley.memoized_game import MemoizedGame
 
 DEFAULT_EVALUATIONS_PER_PLAYER = 50
-
-
 MIN_SAMPLES_TO_STOP = 10  # a standard error from fewer samples is too often far too small
 
 

@@ -17,8 +17,6 @@ from flsv.errors import ConfigurationError
 from flsv.functional.shapley.game import ShapleyEstimate, Utility, check_num_players, evaluate, result_dtype
 
 MAX_EXACT_PLAYERS = 22
-
-
 _CHUNK = 2**16  # masks per call of the utility: a few MB, and utilities have per-call overhead
 
 

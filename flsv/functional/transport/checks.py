@@ -90,9 +90,5 @@ def check_support(support: int, samples: int, who: str = "the client") -> None:
 
 #: The place between two measures, the exponent of a distance, and the factor from one regularization to the next.
 Place = Annotated[float, Gt(0), Lt(1), "0.5 is the middle of the geodesic."]
-
-
 Exponent = Annotated[float, Ge(1)]
-
-
 Scaling = Annotated[float, Gt(0), Lt(1)]

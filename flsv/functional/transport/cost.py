@@ -20,8 +20,6 @@ from flsv.functional.transport.checks import check_labels, check_pair, check_poi
 from flsv.functional.transport.class_statistics import ClassStatistics, Covariance, class_statistics, label_distance
 
 CHUNK_BYTES = 256 * 2**20
-
-
 MAX_EMBEDDED_COVARIANCE = 4096
 
 

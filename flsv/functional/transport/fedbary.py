@@ -36,8 +36,6 @@ from flsv.functional.transport.cost import label_augmented_cost, label_embedding
 from flsv.functional.transport.potentials import calibrated_gradient, entropic_potentials, self_potential
 
 Part = Literal["features", "labels", "both"]
-
-
 LABEL_EMPHASIS = 2.0
 
 
