@@ -1,21 +1,7 @@
-"""Whether sampled values tell any pair of players apart, and how many evaluations would.
+"""The studentized range: whether sampled values differ at all, and how many evaluations would show it.
 
 Games and Howell, "Pairwise multiple comparison procedures with unequal n's and/or variances", Journal of Educational
-Statistics 1, 1976: at least one of all n (n - 1) / 2 pairs is told apart where
-
-    |v_i - v_j| / sqrt((e_i^2 + e_j^2) / 2) > q,
-
-the quantile of the range of n standard normal numbers, studentized: of n equal values a pair passes it in 5 % of all
-cases. (Theirs has degrees of freedom for each pair; here the least of any value, and no e_i^2 counts for less than the
-mean of all, since a few samples that are alike by chance make it 0: which is stricter.)
-
-The largest gap of values that are all but noise is noise, too, some q times the standard error at any budget, so that
-it does not say how many evaluations it takes. What does is how far the values spread beyond their error e: of normal
-true values of standard deviation t the sample's variance s^2 is (t^2 + e^2) chi^2_{n-1} / (n - 1), which with all t
-alike before gives t a distribution, of which the median is taken. e^2 falls as 1 / N, and the range of the values is
-that of n normal numbers times sqrt(t^2 + e^2), which in half of all cases is above q e as soon as
-
-    t^2 + e^2 >= e^2 (q / m)^2,    m the range's median.
+Statistics 1, 1976.
 """
 
 from __future__ import annotations
@@ -28,20 +14,29 @@ from scipy.stats import studentized_range
 from torch import Tensor
 
 LEVEL = 0.95
-#: By which factor more evaluations are tried; degrees of freedom from which on errors are as good as known.
+#: The factor from one tried number of evaluations to the next; degrees of freedom that count as infinite.
 STEP, MANY = 1.25, 1000.0
-#: Standard deviations that are looked at, up to so many times that of the sample.
+#: How many standard deviations t are tried, and the largest of them in those of the sample.
 _POINTS, _REACH = 2001, 6.0
 
 
 def pairs_differ(values: Tensor, stderr: Tensor, freedom: float = math.inf, level: float = LEVEL) -> bool:
-    """Whether any pair of values differs by more than their errors make all of them differ by chance.
+    """Test whether any pair of values differs by more than sampling error explains.
+
+    At least one of all n (n - 1) / 2 pairs differs where
+
+        |v_i - v_j| / sqrt((e_i^2 + e_j^2) / 2) > q,
+
+    with q the quantile of the studentized range of n standard normal numbers: among n equal values some pair passes
+    this test in 5 % of all cases. Games and Howell use degrees of freedom for each pair; here the smallest of any value
+    is used, and each e_i^2 is at least the mean of all, since a few samples that agree by chance make it 0. Both make
+    the test stricter.
 
     Args:
-        values: ``[n]``; those that are not known (NaN, in either) are left out.
-        stderr: their standard errors ``[n]``, independent and about normal.
-        freedom: the errors' degrees of freedom, the least of them.
-        level: of all pairs together.
+        values: ``[n]``. Players with a NaN in their value or its error are left out.
+        stderr: the values' standard errors ``[n]``, of independent and about normal errors.
+        freedom: the smallest degrees of freedom of any error.
+        level: the confidence level of all pairs together.
 
     Example:
         >>> errors = torch.full((3,), 0.1)
@@ -58,19 +53,27 @@ def pairs_differ(values: Tensor, stderr: Tensor, freedom: float = math.inf, leve
 
 
 def times_to_tell_apart(values: Tensor, stderr: Tensor, freedom: float = math.inf, level: float = LEVEL) -> float:
-    """How many times as many evaluations would tell a pair apart, in half of all cases.
+    """Estimate by which factor more evaluations would tell a pair apart in half of all cases.
 
-    An estimate, by the module's formula: of values that spread by less than a third of their error it is too few, and
-    never many times too few, since so small a spread is not seen.
+    The largest gap between values that are nearly all noise is itself noise, about q standard errors at any budget, and
+    does not determine the number of evaluations. The spread of the values beyond their error e does: for normal true
+    values of standard deviation t, the sample's variance s^2 is (t^2 + e^2) chi^2_{n-1} / (n - 1). With a flat prior
+    this gives t a distribution, whose median is taken. e^2 falls as 1 / N, and the range of the values is that of n
+    normal numbers times sqrt(t^2 + e^2), which in half of all cases is above q e as soon as
+
+        t^2 + e^2 >= e^2 (q / m)^2,    m the range's median.
+
+    For values that spread by less than a third of their error the estimate is too low, but never by a large factor,
+    since such a small spread is not detected.
 
     Args:
-        values: ``[n]``, see :func:`pairs_differ`, of which two are known at least.
-        stderr: their standard errors ``[n]``, not all 0.
-        freedom: the errors' degrees of freedom, the least of them, which grow with the evaluations.
-        level: of all pairs together.
+        values: ``[n]``, see :func:`pairs_differ`, at least two of them not NaN.
+        stderr: the values' standard errors ``[n]``, not all 0.
+        freedom: the smallest degrees of freedom of any error; they grow with the evaluations.
+        level: the confidence level of all pairs together.
 
     Returns:
-        1.25 or more; with few degrees of freedom within a quarter.
+        1.25 or more; with few degrees of freedom accurate to a quarter.
 
     Example:
         >>> values = torch.tensor([0.3, -0.1, 0.2, -0.2, 0.0, 0.5])
@@ -93,12 +96,12 @@ def times_to_tell_apart(values: Tensor, stderr: Tensor, freedom: float = math.in
 
 @cache
 def _range(level: float, count: int, freedom: float = math.inf) -> float:
-    """A quantile of the studentized range."""
+    """Compute a quantile of the studentized range."""
     return float(studentized_range.ppf(level, count, freedom if freedom < MANY else math.inf))
 
 
 def _known(values: Tensor, stderr: Tensor) -> tuple[Tensor, Tensor]:
-    """Float64, without those of which either is not known: the values, and the errors' squares."""
+    """Return the finite values and the squares of their errors, float64."""
     values, stderr = values.detach().cpu().double(), stderr.detach().cpu().double()
     known = values.isfinite() & stderr.isfinite()
     return values[known], stderr[known].square()
