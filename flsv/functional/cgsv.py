@@ -4,8 +4,8 @@ Xu et al., "Gradient Driven Rewards to Guarantee Fairness in Collaborative Machi
 
     u_i = scale d_i / |d_i|,   u_N = sum_i r_i u_i,   phi_i = cos(u_i, u_N)
 
-with d_i the participants' updates and r_i their reputations, see :func:`updated_reputation`. Lengths are taken as |d_i|
-+ 1e-7.
+with d_i the participants' updates and r_i their reputations, see :func:`updated_reputation`. Lengths are taken as
+|d_i| + 1e-7.
 """
 
 from __future__ import annotations

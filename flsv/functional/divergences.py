@@ -92,8 +92,8 @@ def divergence_weights(
 
     Departures, without which the formula cannot be used. Raw Kullback-Leibler divergences make it negative in the
     paper's own scenarios (two of ten classes: F = 1.61 and 0.2 - 0.6 * 1.61 + 0.1 < 0), so F is first made to sum to 1
-    over the clients. Negative weights become 0, as in FedDisco. The weights are made to sum to 1: as published, with a
-    = 0.6 and b = 0.1, the weights of five equal clients sum to 1.5, which is a larger step of the server
+    over the clients. Negative weights become 0, as in FedDisco. The weights are made to sum to 1: as published, with
+    a = 0.6 and b = 0.1, the weights of five equal clients sum to 1.5, which is a larger step of the server
     (``FedAvg(server_lr=...)``) and not a better weighting.
 
     Args:

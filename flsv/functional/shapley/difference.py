@@ -14,12 +14,11 @@ Corrections to the paper:
 Departures:
 
 - *Shared coalitions.* Algorithm 3 draws S for each i by itself, at two evaluations per sample. At equal evaluations
-  that is no better than plain Monte Carlo where coalitions average their updates and the utility is accuracy. Here
-  one random order of the other players serves all i at once: S is its first j players, U(S + k) is compared with U(S
-  + i) for every i behind them, and the players in S get the last j instead (for large j, players of the first and the
-  last j + 1 swap places with k). That is n + 1 evaluations for a sample of every difference instead of 2 (n - 1),
-  players are compared on the same coalitions, and each difference still sees a uniform S. ``shared=False`` is
-  algorithm 3.
+  that is no better than plain Monte Carlo where coalitions average their updates and the utility is accuracy. Here one
+  random order of the other players serves all i at once: S is its first j players, U(S + k) is compared with U(S + i)
+  for every i behind them, and the players in S get the last j instead (for large j, players of the first and the last
+  j + 1 swap places with k). That is n + 1 evaluations for a sample of every difference instead of 2 (n - 1), players
+  are compared on the same coalitions, and each difference still sees a uniform S. ``shared=False`` is algorithm 3.
 - *Small budgets.* A budget too small for one sample of every size spends what it has on sizes drawn at random, which
   leaves the mean over sizes unbiased.
 - *Values* follow from the differences with sum_i SV_i = U(N) - U(empty), at two more evaluations. NSV by eq. 12
