@@ -52,15 +52,15 @@ Which = Literal[
 #: Up to so many players ``"auto"`` is all coalitions; from so many on, values are also those of a curve over the size.
 MOST_FOR_ALL, CURVE_FROM = 7, 10
 
-#: What games are made of.
+#: The parts of the Gaussian process.
 PARTS: tuple[Kernel, ...] = (membership, gaussian(0.3))
-#: Variance of a noise that nobody has told, in units of a part's.
+#: The largest noise variance to fit, in units of a part's.
 MOST_NOISE = 1.0
 
 
 @checked
 def few_coalitions(num_players: int, which: Which = "auto") -> Tensor:
-    """The coalitions to evaluate, bool ``[K, n]``: the empty and the grand coalition first.
+    """List the coalitions to evaluate, bool ``[K, n]``: the empty and the grand coalition first.
 
     Args:
         num_players: n.
@@ -100,7 +100,7 @@ def few_coalitions(num_players: int, which: Which = "auto") -> Tensor:
 
 
 def _distinct(masks: Tensor) -> Tensor:
-    """Each once, where it stands first."""
+    """Keep each coalition once, where it comes first."""
     first = {tuple(mask): place for place, mask in reversed(list(enumerate(masks.tolist())))}
     return masks[sorted(first.values())]
 
@@ -160,8 +160,10 @@ def few_coalitions_shapley(
 
 
 def interval_over_seeds(values: Tensor, level: float = 0.9) -> Tensor:
-    """Half the width of the interval of each player's mean over seeds, float64 ``[n]``: Student's t of the player's own
-    values. Players differ in how much they spread, so that a spread taken over all of them holds too little of some.
+    """Compute half the width of the interval of each player's mean over seeds, float64 ``[n]``.
+
+    It is Student's t of the player's own values: players differ in how much they spread, so that a pooled spread would
+    make some players' intervals too narrow.
 
     Args:
         values: ``[seeds, n]``, exact values by each seed; NaN of one seed, which does not tell it.
@@ -210,7 +212,7 @@ def retrained_shapley(masks: Tensor, utilities: Tensor, level: float = 0.9) -> t
 
 
 def _solve(masks: Tensor, utilities: Tensor, noise: float | None) -> tuple[Tensor, Tensor]:
-    """Posterior mean and standard deviation ``[n]`` of the fitted game's Shapley values."""
+    """Compute posterior mean and standard deviation ``[n]`` of the fitted game's Shapley values."""
     n, mean, scale = masks.shape[1], utilities.mean(), float(utilities.std())
     if scale <= 1e-12 * (1 + abs(float(mean))):  # all coalitions are worth the same
         nothing = torch.zeros(n, dtype=torch.float64)
@@ -242,8 +244,10 @@ def _solve(masks: Tensor, utilities: Tensor, noise: float | None) -> tuple[Tenso
 
 
 def prior_variance(kernel: Kernel, num_players: int) -> float:
-    """Variance of a player's Shapley value in a game drawn from a Gaussian process: the Shapley value of the game
-    T -> (the player's Shapley value in the game S -> k(S, T)), which depends on T's size and the player's membership.
+    """Compute the variance of a player's Shapley value in a game drawn from a Gaussian process.
+
+    It is the Shapley value of the game T -> (the player's Shapley value in the game S -> k(S, T)), which depends on T's
+    size and the player's membership.
 
     Example:
         In a game with independent gains of variance 1, each player is worth its own gain.
@@ -259,6 +263,7 @@ def prior_variance(kernel: Kernel, num_players: int) -> float:
 
 
 def _check(masks: Tensor, columns: Tensor) -> None:
+    """Raise unless masks and utilities fit, are distinct and finite, and include the empty and the grand coalition."""
     if masks.dtype != torch.bool or masks.ndim != 2 or columns.ndim != 2 or len(masks) != len(columns):
         raise ValueError(
             f"expected masks bool [K, n] and utilities [K] or [K, M], got {masks.dtype} {list(masks.shape)} and "
