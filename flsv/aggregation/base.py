@@ -11,9 +11,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from flsv.declared import Positive
-from flsv.round import Round
-from flsv.strategy import Contributions, Strategy
+from flsv.core import Round
+from flsv.core.strategy import Contributions, Strategy
+from flsv.utilities.declared import Positive
 
 
 class Aggregator(Strategy):

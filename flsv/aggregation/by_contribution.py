@@ -33,12 +33,12 @@ from annotated_types import Gt, Le
 from torch import Tensor
 
 from flsv.aggregation.base import Aggregator
-from flsv.declared import Positive
+from flsv.core import Round
+from flsv.core.strategy import Contributions
 from flsv.functional import participant_weights
 from flsv.functional.agreement import EPSILON, cohort_reputation
-from flsv.round import Round
 from flsv.sampling.contribution import known_or_mean
-from flsv.strategy import Contributions
+from flsv.utilities.declared import Positive
 
 
 class ShapFedWA(Aggregator):

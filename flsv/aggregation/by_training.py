@@ -35,14 +35,13 @@ import torch
 from torch import Tensor
 
 from flsv.aggregation.base import Aggregator
-from flsv.declared import NonNegative, Positive
-from flsv.errors import ConfigurationError
+from flsv.core import LocalData, Round
+from flsv.core.strategy import Contributions, Federation
 from flsv.functional.divergences import Divergence, divergence_weights, label_divergence
-from flsv.participants import LocalData
 from flsv.personalization import Personalizer
 from flsv.personalization.base import Starts
-from flsv.round import Round
-from flsv.strategy import Contributions, Federation
+from flsv.utilities.declared import NonNegative, Positive
+from flsv.utilities.errors import ConfigurationError
 
 
 class FedNova(Aggregator):

@@ -21,10 +21,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from flsv.aggregation.base import FedAvg
-from flsv.declared import Momentum, Positive
-from flsv.errors import ConfigurationError
-from flsv.round import ClientMatrix, Round
-from flsv.strategy import Contributions, Federation
+from flsv.core import ClientMatrix, Round
+from flsv.core.strategy import Contributions, Federation
+from flsv.utilities.declared import Momentum, Positive
+from flsv.utilities.errors import ConfigurationError
 
 #: Entries that :class:`AdaptiveServer` steps at a time.
 PIECE = 2**20

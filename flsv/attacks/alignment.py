@@ -24,9 +24,9 @@ from annotated_types import Gt, Le
 from torch import Tensor
 
 from flsv.attacks.single import Attack
-from flsv.errors import ConfigurationError
-from flsv.parameters import Head, ParameterSpace
+from flsv.core.parameter_space import Head, ParameterSpace
 from flsv.uploads import UploadContext
+from flsv.utilities.errors import ConfigurationError
 
 
 class Alignment(Attack):

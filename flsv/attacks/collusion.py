@@ -29,10 +29,10 @@ import torch
 from torch import Tensor
 
 from flsv.data.corruption import ClientChoice
-from flsv.declared import Positive
-from flsv.errors import ConfigurationError
-from flsv.seeding import generator_for
 from flsv.uploads import Upload, UploadContext
+from flsv.utilities.declared import Positive
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import generator_for
 
 Knowledge = Literal["colluders", "all"]
 

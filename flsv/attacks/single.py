@@ -39,10 +39,10 @@ from annotated_types import Gt
 from torch import Tensor
 
 from flsv.data.corruption import ClientChoice
-from flsv.declared import Positive
-from flsv.errors import ConfigurationError
-from flsv.seeding import generator_for
 from flsv.uploads import Upload, UploadContext
+from flsv.utilities.declared import Positive
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import generator_for
 
 
 class Attack(ClientChoice, Upload):

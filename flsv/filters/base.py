@@ -12,13 +12,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from flsv.core import ClientMatrix, ClientUpdate
+from flsv.core.matrix import copied_rows
+from flsv.core.strategy import Component, Federation
 from flsv.data.groups import client_called
-from flsv.errors import ConfigurationError
 from flsv.functional.divergences import distances
 from flsv.personalization import Personalizer
-from flsv.round import ClientMatrix, ClientUpdate
-from flsv.round.matrix import copied_rows
-from flsv.strategy import Component, Federation
+from flsv.utilities.errors import ConfigurationError
 
 
 class Notices:

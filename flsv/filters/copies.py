@@ -8,6 +8,8 @@ import torch
 from annotated_types import Gt, Le
 from torch import Tensor
 
+from flsv.core import ClientMatrix
+from flsv.core.strategy import Federation
 from flsv.filters.base import Cohort, UpdateFilter
 from flsv.functional.updates import (
     ALIKE,
@@ -21,8 +23,6 @@ from flsv.functional.updates import (
     similarities,
     standing_apart,
 )
-from flsv.round import ClientMatrix
-from flsv.strategy import Federation
 
 COPY, ECHOING = "copy", "echo"
 

@@ -20,13 +20,13 @@ import torch
 from annotated_types import Ge, Gt
 from torch import Tensor
 
-from flsv.declared import Count
-from flsv.errors import ConfigurationError
+from flsv.core.strategy import Federation
 from flsv.filters.base import Cohort, UpdateFilter
 from flsv.functional.divergences import distances
 from flsv.functional.updates import counted, length_factors, shortened
 from flsv.personalization import Personalizer
-from flsv.strategy import Federation
+from flsv.utilities.declared import Count
+from flsv.utilities.errors import ConfigurationError
 
 
 class NormCap(UpdateFilter):

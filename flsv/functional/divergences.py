@@ -32,7 +32,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flsv.declared import checked
+from flsv.utilities.declared import checked
 
 #: Numbers that are converted to float64 at a time: on a CPU as many as stay in its cache.
 BLOCK, CPU_BLOCK = 1 << 20, 1 << 18

@@ -56,7 +56,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from flsv.declared import Share, checked
+from flsv.utilities.declared import Share, checked
 
 
 @checked

@@ -74,8 +74,8 @@ from annotated_types import Ge, Lt
 from scipy.special import ndtri, stdtrit
 from torch import Tensor
 
-from flsv.declared import checked
 from flsv.functional.shapley.game import t_quantile
+from flsv.utilities.declared import checked
 
 Confidence = Annotated[float, Ge(0.5), Lt(1)]
 

@@ -35,7 +35,7 @@ import torch
 from scipy.stats import rankdata
 from torch import Generator, Tensor
 
-from flsv.declared import Count, NonNegative, checked
+from flsv.utilities.declared import Count, NonNegative, checked
 
 Combine = Literal["times", "plus"]
 #: A norm below it counts as this much, as in ``torch.nn.functional.cosine_similarity``.

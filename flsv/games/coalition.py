@@ -18,15 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flsv.declared import Positive, checked
+from flsv.core import ALONE, Ranks, Round
 from flsv.games.evaluator import ModelEvaluator
 from flsv.games.gradients import GradientProducts
 from flsv.games.performance import ModelScore
 from flsv.games.replica import VectorEvaluator
 from flsv.games.scores import Scores, UtilityMetric
 from flsv.games.table import CoalitionModels, CoalitionTable, Weighting
-from flsv.participants import ALONE, Ranks
-from flsv.round import Round
+from flsv.utilities.declared import Positive, checked
 
 #: What models are measured by; several of a classifier's scores are a column each.
 Measure = str | ModelScore | Sequence[str]
@@ -65,7 +64,7 @@ class CoalitionUtility:
 
     Example:
         >>> from torch import nn
-        >>> from flsv.parameters import ParameterSpace
+        >>> from flsv.core.parameter_space import ParameterSpace
         >>> module = nn.Linear(2, 2, bias=False)
         >>> space = ParameterSpace(module)
         >>> evaluator = ModelEvaluator(module, space, [(torch.eye(2), torch.tensor([0, 1]))], num_classes=2)
@@ -138,7 +137,7 @@ class CoalitionGames:
 
     Example:
         >>> from torch import nn
-        >>> from flsv.parameters import ParameterSpace
+        >>> from flsv.core.parameter_space import ParameterSpace
         >>> module = nn.Linear(2, 2, bias=False)
         >>> space = ParameterSpace(module)
         >>> batches = [(torch.eye(2), torch.tensor([0, 1]))]

@@ -14,8 +14,8 @@ from torch.func import functional_call, vmap
 from torchmetrics import Metric
 
 from flsv._lightning.evaluation import free_cached
-from flsv.declared import Count, checked
-from flsv.errors import ConfigurationError
+from flsv.core import ClientMatrix
+from flsv.core.parameter_space import ParameterSpace
 from flsv.games.gradients import GradientProducts, gradient_products, loss_gradient
 from flsv.games.replica import Build, Context, Replica, VectorEvaluator, module_device, named_tensors, rows_of
 from flsv.games.scores import (
@@ -29,9 +29,9 @@ from flsv.games.scores import (
     score_batch,
     wants_probabilities,
 )
-from flsv.parameters import ParameterSpace
-from flsv.round import ClientMatrix
-from flsv.seeding import isolated_rngs, seed_global_rngs
+from flsv.utilities.declared import Count, checked
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import isolated_rngs, seed_global_rngs
 
 Backend = Literal["auto", "vmap", "serial"]
 

@@ -20,14 +20,14 @@ from torchmetrics import Metric
 
 from flsv._lightning.evaluation import all_on_device, on_device
 from flsv._lightning.validation import KeptBatches, ValidationRun, keep_batches
-from flsv.errors import ConfigurationError, listed
+from flsv.core.parameter_space import ParameterSpace
 from flsv.games.coalition import CoalitionGames
 from flsv.games.evaluator import ModelEvaluator
 from flsv.games.performance import ModelScore
 from flsv.games.replica import VectorEvaluator, module_device
 from flsv.games.validated import ValidatedModels, fresh_copy
-from flsv.parameters import ParameterSpace
-from flsv.seeding import isolated_rngs
+from flsv.utilities.errors import ConfigurationError, listed
+from flsv.utilities.seeding import isolated_rngs
 
 #: In the names of what is better the less there is of it.
 LESS = re.compile("loss|err|mse|mae|perplexity", re.IGNORECASE)

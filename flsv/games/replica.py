@@ -24,10 +24,10 @@ from torch._dynamo import OptimizedModule, external_utils
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from flsv.errors import ConfigurationError
+from flsv.core.parameter_space import ParameterSpace, plain_tensors
 from flsv.games.scores import Scores
-from flsv.parameters import ParameterSpace, plain_tensors
-from flsv.seeding import isolated_rngs
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import isolated_rngs
 
 #: Writes model i's vector into a tensor ``[P]``.
 Build = Callable[[int, Tensor], None]

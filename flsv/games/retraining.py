@@ -23,9 +23,10 @@ from torchmetrics import Metric
 
 from flsv._lightning.evaluation import all_on_device
 from flsv._lightning.patches import callbacks_of
-from flsv.csv_files import Cell, number, whole
+from flsv.core import ALONE, Ranks
+from flsv.core.parameter_space import ParameterSpace
+from flsv.core.ranks import longest_first
 from flsv.data import FederatedDataModule
-from flsv.errors import ConfigurationError
 from flsv.functional.shapley.game import Utility
 from flsv.games.coalition import Measure, utility_of
 from flsv.games.evaluator import ModelEvaluator
@@ -33,11 +34,10 @@ from flsv.games.evaluators import evaluators_of
 from flsv.games.performance import Mode, ModelScore, performance_of
 from flsv.games.replica import VectorEvaluator, copied
 from flsv.games.scores import METRICS, Scores, UtilityMetric
-from flsv.kept import Kept, members_text, read_members
-from flsv.parameters import ParameterSpace
-from flsv.participants import ALONE, Ranks
-from flsv.participants.ranks import longest_first
 from flsv.sampling.base import FixedCohort
+from flsv.utilities.csv_files import Cell, number, whole
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.result_file import Kept, members_text, read_members
 
 Members = tuple[int, ...]
 #: Of the file of a game, beside the utilities, and how they are read.
@@ -59,7 +59,7 @@ class KeptUtility:
 
     Args:
         utility: the game, such as a :class:`flsv.games.RetrainedUtility`.
-        path: of the file, see :class:`flsv.kept.Kept`.
+        path: of the file, see :class:`flsv.utilities.result_file.Kept`.
         settings: what the answers hang on, but for the seed. A file of other settings is refused.
         ranks: those of ``utility``: all of them ask alike, the first one writes.
         told: called with how many coalitions are known and how many were asked for, after every answer.

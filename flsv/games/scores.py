@@ -33,7 +33,7 @@ from torchmetrics.functional.classification import (
 )
 from torchmetrics.utilities import dim_zero_cat
 
-from flsv.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError
 
 #: What :meth:`Scores.value` gives of classifiers.
 UtilityMetric = Literal["accuracy", "balanced_accuracy", "negative_loss", "per_class_accuracy"]

@@ -7,13 +7,12 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from flsv import counting
-from flsv.errors import ConfigurationError
+from flsv.core import ALONE, Ranks, Round
 from flsv.functional.shapley.game import coalition_keys
 from flsv.games.replica import Build, VectorEvaluator
 from flsv.games.scores import Scores
-from flsv.participants import ALONE, Ranks
-from flsv.round import Round
+from flsv.utilities import progress as counting
+from flsv.utilities.errors import ConfigurationError
 
 
 class Renormalized(NamedTuple):

@@ -17,11 +17,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from flsv._lightning.evaluation import tolerance
 from flsv._lightning.validation import KeptBatches, ValidationRun, number
-from flsv.errors import ConfigurationError
+from flsv.core.parameter_space import ParameterSpace
 from flsv.games.replica import Build, VectorEvaluator, check_copies, copied, named_tensors
 from flsv.games.scores import Scores
-from flsv.parameters import ParameterSpace
-from flsv.seeding import isolated_rngs
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import isolated_rngs
 
 _LOG = inspect.signature(L.LightningModule.log)
 #: What a module reads and does not change: all copies share it.

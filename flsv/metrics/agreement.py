@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from flsv.declared import Momentum, Positive
+from flsv.core import ClientMatrix
 from flsv.functional import class_specific_shapley
 from flsv.functional.agreement import (
     cohort_reputation,
@@ -25,7 +25,7 @@ from flsv.functional.agreement import (
 )
 from flsv.functional.over_rounds import momentum_add, momentum_merge, momentum_value
 from flsv.metrics.base import ContributionMetric, cosines_with_sum, parameters_of
-from flsv.round import ClientMatrix
+from flsv.utilities.declared import Momentum, Positive
 
 
 class ClassSpecificShapley(ContributionMetric):

@@ -18,10 +18,10 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from flsv.core import Round
 from flsv.data.groups import client_called
 from flsv.metrics.base import ContributionMetric
 from flsv.privacy.gaussian import GaussianPrivacy
-from flsv.round import Round
 
 
 def _crossed(round: Round, way: Literal["up", "down"], bytes: bool = False) -> Tensor:

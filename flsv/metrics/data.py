@@ -18,11 +18,11 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
-from flsv.features import Features
+from flsv.core import Client, LocalData, run_protocol
 from flsv.functional import contribution_shares
 from flsv.metrics.base import ContributionMetric, latest
-from flsv.participants import Client, LocalData, run_protocol
 from flsv.valuation import FedBary, Valuation, keep_pictures
+from flsv.valuation.features import Features
 
 
 class WassersteinContribution(ContributionMetric):
@@ -47,7 +47,7 @@ class WassersteinContribution(ContributionMetric):
 
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
-        features: ``"penultimate"``, ``"pixels"``, ``"pca"`` or a :class:`flsv.features.Features`.
+        features: ``"penultimate"``, ``"pixels"``, ``"pca"`` or a :class:`flsv.valuation.features.Features`.
         support: points of the interpolating measures; None: 100, or as many as the smallest client can afford without
             giving its samples away, see :class:`flsv.valuation.FedBary`.
         iterations: of the protocol.

@@ -15,11 +15,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from flsv.declared import Momentum
 from flsv.functional.gradients import client_in_run_values, gradient_shapley
 from flsv.functional.over_rounds import momentum_add, momentum_merge, momentum_value
 from flsv.games.performance import loss_of
 from flsv.metrics.base import ContributionMetric
+from flsv.utilities.declared import Momentum
 
 #: What must hold of arguments.
 _RULES = ((lambda given: given.order == 1 or given.loss is None, "of a loss that is logged there is the first order."),)
@@ -121,7 +121,7 @@ class InRunShapley(ContributionMetric):
         -\langle g, d_i \rangle = \sum_{z} f_{t(z)} \langle g, \nabla l_z \rangle + \text{rest}
 
     The first order is the first term of each. The server works :math:`\phi_i` out from the update alone, so that a
-    client cannot raise it by what it reports; the report (:class:`flsv.clients.algorithms.InRunValues`) says from which
+    client cannot raise it by what it reports; the report (:class:`flsv.training.algorithms.InRunValues`) says from which
     classes it comes. ``"rest"`` is what no sample has moved: weight decay, clipping, momentum of an earlier round, what
     uploads or attacks have changed, steps that were not looked at. ``"curvature"`` is the second term of the second
     order: how far the moves of all go too far together. It is a client's and no class's, since it follows from the
@@ -173,7 +173,7 @@ class InRunShapley(ContributionMetric):
     cost = "a gradient of the validation loss a round, and ghost products in the steps that clients look at."
     rules = _RULES
     over_rounds = "sum"
-    reported_by = "FederatedLoop(client_algorithm=flsv.clients.algorithms.InRunValues())"
+    reported_by = "FederatedLoop(client_algorithm=flsv.training.algorithms.InRunValues())"
 
     total: Tensor
     seen: Tensor

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv.declared import Momentum, Positive
-from flsv.errors import ConfigurationError
+from flsv.core import Client, ClientMatrix, LocalData, NoAnswer, Round, run_protocol
 from flsv.functional.over_rounds import momentum_add, momentum_merge, momentum_value
 from flsv.functional.peers import (
     Combine,
@@ -30,8 +29,8 @@ from flsv.functional.peers import (
 )
 from flsv.games.performance import Mode, ModelScore, performance_of
 from flsv.metrics.base import ContributionMetric, parameters_of
-from flsv.participants import Client, LocalData, NoAnswer, run_protocol
-from flsv.round import ClientMatrix, Round
+from flsv.utilities.declared import Momentum, Positive
+from flsv.utilities.errors import ConfigurationError
 
 
 def leave_self_out(
@@ -157,7 +156,7 @@ class ContributionEstimation(ContributionMetric):
         ValueError: a score outside [0, 1].
 
     Example:
-        >>> from flsv.participants import LocalData
+        >>> from flsv.core import LocalData
         >>> class Scores:  # of models that have one parameter, their accuracy
         ...     def __init__(self, models): self.models = models
         ...     def value(self, metric): return self.models[:, 0].double()

@@ -1,6 +1,6 @@
 """ShadowShapley: values of retraining every coalition, while the run trains.
 
-The models of the coalitions are trained by :class:`flsv.loop.shadow.ShadowTraining`, which explains how; here
+The models of the coalitions are trained by :class:`flsv.retraining.shadow.ShadowTraining`, which explains how; here
 they are evaluated and their game is shared out.
 """
 
@@ -16,8 +16,7 @@ from annotated_types import Ge
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv.declared import Count
-from flsv.errors import ConfigurationError
+from flsv.core import Round
 from flsv.functional import few_coalitions, few_coalitions_shapley
 from flsv.functional.shapley.few_coalitions import Which
 from flsv.functional.shapley.game import t_quantile
@@ -26,7 +25,8 @@ from flsv.games.performance import Mode
 from flsv.metrics.base import latest
 from flsv.metrics.coalitions.value import MeasuredMetric
 from flsv.metrics.intervals import LEVEL
-from flsv.round import Round
+from flsv.utilities.declared import Count
+from flsv.utilities.errors import ConfigurationError
 
 Coalitions = Which | Sequence[Sequence[int]]
 #: From the truest to the cheapest, and what they cost in fits of the federation: a coalition of s of n clients, s/n.
@@ -103,7 +103,7 @@ class ShadowShapley(MeasuredMetric):
 
     Any LightningModule will do, with any callbacks. Where the module allows it, each client also trains the models of
     the coalitions that it is in, on its own batches, as rows of one batched model (its *client algorithm* is then a
-    :class:`flsv.loop.shadow.ShadowTraining`, which the loop adds and the closing lines name). Where it does not, values
+    :class:`flsv.retraining.shadow.ShadowTraining`, which the loop adds and the closing lines name). Where it does not, values
     stand after training: when the run has ended, a copy of the Trainer trains each coalition by a fit of its own, on
     ranks each its share. Which way, why, and what it costs is said before the first round
     (``docs/reference/compatibility.md`` lists kinds of modules). After a round U(S) is the performance of the model

@@ -10,10 +10,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from flsv.errors import ConfigurationError
-from flsv.participants import Client, LocalData, NoAnswer, run_protocol
-from flsv.round import ClientUpdate, FederationState, Instruction, Round
-from flsv.strategy import Contributions, Federation, Strategy
+from flsv.core import Client, ClientUpdate, FederationState, Instruction, LocalData, NoAnswer, Round, run_protocol
+from flsv.core.strategy import Contributions, Federation, Strategy
+from flsv.utilities.errors import ConfigurationError
 
 #: Where a client keeps a model of its own in its state.
 OWN_MODEL = "own_model"

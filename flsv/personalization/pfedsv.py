@@ -27,17 +27,16 @@ from typing import ClassVar, Literal
 import torch
 from torch import Generator, Tensor
 
-from flsv.declared import Count, NonNegative, Share
-from flsv.errors import ConfigurationError
+from flsv.core import Client, FederationState, Instruction, LocalData, Round
+from flsv.core.parameter_space import ParameterSpace
+from flsv.core.strategy import Contributions, Federation
 from flsv.functional import permutation_shapley
 from flsv.functional.agreement import keep_common
 from flsv.functional.peers import Explore, Policy, SelfWeight, personalized_weights, top_k_download
-from flsv.parameters import ParameterSpace
-from flsv.participants import Client, LocalData
 from flsv.personalization.base import OWN_MODEL, Personalized, Starts, UploadKeeper, check_validation, judged
-from flsv.round import FederationState, Instruction, Round
-from flsv.seeding import generator_for
-from flsv.strategy import Contributions, Federation
+from flsv.utilities.declared import Count, NonNegative, Share
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import generator_for
 
 _CHUNK = 2**26  # numbers in the coalition models that exist at a time
 

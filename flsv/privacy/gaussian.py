@@ -26,12 +26,12 @@ import torch
 from annotated_types import Ge, Gt, Lt
 from torch import Tensor
 
-from flsv.arguments import rounded_up
-from flsv.declared import NonNegative, Positive, checked
-from flsv.errors import ConfigurationError
-from flsv.parameters import ParameterSpace
-from flsv.seeding import generator_for
+from flsv.core.parameter_space import ParameterSpace
 from flsv.uploads import Upload, UploadContext
+from flsv.utilities.arguments import rounded_up
+from flsv.utilities.declared import NonNegative, Positive, checked
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import generator_for
 
 Accountant = Literal["exact", "pld", "rdp"]
 

@@ -14,11 +14,11 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
-from flsv.declared import Count, Positive
-from flsv.errors import ConfigurationError
+from flsv.core.strategy import Contributions
 from flsv.functional import importance_probabilities
 from flsv.sampling.base import ClientSampler
-from flsv.strategy import Contributions
+from flsv.utilities.declared import Count, Positive
+from flsv.utilities.errors import ConfigurationError
 
 
 class BernoulliSampler(ClientSampler):

@@ -29,11 +29,11 @@ from annotated_types import Ge, Gt, Le
 from torch import Tensor
 from torch.nn.functional import pad
 
-from flsv.declared import Count, Declared
-from flsv.errors import ConfigurationError
-from flsv.parameters import ParameterSpace
-from flsv.participants import State, Traffic
-from flsv.seeding import generator_for
+from flsv.core import State, Traffic
+from flsv.core.parameter_space import ParameterSpace
+from flsv.utilities.declared import Count, Declared
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import generator_for
 
 
 @dataclass(frozen=True)

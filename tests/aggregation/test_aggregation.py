@@ -32,15 +32,15 @@ from flsv.aggregation import (
 )
 from flsv.aggregation.server_optimizer import AdaptiveServer
 from flsv.attacks import Scaling
-from flsv.clients.algorithms import FedDynServer, FedProx
-from flsv.errors import ConfigurationError
+from flsv.core import Round
+from flsv.core.parameter_space import ParameterSpace
+from flsv.federation import FederatedLoop
 from flsv.filters import MultiKrum
 from flsv.filters.robust import scores
-from flsv.loop import FederatedLoop
 from flsv.metrics import DecayedShapley
-from flsv.parameters import ParameterSpace
-from flsv.round import Round
 from flsv.sampling import UniformSampler
+from flsv.training.algorithms import FedDynServer, FedProx
+from flsv.utilities.errors import ConfigurationError
 
 
 def make_round(ids: list[int], samples: list[int], **kwargs: Any) -> Round:

@@ -7,12 +7,12 @@ from functional.shapley.games import reference_shapley
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from flsv.errors import ConfigurationError
+from flsv.core import ClientMatrix
+from flsv.core.parameter_space import ParameterSpace
 from flsv.functional import client_in_run_values, gradient_shapley, step_weights
 from flsv.functional.shapley.game import all_coalitions
 from flsv.games import ModelEvaluator
-from flsv.parameters import ParameterSpace
-from flsv.round import ClientMatrix
+from flsv.utilities.errors import ConfigurationError
 
 CLASSES = 3
 

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 from toys import CLASSES, FEATURES, Plain, fit, network, toy_data
 
-from flsv.errors import ConfigurationError
+from flsv.core.parameter_space import ParameterSpace
+from flsv.federation import FederatedLoop
 from flsv.games import ModelEvaluator
 from flsv.games.replica import copied
-from flsv.loop import FederatedLoop
 from flsv.metrics import LeaveOneOut, PartialFederatedShapley
-from flsv.parameters import ParameterSpace
 from flsv.personalization import FedFomo
+from flsv.utilities.errors import ConfigurationError
 
 eager = partial(torch.compile, backend="eager")
 

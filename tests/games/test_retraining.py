@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 from toys import Plain, fit, network, toy_data, toy_sets, trainer_for, vector
 
+from flsv.core import Ranks
 from flsv.data import FederatedDataModule, SizePartitioner
-from flsv.errors import ConfigurationError
+from flsv.federation import FederatedLoop
 from flsv.functional import exact_shapley, few_coalitions, permutation_shapley
 from flsv.games.retraining import KeptUtility, RetrainedUtility
-from flsv.loop import FederatedLoop
 from flsv.models.classifier import ClassifierClient
-from flsv.participants import Ranks
 from flsv.sampling import FixedCohort
+from flsv.utilities.errors import ConfigurationError
 
 Fits = list[list[int]]
 

@@ -37,7 +37,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flsv.declared import NonNegative, checked
 from flsv.functional.shapley.game import (
     ShapleyEstimate,
     all_coalitions,
@@ -49,6 +48,7 @@ from flsv.functional.shapley.game import (
 from flsv.functional.shapley.one_seed import one_seed_stderr
 from flsv.functional.shapley.size_effects import size_effects_shapley
 from flsv.functional.shapley.surrogate import CONSTANT, PENALTIES, Kernel, gaussian, gram, kernel_shapley, membership
+from flsv.utilities.declared import NonNegative, checked
 
 Which = Literal[
     "auto", "singles", "pairs", "leave-one-out", "both", "pairs+leave-one-out", "pairs+leave-two-out", "all"

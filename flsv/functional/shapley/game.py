@@ -39,7 +39,7 @@ import torch
 from scipy import stats
 from torch import Generator, Tensor
 
-from flsv.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError
 
 Utility = Callable[[Tensor], Tensor]
 """``masks: bool [K, n] -> float [K]`` or ``[K, M]``; row k says which of the n players are in coalition k.

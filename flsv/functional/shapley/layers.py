@@ -48,9 +48,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Generator, Tensor
 
-from flsv import counting
-from flsv.arguments import check_number
-from flsv.errors import ConfigurationError
 from flsv.functional.shapley.game import (
     MAX_EXACT_PLAYERS,
     MemoizedGame,
@@ -59,6 +56,9 @@ from flsv.functional.shapley.game import (
     coalition_keys,
     exact_shapley,
 )
+from flsv.utilities import progress as counting
+from flsv.utilities.arguments import check_number
+from flsv.utilities.errors import ConfigurationError
 
 
 @dataclass
@@ -285,7 +285,7 @@ class Sampling:
         >>> Sampling("sampler", lambda masks: masks.sum(dim=1), 10, 7, 20, None)
         Traceback (most recent call last):
         ...
-        flsv.errors.ConfigurationError: sampler: budget=7 is below the minimum of 20 evaluations for 10 players.
+        flsv.utilities.errors.ConfigurationError: sampler: budget=7 is below the minimum of 20 evaluations for 10 players.
     """
 
     def __init__(

@@ -35,8 +35,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flsv.declared import Positive, checked
-from flsv.errors import ConfigurationError
+from flsv.utilities.declared import Positive, checked
+from flsv.utilities.errors import ConfigurationError
 
 Normalization = Literal["min-max", "positive"]
 

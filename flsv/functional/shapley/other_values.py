@@ -48,7 +48,6 @@ import math
 import torch
 from torch import Generator, Tensor
 
-from flsv.declared import Positive, checked
 from flsv.functional.shapley.game import (
     MemoizedGame,
     ShapleyEstimate,
@@ -66,6 +65,7 @@ from flsv.functional.shapley.layers import (
     layer_variance,
 )
 from flsv.functional.shapley.stratified import stratum_means
+from flsv.utilities.declared import Positive, checked
 
 
 def leave_one_out(

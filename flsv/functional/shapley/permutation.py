@@ -41,7 +41,6 @@ from collections.abc import Sequence
 import torch
 from torch import Generator, Tensor
 
-from flsv.declared import Count, NonNegative, checked
 from flsv.functional.shapley.game import (
     MemoizedGame,
     ShapleyEstimate,
@@ -52,6 +51,7 @@ from flsv.functional.shapley.game import (
     semivalue_of_table,
 )
 from flsv.functional.shapley.layers import MIN_SAMPLES_TO_STOP, Moments, Sampling, prefixes, random_permutations
+from flsv.utilities.declared import Count, NonNegative, checked
 
 _MAX_BATCH = 2**16  # prefixes per batch
 

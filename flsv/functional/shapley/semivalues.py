@@ -21,9 +21,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from flsv import counting
-from flsv.arguments import check_number
-from flsv.errors import ConfigurationError
 from flsv.functional.shapley.difference import difference_shapley
 from flsv.functional.shapley.game import ShapleyEstimate, exact_shapley
 from flsv.functional.shapley.other_values import banzhaf, beta_shapley, beta_weights, leave_one_out
@@ -31,6 +28,9 @@ from flsv.functional.shapley.permutation import gtg_shapley, permutation_shapley
 from flsv.functional.shapley.regression import regression_shapley
 from flsv.functional.shapley.stratified import complementary_shapley, stratified_shapley
 from flsv.functional.shapley.surrogate import surrogate_shapley
+from flsv.utilities import progress as counting
+from flsv.utilities.arguments import check_number
+from flsv.utilities.errors import ConfigurationError
 
 Estimator = Callable[..., ShapleyEstimate]
 Semivalue = Literal["shapley", "banzhaf", "beta", "leave_one_out"]
@@ -134,7 +134,7 @@ def check_estimator(
         >>> check_estimator("FedSV", "exact", {"bugdet": 8})
         Traceback (most recent call last):
         ...
-        flsv.errors.ConfigurationError: FedSV(estimator_args={'bugdet': 8}): exact_shapley does not take ['bugdet']. \
+        flsv.utilities.errors.ConfigurationError: FedSV(estimator_args={'bugdet': 8}): exact_shapley does not take ['bugdet']. \
 It takes ['budget', 'target_stderr'].
     """
     names = ["auto", *(ESTIMATORS if value == "shapley" else OF_ANY_VALUE)]

@@ -32,8 +32,8 @@ import torch
 from annotated_types import Ge, Gt, Lt
 from torch import Tensor
 
-from flsv.declared import NonNegative, checked
-from flsv.errors import ConfigurationError
+from flsv.utilities.declared import NonNegative, checked
+from flsv.utilities.errors import ConfigurationError
 
 
 def check_points(x: Tensor, name: str = "x") -> None:

@@ -45,8 +45,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from flsv.declared import Count, checked
-from flsv.errors import ConfigurationError
 from flsv.functional.transport.cost import (
     Exponent,
     Place,
@@ -56,6 +54,8 @@ from flsv.functional.transport.cost import (
     squared_distances,
 )
 from flsv.functional.transport.solvers import transport_plan
+from flsv.utilities.declared import Count, checked
+from flsv.utilities.errors import ConfigurationError
 
 
 @checked

@@ -24,9 +24,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flsv.declared import NonNegative, checked
-from flsv.errors import ConfigurationError
 from flsv.functional.transport.cost import Covariance, Exponent, Scaling, label_augmented_cost
+from flsv.utilities.declared import NonNegative, checked
+from flsv.utilities.errors import ConfigurationError
 
 # POT's default of 100 000 pivots stops short from about 2000 samples a side.
 MAX_PIVOTS = 100_000_000

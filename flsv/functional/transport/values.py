@@ -58,8 +58,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flsv.declared import Count, NonNegative, Positive, checked
-from flsv.errors import ConfigurationError
 from flsv.functional.transport.cost import (
     ClassStatistics,
     Covariance,
@@ -77,6 +75,8 @@ from flsv.functional.transport.solvers import (
     self_potential,
     wasserstein_distance,
 )
+from flsv.utilities.declared import Count, NonNegative, Positive, checked
+from flsv.utilities.errors import ConfigurationError
 
 Part = Literal["features", "labels", "both"]
 

@@ -16,8 +16,6 @@ import torch
 from annotated_types import Gt, Le
 from torch import Tensor
 
-from flsv.declared import Momentum, NonNegative, Rules, Share, checked
-from flsv.errors import ConfigurationError
 from flsv.functional import ShapleyEstimate, normalize_shapley
 from flsv.functional.over_rounds import (
     Confidence,
@@ -31,6 +29,8 @@ from flsv.functional.over_rounds import (
 from flsv.functional.shapley.normalize import Normalization
 from flsv.metrics.base import latest
 from flsv.metrics.intervals import OverRounds
+from flsv.utilities.declared import Momentum, NonNegative, Rules, Share, checked
+from flsv.utilities.errors import ConfigurationError
 
 
 def merged_moments(states: Tensor) -> Tensor:

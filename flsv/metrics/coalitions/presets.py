@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from flsv.declared import Momentum, Share
 from flsv.functional.over_rounds import Confidence
 from flsv.functional.shapley.normalize import Normalization
 from flsv.metrics.coalitions.folds import Decay, LowerBound, MovingAverage, Sum, SurrogateAverage
 from flsv.metrics.coalitions.value import CoalitionValue, Weighting
+from flsv.utilities.declared import Momentum, Share
 
 CoalitionWeights = Literal["renormalized", "fixed"]
 

@@ -12,9 +12,9 @@ from flsv.aggregation import FedAvg
 from flsv.engines.remote import Packet, SitePolicy
 from flsv.engines.remote.messages import Refused
 from flsv.engines.remote.site import LEDGER
-from flsv.errors import ConfigurationError
 from flsv.metrics import ContributionEstimation
 from flsv.privacy import GaussianPrivacy, gaussian_epsilon
+from flsv.utilities.errors import ConfigurationError
 
 
 def private() -> FederatedLoop:

@@ -7,7 +7,6 @@ import pytest
 import torch
 from functional.shapley.games import Watched, accuracy_table, random_table, reference_shapley, rng, table_game
 
-from flsv.errors import ConfigurationError
 from flsv.functional import (
     DifferenceEstimate,
     difference_shapley,
@@ -21,6 +20,7 @@ from flsv.functional.shapley.game import MemoizedGame, t_quantile
 from flsv.functional.shapley.layers import LayeredSample, Moments, random_permutations
 from flsv.functional.shapley.permutation import _converged, marginals_along
 from flsv.functional.shapley.stratified import stratum_means
+from flsv.utilities.errors import ConfigurationError
 
 
 def test_moments_of_batches_are_those_of_the_whole() -> None:

@@ -7,7 +7,6 @@ import scipy.linalg
 import torch
 from torch import Tensor
 
-from flsv.errors import ConfigurationError
 from flsv.functional import (
     FederatedBarycenter,
     TransportClient,
@@ -24,6 +23,7 @@ from flsv.functional import (
 )
 from flsv.functional.transport import cost
 from flsv.functional.transport.cost import check_support, safe_support, squared_distances
+from flsv.utilities.errors import ConfigurationError
 
 
 def labeled(seed: int, m: int = 40, d: int = 3) -> tuple[torch.Tensor, torch.Tensor]:

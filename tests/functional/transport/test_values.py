@@ -11,7 +11,6 @@ from functional.transport.test_distances import labeled
 from scipy.special import logsumexp
 from torch import Tensor
 
-from flsv.errors import ConfigurationError
 from flsv.functional import (
     calibrated_gradient,
     client_values,
@@ -25,6 +24,7 @@ from flsv.functional import (
 )
 from flsv.functional.transport.solvers import entropic_potentials, self_potential
 from flsv.functional.transport.values import class_distances
+from flsv.utilities.errors import ConfigurationError
 
 
 def reference(cost: Tensor, eps: float) -> np.ndarray:
