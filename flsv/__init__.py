@@ -3,10 +3,12 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from flsv.__about__ import __version__ as __version__
+from flsv.utilities.moved import find_moved_modules
+
 if TYPE_CHECKING:  # what __getattr__ finds, for type checkers
     from flsv.configuration.federation_config import ClientEvaluation
-    from flsv.core import ClientUpdate, Round
-    from flsv.core.parameter_space import ParameterSpace
+    from flsv.core import ClientUpdate, ParameterSpace, Round
     from flsv.data import FederatedDataModule
     from flsv.federation import FederatedLoop
     from flsv.functional.allocation import allocate
@@ -16,8 +18,6 @@ if TYPE_CHECKING:  # what __getattr__ finds, for type checkers
     from flsv.retraining.retrain import retrain
     from flsv.server.value_round import value_round
     from flsv.utilities.errors import ConfigurationError
-
-__version__ = "1.1.0rc1"
 
 __all__ = [
     "ClassifierClient",
@@ -34,6 +34,8 @@ __all__ = [
     "retrain",
     "value_round",
 ]
+
+find_moved_modules()
 
 # Where the names above live. They are imported when they are first asked for: torch and Lightning take seconds, which
 # whoever asks for the version or for help need not wait.

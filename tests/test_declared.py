@@ -29,9 +29,9 @@ from flsv.privacy import GaussianPrivacy
 from flsv.utilities.declared import Count, Declared, Momentum, NonNegative, Positive, Share, check_argument, declared
 
 PACKAGES = (
-    "flsv", "flsv.aggregation", "flsv.attacks", "flsv.data", "flsv.valuation.features", "flsv.filters", "flsv.training.algorithms",
-    "flsv.metrics", "flsv.models", "flsv.personalization", "flsv.privacy", "flsv.sampling", "flsv.uploads",
-    "flsv.valuation",
+    "flsv", "flsv.aggregation", "flsv.attacks", "flsv.data", "flsv.valuation.features", "flsv.filters",
+    "flsv.training.algorithms", "flsv.metrics", "flsv.models", "flsv.personalization", "flsv.privacy", "flsv.sampling",
+    "flsv.uploads", "flsv.valuation",
 )  # fmt: skip
 #: What a class cannot be made without, beside numbers.
 NEEDED: dict[str, dict[str, Any]] = {

@@ -82,7 +82,8 @@ def check_words(args: Sequence[str]) -> None:
         >>> check_words(["fit", "--config", "quickstart", "--federation.metrics.value", "ShadowShaply"])
         Traceback (most recent call last):
         ...
-        flsv.utilities.errors.ConfigurationError: federation.metrics.value: there is no ShadowShaply. Did you mean ShadowShapley?
+        flsv.utilities.errors.ConfigurationError: federation.metrics.value: there is no ShadowShaply. Did you mean \
+ShadowShapley?
     """
     names = _public_names()
     for option, name in _given(args):

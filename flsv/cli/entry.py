@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from flsv import __version__
+from flsv.__about__ import __version__
 from flsv.cli.command import NO_BARS, Waiting, status_of, terminable
 from flsv.cli.configs import check_words
 from flsv.utilities.errors import ConfigurationError

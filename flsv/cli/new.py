@@ -15,7 +15,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from flsv import __version__
+from flsv.__about__ import __version__
 from flsv.cli.command import command_parser, shown
 from flsv.utilities.errors import ConfigurationError
 

@@ -1,4 +1,4 @@
-"""What all parts of a federation speak: a round, its messages, clients and their data, strategies, the parameter space."""
+"""What every room speaks of: rounds and their messages, clients and their data, strategies, the parameter space."""
 
 from flsv.core.client import Channel, Client, Message, NoAnswer, Traffic, run_protocol
 from flsv.core.fields import STAGES, Stage, TrainedCoalitions, after, stage_of

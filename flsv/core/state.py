@@ -81,7 +81,8 @@ class FederationState:
             ``"auroc"`` to ``[n]``, NaN where it cannot be told; empty before the first.
         participations: int64 ``[n]``, the number of rounds that each client's update was part of.
         heard: int64 ``[n]``, in how many rounds each client has sent an update, whatever became of it.
-        start: by metric what its game shares out, of the model before the first round, see :mod:`flsv.federation.learned`.
+        start: by metric what its game shares out, of the model before the first round, see
+            :mod:`flsv.federation.learned`.
         run: the run's name, where the clients keep their states themselves: it is drawn when the run begins.
         counted: likewise client id to the name of the last visit that has counted, from which the client goes on.
         incidents: likewise what went wrong at the clients, see :meth:`note`.

@@ -89,7 +89,8 @@ def check_spelling(
         >>> check_spelling(["0", "True", "00", "yes", "true "], "The data")
         Traceback (most recent call last):
         ...
-        flsv.utilities.errors.ConfigurationError: The data has '0', '00', which are one to a person: spell it alike everywhere.
+        flsv.utilities.errors.ConfigurationError: The data has '0', '00', which are one to a person: spell it alike \
+everywhere.
     """
     spellings: dict[Any, list[str]] = {}
     names = list(names)

@@ -48,7 +48,8 @@ class Splits:
         >>> Splits(client_test=1.0)
         Traceback (most recent call last):
         ...
-        flsv.utilities.errors.ConfigurationError: Splits(client_test=1.0): expected a finite number in [0, 1). 0.1 is 10 %.
+        flsv.utilities.errors.ConfigurationError: Splits(client_test=1.0): expected a finite number in [0, 1). 0.1 is \
+10 %.
     """
 
     rules: ClassVar[Rules] = (

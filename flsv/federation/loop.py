@@ -19,7 +19,7 @@ import lightning as L
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv import __version__
+from flsv.__about__ import __version__
 from flsv._lightning.round_boundary import install
 from flsv.aggregation import Aggregator, FedAvg
 from flsv.configuration.federation_config import ClientEvaluation, FederationConfig

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from flsv import __version__
+from flsv.__about__ import __version__
 from flsv.configuration.federation_config import FederationConfig
 from flsv.configuration.identity import Identity
 from flsv.core import Channel, Client, FederationState, Instruction, Round

@@ -17,9 +17,7 @@ FEW = 3
 #: Classes of metrics, the nearest to retraining in the benchmark first.
 NEAREST = ("ShadowShapley", "BlendedContribution")
 #: What a report says.
-WORDS: Mapping[str, Any] = yaml.safe_load(
-    (Path(__file__).parent / "templates" / "words.yaml").read_text(encoding="utf-8")
-)
+WORDS: Mapping[str, Any] = yaml.safe_load((Path(__file__).parent / "words.yaml").read_text(encoding="utf-8"))
 
 
 def number(value: float, digits: int = 3) -> str:

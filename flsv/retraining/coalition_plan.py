@@ -1,8 +1,8 @@
 """CoalitionPlan: how the models of the coalitions are trained that metrics ask for.
 
-Beside the federation, as rows of one batched model (:mod:`flsv.retraining.shadow`), where these come to the same as a run of
-each coalition; else after it, each by a fit of its own (:mod:`flsv.retraining.whole_fits`). It is decided before the first
-round, and said.
+Beside the federation, as rows of one batched model (:mod:`flsv.retraining.shadow`), where these come to the same as a
+run of each coalition; else after it, each by a fit of its own (:mod:`flsv.retraining.whole_fits`). It is decided before
+the first round, and said.
 """
 
 from __future__ import annotations

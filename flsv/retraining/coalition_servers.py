@@ -1,8 +1,8 @@
 """The servers of many coalitions of clients, each of which is a federation of its own.
 
-Whether coalitions are trained after a run (:mod:`flsv.retraining.side_by_side`) or beside it (:mod:`flsv.retraining.shadow`), these
-make their next models. Where the aggregator is FedAvg it is a weighted sum, to which every client's models are added.
-Any other aggregator, and the metric that it reads, is there once per coalition.
+Whether coalitions are trained after a run (:mod:`flsv.retraining.side_by_side`) or beside it
+(:mod:`flsv.retraining.shadow`), these make their next models. Where the aggregator is FedAvg it is a weighted sum, to
+which every client's models are added. Any other aggregator, and the metric that it reads, is there once per coalition.
 """
 
 from __future__ import annotations

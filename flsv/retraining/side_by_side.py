@@ -2,7 +2,7 @@
 
 A client sees the same batches in every coalition: what it sees depends on the seed, the round and the client only. So
 the models of all coalitions that a client is in are trained on its batches at once, as rows of one batched model
-(:mod:`flsv.training.rows.kernel`). To rounding it is what :class:`flsv.games.retraining.RetrainedUtility` comes to, which
+(:mod:`flsv.training.rows.kernel`). To rounding it is what :class:`flsv.games.RetrainedUtility` comes to, which
 trains them one after the other; for small models all coalitions of six clients take about as long as two fits.
 
 The servers' part is in :mod:`flsv.retraining.coalition_servers`.
@@ -26,7 +26,6 @@ from flsv.configuration.federation_config import FederationConfig
 from flsv.core import ALONE, Ranks, State
 from flsv.core.parameter_space import ParameterSpace
 from flsv.engines.one_process import shared_space
-from flsv.federation.loop import FederatedLoop
 from flsv.games.coalition import utility_of
 from flsv.games.replica import copied
 from flsv.games.retraining import RetrainedUtility, evaluator_of
@@ -154,9 +153,9 @@ def check_same(models: Tensor, real: Tensor, allowed: float = TOLERANCE) -> None
         )
 
 
-def loop_of(trainer: L.Trainer) -> FederatedLoop:
+def loop_of(trainer: L.Trainer) -> Any:
     """The loop among a trainer's callbacks."""
-    return next(each for each in callbacks_of(trainer) if isinstance(each, FederatedLoop))
+    return next(each for each in callbacks_of(trainer) if hasattr(each, "without_files"))
 
 
 class CoalitionTraining(L.Callback):
@@ -184,7 +183,7 @@ class CoalitionTraining(L.Callback):
 
     def __init__(
         self,
-        loop: FederatedLoop,
+        loop: Any,
         masks: Tensor,
         seed: int,
         initial: dict[str, Any] | None = None,

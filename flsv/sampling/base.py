@@ -67,7 +67,7 @@ class ClientSampler(Strategy):
         """
 
     def check(self, num_clients: int) -> None:
-        """Raise a :class:`flsv.utilities.errors.ConfigurationError` if no cohort can be drawn from ``num_clients`` clients. By
+        """Raise a :class:`flsv.ConfigurationError` if no cohort can be drawn from ``num_clients`` clients. By
         default where there are fewer than a sampler's ``cohort_size``."""
         if num_clients < getattr(self, "cohort_size", 0):
             raise ConfigurationError(

@@ -17,9 +17,9 @@ class SharedModule:
     """Writes the clients' models into the module, reads what they have trained, and puts the global model back.
 
     A module is its vector; the entries that a client does not share, which are its own; and what neither holds, such as
-    counters and masks (:class:`flsv.training.non_vector_state.NonVectorState`). Averages of counters mean nothing: every
-    client starts with those of the round's start, and the global model goes on with what the cohort's first client
-    leaves.
+    counters and masks (:class:`flsv.training.non_vector_state.NonVectorState`). Averages of counters mean nothing:
+    every client starts with those of the round's start, and the global model goes on with what the cohort's first
+    client leaves.
 
     Args:
         module: in which clients train.

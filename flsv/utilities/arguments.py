@@ -1,5 +1,6 @@
 """Checks of what a user gives: numbers that are finite and in range, names that become parts of paths and of tags;
-and arguments that stay as they were given. What a constructor takes is declared there, see :mod:`flsv.utilities.declared`."""
+and arguments that stay as they were given. What a constructor takes is declared there, see
+:mod:`flsv.utilities.declared`."""
 
 from __future__ import annotations
 

@@ -134,8 +134,8 @@ def check_estimator(
         >>> check_estimator("FedSV", "exact", {"bugdet": 8})
         Traceback (most recent call last):
         ...
-        flsv.utilities.errors.ConfigurationError: FedSV(estimator_args={'bugdet': 8}): exact_shapley does not take ['bugdet']. \
-It takes ['budget', 'target_stderr'].
+        flsv.utilities.errors.ConfigurationError: FedSV(estimator_args={'bugdet': 8}): exact_shapley does not take \
+['bugdet']. It takes ['budget', 'target_stderr'].
     """
     names = ["auto", *(ESTIMATORS if value == "shapley" else OF_ANY_VALUE)]
     if not callable(estimator) and estimator not in names:

@@ -204,7 +204,7 @@ class ClientAlgorithm(Strategy):
 
         Args:
             trainer: the fit's.
-            config: a :class:`flsv.configuration.federation_config.FederationConfig`, what the federation is put together from.
+            config: the federation's parts, a :class:`flsv.configuration.federation_config.FederationConfig`.
 
         Raises:
             ConfigurationError: what it cannot work with.

@@ -1,10 +1,10 @@
 """The kernel: trains many models of one structure at once, as rows of stacked tensors.
 
-One call gives every row's gradient (:mod:`flsv.training.rows.row_step`); the module's own optimizer then steps on the stacked
-parameters, which for an optimizer that works entry by entry is the same as one optimizer per row. Equal to training
-one after the other up to rounding, since batched kernels sum in another order. ``engine="vmap"`` has a client a row,
-each on batches of its own; ``flsv retrain`` a coalition a row, on the batches of the client that all of them have in
-common, as :class:`flsv.metrics.ShadowShapley` has, which takes step after step beside the client's own.
+One call gives every row's gradient (:mod:`flsv.training.rows.row_step`); the module's own optimizer then steps on the
+stacked parameters, which for an optimizer that works entry by entry is the same as one optimizer per row. Equal to
+training one after the other up to rounding, since batched kernels sum in another order. ``engine="vmap"`` has a client
+a row, each on batches of its own; ``flsv retrain`` a coalition a row, on the batches of the client that all of them
+have in common, as :class:`flsv.metrics.ShadowShapley` has, which takes step after step beside the client's own.
 """
 
 from __future__ import annotations
