@@ -31,8 +31,8 @@ from flsv.benchmark.truth import SEEDS, arcs, sampled_truth
 from flsv.core.parameter_space import ParameterSpace
 from flsv.filters import OutlierFilter
 from flsv.functional import few_coalitions, few_coalitions_shapley
+from flsv.functional.shapley.enumeration import all_coalitions
 from flsv.functional.shapley.few_coalitions import CURVE_FROM
-from flsv.functional.shapley.game import all_coalitions
 from flsv.functional.shapley.size_effects import size_effects_shapley
 from flsv.games.performance import performance_of
 from flsv.games.retraining import evaluator_of, members_of

@@ -36,7 +36,7 @@ from flsv.aggregation.base import Aggregator
 from flsv.core import Round
 from flsv.core.strategy import Contributions
 from flsv.functional import participant_weights
-from flsv.functional.agreement import EPSILON, cohort_reputation
+from flsv.functional.cgsv import EPSILON, cohort_reputation
 from flsv.sampling.contribution import known_or_mean
 from flsv.utilities.declared import Positive
 

@@ -28,7 +28,7 @@ from torch import Tensor
 from flsv.aggregation.base import Aggregator
 from flsv.core import Round
 from flsv.core.strategy import Contributions, Federation
-from flsv.functional.divergences import distances, weighted_mean
+from flsv.functional.distances import distances, weighted_mean
 from flsv.utilities.arguments import rounded_up
 from flsv.utilities.declared import Count, NonNegative, Positive
 from flsv.utilities.errors import ConfigurationError

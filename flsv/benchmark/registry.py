@@ -26,7 +26,8 @@ from flsv.benchmark.federation import Federation
 from flsv.configuration.identity import described, source_of
 from flsv.data import FederatedDataModule
 from flsv.functional.divergences import divergence_weights, label_divergence
-from flsv.functional.transport.values import knn_shapley, lava
+from flsv.functional.shapley.knn import knn_shapley
+from flsv.functional.transport.lava import lava
 from flsv.metrics import ContributionMetric
 from flsv.metrics.base import latest
 from flsv.metrics.needs import NEEDS, needs_of

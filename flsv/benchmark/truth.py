@@ -32,10 +32,11 @@ from flsv.benchmark.federation import Federation, quiet
 from flsv.benchmark.scores import NAN, mean, spearman
 from flsv.federation import FederatedLoop
 from flsv.filters import OutlierFilter
-from flsv.functional.over_rounds import half_width
-from flsv.functional.shapley.game import MAX_EXACT_PLAYERS, MemoizedGame, all_coalitions, shapley_of_table
-from flsv.functional.shapley.layers import prefixes, random_permutations
+from flsv.functional.confidence import half_width
+from flsv.functional.shapley.enumeration import MAX_EXACT_PLAYERS, all_coalitions, shapley_of_table
+from flsv.functional.shapley.memoized_game import MemoizedGame
 from flsv.functional.shapley.permutation import marginals_along
+from flsv.functional.shapley.random_coalitions import prefixes, random_permutations
 from flsv.games.retraining import COLUMNS, KeptUtility, Members, RetrainedUtility, members_of
 from flsv.results.folder import Reporting
 from flsv.retraining.side_by_side import NotSideBySide, SideBySideUtility

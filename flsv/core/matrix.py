@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from flsv.functional.divergences import distances
+from flsv.functional.distances import distances
 
 #: Bytes of a block, of which some exist at a time. On a CPU blocks stay in its cache: larger ones are memory that the
 #: system hands out anew, up to six times as slow. On a GPU a block is a launch of a kernel.

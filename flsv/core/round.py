@@ -20,7 +20,7 @@ from flsv.core.fields import TrainedCoalitions, after, derived, known_after
 from flsv.core.local_data import LocalData
 from flsv.core.matrix import BLOCK_BYTES, CPU_BLOCK_BYTES, ClientMatrix
 from flsv.core.parameter_space import Head, ParameterSpace
-from flsv.functional.agreement import common_entries
+from flsv.functional.common_entries import common_entries
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
 

@@ -16,7 +16,7 @@ from flsv.core import ClientMatrix, ClientUpdate
 from flsv.core.matrix import copied_rows
 from flsv.core.strategy import Component, Federation
 from flsv.data.groups import client_called
-from flsv.functional.divergences import distances
+from flsv.functional.distances import distances
 from flsv.personalization import Personalizer
 from flsv.utilities.errors import ConfigurationError
 

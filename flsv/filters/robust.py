@@ -22,8 +22,8 @@ from torch import Tensor
 
 from flsv.core.strategy import Federation
 from flsv.filters.base import Cohort, UpdateFilter
-from flsv.functional.divergences import distances
-from flsv.functional.updates import counted, length_factors, shortened
+from flsv.functional.clipping import counted, length_factors, shortened
+from flsv.functional.distances import distances
 from flsv.personalization import Personalizer
 from flsv.utilities.declared import Count
 from flsv.utilities.errors import ConfigurationError
@@ -32,7 +32,7 @@ from flsv.utilities.errors import ConfigurationError
 class NormCap(UpdateFilter):
     """Shortens updates above a bound, keeping their direction, for metrics and aggregator.
 
-    So there is little to gain by sending a multiple of one's update, see :mod:`flsv.functional.updates`. It is
+    So there is little to gain by sending a multiple of one's update, see :mod:`flsv.functional.clipping`. It is
     for federations without a personalizer, and for metrics that ask no client to evaluate models.
 
     Args:
@@ -73,7 +73,7 @@ class NormCap(UpdateFilter):
 class SampleCap(UpdateFilter):
     """Counts a client's claimed number of samples up to a bound, for metrics and aggregator.
 
-    See :mod:`flsv.functional.updates`.
+    See :mod:`flsv.functional.clipping`.
 
     Args:
         cap: the bound, in medians of the cohort's numbers, rounded up to a whole number.

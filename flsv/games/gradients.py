@@ -17,7 +17,7 @@ from flsv.games.scores import Pair, checked_logits
 
 
 class GradientProducts(NamedTuple):
-    """What :func:`flsv.functional.gradients.gradient_shapley` needs, float64.
+    """What :func:`flsv.functional.gradient_shapley` needs, float64.
 
     Attributes:
         gradient: ``[k]``, g . d_i.

@@ -18,12 +18,8 @@ from torch import Tensor
 
 from flsv.core import ClientMatrix
 from flsv.functional import class_specific_shapley
-from flsv.functional.agreement import (
-    cohort_reputation,
-    normalized,
-    updated_reputation,
-)
-from flsv.functional.over_rounds import momentum_add, momentum_merge, momentum_value
+from flsv.functional.cgsv import cohort_reputation, normalized, updated_reputation
+from flsv.functional.moving_average import momentum_add, momentum_merge, momentum_value
 from flsv.metrics.base import ContributionMetric, cosines_with_sum, parameters_of
 from flsv.utilities.declared import Momentum, Positive
 

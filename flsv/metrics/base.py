@@ -15,7 +15,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from flsv.core import Client, ClientMatrix, Round
-from flsv.functional.agreement import EPSILON, cosines
+from flsv.functional.cgsv import EPSILON, cosines
 from flsv.metrics.intervals import WithIntervals
 from flsv.metrics.needs import BY_CLIENT, SHAPES, Guide, needs_in_words
 from flsv.metrics.plot import plot_contributions

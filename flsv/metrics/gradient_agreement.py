@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flsv.core import ClientMatrix, Round
-from flsv.functional.gradients import agreement_scales, gradient_agreement
+from flsv.functional.gradient_agreement import agreement_scales, gradient_agreement
 from flsv.games.performance import ModelScore, performance_of
 from flsv.metrics.base import ContributionMetric, cosines_with_sum, latest, parameters_of
 from flsv.metrics.intervals import OverRounds

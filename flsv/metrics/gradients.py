@@ -15,8 +15,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from flsv.functional.gradients import client_in_run_values, gradient_shapley
-from flsv.functional.over_rounds import momentum_add, momentum_merge, momentum_value
+from flsv.functional.moving_average import momentum_add, momentum_merge, momentum_value
+from flsv.functional.shapley.gradient import gradient_shapley
+from flsv.functional.shapley.in_run import client_in_run_values
 from flsv.games.performance import loss_of
 from flsv.metrics.base import ContributionMetric
 from flsv.utilities.declared import Momentum

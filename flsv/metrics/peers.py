@@ -18,15 +18,9 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from flsv.core import Client, ClientMatrix, LocalData, NoAnswer, Round, run_protocol
-from flsv.functional.over_rounds import momentum_add, momentum_merge, momentum_value
-from flsv.functional.peers import (
-    Combine,
-    contribution_estimates,
-    label_overlap,
-    leave_one_out_cosines,
-    relevance_auroc,
-    without_own,
-)
+from flsv.functional.fedce import Combine, contribution_estimates, leave_one_out_cosines, without_own
+from flsv.functional.moving_average import momentum_add, momentum_merge, momentum_value
+from flsv.functional.relevance import label_overlap, relevance_auroc
 from flsv.games.performance import Mode, ModelScore, performance_of
 from flsv.metrics.base import ContributionMetric, parameters_of
 from flsv.utilities.declared import Momentum, Positive
@@ -111,7 +105,7 @@ def _scores(
 
 
 class ContributionEstimation(ContributionMetric):
-    r"""FedCE's contribution estimates, see :mod:`flsv.functional.peers`.
+    r"""FedCE's contribution estimates, see :mod:`flsv.functional.fedce`.
 
     .. math::
         c_i \propto \Bigl(1 - \overline{\cos}\bigl(d_i, \textstyle\sum_{j \ne i} c_j d_j\bigr)\Bigr) \cdot
@@ -323,7 +317,7 @@ class DomainRelevance(ContributionMetric):
         return self._truth
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
-        # A row per pair, of flsv.functional.over_rounds.
+        # A row per pair, of flsv.functional.moving_average.
         reduction = partial(momentum_merge, momentum=self.alpha)
         self.add_state("history", torch.zeros(num_clients**2, 3), dist_reduce_fx=reduction)
 

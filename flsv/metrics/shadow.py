@@ -18,8 +18,8 @@ from torchmetrics import Metric
 
 from flsv.core import Round
 from flsv.functional import few_coalitions, few_coalitions_shapley
+from flsv.functional.confidence import t_quantile
 from flsv.functional.shapley.few_coalitions import Which
-from flsv.functional.shapley.game import t_quantile
 from flsv.functional.shapley.one_seed import one_seed_stderr
 from flsv.games.performance import Mode
 from flsv.metrics.base import latest

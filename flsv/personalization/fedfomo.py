@@ -21,7 +21,7 @@ from torchmetrics import Metric
 
 from flsv.core import Client, FederationState, LocalData, Round
 from flsv.core.strategy import Contributions, Federation
-from flsv.functional.agreement import keep_common
+from flsv.functional.common_entries import keep_common
 from flsv.games.performance import Mode, ModelScore, performance_of
 from flsv.personalization.base import OWN_MODEL, Personalized, Starts, UploadKeeper, check_validation, judged
 from flsv.utilities.declared import Count, NonNegative, Share

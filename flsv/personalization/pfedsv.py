@@ -31,8 +31,8 @@ from flsv.core import Client, FederationState, Instruction, LocalData, Round
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.strategy import Contributions, Federation
 from flsv.functional import permutation_shapley
-from flsv.functional.agreement import keep_common
-from flsv.functional.peers import Explore, Policy, SelfWeight, personalized_weights, top_k_download
+from flsv.functional.common_entries import keep_common
+from flsv.functional.pfedsv import Explore, Policy, SelfWeight, personalized_weights, top_k_download
 from flsv.personalization.base import OWN_MODEL, Personalized, Starts, UploadKeeper, check_validation, judged
 from flsv.utilities.declared import Count, NonNegative, Share
 from flsv.utilities.errors import ConfigurationError

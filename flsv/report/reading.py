@@ -13,7 +13,7 @@ import torch
 from pandas import DataFrame
 
 from flsv.core.artifacts import client_folders
-from flsv.functional.over_rounds import half_width
+from flsv.functional.confidence import half_width
 from flsv.metrics.intervals import LEVEL
 from flsv.results.folder import CONTRIBUTIONS, RECORD, RETRAINED
 from flsv.results.record import read_record

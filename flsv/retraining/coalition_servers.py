@@ -20,7 +20,7 @@ from flsv.attacks import Collusion
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import Channel, Client, ClientUpdate, FederationState, LocalData
 from flsv.core.strategy import Federation, Strategy
-from flsv.functional.divergences import distances
+from flsv.functional.distances import distances
 from flsv.server import ContributionMetrics, RoundServer
 from flsv.server.checks import check_names
 from flsv.server.round_server import NoModel

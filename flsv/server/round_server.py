@@ -26,7 +26,7 @@ from flsv.core import (
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.strategy import Strategy
 from flsv.filters import Cohort, UpdateFilter, with_guard
-from flsv.functional.divergences import all_finite, distances
+from flsv.functional.distances import all_finite, distances
 from flsv.games import CoalitionGames
 from flsv.personalization import Personalized, Personalizer
 from flsv.server.contribution_metrics import ContributionMetrics

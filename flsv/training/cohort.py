@@ -14,7 +14,7 @@ from flsv.core import ClientUpdate, Instruction, Traffic, at
 from flsv.core.matrix import copied_rows, empty_rows
 from flsv.data import FederatedDataModule
 from flsv.data.groups import client_called
-from flsv.functional.divergences import distances
+from flsv.functional.distances import distances
 from flsv.training.client_manager import ClientManager
 from flsv.training.local_steps import limited
 from flsv.training.turn import Turn

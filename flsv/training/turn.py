@@ -29,7 +29,7 @@ from torch import Tensor
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import ClientUpdate, Instruction, LocalData, at
 from flsv.core.parameter_space import ParameterSpace
-from flsv.functional.divergences import distances
+from flsv.functional.distances import distances
 from flsv.training.accumulation import AccumulationWindows
 from flsv.training.algorithms import ClientContext
 from flsv.training.local_steps import LocalSteps

@@ -16,9 +16,10 @@ from flsv import FederatedLoop, Reporting
 from flsv.benchmark import federation, make_truth, names, train_coalitions, truth_table
 from flsv.benchmark.truth import FOLDER, SEEDS, arcs, exact_truth, sampled_truth, settings, values_by_circles
 from flsv.functional import exact_shapley
-from flsv.functional.shapley.game import MemoizedGame, all_coalitions, shapley_of_table
-from flsv.functional.shapley.layers import random_permutations
+from flsv.functional.shapley.enumeration import all_coalitions, shapley_of_table
+from flsv.functional.shapley.memoized_game import MemoizedGame
 from flsv.functional.shapley.permutation import marginals_along
+from flsv.functional.shapley.random_coalitions import random_permutations
 from flsv.games.retraining import RetrainedUtility
 from flsv.sampling import FixedCohort
 from flsv.utilities.errors import ConfigurationError

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from flsv.functional import agreement as module
 from flsv.functional import class_specific_shapley, participant_weights
-from flsv.functional.agreement import keep_common
+from flsv.functional import common_entries as module
+from flsv.functional.common_entries import keep_common
 
 
 def cssv_by_hand(clients: np.ndarray, server: np.ndarray) -> np.ndarray:

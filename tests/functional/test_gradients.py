@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from flsv.core import ClientMatrix
 from flsv.core.parameter_space import ParameterSpace
 from flsv.functional import client_in_run_values, gradient_shapley, step_weights
-from flsv.functional.shapley.game import all_coalitions
+from flsv.functional.shapley.enumeration import all_coalitions
 from flsv.games import ModelEvaluator
 from flsv.utilities.errors import ConfigurationError
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from flsv.functional.over_rounds import WIDTH, half_width, spread_add, spread_merge, spread_variance, step_variance
+from flsv.functional.confidence import half_width
+from flsv.functional.streaming_variance import WIDTH, spread_add, spread_merge, spread_variance, step_variance
 
 
 def folded(values: torch.Tensor) -> torch.Tensor:

@@ -4,20 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from flsv.functional import divergences as module
-from flsv.functional.divergences import distances, weighted_mean
-from flsv.functional.updates import (
-    alike,
-    counted,
-    drowning_updates,
-    echoes,
-    groups_of,
-    large_updates,
-    length_factors,
-    shortened,
-    similarities,
-    standing_apart,
-)
+from flsv.functional import distances as module
+from flsv.functional.clipping import counted, length_factors, shortened
+from flsv.functional.copies import alike, groups_of, similarities
+from flsv.functional.distances import distances, weighted_mean
+from flsv.functional.free_riders import echoes
+from flsv.functional.isolated_groups import standing_apart
+from flsv.functional.outliers import drowning_updates, large_updates
 
 
 def test_the_score_is_that_of_iglewicz_and_hoaglin():

@@ -15,7 +15,7 @@ from flsv import FederatedLoop, Reporting
 from flsv.aggregation import CGSV
 from flsv.data import FederatedDataModule, IIDPartitioner, Splits
 from flsv.functional import class_specific_shapley, participant_weights
-from flsv.functional.agreement import updated_reputation
+from flsv.functional.cgsv import updated_reputation
 from flsv.metrics import ClassSpecificShapley, CosineGradientShapley, GradientAgreement
 from flsv.models.classifier import ClassifierClient
 from flsv.utilities.errors import ConfigurationError

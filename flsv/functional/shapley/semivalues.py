@@ -21,12 +21,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from flsv.functional.shapley.banzhaf import banzhaf
+from flsv.functional.shapley.beta import beta_shapley, beta_weights
+from flsv.functional.shapley.complementary import complementary_shapley
 from flsv.functional.shapley.difference import difference_shapley
-from flsv.functional.shapley.game import ShapleyEstimate, exact_shapley
-from flsv.functional.shapley.other_values import banzhaf, beta_shapley, beta_weights, leave_one_out
-from flsv.functional.shapley.permutation import gtg_shapley, permutation_shapley
+from flsv.functional.shapley.exact import exact_shapley
+from flsv.functional.shapley.game import ShapleyEstimate
+from flsv.functional.shapley.gtg import gtg_shapley
+from flsv.functional.shapley.leave_one_out import leave_one_out
+from flsv.functional.shapley.permutation import permutation_shapley
 from flsv.functional.shapley.regression import regression_shapley
-from flsv.functional.shapley.stratified import complementary_shapley, stratified_shapley
+from flsv.functional.shapley.stratified import stratified_shapley
 from flsv.functional.shapley.surrogate import surrogate_shapley
 from flsv.utilities import progress as counting
 from flsv.utilities.arguments import check_number

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flsv.core import ClientMatrix
-from flsv.functional.gradients import gradient_agreement
+from flsv.functional.gradient_agreement import gradient_agreement
 from flsv.functional.shapley.game import Utility
 from flsv.metrics.base import cosines_with_sum, parameters_of
 from flsv.metrics.coalitions.presets import DecayedShapley

@@ -17,15 +17,9 @@ from annotated_types import Gt, Le
 from torch import Tensor
 
 from flsv.functional import ShapleyEstimate, normalize_shapley
-from flsv.functional.over_rounds import (
-    Confidence,
-    lower_bound,
-    momentum_add,
-    momentum_merge,
-    momentum_value,
-    round_factor,
-    round_shares,
-)
+from flsv.functional.confidence import Confidence, lower_bound
+from flsv.functional.moving_average import momentum_add, momentum_merge, momentum_value
+from flsv.functional.shapley.decayed import round_factor, round_shares
 from flsv.functional.shapley.normalize import Normalization
 from flsv.metrics.base import latest
 from flsv.metrics.intervals import OverRounds
@@ -213,7 +207,7 @@ class Sum(Fold):
 @dataclass(frozen=True)
 class Decay(Sum):
     """The sum of each client's shares of the rounds' gains, early rounds counting most; see
-    :mod:`flsv.functional.over_rounds`.
+    :mod:`flsv.functional.shapley.decayed`.
 
     Args:
         decay: omega in (0, 1]; round t = 1, 2, ... counts omega^t.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from flsv.functional.over_rounds import Confidence
+from flsv.functional.confidence import Confidence
 from flsv.functional.shapley.normalize import Normalization
 from flsv.metrics.coalitions.folds import Decay, LowerBound, MovingAverage, Sum, SurrogateAverage
 from flsv.metrics.coalitions.value import CoalitionValue, Weighting
@@ -239,7 +239,7 @@ class LowerBoundShapley(CoalitionValue, chosen=("value", "fold")):
     a client seen seldom for less than one seen often. It is no remedy against a client that comes as two, whose values
     are as steady as one's: for that take ``estimator="banzhaf"``, under which two copies together have the one's value,
     or ``"beta"`` with ``{"alpha": 1, "beta": 4}``, under which they have less (see
-    :mod:`flsv.functional.shapley.other_values`).
+    :mod:`flsv.functional.shapley.beta`).
 
     Inputs as for :class:`PartialFederatedShapley`. ``compute`` gives ``[num_clients]`` or ``[num_clients,
     num_classes]``, in the utility's unit; NaN for clients never seen. ``diagnostics`` holds the means, too.
@@ -297,7 +297,7 @@ class DecayedShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "we
 
     With FedAvg it covers three baselines of the paper, the sum of the rounds' values (SOR), the multi-round index (MR)
     and the truncated one (TMR): ``DecayedShapley(**MULTI_ROUND_INDICES["MR"])``, see
-    :mod:`flsv.functional.over_rounds`.
+    :mod:`flsv.functional.shapley.decayed`.
 
     As input to ``update``: ``client_ids [k]``, a ``utility(masks: bool [K, k]) -> [K]``, a ``generator`` and the
     ``round_index`` from 0. ``compute`` gives ``[num_clients]``; a client outside the cohort gets

@@ -30,7 +30,7 @@ from flsv.core import FederationState, LocalData
 from flsv.core.artifacts import keep_artifact
 from flsv.core.strategy import Federation
 from flsv.data.labels import batch_labels
-from flsv.functional.gradients import step_weights
+from flsv.functional.shapley.in_run import step_weights
 from flsv.metrics import InRunShapley
 from flsv.privacy import GaussianPrivacy
 from flsv.training.algorithms.base import ClientAlgorithm, ClientContext

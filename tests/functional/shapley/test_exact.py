@@ -21,7 +21,7 @@ from flsv.functional import (
     leave_one_out,
     normalize_shapley,
 )
-from flsv.functional.shapley.other_values import beta_weights
+from flsv.functional.shapley.beta import beta_weights
 from flsv.utilities.errors import ConfigurationError
 
 #: Of a coalition of s that the player joins, of n players.

@@ -16,9 +16,13 @@ from flsv.functional import (
     permutation_shapley,
     regression_shapley,
 )
-from flsv.functional.shapley.game import MemoizedGame, t_quantile
-from flsv.functional.shapley.layers import LayeredSample, Moments, random_permutations
-from flsv.functional.shapley.permutation import _converged, marginals_along
+from flsv.functional.confidence import t_quantile
+from flsv.functional.shapley.gtg import _converged
+from flsv.functional.shapley.layers import LayeredSample
+from flsv.functional.shapley.memoized_game import MemoizedGame
+from flsv.functional.shapley.moments import Moments
+from flsv.functional.shapley.permutation import marginals_along
+from flsv.functional.shapley.random_coalitions import random_permutations
 from flsv.functional.shapley.stratified import stratum_means
 from flsv.utilities.errors import ConfigurationError
 

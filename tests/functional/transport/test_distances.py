@@ -21,8 +21,9 @@ from flsv.functional import (
     wasserstein_barycenter,
     wasserstein_distance,
 )
+from flsv.functional.distances import squared_distances
 from flsv.functional.transport import cost
-from flsv.functional.transport.cost import check_support, safe_support, squared_distances
+from flsv.functional.transport.checks import check_support, safe_support
 from flsv.utilities.errors import ConfigurationError
 
 

@@ -22,8 +22,8 @@ from flsv.functional import (
     label_embedding,
     lava,
 )
-from flsv.functional.transport.solvers import entropic_potentials, self_potential
-from flsv.functional.transport.values import class_distances
+from flsv.functional.transport.lava import class_distances
+from flsv.functional.transport.potentials import entropic_potentials, self_potential
 from flsv.utilities.errors import ConfigurationError
 
 
