@@ -8,7 +8,8 @@ import torch
 from annotated_types import Gt, Le
 from torch import Tensor
 
-from flsv.filters.base import Cohort, UpdateFilter
+from flsv.filters.base import UpdateFilter
+from flsv.filters.cohort import Cohort
 from flsv.functional.updates import (
     ALIKE,
     ECHO,

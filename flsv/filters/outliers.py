@@ -10,7 +10,8 @@ import torch
 
 from flsv.declared import Positive
 from flsv.errors import ConfigurationError
-from flsv.filters.base import Cohort, UpdateFilter
+from flsv.filters.base import UpdateFilter
+from flsv.filters.cohort import Cohort
 from flsv.functional.updates import OUTLYING, drowning_updates, large_updates
 from flsv.strategy import Federation
 

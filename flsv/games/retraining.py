@@ -37,7 +37,7 @@ from flsv.kept import Kept, members_text, read_members
 from flsv.parameters import ParameterSpace
 from flsv.participants import ALONE, Ranks
 from flsv.participants.ranks import longest_first
-from flsv.sampling.base import FixedCohort
+from flsv.sampling.fixed_cohort import FixedCohort
 
 Members = tuple[int, ...]
 #: Of the file of a game, beside the utilities, and how they are read.

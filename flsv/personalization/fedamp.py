@@ -21,7 +21,8 @@ from torch import Tensor
 
 from flsv.declared import NonNegative, Positive, Share
 from flsv.functional.agreement import keep_common
-from flsv.personalization.base import Starts, UploadKeeper
+from flsv.personalization.base import Starts
+from flsv.personalization.upload_keeper import UploadKeeper
 from flsv.round import Round
 from flsv.strategy import Contributions
 

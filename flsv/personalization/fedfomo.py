@@ -23,7 +23,8 @@ from flsv.declared import Count, NonNegative, Share
 from flsv.functional.agreement import keep_common
 from flsv.games.performance import Mode, ModelScore, performance_of
 from flsv.participants import Client, LocalData
-from flsv.personalization.base import OWN_MODEL, Personalized, Starts, UploadKeeper, check_validation, judged
+from flsv.personalization.base import OWN_MODEL, Personalized, Starts
+from flsv.personalization.upload_keeper import UploadKeeper, check_validation, judged
 from flsv.round import FederationState, Round
 from flsv.seeding import generator_for
 from flsv.strategy import Contributions, Federation

@@ -30,12 +30,12 @@ from flsv.aggregation import (
     ShapleyWeighted,
     TrimmedMean,
 )
-from flsv.aggregation.server_optimizer import AdaptiveServer
+from flsv.aggregation.fedadam import AdaptiveServer
 from flsv.attacks import Scaling
 from flsv.clients.algorithms import FedDynServer, FedProx
 from flsv.errors import ConfigurationError
 from flsv.filters import MultiKrum
-from flsv.filters.robust import scores
+from flsv.filters.krum import scores
 from flsv.loop import FederatedLoop
 from flsv.metrics import DecayedShapley
 from flsv.parameters import ParameterSpace
@@ -232,7 +232,7 @@ def test_its_pieces_are_the_whole(monkeypatch: pytest.MonkeyPatch, rule: Any) ->
         return [point.detach() for point in points]
 
     whole = stepped()
-    monkeypatch.setattr("flsv.aggregation.server_optimizer.PIECE", 3)
+    monkeypatch.setattr("flsv.aggregation.fedadam.PIECE", 3)
     assert all(map(torch.equal, stepped(), whole))
 
 
