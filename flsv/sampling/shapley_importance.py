@@ -30,6 +30,7 @@ class ShapleyImportanceSampler(BernoulliSampler):
         min_cohort: the least number of clients in a round, 1 or 2.
 
     Example:
+        >>> import torch
         >>> sampler = ShapleyImportanceSampler(expected_cohort=2, metric="ssv")
         >>> sampler.coins(4, {"ssv": torch.tensor([0.6, 0.1, 0.1, 0.2])})
         tensor([1.0000, 0.2500, 0.2500, 0.5000])
