@@ -10,7 +10,8 @@ from torch import Tensor
 
 from flsv.core import ClientMatrix
 from flsv.core.strategy import Federation
-from flsv.filters.base import Cohort, UpdateFilter
+from flsv.filters.base import UpdateFilter
+from flsv.filters.cohort import Cohort
 from flsv.functional.updates import (
     ALIKE,
     ECHO,

@@ -9,7 +9,8 @@ from typing import ClassVar
 import torch
 
 from flsv.core.strategy import Federation
-from flsv.filters.base import Cohort, UpdateFilter
+from flsv.filters.base import UpdateFilter
+from flsv.filters.cohort import Cohort
 from flsv.functional.updates import OUTLYING, drowning_updates, large_updates
 from flsv.utilities.declared import Positive
 from flsv.utilities.errors import ConfigurationError
