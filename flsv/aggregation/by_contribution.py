@@ -37,7 +37,7 @@ from flsv.core import Round
 from flsv.core.strategy import Contributions
 from flsv.functional import participant_weights
 from flsv.functional.cgsv import EPSILON, cohort_reputation
-from flsv.sampling.contribution import known_or_mean
+from flsv.functional.known_or_mean import known_or_mean
 from flsv.utilities.declared import Positive
 
 

@@ -34,7 +34,7 @@ from flsv.games.evaluators import evaluators_of
 from flsv.games.performance import Mode, ModelScore, performance_of
 from flsv.games.replica import VectorEvaluator, copied
 from flsv.games.scores import METRICS, Scores, UtilityMetric
-from flsv.sampling.base import FixedCohort
+from flsv.sampling.fixed_cohort import FixedCohort
 from flsv.utilities.csv_files import Cell, number, whole
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.result_file import Kept, members_text, read_members

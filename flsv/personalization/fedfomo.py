@@ -23,7 +23,8 @@ from flsv.core import Client, FederationState, LocalData, Round
 from flsv.core.strategy import Contributions, Federation
 from flsv.functional.common_entries import keep_common
 from flsv.games.performance import Mode, ModelScore, performance_of
-from flsv.personalization.base import OWN_MODEL, Personalized, Starts, UploadKeeper, check_validation, judged
+from flsv.personalization.base import OWN_MODEL, Personalized, Starts
+from flsv.personalization.upload_keeper import UploadKeeper, check_validation, judged
 from flsv.utilities.declared import Count, NonNegative, Share
 from flsv.utilities.seeding import generator_for
 

@@ -24,7 +24,7 @@ from flsv.attacks import (
     Scaling,
     SignFlip,
 )
-from flsv.attacks.collusion import largest_z
+from flsv.attacks.a_little_is_enough import largest_z
 from flsv.benchmark.registry import TrainingLoss
 from flsv.core import Round
 from flsv.core.parameter_space import ParameterSpace

@@ -77,7 +77,7 @@ def test_coins_that_hardly_ever_make_a_cohort(min_cohort: int, monkeypatch: pyte
     sampler = ShapleyImportanceSampler(1, min_cohort=2)
     assert sampler.sample(2, tiny, torch.Generator().manual_seed(0)).tolist() == [0, 1]
     assert sampler.inclusion_probabilities(2, tiny).tolist() == [1, 1]
-    monkeypatch.setattr("flsv.sampling.contribution._DRAWS", 10)
+    monkeypatch.setattr("flsv.sampling.bernoulli._DRAWS", 10)
     # Of more clients, each coin 1e-9, pairs and single ones are equally likely.
     sampler = BernoulliSampler(5e-9, min_cohort)
     drawn = torch.zeros(5)

@@ -33,7 +33,7 @@ from flsv.utilities.errors import ConfigurationError
 _log = logging.getLogger(__name__)
 #: Functions that a server may ask sites for, by module and name; a site may allow more.
 QUESTIONS = (
-    "flsv.personalization.pfedsv:collaborate",
+    "flsv.personalization.pfedsv_client:collaborate",
     "flsv.personalization.fedfomo:mix_models",
     "flsv.core.round:started_from",
     "flsv.sampling.power_of_choice:local_loss",
