@@ -33,8 +33,9 @@ from flsv.functional import few_coalitions, few_coalitions_shapley
 from flsv.functional.shapley.few_coalitions import CURVE_FROM
 from flsv.functional.shapley.game import all_coalitions
 from flsv.functional.shapley.size_effects import size_effects_shapley
+from flsv.games.coalition_training import evaluator_of
+from flsv.games.members import members_of
 from flsv.games.performance import performance_of
-from flsv.games.retraining import evaluator_of, members_of
 from flsv.loop import side_by_side
 from flsv.parameters import ParameterSpace
 from flsv.sampling import FixedCohort

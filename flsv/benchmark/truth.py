@@ -11,7 +11,7 @@ For as many trained coalitions the variance is a small part of that of orders an
 (Castro et al. 2009): below a fifth on the shipped tables of six clients, ``tests/benchmark/test_true_values.py``.
 
 The utilities are kept as a small CSV file a federation, a row a coalition and seed, see
-:class:`flsv.games.retraining.KeptUtility`. The package holds those of its own federations; :func:`make_truth` makes
+:class:`flsv.games.stored_utility.KeptUtility`. The package holds those of its own federations; :func:`make_truth` makes
 them, goes on where it was stopped, and makes those of federations of one's own.
 """
 
@@ -36,7 +36,9 @@ from flsv.functional.over_rounds import half_width
 from flsv.functional.shapley.game import MAX_EXACT_PLAYERS, MemoizedGame, all_coalitions, shapley_of_table
 from flsv.functional.shapley.layers import prefixes, random_permutations
 from flsv.functional.shapley.permutation import marginals_along
-from flsv.games.retraining import COLUMNS, KeptUtility, Members, RetrainedUtility, members_of
+from flsv.games.members import Members, members_of
+from flsv.games.retrained_utility import RetrainedUtility
+from flsv.games.stored_utility import COLUMNS, KeptUtility
 from flsv.kept import Kept
 from flsv.loop import FederatedLoop
 from flsv.loop.side_by_side import NotSideBySide, SideBySideUtility

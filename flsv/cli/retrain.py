@@ -42,7 +42,8 @@ from flsv.engines.ranks import ranks_of_environment
 from flsv.errors import ConfigurationError
 from flsv.functional.shapley.few_coalitions import Which, few_coalitions, retrained_shapley
 from flsv.games.performance import CLASSIFICATION
-from flsv.games.retraining import KeptUtility, RetrainedUtility
+from flsv.games.retrained_utility import RetrainedUtility
+from flsv.games.stored_utility import KeptUtility
 from flsv.loop.side_by_side import NotSideBySide, SideBySideUtility
 from flsv.loop.whole_fits import OF_THE_RUN, coalition_loop, trained_in
 from flsv.report.facts import retrained_caveats

@@ -20,10 +20,10 @@ from flsv.data import FederatedDataModule
 from flsv.data.groups import client_called
 from flsv.errors import ConfigurationError
 from flsv.games import ModelEvaluator, ModelScore, VectorEvaluator
-from flsv.games.evaluator import no_forward
-from flsv.games.evaluators import evaluator_on, evaluators_of
+from flsv.games.make_evaluators import evaluator_on, evaluators_of
+from flsv.games.model_evaluator import no_forward
 from flsv.games.replica import Replica
-from flsv.games.scores import checked_logits, checked_pair
+from flsv.games.validation_batches import checked_logits, checked_pair
 from flsv.models.imbalance import OWN_SCORES, ClassScores, plain_scores
 from flsv.parameters import ParameterSpace
 from flsv.participants import Channel, Client, LocalData, Owners, Split, State, at
@@ -154,7 +154,7 @@ class ClientManager:
         """A copy of the trainer's module that was found to be one.
 
         Raises:
-            ConfigurationError: see :func:`flsv.games.replica.check_copies`.
+            ConfigurationError: see :func:`flsv.games.check_copies.check_copies`.
         """
         replica = Replica(self._trainer.lightning_module, self._space)
         with isolated_rngs(0, "trial"):

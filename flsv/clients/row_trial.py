@@ -35,7 +35,7 @@ from flsv.clients.row_step import (
     step_arguments,
 )
 from flsv.clients.step_watch import Watch
-from flsv.games.validated import fresh_copy
+from flsv.games.validated_models import fresh_copy
 from flsv.parameters import ParameterSpace
 from flsv.seeding import isolated_rngs
 

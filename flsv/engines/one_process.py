@@ -24,7 +24,7 @@ from flsv.config import FederationConfig
 from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError
 from flsv.games import CoalitionGames, ModelScore
-from flsv.games.evaluators import by_what_is_logged, evaluators_of
+from flsv.games.make_evaluators import by_what_is_logged, evaluators_of
 from flsv.parameters import ParameterSpace
 from flsv.participants import ALONE, Ranks, run_protocol
 from flsv.participants.artifacts import client_folders, write_artifacts

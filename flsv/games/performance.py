@@ -42,7 +42,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from flsv.errors import ConfigurationError
-from flsv.games.scores import CLASS_SCORES, ClassScore
+from flsv.games.class_scores import CLASS_SCORES, ClassScore
 
 Mode = Literal["min", "max"]
 #: Of classifiers, evaluated from logits.

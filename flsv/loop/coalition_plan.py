@@ -24,8 +24,8 @@ from flsv.config import FederationConfig
 from flsv.data import FederatedDataModule
 from flsv.engines.ranks import ranks_of
 from flsv.errors import ConfigurationError
+from flsv.games.copied_module import copied
 from flsv.games.performance import CLASSIFICATION, ModelScore
-from flsv.games.replica import copied
 from flsv.loop.shadow import ShadowTraining, not_as_rows
 from flsv.loop.whole_fits import COALITIONS, CoalitionFailed, Spare, WholeFits, called
 from flsv.metrics.shadow import Coalitions, ShadowShapley, coalition_masks, design_within, fits_of

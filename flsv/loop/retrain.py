@@ -19,8 +19,9 @@ from flsv.declared import Count, checked
 from flsv.errors import ConfigurationError
 from flsv.functional.shapley.few_coalitions import Which, few_coalitions, retrained_shapley
 from flsv.functional.shapley.game import Utility
+from flsv.games.members import Members
 from flsv.games.performance import Mode
-from flsv.games.retraining import Members, RetrainedUtility
+from flsv.games.retrained_utility import RetrainedUtility
 from flsv.loop.side_by_side import NotSideBySide, SideBySideUtility, loop_of
 from flsv.loop.whole_fits import Spare, coalition_loop
 from flsv.report.shares import RANKING_ONLY

@@ -2,7 +2,7 @@
 
 A client sees the same batches in every coalition: what it sees depends on the seed, the round and the client only. So
 the models of all coalitions that a client is in are trained on its batches at once, as rows of one batched model
-(:mod:`flsv.clients.kernel`). To rounding it is what :class:`flsv.games.retraining.RetrainedUtility` comes to, which
+(:mod:`flsv.clients.kernel`). To rounding it is what :class:`flsv.games.RetrainedUtility` comes to, which
 trains them one after the other; for small models all coalitions of six clients take about as long as two fits.
 
 The servers' part is in :mod:`flsv.loop.coalition_servers`.
@@ -35,9 +35,10 @@ from flsv.clients.turn import optimizer_slots
 from flsv.config import FederationConfig
 from flsv.engines.one_process import shared_space
 from flsv.errors import ConfigurationError
-from flsv.games.coalition import utility_of
-from flsv.games.replica import copied
-from flsv.games.retraining import RetrainedUtility, evaluator_of
+from flsv.games.coalition_training import evaluator_of
+from flsv.games.coalition_utility import utility_of
+from flsv.games.copied_module import copied
+from flsv.games.retrained_utility import RetrainedUtility
 from flsv.loop.coalition_servers import servers_of, unlike_alone
 from flsv.loop.federated_loop import FederatedLoop
 from flsv.parameters import ParameterSpace
@@ -62,7 +63,7 @@ class NotSideBySide(ConfigurationError):
 
 
 class SideBySideUtility:
-    """``utility(masks: bool [K, n]) -> float64 [K]``: as :class:`flsv.games.retraining.RetrainedUtility`, all
+    """``utility(masks: bool [K, n]) -> float64 [K]``: as :class:`flsv.games.RetrainedUtility`, all
     coalitions at once, or each rank's share of them.
 
     The coalition of all clients is trained in both ways. Where they come to different models, it is refused.

@@ -40,10 +40,11 @@ from flsv.config import ClientEvaluation
 from flsv.csv_files import Cell, read_csv, whole
 from flsv.data import FederatedDataModule
 from flsv.engines.ranks import FederatedStrategy
-from flsv.games.coalition import utility_of
+from flsv.games.coalition_training import Measured, train_alone
+from flsv.games.coalition_utility import utility_of
+from flsv.games.copied_module import copied
+from flsv.games.members import Members, members_of
 from flsv.games.performance import ModelScore
-from flsv.games.replica import copied
-from flsv.games.retraining import Measured, Members, members_of, train_alone
 from flsv.kept import Kept, members_text, read_members
 from flsv.participants import Ranks
 from flsv.participants.ranks import longest_first

@@ -21,7 +21,7 @@ from flsv.data import SizePartitioner, Splits
 from flsv.errors import ConfigurationError
 from flsv.functional import exact_shapley
 from flsv.games.performance import CLASSIFICATION
-from flsv.games.retraining import RetrainedUtility
+from flsv.games.retrained_utility import RetrainedUtility
 from flsv.metrics import (
     ClassSpecificShapley,
     CumulativeShapley,

@@ -15,7 +15,7 @@ from toys import fit, trainer_for, vector
 
 from flsv import FederatedLoop, Reporting
 from flsv.errors import ConfigurationError
-from flsv.games.retraining import RetrainedUtility
+from flsv.games.retrained_utility import RetrainedUtility
 from flsv.loop.side_by_side import NotSideBySide, SideBySideUtility
 from flsv.parameters import ParameterSpace
 from flsv.sampling import FixedCohort

@@ -15,7 +15,7 @@ from toys import CLASSES, FEATURES, Plain, fit, network, toy_data
 
 from flsv.errors import ConfigurationError
 from flsv.games import ModelEvaluator
-from flsv.games.replica import copied
+from flsv.games.copied_module import copied
 from flsv.loop import FederatedLoop
 from flsv.metrics import LeaveOneOut, PartialFederatedShapley
 from flsv.parameters import ParameterSpace

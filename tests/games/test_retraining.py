@@ -13,7 +13,8 @@ from toys import Plain, fit, network, toy_data, toy_sets, trainer_for, vector
 from flsv.data import FederatedDataModule, SizePartitioner
 from flsv.errors import ConfigurationError
 from flsv.functional import exact_shapley, few_coalitions, permutation_shapley
-from flsv.games.retraining import KeptUtility, RetrainedUtility
+from flsv.games.retrained_utility import RetrainedUtility
+from flsv.games.stored_utility import KeptUtility
 from flsv.loop import FederatedLoop
 from flsv.models.classifier import ClassifierClient
 from flsv.participants import Ranks

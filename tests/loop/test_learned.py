@@ -13,7 +13,8 @@ from scipy.stats import binomtest
 from torch import Tensor
 from toys import Plain, fit, toy_data, trainer_for
 
-from flsv.games.scores import ClassScore, Scores, score_batch
+from flsv.games.class_scores import ClassScore
+from flsv.games.scores import Scores, score_batch
 from flsv.loop import FederatedLoop
 from flsv.loop.learned import LEVEL, ranks_apart, told_apart
 from flsv.metrics import ContributionMetric, CosineGradientShapley, PartialFederatedShapley

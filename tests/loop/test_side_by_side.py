@@ -30,7 +30,7 @@ from flsv.clients.algorithms import Ditto, FedProx
 from flsv.errors import ConfigurationError
 from flsv.filters import NormCap, OutlierFilter, SampleCap
 from flsv.functional.shapley.game import all_coalitions
-from flsv.games.retraining import RetrainedUtility
+from flsv.games.retrained_utility import RetrainedUtility
 from flsv.loop.side_by_side import NotSideBySide, SideBySideUtility, check_same
 from flsv.metrics import ClassSpecificShapley, CosineGradientShapley, SurrogateFederatedShapley, WassersteinContribution
 from flsv.personalization import Standalone

@@ -33,7 +33,7 @@ from flsv.clients.algorithms import SCAFFOLD, FedProx
 from flsv.errors import ConfigurationError
 from flsv.filters import NormCap, OutlierFilter, SampleCap
 from flsv.functional import exact_shapley
-from flsv.games.retraining import RetrainedUtility
+from flsv.games.retrained_utility import RetrainedUtility
 from flsv.loop.shadow import ShadowTraining
 from flsv.metrics import (
     ClassSpecificShapley,

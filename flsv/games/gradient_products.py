@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from flsv.games.scores import Pair, checked_logits
+from flsv.games.validation_batches import Pair, checked_logits
 from flsv.parameters import ParameterSpace
 from flsv.round import ClientMatrix
 

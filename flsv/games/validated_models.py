@@ -1,4 +1,4 @@
-"""ValidatedModels: models of any task by what the module logs when Lightning validates it; and a loss's gradient."""
+"""ValidatedModels: models of any task, scored by what the module logs in validation; and a logged loss's gradient."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ from torch.utils.data import DataLoader, Dataset
 from flsv._lightning.evaluation import tolerance
 from flsv._lightning.validation import KeptBatches, ValidationRun, number
 from flsv.errors import ConfigurationError
-from flsv.games.replica import Build, VectorEvaluator, check_copies, copied, named_tensors
+from flsv.games.check_copies import check_copies
+from flsv.games.copied_module import copied
+from flsv.games.replica import named_tensors
 from flsv.games.scores import Scores
+from flsv.games.vector_evaluator import Build, VectorEvaluator
 from flsv.parameters import ParameterSpace
 from flsv.seeding import isolated_rngs
 
