@@ -20,7 +20,7 @@ from flsv.data import FederatedDataModule
 from flsv.data.groups import client_called
 from flsv.errors import ConfigurationError
 from flsv.games import ModelEvaluator, ModelScore, VectorEvaluator
-from flsv.games.make_evaluators import evaluator_on, evaluators_of
+from flsv.games.make_evaluators import evaluator_on, make_evaluators
 from flsv.games.model_evaluator import no_forward
 from flsv.games.replica import Replica
 from flsv.games.validation_batches import checked_logits, checked_pair
@@ -132,7 +132,7 @@ class ClientManager:
         """
         trainer, loader = self._trainer, self._data.client_loader(client, split, shuffle=False)
         if performance not in self._any_task:
-            found = evaluators_of(trainer, self._space, loader, {"what clients are asked for": performance})
+            found = make_evaluators(trainer, self._space, loader, {"what clients are asked for": performance})
             self._any_task[performance] = found[performance.evaluator]
         private = partial(self._private, client) if self._space.private_names else None
         return evaluator_on(self._any_task[performance], trainer, loader, private)

@@ -15,7 +15,7 @@ from flsv._lightning.patches import callbacks_of
 from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError
 from flsv.games.coalition_utility import Measure
-from flsv.games.make_evaluators import evaluators_of
+from flsv.games.make_evaluators import make_evaluators
 from flsv.games.model_evaluator import ModelEvaluator
 from flsv.games.performance import ModelScore
 from flsv.games.scores import Scores
@@ -23,7 +23,9 @@ from flsv.games.vector_evaluator import VectorEvaluator
 from flsv.parameters import ParameterSpace
 
 
-def train_alone(trainer: L.Trainer, module: L.LightningModule, data: FederatedDataModule, measured: Measured) -> float:
+def train_alone(
+    trainer: L.Trainer, module: L.LightningModule, data: FederatedDataModule, measured: GlobalModelScoring
+) -> float:
     """Fit a coalition's federation, which writes no files.
 
     Returns:
@@ -42,7 +44,7 @@ def train_alone(trainer: L.Trainer, module: L.LightningModule, data: FederatedDa
     return time.perf_counter() - start - measured.seconds
 
 
-class Measured(L.Callback):
+class GlobalModelScoring(L.Callback):
     """Gives the module its initial weights, or remembers them, and scores the global model before the first round and
     after some.
 
@@ -90,7 +92,7 @@ class Measured(L.Callback):
                 )
         start = time.perf_counter()
         self._space = ParameterSpace(pl_module)
-        self._evaluators = [evaluator_of(trainer, self._space, self._data, each) for each in self._measures]
+        self._evaluators = [make_evaluator(trainer, self._space, self._data, each) for each in self._measures]
         self.models = self._space.read(pl_module).expand(2, -1).clone()
         self.before = [evaluate(self.models[1:].clone()) for evaluate in self._evaluators]
         self.seconds += time.perf_counter() - start
@@ -115,7 +117,7 @@ class Measured(L.Callback):
         self.seconds += time.perf_counter() - start
 
 
-def evaluator_of(
+def make_evaluator(
     trainer: L.Trainer, space: ParameterSpace, data: FederatedDataModule, measure: Measure
 ) -> VectorEvaluator:
     """Evaluates models ``[K, P]`` on the server's validation set.
@@ -127,7 +129,7 @@ def evaluator_of(
         measure: what a model is worth, see :class:`RetrainedUtility`.
     """
     if isinstance(measure, ModelScore):
-        return evaluators_of(trainer, space, data.val_dataloader(), {"the utility": measure})[measure.evaluator]
+        return make_evaluators(trainer, space, data.val_dataloader(), {"the utility": measure})[measure.evaluator]
     return ModelEvaluator(
         trainer.lightning_module,
         space,

@@ -21,7 +21,7 @@ COALITION: Mapping[str, Cell] = {"seed": whole, "coalition": read_members}
 COLUMNS: Mapping[str, Cell] = {**COALITION, "utility": number}
 
 
-class KeptUtility:
+class StoredUtility:
     """``utility(masks: bool [K, n]) -> float64 [K]`` (or ``[K, C]``): reads known utilities from a file and asks
     another utility for the rest.
 
@@ -49,9 +49,9 @@ class KeptUtility:
         >>> import tempfile
         >>> path = Path(tempfile.mkdtemp()) / "game.csv"
         >>> masks = torch.tensor([[True, False], [True, True]])
-        >>> KeptUtility(lambda masks: masks.sum(1).double(), path, {"metric": "size"})(masks)
+        >>> StoredUtility(lambda masks: masks.sum(1).double(), path, {"metric": "size"})(masks)
         tensor([1., 2.], dtype=torch.float64)
-        >>> KeptUtility(lambda masks: masks.sum(1) / 0, path, {"metric": "size"})(masks)
+        >>> StoredUtility(lambda masks: masks.sum(1) / 0, path, {"metric": "size"})(masks)
         tensor([1., 2.], dtype=torch.float64)
     """
 

@@ -17,7 +17,7 @@ Pair = tuple[Any, Any]
 
 
 @torch.inference_mode(False)
-def kept_batches(
+def read_batches(
     batches: Iterable[Any], device: torch.device, num_classes: int | None, size: int | None = None
 ) -> tuple[list[Pair], Tensor | None]:
     """Batches ``(x, y)``, read once, on a device; and of classifiers, int64 ``[M]`` on the CPU, samples per class.

@@ -24,7 +24,7 @@ from flsv.config import FederationConfig
 from flsv.data import FederatedDataModule
 from flsv.engines.ranks import ranks_of
 from flsv.errors import ConfigurationError
-from flsv.games.copied_module import copied
+from flsv.games.copy_module import copy_module
 from flsv.games.performance import CLASSIFICATION, ModelScore
 from flsv.loop.shadow import ShadowTraining, not_as_rows
 from flsv.loop.whole_fits import COALITIONS, CoalitionFailed, Spare, WholeFits, called
@@ -212,7 +212,7 @@ class CoalitionPlan:
         """Make what tells metrics of the models of nobody and of everybody, where others come after the run."""
         if self.why is None or self._initial is None:
             return []
-        start = copied(module)
+        start = copy_module(module)
         start.load_state_dict(self._initial)
         return [_Ends(space.read(start), num_clients)]
 

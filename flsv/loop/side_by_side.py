@@ -35,9 +35,9 @@ from flsv.clients.turn import optimizer_slots
 from flsv.config import FederationConfig
 from flsv.engines.one_process import shared_space
 from flsv.errors import ConfigurationError
-from flsv.games.coalition_training import evaluator_of
+from flsv.games.coalition_training import make_evaluator
 from flsv.games.coalition_utility import utility_of
-from flsv.games.copied_module import copied
+from flsv.games.copy_module import copy_module
 from flsv.games.retrained_utility import RetrainedUtility
 from flsv.loop.coalition_servers import servers_of, unlike_alone
 from flsv.loop.federated_loop import FederatedLoop
@@ -122,11 +122,11 @@ class SideBySideUtility:
             loop = loop_of(trainer)
         training = CoalitionTraining(loop, masks, self._seed, alone.initial, self._scores, ranks)
         trainer.callbacks = [training if each is loop else each for each in trainer.callbacks]  # type: ignore[attr-defined]
-        trainer.fit(copied(alone.module), alone.data)
+        trainer.fit(copy_module(alone.module), alone.data)
         return training
 
     def _scores(self, trainer: L.Trainer, space: ParameterSpace, models: Tensor) -> Any:
-        return evaluator_of(trainer, space, self._alone.data, self._alone.metric)(models)
+        return make_evaluator(trainer, space, self._alone.data, self._alone.metric)(models)
 
 
 def check_same(models: Tensor, real: Tensor, allowed: float = TOLERANCE) -> None:

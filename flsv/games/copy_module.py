@@ -17,7 +17,7 @@ from flsv.errors import ConfigurationError
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
-def copied(module: AnyModule, instead: Mapping[int, Any] | None = None) -> AnyModule:
+def copy_module(module: AnyModule, instead: Mapping[int, Any] | None = None) -> AnyModule:
     """A deep copy that shares factories, and is not compiled.
 
     What the command line makes optimizers with holds its parser, which takes longer to copy than a small module does,
@@ -33,7 +33,7 @@ def copied(module: AnyModule, instead: Mapping[int, Any] | None = None) -> AnyMo
     Example:
         >>> net = nn.Linear(2, 1)
         >>> net.compile()
-        >>> copied(net)._compiled_call_impl is None
+        >>> copy_module(net)._compiled_call_impl is None
         True
     """
     memo: dict[int, Any] = {}
