@@ -19,7 +19,7 @@ from flsv.functional import exact_shapley
 from flsv.functional.shapley.game import MemoizedGame, all_coalitions, shapley_of_table
 from flsv.functional.shapley.layers import random_permutations
 from flsv.functional.shapley.permutation import marginals_along
-from flsv.games.retraining import RetrainedUtility
+from flsv.games.retrained_utility import RetrainedUtility
 from flsv.sampling import FixedCohort
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import seed_global_rngs
