@@ -35,7 +35,7 @@ from flsv.functional import (
     permutation_shapley,
     wasserstein_barycenter,
 )
-from flsv.games.retraining import RetrainedUtility
+from flsv.games.retrained_utility import RetrainedUtility
 from flsv.metrics import CumulativeShapley
 from flsv.models import build_network
 from flsv.utilities.seeding import generator_for

@@ -11,8 +11,7 @@ from torch import Tensor
 from flsv.aggregation.base import Aggregator
 from flsv.core import Round
 from flsv.core.strategy import Contributions
-from flsv.functional.agreement import EPSILON
-from flsv.functional.cgsv import cohort_reputation
+from flsv.functional.cgsv import EPSILON, cohort_reputation
 from flsv.utilities.declared import Positive
 
 

@@ -11,8 +11,8 @@ For as many trained coalitions the variance is a small part of that of orders an
 (Castro et al. 2009): below a fifth on the shipped tables of six clients, ``tests/benchmark/test_true_values.py``.
 
 The utilities are kept as a small CSV file a federation, a row a coalition and seed, see
-:class:`flsv.games.retraining.KeptUtility`. The package holds those of its own federations; :func:`make_truth` makes
-them, goes on where it was stopped, and makes those of federations of one's own.
+:class:`flsv.games.stored_utility.StoredUtility`. The package holds those of its own federations; :func:`make_truth`
+makes them, goes on where it was stopped, and makes those of federations of one's own.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ from flsv.functional.shapley.enumeration import MAX_EXACT_PLAYERS, all_coalition
 from flsv.functional.shapley.memoized_game import MemoizedGame
 from flsv.functional.shapley.permutation import marginals_along
 from flsv.functional.shapley.random_coalitions import prefixes, random_permutations
-from flsv.games.retraining import COLUMNS, KeptUtility, Members, RetrainedUtility, members_of
+from flsv.games.members import Members, members_of
+from flsv.games.retrained_utility import RetrainedUtility
+from flsv.games.stored_utility import COLUMNS, StoredUtility
 from flsv.results.folder import Reporting
 from flsv.retraining.side_by_side import NotSideBySide, SideBySideUtility
 from flsv.sampling import FixedCohort
@@ -224,7 +226,7 @@ def make_truth(federation: Federation, folder: Path = FOLDER, seeds: Sequence[in
     for seed in seeds:
         game = partial(train_coalitions, federation, seed=seed, compare=trained == 0)
         path, said = folder / f"{federation.name}.csv", settings(federation, folder)
-        kept = KeptUtility(game, path, said, seed=seed, at_once=CHUNK)
+        kept = StoredUtility(game, path, said, seed=seed, at_once=CHUNK)
         before = len(kept.known)
         kept(_wanted(federation, clients, seed))
         trained += len(kept.known) - before

@@ -39,7 +39,8 @@ from flsv.cli.saved_run import changed_settings, check_data, performance_by, sav
 from flsv.engines.ranks import ranks_of_environment
 from flsv.functional.shapley.few_coalitions import Which, few_coalitions, retrained_shapley
 from flsv.games.performance import CLASSIFICATION
-from flsv.games.retraining import KeptUtility, RetrainedUtility
+from flsv.games.retrained_utility import RetrainedUtility
+from flsv.games.stored_utility import StoredUtility
 from flsv.report.facts import retrained_caveats
 from flsv.report.shares import RANKING_ONLY, SHARE_BY, retrained_from
 from flsv.results.folder import RECORD, RETRAINED, FolderLock
@@ -130,7 +131,7 @@ def retrain(
             # What ShadowShapley has trained when the run had ended is this very game.
             ended = [by] if metric not in CLASSIFICATION else names
             known = {} if arguments else trained_in(run, ended, seed, cli.trainer.max_epochs)
-            keep = partial(KeptUtility, path=path, settings=settings, ranks=ranks, told=told, seed=seed, names=names)
+            keep = partial(StoredUtility, path=path, settings=settings, ranks=ranks, told=told, seed=seed, names=names)
             keep = partial(keep, known=known)
             found, which, together = _play(utility, keep, which, together, compare=not utilities, say=say)
             utilities.append(found)
@@ -177,7 +178,7 @@ def _check_performance(metric: str | None, mode: str | None) -> None:
 
 def _play(
     utility: RetrainedUtility,
-    keep: partial[KeptUtility],
+    keep: partial[StoredUtility],
     which: Which,
     together: bool,
     compare: bool,

@@ -22,7 +22,7 @@ from flsv.core.sharing import Sharing, sharing
 from flsv.core.strategy import Federation
 from flsv.data import FederatedDataModule
 from flsv.games import CoalitionGames, ModelScore
-from flsv.games.evaluators import by_what_is_logged, evaluators_of
+from flsv.games.make_evaluators import make_evaluators, suggest_logged_value
 from flsv.training.client_manager import ClientManager, try_forward
 from flsv.training.cohort import CohortLoader, CohortTraining
 from flsv.training.local_steps import LocalSteps
@@ -158,13 +158,13 @@ class OneProcess:
         if not measures:
             return None
         asking = {f"metric {name!r}": measure for name, measure in measures.items()}
-        validated = evaluators_of(trainer, self.space, val, asking, seed=self._state.seed)
+        validated = make_evaluators(trainer, self.space, val, asking, seed=self._state.seed)
         evaluator = None
         if classified:
             try:
                 evaluator = self.manager.evaluator(all_on_device(trainer, val))
             except ConfigurationError as error:
-                instead = by_what_is_logged(trainer, self.space, val)
+                instead = suggest_logged_value(trainer, self.space, val)
                 raise ConfigurationError(f"metrics {classified}: {error}{instead}") from error
         server_lr = self._config.aggregator.server_lr
         return CoalitionGames(evaluator, server_lr=server_lr, validated=validated, ranks=self.ranks)

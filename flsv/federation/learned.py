@@ -25,8 +25,10 @@ from flsv.federation.run import FederationRun
 from flsv.functional.shapley.undecided import times_to_tell_apart
 from flsv.functional.shapley.undecided import told_apart as pairs_apart
 from flsv.games import ModelScore, Scores
-from flsv.games.replica import Replica, rows_of
-from flsv.games.scores import checked_logits, checked_pair, score_batch
+from flsv.games.replica import Replica
+from flsv.games.scores import score_batch
+from flsv.games.validation_batches import checked_logits, checked_pair
+from flsv.games.vector_evaluator import rows_of
 from flsv.metrics import ContributionMetric
 from flsv.training.local_steps import limited
 from flsv.utilities.errors import ConfigurationError
@@ -227,7 +229,7 @@ def ranks_apart(score: str, value: float, labels: Tensor, num_classes: int) -> b
     (of two, class 1's), and an error as if all classes' errors went together, so that it is not too small.
 
     Args:
-        score: in :data:`flsv.games.scores.CLASS_SCORES`. ``"auroc"``: 1/2, with Mann and Whitney's variance.
+        score: in :data:`flsv.games.class_scores.CLASS_SCORES`. ``"auroc"``: 1/2, with Mann and Whitney's variance.
             ``"average_precision"``: about a class's share, with the mean and (to the second order) the variance over
             all orders; they are skewed, so that two errors count. ``"f1"``: whichever share of the predictions is of a
             class, it is 2p / (1 + p) for the share p of class 1 of two, and 1 / M of M classes, at most.

@@ -11,8 +11,8 @@ from annotated_types import Gt
 
 from flsv.filters.base import UpdateFilter
 from flsv.filters.cohort import Cohort
-from flsv.functional.distances import distances
 from flsv.functional.clipping import length_factors, shortened
+from flsv.functional.distances import distances
 from flsv.personalization import Personalizer
 from flsv.utilities.errors import ConfigurationError
 

@@ -41,7 +41,7 @@ from typing import Any, Literal
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv.games.scores import CLASS_SCORES, ClassScore
+from flsv.games.class_scores import CLASS_SCORES, ClassScore
 from flsv.utilities.errors import ConfigurationError
 
 Mode = Literal["min", "max"]

@@ -26,8 +26,8 @@ from flsv.core.sharing import sharing
 from flsv.core.strategy import Strategy
 from flsv.data import FederatedDataModule
 from flsv.engines.ranks import ranks_of
+from flsv.games.copy_module import copy_module
 from flsv.games.performance import CLASSIFICATION, ModelScore
-from flsv.games.replica import copied
 from flsv.metrics.shadow import Coalitions, ShadowShapley, coalition_masks, design_within, fits_of
 from flsv.privacy import GaussianPrivacy
 from flsv.retraining.shadow import ShadowTraining, not_as_rows
@@ -212,7 +212,7 @@ class CoalitionPlan:
         """Make what tells metrics of the models of nobody and of everybody, where others come after the run."""
         if self.why is None or self._initial is None:
             return []
-        start = copied(module)
+        start = copy_module(module)
         start.load_state_dict(self._initial)
         return [_Ends(space.read(start), num_clients)]
 

@@ -16,8 +16,9 @@ from flsv._lightning.patches import callbacks_of
 from flsv.data import FederatedDataModule
 from flsv.functional.shapley.few_coalitions import Which, few_coalitions, retrained_shapley
 from flsv.functional.shapley.game import Utility
+from flsv.games.members import Members
 from flsv.games.performance import Mode
-from flsv.games.retraining import Members, RetrainedUtility
+from flsv.games.retrained_utility import RetrainedUtility
 from flsv.report.shares import RANKING_ONLY
 from flsv.retraining.side_by_side import NotSideBySide, SideBySideUtility, loop_of
 from flsv.retraining.whole_fits import Spare, coalition_loop

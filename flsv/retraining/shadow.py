@@ -1,10 +1,11 @@
 """ShadowTraining: while the federation trains, every client also trains the models of the coalitions that it is in.
 
 What a client is worth is the Shapley value of the game in which every coalition of clients is a federation of its own.
-:mod:`flsv.games.retraining` trains these after the run; here they are trained with it. In a round, the server sends a
-client the models of its coalitions; the client trains them on the very batches of its own training, as rows of one
-batched model; at the server, each coalition has an aggregator, filters and metrics of its own, for those of its members
-that take part. So each comes to the model that a run of this coalition alone comes to, with the same seed, to rounding.
+:mod:`flsv.games.retrained_utility` trains these after the run; here they are trained with it. In a round, the server
+sends a client the models of its coalitions; the client trains them on the very batches of its own training, as rows of
+one batched model; at the server, each coalition has an aggregator, filters and metrics of its own, for those of its
+members that take part. So each comes to the model that a run of this coalition alone comes to, with the same seed, to
+rounding.
 Nobody's model is the initial one, and everybody's is the federation's own: these two are not trained.
 """
 

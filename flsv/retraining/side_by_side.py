@@ -26,9 +26,10 @@ from flsv.configuration.federation_config import FederationConfig
 from flsv.core import ALONE, Ranks, State
 from flsv.core.parameter_space import ParameterSpace
 from flsv.engines.one_process import shared_space
-from flsv.games.coalition import utility_of
-from flsv.games.replica import copied
-from flsv.games.retraining import RetrainedUtility, evaluator_of
+from flsv.games.coalition_training import make_evaluator
+from flsv.games.coalition_utility import utility_of
+from flsv.games.copy_module import copy_module
+from flsv.games.retrained_utility import RetrainedUtility
 from flsv.retraining.coalition_servers import servers_of, unlike_alone
 from flsv.sampling import FixedCohort
 from flsv.training.client_manager import ClientManager
@@ -61,7 +62,7 @@ class NotSideBySide(ConfigurationError):
 
 
 class SideBySideUtility:
-    """``utility(masks: bool [K, n]) -> float64 [K]``: as :class:`flsv.games.retraining.RetrainedUtility`, all
+    """``utility(masks: bool [K, n]) -> float64 [K]``: as :class:`flsv.games.RetrainedUtility`, all
     coalitions at once, or each rank's share of them.
 
     The coalition of all clients is trained in both ways. Where they come to different models, it is refused.
@@ -120,11 +121,11 @@ class SideBySideUtility:
             loop = loop_of(trainer)
         training = CoalitionTraining(loop, masks, self._seed, alone.initial, self._scores, ranks)
         trainer.callbacks = [training if each is loop else each for each in trainer.callbacks]  # type: ignore[attr-defined]
-        trainer.fit(copied(alone.module), alone.data)
+        trainer.fit(copy_module(alone.module), alone.data)
         return training
 
     def _scores(self, trainer: L.Trainer, space: ParameterSpace, models: Tensor) -> Any:
-        return evaluator_of(trainer, space, self._alone.data, self._alone.metric)(models)
+        return make_evaluator(trainer, space, self._alone.data, self._alone.metric)(models)
 
 
 def check_same(models: Tensor, real: Tensor, allowed: float = TOLERANCE) -> None:

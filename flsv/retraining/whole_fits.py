@@ -40,10 +40,11 @@ from flsv.core import Ranks
 from flsv.core.ranks import longest_first
 from flsv.data import FederatedDataModule
 from flsv.engines.ranks import FederatedStrategy
-from flsv.games.coalition import utility_of
+from flsv.games.coalition_training import GlobalModelScoring, train_alone
+from flsv.games.coalition_utility import utility_of
+from flsv.games.copy_module import copy_module
+from flsv.games.members import Members, members_of
 from flsv.games.performance import ModelScore
-from flsv.games.replica import copied
-from flsv.games.retraining import Measured, Members, members_of, train_alone
 from flsv.results.folder import Reporting
 from flsv.sampling import FixedCohort
 from flsv.server.round_server import NoModel
@@ -142,7 +143,7 @@ class Spare:
     """
 
     def __init__(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        self._module = copied(module)
+        self._module = copy_module(module)
         held: Any = trainer
         instead: dict[int, Any] = {id(held.datamodule): held.datamodule, id(held.profiler): PassThroughProfiler()}
         instead |= {id(logger): _Nowhere() for logger in trainer.loggers}
@@ -158,7 +159,7 @@ class Spare:
 
     def made(self) -> tuple[L.Trainer, L.LightningModule]:
         """Another of both, to be fitted."""
-        module = copied(self._module)
+        module = copy_module(self._module)
         data: Any = self._trainer.datamodule  # type: ignore[attr-defined]
         same = {id(each): each for each in (data, *self._trainer.loggers)}
         return copy.deepcopy(self._trainer, same | _counterparts(self._module, module)), module
@@ -247,7 +248,7 @@ class WholeFits:
             name: measure if isinstance(measure, ModelScore) else None for name, measure in self._measures.items()
         }
         once = list(dict.fromkeys(scored.values()))
-        measured = Measured(self._data, [each or "accuracy" for each in once], self._initial, self._rounds)
+        measured = GlobalModelScoring(self._data, [each or "accuracy" for each in once], self._initial, self._rounds)
         with _as_it_was(self._data), tempfile.TemporaryDirectory() as folder:
             trainer._default_root_dir = folder  # type: ignore[attr-defined] # of whatever a callback writes
             for logger in trainer.loggers:

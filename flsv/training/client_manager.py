@@ -20,10 +20,10 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule
 from flsv.data.groups import client_called
 from flsv.games import ModelEvaluator, ModelScore, VectorEvaluator
-from flsv.games.evaluator import no_forward
-from flsv.games.evaluators import evaluator_on, evaluators_of
+from flsv.games.make_evaluators import evaluator_on, make_evaluators
+from flsv.games.model_evaluator import no_forward
 from flsv.games.replica import Replica
-from flsv.games.scores import checked_logits, checked_pair
+from flsv.games.validation_batches import checked_logits, checked_pair
 from flsv.models.imbalance import OWN_SCORES, ClassScores, plain_scores
 from flsv.training.algorithms.base import used_model
 from flsv.training.store import ClientStore
@@ -131,7 +131,7 @@ class ClientManager:
         """
         trainer, loader = self._trainer, self._data.client_loader(client, split, shuffle=False)
         if performance not in self._any_task:
-            found = evaluators_of(trainer, self._space, loader, {"what clients are asked for": performance})
+            found = make_evaluators(trainer, self._space, loader, {"what clients are asked for": performance})
             self._any_task[performance] = found[performance.evaluator]
         private = partial(self._private, client) if self._space.private_names else None
         return evaluator_on(self._any_task[performance], trainer, loader, private)
@@ -153,7 +153,7 @@ class ClientManager:
         """A copy of the trainer's module that was found to be one.
 
         Raises:
-            ConfigurationError: see :func:`flsv.games.replica.check_copies`.
+            ConfigurationError: see :func:`flsv.games.check_copies.check_copies`.
         """
         replica = Replica(self._trainer.lightning_module, self._space)
         with isolated_rngs(0, "trial"):

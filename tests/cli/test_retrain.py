@@ -20,7 +20,7 @@ from flsv.cli.saved_run import performance_by
 from flsv.data import SizePartitioner, Splits
 from flsv.functional import exact_shapley
 from flsv.games.performance import CLASSIFICATION
-from flsv.games.retraining import RetrainedUtility
+from flsv.games.retrained_utility import RetrainedUtility
 from flsv.metrics import (
     ClassSpecificShapley,
     CumulativeShapley,

@@ -15,7 +15,8 @@ from toys import Plain, fit, toy_data, trainer_for
 
 from flsv.federation import FederatedLoop
 from flsv.federation.learned import LEVEL, ranks_apart, told_apart
-from flsv.games.scores import ClassScore, Scores, score_batch
+from flsv.games.class_scores import ClassScore
+from flsv.games.scores import Scores, score_batch
 from flsv.metrics import ContributionMetric, CosineGradientShapley, PartialFederatedShapley
 from flsv.report import write_report
 from flsv.results.text import change

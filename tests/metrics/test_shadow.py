@@ -31,7 +31,7 @@ from flsv.aggregation import (
 from flsv.attacks import Alignment, ALittleIsEnough, FreeRider, Scaling
 from flsv.filters import NormCap, OutlierFilter, SampleCap
 from flsv.functional import exact_shapley
-from flsv.games.retraining import RetrainedUtility
+from flsv.games.retrained_utility import RetrainedUtility
 from flsv.metrics import (
     ClassSpecificShapley,
     CosineGradientShapley,

@@ -28,7 +28,7 @@ from flsv.aggregation import (
 from flsv.attacks import Alignment, FreeRider, MinMax, Scaling
 from flsv.filters import NormCap, OutlierFilter, SampleCap
 from flsv.functional.shapley.enumeration import all_coalitions
-from flsv.games.retraining import RetrainedUtility
+from flsv.games.retrained_utility import RetrainedUtility
 from flsv.metrics import ClassSpecificShapley, CosineGradientShapley, SurrogateFederatedShapley, WassersteinContribution
 from flsv.personalization import Standalone
 from flsv.privacy import GaussianPrivacy

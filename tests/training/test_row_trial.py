@@ -15,7 +15,7 @@ from toys import fit, trainer_for, vector
 
 from flsv import FederatedLoop, Reporting
 from flsv.core.parameter_space import ParameterSpace
-from flsv.games.retraining import RetrainedUtility
+from flsv.games.retrained_utility import RetrainedUtility
 from flsv.retraining.side_by_side import NotSideBySide, SideBySideUtility
 from flsv.sampling import FixedCohort
 from flsv.utilities.errors import ConfigurationError

@@ -16,8 +16,8 @@ def test_old_name_of_a_module_gives_the_module_itself(old: str, new: str) -> Non
 
 
 def test_module_below_an_old_package_is_not_loaded_twice() -> None:
-    from flsv.training.algorithms.base import ClientAlgorithm
-    from flsv.training.algorithms.base import ClientAlgorithm as also
+    from flsv.clients.algorithms import ClientAlgorithm
+    from flsv.clients.algorithms.base import ClientAlgorithm as also
     from flsv.training.algorithms import ClientAlgorithm as today
 
     assert ClientAlgorithm is today is also

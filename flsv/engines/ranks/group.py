@@ -147,7 +147,7 @@ def meet(
 
 def ranks_of_environment() -> Ranks:
     """The processes that ``torchrun`` (or another launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT) has
-    started, for work without a Trainer on all of them, such as :class:`flsv.games.retraining.RetrainedUtility`'s.
+    started, for work without a Trainer on all of them, such as :class:`flsv.games.RetrainedUtility`'s.
 
     Example:
         >>> ranks_of_environment().size  # outside of torchrun

@@ -54,7 +54,8 @@ class Sampling:
         >>> Sampling("sampler", lambda masks: masks.sum(dim=1), 10, 7, 20, None)
         Traceback (most recent call last):
         ...
-        flsv.utilities.errors.ConfigurationError: sampler: budget=7 is below the minimum of 20 evaluations for 10 players.
+        flsv.utilities.errors.ConfigurationError: sampler: budget=7 is below the minimum of 20 evaluations for 10 \
+players.
     """
 
     def __init__(

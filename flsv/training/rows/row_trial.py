@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_map_only
 from flsv._lightning.evaluation import TOLERANCES, as_given, each_loader, share_of_way, tolerance
 from flsv._lightning.validation import KeptBatches, ValidationRun, stand_in
 from flsv.core.parameter_space import ParameterSpace
-from flsv.games.validated import fresh_copy
+from flsv.games.validated_models import fresh_copy
 from flsv.training.cohort import CohortLoader
 from flsv.training.rows.kernel import GivenBatches, RowTraining, SharedBatches, clipping
 from flsv.training.rows.row_step import (

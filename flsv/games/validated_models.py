@@ -1,4 +1,4 @@
-"""ValidatedModels: models of any task by what the module logs when Lightning validates it; and a loss's gradient."""
+"""ValidatedModels: models of any task, scored by what the module logs in validation; and a logged loss's gradient."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ from torch.utils.data import DataLoader, Dataset
 from flsv._lightning.evaluation import tolerance
 from flsv._lightning.validation import KeptBatches, ValidationRun, number
 from flsv.core.parameter_space import ParameterSpace
-from flsv.games.replica import Build, VectorEvaluator, check_copies, copied, named_tensors
+from flsv.games.check_copies import check_copies
+from flsv.games.copy_module import copy_module
+from flsv.games.replica import named_tensors
 from flsv.games.scores import Scores
+from flsv.games.vector_evaluator import Build, VectorEvaluator
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import isolated_rngs
 
@@ -43,7 +46,7 @@ def fresh_copy(module: L.LightningModule, space: ParameterSpace, vector: Tensor,
     for layer in module.modules():
         for value in vars(layer).values():
             instead.update(_shared(value))
-    own = copied(module, instead)
+    own = copy_module(module, instead)
     space.write(own, vector)
     for name, tensor in named_tensors(own):
         if name in private and name not in space.names:

@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flsv.core import ClientMatrix
 from flsv.core.parameter_space import ParameterSpace
-from flsv.games.scores import Pair, checked_logits
+from flsv.games.validation_batches import Pair, checked_logits
 
 
 class GradientProducts(NamedTuple):

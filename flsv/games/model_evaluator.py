@@ -1,4 +1,4 @@
-"""ModelEvaluator: from vectors to scores of their outputs, many models at once."""
+"""ModelEvaluator: from models' vectors to scores of their outputs, many models at once."""
 
 from __future__ import annotations
 
@@ -16,19 +16,12 @@ from torchmetrics import Metric
 from flsv._lightning.evaluation import free_cached
 from flsv.core import ClientMatrix
 from flsv.core.parameter_space import ParameterSpace
-from flsv.games.gradients import GradientProducts, gradient_products, loss_gradient
-from flsv.games.replica import Build, Context, Replica, VectorEvaluator, module_device, named_tensors, rows_of
-from flsv.games.scores import (
-    OutputMetric,
-    Scores,
-    beyond_probabilities,
-    checked_logits,
-    kept_batches,
-    kind_of,
-    loss_dtype,
-    score_batch,
-    wants_probabilities,
-)
+from flsv.games.gradient_products import GradientProducts, gradient_products, loss_gradient
+from flsv.games.output_metric import OutputMetric, beyond_probabilities, wants_probabilities
+from flsv.games.replica import Context, Replica, module_device, named_tensors
+from flsv.games.scores import Scores, loss_dtype, score_batch
+from flsv.games.validation_batches import checked_logits, kind_of, read_batches
+from flsv.games.vector_evaluator import Build, VectorEvaluator, rows_of
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import isolated_rngs, seed_global_rngs
@@ -61,7 +54,7 @@ class ModelEvaluator(VectorEvaluator):
         num_classes: M, of classifiers, whose ``forward(x)`` gives logits ``[B, M]`` for integer classes y ``[B]``:
             hits per class and loss are scored. None: the metric is all.
         metric: a torchmetrics metric of ``(forward(x), y)`` that gives one number, the score ``"metric"``; see
-            :class:`flsv.games.scores.OutputMetric`. Copies of it are used.
+            :class:`flsv.games.output_metric.OutputMetric`. Copies of it are used.
         backend: ``"vmap"``: chunks of models at once under ``torch.func.vmap``; ``"serial"``: one model at a time;
             ``"auto"``: vmap on CUDA, serial elsewhere. A module that vmap cannot handle is evaluated one model at a
             time, with a warning.
@@ -116,7 +109,7 @@ class ModelEvaluator(VectorEvaluator):
 
     def _keep(self, batches: Iterable[Any]) -> None:
         size = _CPU_BATCH if self.device.type == "cpu" else None
-        self._batches, self._support = kept_batches(batches, self.device, self.num_classes, size)
+        self._batches, self._support = read_batches(batches, self.device, self.num_classes, size)
 
     def on(
         self, batches: Iterable[Any] | None, private: Callable[[], Mapping[str, Tensor]] | None = None
@@ -189,7 +182,7 @@ class ModelEvaluator(VectorEvaluator):
     @torch.inference_mode(False)
     def gradient_products(self, vector: Tensor, updates: ClientMatrix) -> GradientProducts:
         """g . d_i and d_i^T H d_j, with g and H the mean validation cross-entropy's gradient and Hessian at
-        ``vector [P]``, in full precision; see :func:`flsv.games.gradients.gradient_products`."""
+        ``vector [P]``, in full precision; see :func:`flsv.games.gradient_products.gradient_products`."""
         self._replica.follow(self._module)
         return gradient_products(self._replica.module, self.space, self._batches, self.support, vector, updates)
 
