@@ -27,11 +27,11 @@ class OutlierFilter(UpdateFilter):
     it as one that it took no part in. See ``loop.named``; who is named in every round has no value.
 
     An update beside which nothing of the others would be left is always left out, see
-    :func:`flsv.functional.updates.drowning_updates`; a federation without an ``OutlierFilter`` does that, too.
+    :func:`flsv.functional.outliers.drowning_updates`; a federation without an ``OutlierFilter`` does that, too.
 
     Args:
         threshold: the modified z-score from which on an update is too large, see
-            :func:`flsv.functional.updates.large_updates`. None: not judged.
+            :func:`flsv.functional.outliers.large_updates`. None: not judged.
         exclude: leave too large updates out of their round. So they are anyway where the aggregator weighs by a metric.
 
     Raises:

@@ -15,7 +15,7 @@ from flsv.functional.clipping import counted
 class SampleCap(UpdateFilter):
     """Counts a client's claimed number of samples up to a bound, for metrics and aggregator.
 
-    See :mod:`flsv.functional.updates`.
+    See :mod:`flsv.functional.clipping`.
 
     Args:
         cap: the bound, in medians of the cohort's numbers, rounded up to a whole number.
