@@ -1,53 +1,17 @@
-"""FedCE's and pFedSV's formulas, in NumPy."""
+"""pFedSV's weights in NumPy, and its downloads."""
 
 import math
 
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import roc_auc_score
 
 from flsv.functional import (
-    contribution_estimates,
-    label_overlap,
     leave_one_out_cosines,
     personalized_weights,
     relevance_auroc,
     top_k_download,
 )
-
-
-def test_cosines_of_nothing_are_0() -> None:
-    updates = torch.tensor([[1.0, 2.0], [0.0, 0.0], [-1.0, -2.0]])
-    gram = updates @ updates.T
-    assert leave_one_out_cosines(gram, torch.tensor([0.5, 0.0, 0.5]))[1] == 0
-    assert leave_one_out_cosines(gram, torch.tensor([1.0, 0.0, 0.0])).tolist() == pytest.approx([0, 0, -1])
-    assert leave_one_out_cosines(gram[:1, :1], torch.ones(1)).tolist() == [0]  # nobody else
-    # The others' sum is exactly zero: no rounding noise is taken for a direction.
-    updates = torch.tensor([[0.1, 0.3], [0.7, 0.1], [-2.1, -0.3]], dtype=torch.float64)
-    assert leave_one_out_cosines(updates @ updates.T, torch.tensor([0.2, 0.6, 0.2], dtype=torch.float64))[0] == 0
-
-
-def test_the_floor_and_a_sum_of_0() -> None:
-    # A client that points just where the others do, and whose data the others' model knows.
-    found = contribution_estimates(torch.tensor([1.0, 0.0, 0.0]), torch.tensor([1.0, 0.5, 0.5]))
-    assert found[0] == pytest.approx(1e-3)
-    assert contribution_estimates(torch.ones(4), torch.ones(4)).tolist() == [0.25] * 4
-    with pytest.raises(ValueError, match=r"a score in \[0, 1\]"):
-        contribution_estimates(torch.zeros(2), torch.tensor([-0.7, 0.2]))
-
-
-def test_no_error_counts_beyond_the_cap() -> None:
-    cosines, scores = torch.tensor([0.1, 0.3, -0.2, 0.0]), torch.tensor([0.9, 0.8, 0.6, 0.7])
-    plain = contribution_estimates(cosines, scores)
-    assert torch.equal(contribution_estimates(cosines, scores, cap=10.0), plain)
-    lied = torch.tensor([0.0, 0.8, 0.6, 0.7])
-    told, capped = (contribution_estimates(cosines, lied, cap=cap) for cap in (None, 1.25))
-    errors = np.array([min(each, 1.25 * 0.35) for each in (1.0, 0.2, 0.4, 0.3)])
-    expected = (1 - cosines.double().numpy()) * errors
-    np.testing.assert_allclose(capped.numpy(), expected / expected.sum(), atol=1e-6)
-    assert told[0] > 1.5 * capped[0] > 1.5 * plain[0]
-
 
 POLICIES = ("mean", "exclude", "min", 0.7)
 
@@ -107,28 +71,6 @@ def test_identical_models_take_all_in_proportion_to_their_values():
 def test_wrong_values_and_distances(values, distances, own):
     with pytest.raises(ValueError, match="expected"):
         personalized_weights(torch.tensor(values), torch.tensor(distances), own)
-
-
-def test_overlap_against_numpy():
-    counts = torch.randint(0, 3, (12, 6), generator=torch.Generator().manual_seed(0)) * 7
-    shares = (counts / counts.sum(1, keepdim=True).clamp_min(1)).numpy()
-    expected = np.minimum(shares[:, None], shares).sum(-1)
-    np.testing.assert_allclose(label_overlap(counts), expected, rtol=1e-6)
-
-
-@pytest.mark.parametrize("digits", [0, 6])
-def test_auroc_against_scikit_learn(digits):
-    generator = torch.Generator().manual_seed(digits)
-    n = 15
-    truth = torch.rand(n, n, generator=generator) > 0.7
-    relevance = ((torch.randn(n, n, generator=generator) + truth) * 10**digits).round() / 10**digits
-    relevance[torch.rand(n, n, generator=generator) > 0.8] = float("nan")
-    relevance.fill_diagonal_(1e6)  # must not count
-    pairs = [(i, j) for i in range(n) for j in range(n) if i != j and not math.isnan(relevance[i, j])]
-    expected = roc_auc_score([bool(truth[p]) for p in pairs], [float(relevance[p]) for p in pairs])
-    assert relevance_auroc(relevance, truth).item() == pytest.approx(expected, abs=1e-12)
-    for one_kind in (torch.ones(n, n), torch.eye(n)):
-        assert relevance_auroc(relevance, one_kind).isnan()
 
 
 nan = float("nan")

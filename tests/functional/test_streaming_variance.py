@@ -1,4 +1,4 @@
-"""What values become over rounds: moving averages, bounds, decayed sums, and their spread."""
+"""Variances over rounds against NumPy, by blocks and by steps."""
 
 import numpy as np
 import pytest

@@ -1,12 +1,10 @@
-"""CSSV against NumPy, straight from equations 5 and 6; columns in which all rows agree."""
+"""CSSV against NumPy, straight from equations 5 and 6."""
 
 import numpy as np
 import pytest
 import torch
 
 from flsv.functional import class_specific_shapley, participant_weights
-from flsv.functional import common_entries as module
-from flsv.functional.common_entries import keep_common
 
 
 def cssv_by_hand(clients: np.ndarray, server: np.ndarray) -> np.ndarray:
@@ -44,16 +42,3 @@ def test_weights_follow_equation_6() -> None:
     np.testing.assert_allclose(gamma.numpy(), [np.mean([0.75, 0.25, 1.0]), 0.0])
     assert share.tolist() == [1, 0]
     assert participant_weights(-torch.ones(4, 2))[1].tolist() == [0.25] * 4
-
-
-@pytest.mark.parametrize("rows", [1, 2, 3])
-@pytest.mark.parametrize("block", [1, 7, 2**20])
-def test_averages_keep_what_is_common_to_the_bit(monkeypatch: pytest.MonkeyPatch, rows: int, block: int) -> None:
-    monkeypatch.setattr(module, "_BLOCK", block)
-    x = torch.randint(0, 3, (rows, 400), generator=torch.Generator().manual_seed(rows)).float() / 10
-    weights = torch.softmax(torch.randn(2, rows, generator=torch.Generator().manual_seed(1)), -1)
-    plain = weights @ x
-    common = (x == x[0]).all(0)
-    kept = keep_common(plain.clone(), x)
-    assert torch.equal(kept[:, common], x[0, common].expand(2, -1))
-    assert torch.equal(kept[:, ~common], plain[:, ~common])
