@@ -10,7 +10,7 @@ from torch import Tensor
 from flsv.functional.gradients import gradient_agreement
 from flsv.functional.shapley.game import Utility
 from flsv.metrics.base import cosines_with_sum, parameters_of
-from flsv.metrics.coalitions.presets import DecayedShapley
+from flsv.metrics.coalitions.decayed_shapley import DecayedShapley
 from flsv.round import ClientMatrix
 
 
