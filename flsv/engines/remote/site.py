@@ -37,7 +37,7 @@ QUESTIONS = (
     "flsv.personalization.fedfomo:mix_models",
     "flsv.core.round:started_from",
     "flsv.sampling.power_of_choice:local_loss",
-    "flsv.metrics.peers:leave_self_out",
+    "flsv.metrics.leave_self_out:leave_self_out",
 )
 #: In the site's folder: what its updates have told so far, where a policy bounds it.
 LEDGER = "privacy.json"

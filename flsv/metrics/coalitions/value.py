@@ -17,7 +17,8 @@ from flsv.functional.shapley.semivalues import Semivalue, check_estimator, estim
 from flsv.games import CoalitionUtility, Renormalized
 from flsv.games.performance import Mode, ModelScore, performance_of
 from flsv.metrics.base import ContributionMetric
-from flsv.metrics.coalitions.folds import FOLDS, Fold, FoldName
+from flsv.metrics.coalitions.fold import Fold
+from flsv.metrics.coalitions.folds import FOLDS, FoldName
 from flsv.metrics.intervals import OverRounds
 from flsv.utilities.errors import ConfigurationError
 

@@ -16,7 +16,7 @@ from flsv.engines.one_process import shared_space
 from flsv.engines.remote import Directory, Packet
 from flsv.engines.remote.clients import Remote
 from flsv.engines.remote.messages import pack, update_packet
-from flsv.metrics.peers import leave_self_out
+from flsv.metrics.leave_self_out import leave_self_out
 
 SAMPLES = 40
 #: A site's operator can send anything; the same examples in every run.

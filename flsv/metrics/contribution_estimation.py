@@ -1,50 +1,24 @@
-"""Who is of use to the others: clients are asked how good the aggregate is without their own part in it.
+"""ContributionEstimation: FedCE's estimate of the clients' contributions.
 
 Jiang et al., "Fair Federated Medical Image Segmentation via Client Contribution Estimation", CVPR 2023 (FedCE).
-
-DomainRelevance says which client finds whose model useful, as a matrix: Wu et al., "Rethinking Personalized Client
-Collaboration in Federated Learning", IEEE Transactions on Mobile Computing, 2024, equation 5 and figure 7.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv.core import Client, ClientMatrix, LocalData, NoAnswer, Round, run_protocol
-from flsv.functional.fedce import Combine, contribution_estimates, leave_one_out_cosines, without_own
-from flsv.functional.moving_average import momentum_add, momentum_merge, momentum_value
-from flsv.functional.relevance import label_overlap, relevance_auroc
-from flsv.games.performance import Mode, ModelScore, performance_of
+from flsv.core import Client, ClientMatrix, Round
+from flsv.functional.fedce import Combine, contribution_estimates, leave_one_out_cosines
+from flsv.games.performance import Mode, performance_of
 from flsv.metrics.base import ContributionMetric, parameters_of
+from flsv.metrics.leave_self_out import scores_without_own
 from flsv.utilities.declared import Momentum, Positive
 from flsv.utilities.errors import ConfigurationError
-
-
-def leave_self_out(
-    local: LocalData, aggregate: Tensor, weight: float, performance: str | ModelScore = "accuracy"
-) -> Tensor:
-    """At the client: a number ``[]``, float64, the score on its validation samples of the others' average.
-
-    Args:
-        local: the client's; it has taken part in the round.
-        aggregate: ``[P]``, the average of all.
-        weight: the client's in it.
-        performance: what models are measured by.
-
-    Where nobody else has any weight, the others' average is the model that it started from.
-    """
-    assert local.start is not None
-    assert local.sent is not None
-    others = without_own(aggregate, local.sent, weight)
-    model = local.start if others is None else others
-    return local.told("score", local.utility(model[None], performance)[0])
 
 
 def _aggregate(round: Round) -> Tensor:
@@ -69,43 +43,8 @@ def _shares(weights: Tensor) -> Tensor:
     return weights / total if total > 0 else torch.full_like(weights, 1 / len(weights))
 
 
-def _scores(
-    clients: Sequence[Client], aggregate: Tensor, weights: Tensor, performance: str | ModelScore
-) -> tuple[Tensor, Tensor]:
-    """What clients answer about the aggregate ``[P]`` without their part, of weight ``weights[i]``.
-
-    Returns:
-        float64 ``[a]`` of those that have answered, in their order, and bool ``[k]`` who that is. Who is at a site of
-        its own and has not is named in a warning.
-    """
-    own = dict(zip([client.id for client in clients], weights.tolist()))
-    question = partial(leave_self_out, performance=performance)
-
-    def asked(client: Client) -> Tensor | None:
-        try:
-            answer = client.ask(question, aggregate, own[client.id])
-            if not isinstance(answer, Tensor) or answer.numel() != 1:
-                raise NoAnswer(f"client {client.id} was asked for a number and answered {answer!r:.80}.")
-        except NoAnswer as why:
-            warnings.warn(f"{why} What others are worth to it is not known in this round.", stacklevel=2)
-            return None
-        return answer.double().reshape(())
-
-    told = run_protocol(clients, asked)
-    said = torch.tensor([answer is not None for answer in told], dtype=torch.bool)
-    nothing = torch.zeros((), dtype=torch.float64)
-    answers = torch.stack([*(each.cpu() for each in told if each is not None), nothing])[:-1]
-    broken = [client.id for client, answer in zip(clients, told) if answer is not None and not answer.isfinite()]
-    if broken:
-        raise ValueError(
-            f"the others' model has a score that is not finite on the validation samples of clients {broken}: a value "
-            "cannot be made of it. Measure by a bounded score (performance='accuracy'), or lower the learning rate."
-        )
-    return answers, said
-
-
 class ContributionEstimation(ContributionMetric):
-    r"""FedCE's contribution estimates, see :mod:`flsv.functional.fedce`.
+    r"""FedCE's contribution estimates, see :mod:`flsv.functional.peers`.
 
     .. math::
         c_i \propto \Bigl(1 - \overline{\cos}\bigl(d_i, \textstyle\sum_{j \ne i} c_j d_j\bigr)\Bigr) \cdot
@@ -217,7 +156,7 @@ class ContributionEstimation(ContributionMetric):
         """Add one round; shapes ``[k]``, ``[k, P]``, ``[k]``, ``[P]``."""
         self._check_asked(client_ids, clients)
         weights = _shares(aggregation_weights)
-        scores, said = _scores(clients, aggregate, weights, self.performance)
+        scores, said = scores_without_own(clients, aggregate, weights, self.performance)
         scores, said = scores.to(self.scores), said.to(client_ids.device)
         if bool(((scores < 0) | (scores > 1)).any()):
             raise ValueError(
@@ -250,108 +189,3 @@ class ContributionEstimation(ContributionMetric):
     def _means(self) -> tuple[Tensor, Tensor]:
         means = self.cosines / self.seen, self.scores / (self.seen + 1)
         return means[0], means[1].masked_fill(self.seen == 0, float("nan"))
-
-
-class DomainRelevance(ContributionMetric):
-    r"""pFedSV's relevance scores of all pairs of clients.
-
-    .. math:: \phi^i_j \leftarrow \alpha\,\phi^i_j + (1 - \alpha)\,\varphi^i_j
-
-    for the clients *j* that client *i* looked at in this round, from 0 at the start; :math:`\varphi^i_j` is what *i*
-    found *j*'s model to be worth (its Shapley value in *i*'s game, in accuracy).
-
-    As input to ``update``: ``client_ids [k]`` and ``peer_values [k, num_clients]``, NaN for clients not looked at,
-    which a personalizer such as :class:`flsv.personalization.PFedSV` gives. ``compute`` gives ``[num_clients,
-    num_clients]``, row i for client i's view; NaN for pairs never looked at. ``per_client`` gives what a client is
-    worth to the others that looked at it, on average. With a ``truth``, ``diagnostics`` has ``auroc``, the chance that
-    a relevant pair has a higher score than another, over the pairs looked at, and ``found``, the share of relevant
-    pairs looked at.
-
-    When not to use it:
-        For one number per client: it is one per pair. Where clients have no validation data of their own, and where
-        tens of clients would each have to receive many models.
-
-    Args:
-        num_clients: n. None inside a ``FederatedLoop``: taken from the data.
-        alpha: in [0, 1), the share of the old score that stays. The paper gives none.
-        truth: ``[n, n]``, above 0 where a pair is relevant. By default, in a ``FederatedLoop``, the label overlap
-            (:func:`flsv.functional.label_overlap`) of the clients' training samples, which no client knows: it is
-            there to judge the scores by.
-        kwargs: see ``torchmetrics.Metric``.
-
-    Raises:
-        ConfigurationError: alpha outside [0, 1).
-        ValueError: shapes that do not fit, unknown or repeated client ids.
-
-    Example:
-        >>> metric = DomainRelevance(num_clients=3, truth=torch.tensor([[1, 1, 0], [1, 1, 0], [0, 0, 1]]))
-        >>> nan = float("nan")
-        >>> metric.update(torch.tensor([0, 1]), torch.tensor([[0.6, 0.4, -0.2], [nan, 0.8, 0.0]]))
-        >>> metric.compute()
-        tensor([[ 0.3000,  0.2000, -0.1000],
-                [    nan,  0.4000,  0.0000],
-                [    nan,     nan,     nan]])
-        >>> metric.diagnostics()["auroc"], metric.diagnostics()["found"]
-        (tensor(1., dtype=torch.float64), tensor(0.5000))
-    """
-
-    unit = "gain in accuracy"
-    sign = "positive: the row's client does better with the column's model; negative: worse; 0: no difference."
-    cost = "none beside that: the clients' games are the personalizer's."
-    per_class = False
-    uses_ground_truth = True
-    history: Tensor
-
-    def __init__(
-        self, num_clients: int | None = None, alpha: Momentum = 0.5, truth: Tensor | None = None, **kwargs: Any
-    ) -> None:
-        self.alpha = alpha
-        super().__init__(num_clients, **kwargs)
-        self._truth = truth
-
-    @property
-    def truth(self) -> Tensor | None:
-        """``[n, n]``, above 0 where a pair is relevant; None where nobody knows."""
-        if self._truth is None and self.class_counts is not None:
-            return label_overlap(self.class_counts.cpu())
-        return self._truth
-
-    def init_states(self, num_clients: int, num_classes: int | None) -> None:
-        # A row per pair, of flsv.functional.moving_average.
-        reduction = partial(momentum_merge, momentum=self.alpha)
-        self.add_state("history", torch.zeros(num_clients**2, 3), dist_reduce_fx=reduction)
-
-    def update(self, client_ids: Tensor, peer_values: Tensor) -> None:
-        """Add one round; shapes ``[k]`` and ``[k, n]``."""
-        n = self.num_clients
-        assert n is not None
-        if peer_values.shape != (len(client_ids), n):
-            raise ValueError(f"expected peer_values [k={len(client_ids)}, n={n}], got {list(peer_values.shape)}.")
-        values = self.history.new_full((n, n), float("nan"))
-        values[client_ids] = peer_values.to(values)
-        pairs = (~values.isnan()).flatten()
-        self.history = momentum_add(self.history, pairs, values.flatten()[pairs, None], self.alpha)
-
-    def compute(self) -> Tensor:
-        """``[num_clients, num_clients]``, NaN for pairs never looked at."""
-        assert self.num_clients is not None
-        return momentum_value(self.history, self.alpha, init=0.0).view(self.num_clients, -1)
-
-    def per_client(self, value: Tensor) -> Tensor:
-        """``[num_clients]``, each client's mean score with the others that looked at it; NaN where nobody did."""
-        others = value.clone()
-        others.fill_diagonal_(float("nan"))
-        return others.nanmean(0)
-
-    def diagnostics(self) -> dict[str, Tensor]:
-        """How well the scores tell who is relevant, and how many of those are known; nothing without a truth."""
-        truth = self.truth
-        if truth is None:
-            return {}
-        scores = self.compute().cpu()
-        relevant = truth.cpu() > 0
-        relevant.fill_diagonal_(False)
-        return {"auroc": relevance_auroc(scores, relevant), "found": (~scores[relevant].isnan()).float().mean()}
-
-    def columns(self) -> list[str]:
-        return list(self.client_names or map(str, range(self.num_clients or 0)))
