@@ -8,8 +8,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from flsv.functional.shapley.gradient import gradient_shapley
 from flsv.functional.moving_average import momentum_add, momentum_merge, momentum_value
+from flsv.functional.shapley.gradient import gradient_shapley
 from flsv.games.performance import loss_of
 from flsv.metrics.base import ContributionMetric
 from flsv.utilities.declared import Momentum
