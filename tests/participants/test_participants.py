@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 import torch
 from matplotlib.figure import Figure
-from resuming import assert_resumes
 from torch import nn
-from toys import fit, toy_data
 
 from flsv import Reporting
 from flsv.data import ClosedSetLabelNoise
@@ -27,6 +25,8 @@ from flsv.participants.sharing import Sharing, sharing
 from flsv.personalization import Personalizer, Standalone
 from flsv.round import Round
 from flsv.valuation import clients_of
+from helpers.data import toy_data
+from helpers.fits import assert_resumes, fit
 
 
 class Asking(Personalizer):

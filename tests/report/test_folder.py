@@ -12,7 +12,6 @@ import lightning as L
 import pytest
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger
-from toys import Plain, fit, network, toy_data, trainer_for
 
 from flsv import Reporting
 from flsv.clients.algorithms import InRunValues
@@ -20,6 +19,9 @@ from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.metrics import InRunShapley
 from flsv.report.folder import FolderLock, run_folder
+from helpers.data import toy_data
+from helpers.fits import fit, trainer_for
+from helpers.models import Plain, network
 
 FILES = {".lock", "contributions.csv", "run.json", "clients"}
 

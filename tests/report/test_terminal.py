@@ -12,7 +12,6 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, RichProgressBar, TQDMProgressBar
 from rich.console import Console
-from toys import Plain, fit, network, toy_data
 
 from flsv import Reporting, counting
 from flsv.loop import FederatedLoop
@@ -21,6 +20,9 @@ from flsv.report import terminal
 from flsv.report.run_table import Numbers, frame, rows_of
 from flsv.report.terminal import chosen, client_columns, print_contributions, print_table
 from flsv.round.result import RunResult
+from helpers.data import toy_data
+from helpers.fits import fit
+from helpers.models import Plain, network
 
 
 class Told:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from toys import Plain, fit, network
 
 from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg
@@ -18,6 +17,8 @@ from flsv.parameters import ParameterSpace
 from flsv.participants import LocalData
 from flsv.personalization import Personalizer
 from flsv.round import FederationState, Instruction, Round
+from helpers.fits import fit
+from helpers.models import Plain, network
 
 
 @pytest.mark.parametrize("sent", [True, False])
