@@ -30,7 +30,7 @@ from flsv.functional import (
     wasserstein_distance,
 )
 from flsv.functional.transport.fedbary import Part
-from flsv.seeding import generator_for
+from flsv.utilities.seeding import generator_for
 from flsv.valuation import FedBary
 from flsv.valuation.questions import calibrated_by_class
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from flsv import Round
 from flsv.aggregation import FedAvg
+from flsv.core.strategy import Contributions
 from flsv.functional import (
     ShapleyEstimate,
     complementary_shapley,
@@ -28,7 +29,6 @@ from flsv.functional import (
     surrogate_shapley,
 )
 from flsv.functional.shapley.enumeration import shapley_of_table
-from flsv.strategy import Contributions
 
 PERMUTATIONS = (80, 160, 240, 320, 400)
 DRAWS = 50

@@ -8,12 +8,13 @@ import torch
 from annotated_types import Gt, Le
 from torch import Tensor
 
-from flsv.filters.base import Cohort, UpdateFilter
+from flsv.core import ClientMatrix
+from flsv.core.strategy import Federation
+from flsv.filters.base import UpdateFilter
+from flsv.filters.cohort import Cohort
 from flsv.functional.copies import ALIKE, ROUNDS, SPEAKING, groups_of, same_group_pairs, similarities
 from flsv.functional.free_riders import ECHO, last_step_similarity
 from flsv.functional.isolated_groups import GAP, isolated_groups
-from flsv.round import ClientMatrix
-from flsv.strategy import Federation
 
 COPY, ECHOING = "copy", "echo"
 

@@ -8,11 +8,12 @@ from typing import ClassVar
 
 import torch
 
-from flsv.declared import Positive
-from flsv.errors import ConfigurationError
-from flsv.filters.base import Cohort, UpdateFilter
+from flsv.core.strategy import Federation
+from flsv.filters.base import UpdateFilter
+from flsv.filters.cohort import Cohort
 from flsv.functional.outliers import OUTLYING, drowning_updates, large_updates
-from flsv.strategy import Federation
+from flsv.utilities.declared import Positive
+from flsv.utilities.errors import ConfigurationError
 
 NOT_FINITE, LARGE = "not_finite", "large"
 NOT_MEASURED = "aggregated, for want of OutlierFilter(exclude=True), and not measured: the round counts nothing for it."

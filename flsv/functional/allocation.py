@@ -14,8 +14,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flsv.declared import NonNegative, Positive, checked
-from flsv.errors import ConfigurationError
+from flsv.utilities.declared import NonNegative, Positive, checked
+from flsv.utilities.errors import ConfigurationError
 
 Negatives = Literal["zero", "shift", "softmax", "refuse"]
 

@@ -11,7 +11,7 @@ from scipy import stats
 from scipy.special import ndtri, stdtrit
 from torch import Tensor
 
-from flsv.declared import checked
+from flsv.utilities.declared import checked
 
 Confidence = Annotated[float, Ge(0.5), Lt(1)]
 

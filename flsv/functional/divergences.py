@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flsv.declared import checked
+from flsv.utilities.declared import checked
 
 Divergence = Literal["kl", "l2"]
 

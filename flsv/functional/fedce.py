@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flsv.declared import checked
+from flsv.utilities.declared import checked
 
 Combine = Literal["times", "plus"]
 #: A norm below it counts as this much, as in ``torch.nn.functional.cosine_similarity``.

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flsv.declared import Share, checked
+from flsv.utilities.declared import Share, checked
 
 
 @checked

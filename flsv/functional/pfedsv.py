@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor
 
-from flsv.declared import Count, NonNegative, checked
+from flsv.utilities.declared import Count, NonNegative, checked
 
 Policy = Literal["mean", "exclude", "min"]
 SelfWeight = Policy | NonNegative

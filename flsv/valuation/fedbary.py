@@ -24,16 +24,16 @@ import torch
 from annotated_types import Ge, Gt, Lt
 from torch import Tensor
 
-from flsv import counting
-from flsv.declared import Count, Declared, NonNegative, Positive
-from flsv.errors import ConfigurationError
-from flsv.features import Features, make_features
+from flsv.core import Client, LocalData, run_protocol
 from flsv.functional import TransportServer, contribution_shares, wasserstein_barycenter
 from flsv.functional.transport.checks import check_support, safe_support
 from flsv.functional.transport.fedbary import Part
-from flsv.participants import Client, LocalData, run_protocol
-from flsv.seeding import generator_for
+from flsv.utilities import progress as counting
+from flsv.utilities.declared import Count, Declared, NonNegative, Positive
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import generator_for
 from flsv.valuation import questions
+from flsv.valuation.features import Features, make_features
 from flsv.valuation.questions import Covariance, FirstAnswer, Judging, Labels, Verdict
 
 LARGEST = 100  # the default S for large clients
@@ -85,7 +85,7 @@ class FedBary(Declared):
 
     Args:
         features: what samples are compared in: ``"pixels"``, ``"pca"``, ``"penultimate"`` (in a loop only) or a
-            :class:`flsv.features.Features`.
+            :class:`flsv.valuation.features.Features`.
         support: S, points of the interpolating measures, the same for all clients. Fewer cost less, tell less of
             anybody, and bias distances upwards. None: 100, or as many as the smallest client can afford
             (:func:`flsv.functional.transport.checks.safe_support`).

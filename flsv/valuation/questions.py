@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from flsv.declared import checked
+from flsv.core import LocalData
 from flsv.functional import (
     ClassStatistics,
     TransportClient,
@@ -24,8 +24,8 @@ from flsv.functional import (
     label_embedding,
 )
 from flsv.functional.transport.fedbary import Part
-from flsv.participants import LocalData
-from flsv.seeding import generator_for
+from flsv.utilities.declared import checked
+from flsv.utilities.seeding import generator_for
 
 Covariance = Literal["diag", "full", "none"]
 Embed = Callable[[LocalData, Tensor], Tensor]

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from flsv.core import ClientMatrix
+from flsv.core.parameter_space import ParameterSpace
 from flsv.games import ModelEvaluator
-from flsv.parameters import ParameterSpace
-from flsv.round import ClientMatrix
 
 CLASSES = 3
 

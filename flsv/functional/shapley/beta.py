@@ -16,11 +16,11 @@ import math
 import torch
 from torch import Generator, Tensor
 
-from flsv.declared import Positive, checked
 from flsv.functional.shapley.game import ShapleyEstimate, Utility, check_num_players
 from flsv.functional.shapley.layers import Layer, LayeredSample, estimate_in_stages, layer_variance
 from flsv.functional.shapley.memoized_game import MemoizedGame
 from flsv.functional.shapley.stratified import stratum_means
+from flsv.utilities.declared import Positive, checked
 
 
 def beta_weights(num_players: int, alpha: float, beta: float) -> list[float]:

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from flsv import counting
-from flsv.arguments import check_number
-from flsv.errors import ConfigurationError
 from flsv.functional.shapley.enumeration import MAX_EXACT_PLAYERS
 from flsv.functional.shapley.game import Utility
 from flsv.functional.shapley.memoized_game import MemoizedGame
+from flsv.utilities import progress as counting
+from flsv.utilities.arguments import check_number
+from flsv.utilities.errors import ConfigurationError
 
 DEFAULT_EVALUATIONS_PER_PLAYER = 50
 MIN_SAMPLES_TO_STOP = 10  # a standard error from fewer samples is too often far too small
@@ -52,7 +52,8 @@ class Sampling:
         >>> Sampling("sampler", lambda masks: masks.sum(dim=1), 10, 7, 20, None)
         Traceback (most recent call last):
         ...
-        flsv.errors.ConfigurationError: sampler: budget=7 is below the minimum of 20 evaluations for 10 players.
+        flsv.utilities.errors.ConfigurationError: sampler: budget=7 is below the minimum of 20 evaluations for 10 \
+players.
     """
 
     def __init__(

@@ -24,8 +24,8 @@ import torch
 from annotated_types import Gt, Le
 from torch import Tensor
 
-from flsv.declared import NonNegative, checked
-from flsv.errors import ConfigurationError
+from flsv.utilities.declared import NonNegative, checked
+from flsv.utilities.errors import ConfigurationError
 
 EPSILON = 1e-6
 MULTI_ROUND_INDICES: dict[str, dict[str, float]] = {

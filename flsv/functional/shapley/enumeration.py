@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from flsv.errors import ConfigurationError
 from flsv.functional.shapley.game import ShapleyEstimate, Utility, check_num_players, evaluate, result_dtype
+from flsv.utilities.errors import ConfigurationError
 
 MAX_EXACT_PLAYERS = 22
 _CHUNK = 2**16  # masks per call of the utility: a few MB, and utilities have per-call overhead

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flsv.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError
 
 Utility = Callable[[Tensor], Tensor]
 """``masks: bool [K, n] -> float [K]`` or ``[K, M]``; row k says which of the n players are in coalition k.

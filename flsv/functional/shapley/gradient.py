@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from flsv.declared import checked
+from flsv.utilities.declared import checked
 
 
 @checked

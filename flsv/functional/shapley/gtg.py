@@ -23,11 +23,11 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
-from flsv.declared import NonNegative, checked
 from flsv.functional.shapley.budget import Sampling
 from flsv.functional.shapley.game import ShapleyEstimate, Utility
 from flsv.functional.shapley.permutation import marginals_along
 from flsv.functional.shapley.random_coalitions import prefixes, random_permutations
+from flsv.utilities.declared import NonNegative, checked
 
 _MIN_ORDERS, _LAST = 30, 10
 

@@ -20,8 +20,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from flsv.declared import checked
 from flsv.functional.shapley.gradient import gradient_shapley
+from flsv.utilities.declared import checked
 
 
 @checked

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flsv.declared import Positive, checked
-from flsv.errors import ConfigurationError
+from flsv.utilities.declared import Positive, checked
+from flsv.utilities.errors import ConfigurationError
 
 
 @checked

@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flsv.declared import Count, checked
 from flsv.functional.distances import squared_distances
 from flsv.functional.transport.checks import check_labeled
+from flsv.utilities.declared import Count, checked
 
 CHUNK_ENTRIES = 8_000_000
 

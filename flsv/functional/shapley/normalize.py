@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flsv.declared import checked
+from flsv.utilities.declared import checked
 
 Normalization = Literal["min-max", "positive"]
 

@@ -22,7 +22,6 @@ from collections.abc import Sequence
 import torch
 from torch import Generator, Tensor
 
-from flsv.declared import Count, NonNegative, checked
 from flsv.functional.shapley.budget import MIN_SAMPLES_TO_STOP, Sampling
 from flsv.functional.shapley.enumeration import all_coalitions, per_coalition, semivalue_of_table
 from flsv.functional.shapley.exact import exact_shapley
@@ -30,6 +29,7 @@ from flsv.functional.shapley.game import ShapleyEstimate, Utility
 from flsv.functional.shapley.memoized_game import MemoizedGame
 from flsv.functional.shapley.moments import Moments
 from flsv.functional.shapley.random_coalitions import prefixes, random_permutations
+from flsv.utilities.declared import Count, NonNegative, checked
 
 _MAX_BATCH = 2**16  # prefixes per batch
 

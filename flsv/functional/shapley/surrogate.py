@@ -67,11 +67,11 @@ from functools import lru_cache, partial
 import torch
 from torch import Generator, Tensor
 
-from flsv.declared import checked
 from flsv.functional.shapley.game import ShapleyEstimate, Utility
 from flsv.functional.shapley.layers import Layer, LayeredSample, estimate_in_stages, layer_variance
 from flsv.functional.shapley.memoized_game import MemoizedGame
 from flsv.functional.shapley.regression import centered, kernel_share
+from flsv.utilities.declared import checked
 
 _MAX_FIT = 1000  # coalitions; a fit of kernels costs the cube of their number
 
@@ -111,8 +111,7 @@ def gram(kernel: Kernel, left: Tensor, right: Tensor) -> Tensor:
 
 
 def kernel_shapley(kernel: Kernel, coalitions: Tensor) -> Tensor:
-    """Compute exact Shapley values ``[B, n]`` of the games S -> k(S, T), T the rows of ``coalitions`` bool ``[B,
-    n]``.
+    """Compute exact Shapley values ``[B, n]`` of the games S -> k(S, T), T a row of ``coalitions`` bool ``[B, n]``.
 
     Example:
         The Shapley values of membership / |S| of player 0 among 3: H_3 / 3 and -(H_3 - 1) / 6.

@@ -14,11 +14,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from flsv.declared import Count, checked
-from flsv.errors import ConfigurationError
 from flsv.functional.transport.checks import Exponent
 from flsv.functional.transport.federated import SPREAD
 from flsv.functional.transport.interpolation import interpolate_along, interpolating_measure, matching
+from flsv.utilities.declared import Count, checked
+from flsv.utilities.errors import ConfigurationError
 
 
 class AnsweringClient(Protocol):

@@ -12,7 +12,7 @@ import torch
 from annotated_types import Ge, Gt, Lt
 from torch import Tensor
 
-from flsv.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError
 
 
 def check_points(x: Tensor, name: str = "x") -> None:

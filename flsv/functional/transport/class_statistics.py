@@ -14,10 +14,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flsv.declared import checked
-from flsv.errors import ConfigurationError
 from flsv.functional.distances import squared_distances
 from flsv.functional.transport.checks import check_labels, check_points
+from flsv.utilities.declared import checked
+from flsv.utilities.errors import ConfigurationError
 
 Covariance = Literal["diag", "full", "none"]
 

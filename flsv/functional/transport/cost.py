@@ -14,11 +14,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flsv.declared import NonNegative, checked
-from flsv.errors import ConfigurationError
 from flsv.functional.distances import squared_distances
 from flsv.functional.transport.checks import check_labels, check_pair, check_points
 from flsv.functional.transport.class_statistics import ClassStatistics, Covariance, class_statistics, label_distance
+from flsv.utilities.declared import NonNegative, checked
+from flsv.utilities.errors import ConfigurationError
 
 CHUNK_BYTES = 256 * 2**20
 MAX_EMBEDDED_COVARIANCE = 4096

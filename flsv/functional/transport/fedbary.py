@@ -27,12 +27,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flsv.declared import NonNegative, Positive, checked
-from flsv.errors import ConfigurationError
 from flsv.functional.transport.checks import Scaling, check_pair
 from flsv.functional.transport.class_statistics import ClassStatistics, Covariance
 from flsv.functional.transport.cost import label_augmented_cost, label_embedding
 from flsv.functional.transport.potentials import calibrated_gradient, entropic_potentials, self_potential
+from flsv.utilities.declared import NonNegative, Positive, checked
+from flsv.utilities.errors import ConfigurationError
 
 Part = Literal["features", "labels", "both"]
 LABEL_EMPHASIS = 2.0

@@ -24,10 +24,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flsv.declared import Count, checked
-from flsv.errors import ConfigurationError
 from flsv.functional.transport.checks import Exponent, Place, check_pair, check_points, check_support
 from flsv.functional.transport.interpolation import interpolate_along, interpolating_measure, matching
+from flsv.utilities.declared import Count, checked
+from flsv.utilities.errors import ConfigurationError
 
 # Two optimal plans in a row need not compose to an optimal one: from a wide first gamma the protocol ends in some
 # pairing of P and Q that no iteration improves. If gamma starts as nearly a point, eta_P and eta_Q are small copies of

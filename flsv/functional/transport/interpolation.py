@@ -13,10 +13,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flsv.declared import checked
 from flsv.functional.distances import squared_distances
 from flsv.functional.transport.checks import Exponent, Place, check_pair
 from flsv.functional.transport.wasserstein import transport_plan
+from flsv.utilities.declared import checked
 
 
 @checked

@@ -18,11 +18,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from flsv.declared import NonNegative, checked
-from flsv.errors import ConfigurationError
 from flsv.functional.transport.checks import Scaling
 from flsv.functional.transport.class_statistics import Covariance
 from flsv.functional.transport.cost import label_augmented_cost
+from flsv.utilities.declared import NonNegative, checked
+from flsv.utilities.errors import ConfigurationError
 
 BLOCK_BYTES = 64 * 2**20
 MAX_BYTES = 800 * 2**20

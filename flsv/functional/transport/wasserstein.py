@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flsv.declared import NonNegative, checked
-from flsv.errors import ConfigurationError
 from flsv.functional.transport.checks import Exponent
 from flsv.functional.transport.class_statistics import Covariance
 from flsv.functional.transport.cost import label_augmented_cost
+from flsv.utilities.declared import NonNegative, checked
+from flsv.utilities.errors import ConfigurationError
 
 # POT's default of 100 000 pivots stops short from about 2000 samples a side.
 MAX_PIVOTS = 100_000_000

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from flsv.errors import ConfigurationError
 from flsv.functional import MULTI_ROUND_INDICES, decayed_shapley
 from flsv.functional.shapley.decayed import round_shares
+from flsv.utilities.errors import ConfigurationError
 
 NAN = float("nan")
 

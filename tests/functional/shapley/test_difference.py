@@ -4,12 +4,12 @@ import pytest
 import torch
 from functional.shapley.games import random_table, reference_shapley, rng, table_game
 
-from flsv.errors import ConfigurationError
 from flsv.functional import (
     DifferenceEstimate,
     difference_shapley,
     normalize_shapley,
 )
+from flsv.utilities.errors import ConfigurationError
 
 
 @pytest.mark.parametrize("n", range(2, 7))

@@ -12,7 +12,6 @@ import torch
 from functional.shapley.games import Watched, accuracy_table, random_table, rng, table_game
 from scipy import special
 
-from flsv.errors import ConfigurationError
 from flsv.functional import (
     banzhaf,
     beta_shapley,
@@ -20,6 +19,7 @@ from flsv.functional import (
     leave_one_out,
 )
 from flsv.functional.shapley.beta import beta_weights
+from flsv.utilities.errors import ConfigurationError
 
 #: Of a coalition of s that the player joins, of n players.
 Weight = Callable[[int, int], float]

@@ -6,9 +6,9 @@ import torch
 from functional.shapley.games import reference_shapley
 from torch import Tensor
 
-from flsv.errors import ConfigurationError
 from flsv.functional import client_in_run_values, gradient_shapley
 from flsv.functional.shapley.enumeration import all_coalitions
+from flsv.utilities.errors import ConfigurationError
 
 
 def products(n: int) -> tuple[Tensor, Tensor]:

@@ -5,10 +5,10 @@ import pytest
 import torch
 from functional.shapley.games import rng
 
-from flsv.errors import ConfigurationError
 from flsv.functional import (
     importance_probabilities,
 )
+from flsv.utilities.errors import ConfigurationError
 
 
 def by_bisection(weights: np.ndarray, m: float) -> np.ndarray:

@@ -6,12 +6,12 @@ import scipy.linalg
 import torch
 from functional.transport.samples import labeled
 
-from flsv.errors import ConfigurationError
 from flsv.functional import (
     class_statistics,
     label_distance,
     label_embedding,
 )
+from flsv.utilities.errors import ConfigurationError
 
 
 def test_statistics_are_numpys_per_class() -> None:

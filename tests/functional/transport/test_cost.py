@@ -6,12 +6,12 @@ import torch
 from functional.transport.samples import labeled
 from torch import Tensor
 
-from flsv.errors import ConfigurationError
 from flsv.functional import (
     label_augmented_cost,
     label_embedding,
 )
 from flsv.functional.transport import cost
+from flsv.utilities.errors import ConfigurationError
 
 
 def stacked(x: Tensor, y: Tensor, covariance: str, weight: float) -> np.ndarray:

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from flsv.errors import ConfigurationError
 from flsv.functional import (
     TransportClient,
     TransportServer,
@@ -12,6 +11,7 @@ from flsv.functional import (
     wasserstein_distance,
 )
 from flsv.functional.transport.checks import check_support, safe_support
+from flsv.utilities.errors import ConfigurationError
 
 
 @pytest.mark.parametrize(("samples", "safe"), [(0, 0), (2, 0), (3, 1), (4, 1), (11, 5)])

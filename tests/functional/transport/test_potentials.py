@@ -10,13 +10,13 @@ from functional.transport.samples import labeled
 from scipy.special import logsumexp
 from torch import Tensor
 
-from flsv.errors import ConfigurationError
 from flsv.functional import (
     calibrated_gradient,
     debiased_potential,
     label_augmented_cost,
 )
 from flsv.functional.transport.potentials import entropic_potentials, self_potential
+from flsv.utilities.errors import ConfigurationError
 
 
 def reference(cost: Tensor, eps: float) -> np.ndarray:

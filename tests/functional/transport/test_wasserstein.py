@@ -5,12 +5,12 @@ import pytest
 import torch
 from functional.transport.samples import labeled
 
-from flsv.errors import ConfigurationError
 from flsv.functional import (
     contribution_shares,
     label_augmented_cost,
     wasserstein_distance,
 )
+from flsv.utilities.errors import ConfigurationError
 
 
 @pytest.mark.parametrize("p", [1, 2])
