@@ -35,7 +35,7 @@ def allocate(
         negatives: the rule for negative values. ``"zero"``: its client gets nothing, the others share as if it were not
             there. ``"shift"``: all values are counted from the lowest, if that is below 0; its client gets
             nothing, and the others' shares come closer to each other. ``"softmax"``: shares are
-            ``exp(v_i / s) / sum``, with s the values' standard deviation, so that everybody gets
+            ``exp(v_i / s) / sum``, with s the values' standard deviation, so that every client gets
             something (the form of ShapleyFL's weights, Sun et al., KDD 2023). ``"refuse"``: an error.
         unit: the smallest amount, such as 0.01 for cents: amounts are whole multiples of it, and what rounding leaves
             goes to the largest remainders (Hamilton's method; among equal ones, to the first client). None: not
@@ -97,7 +97,7 @@ def largest_remainder(shares: list[float], units: int) -> list[int]:
     whole = [math.floor(amount) for amount in exact]
     left = units - sum(whole)
     order = sorted(range(len(shares)), key=lambda i: (whole[i] - exact[i], i))
-    order = [i for i in order if shares[i] > 0]  # nobody is paid for nothing
+    order = [i for i in order if shares[i] > 0]  # clients without a claim get nothing
     for place in range(left):
         whole[order[place % len(order)]] += 1
     return whole

@@ -60,7 +60,7 @@ def half_width(variance: Tensor, freedom: Tensor, level: float) -> Tensor:
     Args:
         variance: ``[n]``, the estimated variance of each number.
         freedom: ``[n]``, the degrees of freedom of that estimate.
-        level: of the interval, in (0, 1).
+        level: the interval's level, in (0, 1).
 
     Returns:
         ``[n]``; NaN without any degrees of freedom.
@@ -76,7 +76,7 @@ def t_quantile(level: float, freedom: Tensor | float = math.inf) -> Tensor:
     """Compute half the width of an interval in standard errors: Student's t quantile at (1 + level) / 2.
 
     Args:
-        level: of the interval, in (0, 1).
+        level: the interval's level, in (0, 1).
         freedom: degrees of freedom of the standard error, any shape; inf: the normal quantile.
 
     Returns:

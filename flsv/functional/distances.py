@@ -55,7 +55,7 @@ def all_finite(vector: Tensor) -> bool:
         >>> all_finite(torch.tensor([3e38, 3e38])), all_finite(torch.tensor([1.0, float("nan")]))
         (True, False)
     """
-    # A finite sum says it of all entries; an infinite one may be of finite ones.
+    # If the sum is finite all entries are; an infinite sum may come from finite entries.
     return bool(vector.sum().isfinite()) or all(bool(part.isfinite().all()) for part in vector.split(_at_once(vector)))
 
 

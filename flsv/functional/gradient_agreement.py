@@ -51,8 +51,8 @@ def agreement_scales(descent: Tensor, agreement: Tensor, blend: Share = 0.5) -> 
 
     Args:
         descent: as for :func:`gradient_agreement`.
-        agreement: likewise.
-        blend: likewise.
+        agreement: as for :func:`gradient_agreement`.
+        blend: as for :func:`gradient_agreement`.
 
     Returns:
         float64 ``[2]``.

@@ -1,4 +1,4 @@
-"""Isolated groups: clients that are far more similar to each other than to anybody else.
+"""Isolated groups: clients that are far more similar to each other than to any other client.
 
 How similar copies become depends on the federation: the less the clients' data differ, the more of what is left without
 the mean (:mod:`flsv.functional.copies`) is noise. This second rule, the package's own, is therefore relative to the

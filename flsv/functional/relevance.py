@@ -69,6 +69,6 @@ def relevance_auroc(relevance: Tensor, truth: Tensor) -> Tensor:
     wins, losses = int(positive.sum()), int((~positive).sum())
     if wins == 0 or losses == 0:
         return torch.tensor(float("nan"), dtype=torch.float64)
-    # Mann and Whitney: from the ranks of the relevant pairs, tied scores sharing the mean of theirs.
+    # Mann and Whitney: from the ranks of the relevant pairs; tied scores get the mean of their ranks.
     rank_sum = torch.from_numpy(rankdata(scores.cpu()))[positive.cpu()].sum()
     return (rank_sum - wins * (wins + 1) / 2) / (wins * losses)

@@ -182,7 +182,7 @@ class _Strata:
         return torch.stack([m.stderr.square() for m in inner]).sum(dim=0).sqrt() / len(self.sizes)
 
     def freedom(self) -> Tensor:
-        """Compute the degrees of freedom of ``stderr`` (Satterthwaite 1946) over the sizes.
+        """Compute the degrees of freedom of ``stderr`` over the sizes (Satterthwaite 1946).
 
         (sum of variances)^2 / (sum of variance^2 / (count - 1))
         """

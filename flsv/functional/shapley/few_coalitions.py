@@ -65,12 +65,12 @@ def few_coalitions(num_players: int, which: Which = "auto") -> Tensor:
     Args:
         num_players: n.
         which: ``"singles"``: each player alone, n + 2 in all. ``"pairs"``: each alone, and every two.
-            ``"leave-one-out"``: everybody but one, n + 2 again. ``"both"``: each alone and everybody but one, 2 n + 2.
-            ``"pairs+leave-one-out"``: these three. ``"pairs+leave-two-out"``: everybody but two, besides; n^2 + n + 2.
+            ``"leave-one-out"``: all but one, n + 2 again. ``"both"``: each alone and all but one, 2 n + 2.
+            ``"pairs+leave-one-out"``: these three. ``"pairs+leave-two-out"``: all but two as well; n^2 + n + 2.
             ``"all"``: all 2^n. ``"auto"``: all of up to seven players, ``"pairs+leave-one-out"`` of more.
 
     Raises:
-        ConfigurationError: something else, or all of more than 22 players.
+        ConfigurationError: an unknown ``which``, or all coalitions of more than 22 players.
 
     Example:
         >>> few_coalitions(3, "singles").int().tolist()
@@ -116,7 +116,7 @@ def few_coalitions_shapley(
     From ten players on they are the mean of that and of a curve over the coalitions' size.
 
     Args:
-        masks: bool ``[K, n]``, distinct, nobody and everybody among them, such as :func:`few_coalitions` gives.
+        masks: bool ``[K, n]``, distinct, with the empty and the grand coalition, such as :func:`few_coalitions` lists.
         utilities: ``[K]`` or ``[K, M]``, a game per column.
         noise: standard deviation of a utility from one training to the next, in its unit, where it is known: the fit
             then leaves no less. None: by marginal likelihood, within the bound above.
@@ -127,7 +127,8 @@ def few_coalitions_shapley(
 
     Raises:
         ConfigurationError: noise below 0.
-        ValueError: shapes that do not fit, utilities that are not finite, coalitions twice, or no nobody or everybody.
+        ValueError: shapes that do not fit, utilities that are not finite, repeated coalitions, or no empty or grand
+            one.
 
     Example:
         Ten coalitions of the 16 of a game that is the sum of gains and of an average. Exact are 0.5278, 1.1389, 1.75

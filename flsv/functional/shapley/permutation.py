@@ -148,7 +148,7 @@ class _Walk:
         group: 2 for pairs.
         most: the largest number of groups.
         truncation: see :func:`permutation_shapley`.
-        size_weights: likewise.
+        size_weights: see :func:`permutation_shapley`.
 
     Attributes:
         moments: mean and standard error over the groups' mean marginal contributions ``[n, M]``.

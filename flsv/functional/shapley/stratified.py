@@ -46,7 +46,7 @@ def stratum_means(members: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def efficient(values: Tensor, gain: Tensor) -> Tensor:
-    """Divide the gap between the sum of ``values [..., n, M]`` and ``gain [M]`` equally among the players."""
+    """Add the gap between the sum of ``values [..., n, M]`` and ``gain [M]`` to the values in equal parts."""
     return values + (gain - values.sum(dim=-2, keepdim=True)) / values.shape[-2]
 
 

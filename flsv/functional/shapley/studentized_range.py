@@ -1,4 +1,4 @@
-"""The studentized range: whether sampled values differ at all, and how many evaluations would show it.
+"""The studentized range: whether sampled values differ, and how many evaluations would show it.
 
 Games and Howell, "Pairwise multiple comparison procedures with unequal n's and/or variances", Journal of Educational
 Statistics 1, 1976.
