@@ -15,14 +15,14 @@ def test_no_length_is_above_the_bound_and_none_below_it_changes(cap: float) -> N
     np.testing.assert_allclose((factors * norms.double()).numpy(), np.minimum(norms.double().numpy(), bound))
 
 
-def test_samples_that_count() -> None:
+def test_capped_samples_are_at_most_the_bound() -> None:
     told = torch.tensor([30, 31, 31, 500])
     assert capped_samples(told, None) is told
     assert capped_samples(told, 1.25).tolist() == [30, 31, 31, 39]  # 1.25 * 31 = 38.75
     assert capped_samples(told, 1.25).dtype == torch.int64
 
 
-def test_models_are_moved_along_their_updates_and_buffers_stay() -> None:
+def test_scale_updates_moves_models_along_their_updates_and_leaves_buffers() -> None:
     generator = torch.Generator().manual_seed(1)
     rows, start = torch.randn(4, 6, generator=generator), torch.randn(6, generator=generator)
     factors = torch.tensor([1.0, 0.5, 1.0, 0.25], dtype=torch.float64)

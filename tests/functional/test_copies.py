@@ -21,7 +21,7 @@ def test_similarities_equal_the_formula_written_out(bad: float) -> None:
     assert not found[4].any()
 
 
-def test_a_sum_of_two_updates_is_a_copy_of_neither() -> None:
+def test_same_group_pairs_of_a_sum_of_two_updates_are_none() -> None:
     updates = torch.randn(80, 2000, generator=torch.Generator().manual_seed(3))
     updates[1] += 0.3 * updates[0]
     updates[2] = updates[0] + updates[1]

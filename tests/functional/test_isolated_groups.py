@@ -26,7 +26,7 @@ def by_trying_all(similar: np.ndarray, gap: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_who_stands_apart_equals_trying_all_groups(seed: int) -> None:
+def test_isolated_groups_equal_those_of_trying_all_groups(seed: int) -> None:
     generator = np.random.default_rng(seed)
     directions = generator.normal(size=(8, 30))
     for copy in range(seed % 4):  # groups of up to four
@@ -37,7 +37,7 @@ def test_who_stands_apart_equals_trying_all_groups(seed: int) -> None:
         np.testing.assert_array_equal(found, by_trying_all(similar, gap))
 
 
-def test_of_few_clients_nobody_stands_apart() -> None:
+def test_fewer_than_six_clients_have_no_isolated_group() -> None:
     similar = torch.full((7, 7), -0.5)
     similar[:3, :3] = 0.9
     assert groups_of(isolated_groups(similar.fill_diagonal_(1), 0.4)) == [[0, 1, 2]]
