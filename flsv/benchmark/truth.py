@@ -30,21 +30,22 @@ from torch import Tensor
 
 from flsv.benchmark.federation import Federation, quiet
 from flsv.benchmark.scores import NAN, mean, spearman
-from flsv.errors import ConfigurationError
+from flsv.federation import FederatedLoop
 from flsv.filters import OutlierFilter
-from flsv.functional.over_rounds import half_width
-from flsv.functional.shapley.game import MAX_EXACT_PLAYERS, MemoizedGame, all_coalitions, shapley_of_table
-from flsv.functional.shapley.layers import prefixes, random_permutations
+from flsv.functional.confidence import half_width
+from flsv.functional.shapley.enumeration import MAX_EXACT_PLAYERS, all_coalitions, shapley_of_table
+from flsv.functional.shapley.memoized_game import MemoizedGame
 from flsv.functional.shapley.permutation import marginals_along
+from flsv.functional.shapley.random_coalitions import prefixes, random_permutations
 from flsv.games.members import Members, members_of
 from flsv.games.retrained_utility import RetrainedUtility
 from flsv.games.stored_utility import COLUMNS, StoredUtility
-from flsv.kept import Kept
-from flsv.loop import FederatedLoop
-from flsv.loop.side_by_side import NotSideBySide, SideBySideUtility
-from flsv.report.folder import Reporting
+from flsv.results.folder import Reporting
+from flsv.retraining.side_by_side import NotSideBySide, SideBySideUtility
 from flsv.sampling import FixedCohort
-from flsv.seeding import generator_for, isolated_rngs
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.result_file import Kept
+from flsv.utilities.seeding import generator_for, isolated_rngs
 
 FOLDER = Path(__file__).parent / "truths"
 #: Other seeds than any that metrics are run with: no metric sees a run that is part of the truth.

@@ -12,15 +12,15 @@ import torch
 
 from flsv._lightning.evaluation import all_on_device
 from flsv._lightning.patches import callbacks_of
+from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule
-from flsv.errors import ConfigurationError
 from flsv.games.coalition_utility import Measure
 from flsv.games.make_evaluators import make_evaluators
 from flsv.games.model_evaluator import ModelEvaluator
 from flsv.games.performance import ModelScore
 from flsv.games.scores import Scores
 from flsv.games.vector_evaluator import VectorEvaluator
-from flsv.parameters import ParameterSpace
+from flsv.utilities.errors import ConfigurationError
 
 
 def train_alone(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._dynamo import OptimizedModule, external_utils
 from torch.overrides import TorchFunctionMode
 
-from flsv.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 

@@ -14,13 +14,13 @@ from torchmetrics import Metric
 
 from flsv._lightning.evaluation import on_device
 from flsv._lightning.validation import KeptBatches, ValidationRun, keep_batches
-from flsv.errors import ConfigurationError, listed
+from flsv.core.parameter_space import ParameterSpace
 from flsv.games.model_evaluator import ModelEvaluator
 from flsv.games.performance import ModelScore
 from flsv.games.validated_models import ValidatedModels, fresh_copy
 from flsv.games.vector_evaluator import VectorEvaluator
-from flsv.parameters import ParameterSpace
-from flsv.seeding import isolated_rngs
+from flsv.utilities.errors import ConfigurationError, listed
+from flsv.utilities.seeding import isolated_rngs
 
 #: In the names of what is better the less there is of it.
 LESS = re.compile("loss|err|mse|mae|perplexity", re.IGNORECASE)

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flsv.core.parameter_space import ParameterSpace, plain_tensors
 from flsv.games.check_copies import check_copies
 from flsv.games.copy_module import copy_module
 from flsv.games.vector_evaluator import Build, rows_of
-from flsv.parameters import ParameterSpace, plain_tensors
-from flsv.seeding import isolated_rngs
+from flsv.utilities.seeding import isolated_rngs
 
 Context = Callable[[], AbstractContextManager[Any]]
 

@@ -15,17 +15,17 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from flsv.core import ALONE, Ranks
+from flsv.core.ranks import longest_first
 from flsv.data import FederatedDataModule
-from flsv.errors import ConfigurationError
 from flsv.games.coalition_training import GlobalModelScoring, train_alone
 from flsv.games.coalition_utility import Measure, utility_of
 from flsv.games.copy_module import copy_module
 from flsv.games.members import Members, members_of
 from flsv.games.performance import Mode, performance_of
 from flsv.games.scores import METRICS, Scores, UtilityMetric
-from flsv.participants import ALONE, Ranks
-from flsv.participants.ranks import longest_first
-from flsv.sampling.base import FixedCohort
+from flsv.sampling.fixed_cohort import FixedCohort
+from flsv.utilities.errors import ConfigurationError
 
 
 class RetrainedUtility:

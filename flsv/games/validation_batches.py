@@ -10,7 +10,7 @@ from lightning.fabric.utilities import move_data_to_device
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
-from flsv.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError
 
 #: A batch: an input and labels.
 Pair = tuple[Any, Any]

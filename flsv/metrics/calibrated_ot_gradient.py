@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flsv.core import Client, run_protocol
 from flsv.metrics.base import latest
 from flsv.metrics.wasserstein_contribution import WassersteinContribution
-from flsv.participants import Client, run_protocol
 from flsv.valuation import Valuation, keep_pictures
 
 

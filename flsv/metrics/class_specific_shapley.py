@@ -12,10 +12,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from flsv.declared import Momentum
 from flsv.functional import class_specific_shapley
-from flsv.functional.over_rounds import momentum_add, momentum_merge, momentum_value
+from flsv.functional.moving_average import momentum_add, momentum_merge, momentum_value
 from flsv.metrics.base import ContributionMetric
+from flsv.utilities.declared import Momentum
 
 
 class ClassSpecificShapley(ContributionMetric):

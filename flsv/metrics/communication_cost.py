@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from flsv.core import Round
 from flsv.metrics.base import ContributionMetric
-from flsv.round import Round
 
 
 def _crossed(round: Round, way: Literal["up", "down"], bytes: bool = False) -> Tensor:

@@ -12,18 +12,13 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv.declared import Momentum, Positive
-from flsv.errors import ConfigurationError
-from flsv.functional.peers import (
-    Combine,
-    contribution_estimates,
-    leave_one_out_cosines,
-)
+from flsv.core import Client, ClientMatrix, Round
+from flsv.functional.fedce import Combine, contribution_estimates, leave_one_out_cosines
 from flsv.games.performance import Mode, performance_of
 from flsv.metrics.base import ContributionMetric, parameters_of
 from flsv.metrics.leave_self_out import scores_without_own
-from flsv.participants import Client
-from flsv.round import ClientMatrix, Round
+from flsv.utilities.declared import Momentum, Positive
+from flsv.utilities.errors import ConfigurationError
 
 
 def _aggregate(round: Round) -> Tensor:
@@ -94,7 +89,7 @@ class ContributionEstimation(ContributionMetric):
         ValueError: a score outside [0, 1].
 
     Example:
-        >>> from flsv.participants import LocalData
+        >>> from flsv.core import LocalData
         >>> class Scores:  # of models that have one parameter, their accuracy
         ...     def __init__(self, models): self.models = models
         ...     def value(self, metric): return self.models[:, 0].double()

@@ -10,14 +10,10 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from flsv.declared import Momentum, Positive
-from flsv.functional.agreement import (
-    cohort_reputation,
-    normalized,
-    updated_reputation,
-)
+from flsv.core import ClientMatrix
+from flsv.functional.cgsv import cohort_reputation, normalized, updated_reputation
 from flsv.metrics.base import ContributionMetric, cosines_with_sum, parameters_of
-from flsv.round import ClientMatrix
+from flsv.utilities.declared import Momentum, Positive
 
 
 class CosineGradientShapley(ContributionMetric):

@@ -12,13 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flsv.declared import Momentum
-from flsv.functional.over_rounds import momentum_add, momentum_merge, momentum_value
-from flsv.functional.peers import (
-    label_overlap,
-    relevance_auroc,
-)
+from flsv.functional.moving_average import momentum_add, momentum_merge, momentum_value
+from flsv.functional.relevance import label_overlap, relevance_auroc
 from flsv.metrics.base import ContributionMetric
+from flsv.utilities.declared import Momentum
 
 
 class DomainRelevance(ContributionMetric):

@@ -8,11 +8,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from flsv.declared import Momentum
-from flsv.functional.gradients import gradient_shapley
-from flsv.functional.over_rounds import momentum_add, momentum_merge, momentum_value
+from flsv.functional.moving_average import momentum_add, momentum_merge, momentum_value
+from flsv.functional.shapley.gradient import gradient_shapley
 from flsv.games.performance import loss_of
 from flsv.metrics.base import ContributionMetric
+from flsv.utilities.declared import Momentum
 
 #: What must hold of arguments.
 _RULES = ((lambda given: given.order == 1 or given.loss is None, "of a loss that is logged there is the first order."),)

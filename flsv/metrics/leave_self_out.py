@@ -9,11 +9,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from flsv.functional.peers import (
-    without_own,
-)
+from flsv.core import Client, LocalData, NoAnswer, run_protocol
+from flsv.functional.fedce import without_own
 from flsv.games.performance import ModelScore
-from flsv.participants import Client, LocalData, NoAnswer, run_protocol
 
 
 def leave_self_out(

@@ -12,11 +12,11 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
-from flsv.features import Features
+from flsv.core import Client, LocalData
 from flsv.functional import contribution_shares
 from flsv.metrics.base import ContributionMetric, latest
-from flsv.participants import Client, LocalData
 from flsv.valuation import FedBary, Valuation
+from flsv.valuation.features import Features
 
 
 class WassersteinContribution(ContributionMetric):
@@ -41,7 +41,7 @@ class WassersteinContribution(ContributionMetric):
 
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
-        features: ``"penultimate"``, ``"pixels"``, ``"pca"`` or a :class:`flsv.features.Features`.
+        features: ``"penultimate"``, ``"pixels"``, ``"pca"`` or a :class:`flsv.valuation.features.Features`.
         support: points of the interpolating measures; None: 100, or as many as the smallest client can afford without
             giving its samples away, see :class:`flsv.valuation.FedBary`.
         iterations: of the protocol.

@@ -8,17 +8,19 @@ import lightning as L
 import pytest
 import torch
 from torch import Tensor
-from toys import Plain, fit, network, toy_data, toy_sets, trainer_for, vector
 
+from flsv.core import Ranks
 from flsv.data import FederatedDataModule, SizePartitioner
-from flsv.errors import ConfigurationError
+from flsv.federation import FederatedLoop
 from flsv.functional import exact_shapley, few_coalitions, permutation_shapley
 from flsv.games.retrained_utility import RetrainedUtility
 from flsv.games.stored_utility import StoredUtility
-from flsv.loop import FederatedLoop
 from flsv.models.classifier import ClassifierClient
-from flsv.participants import Ranks
 from flsv.sampling import FixedCohort
+from flsv.utilities.errors import ConfigurationError
+from helpers.data import toy_data, toy_sets
+from helpers.fits import fit, trainer_for, vector
+from helpers.models import Plain, network
 
 Fits = list[list[int]]
 

@@ -12,11 +12,11 @@ from typing import Annotated, Any
 
 from annotated_types import Gt, Lt
 
-from flsv._lightning.durable import replacing
-from flsv.declared import checked
 from flsv.engines.remote.messages import Refused
-from flsv.errors import ConfigurationError
 from flsv.privacy import GaussianPrivacy, gaussian_epsilon
+from flsv.utilities.atomic_files import replacing
+from flsv.utilities.declared import checked
+from flsv.utilities.errors import ConfigurationError
 
 
 @checked

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flsv.functional.gradients import gradient_agreement
+from flsv.core import ClientMatrix
+from flsv.functional.gradient_agreement import gradient_agreement
 from flsv.functional.shapley.game import Utility
 from flsv.metrics.base import cosines_with_sum, parameters_of
 from flsv.metrics.coalitions.decayed_shapley import DecayedShapley
-from flsv.round import ClientMatrix
 
 
 class BlendedContribution(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from flsv.declared import Momentum
 from flsv.metrics.coalitions.moving_average import MovingAverage
 from flsv.metrics.coalitions.value import CoalitionValue
+from flsv.utilities.declared import Momentum
 
 
 class LeaveOneOut(CoalitionValue, chosen=("value", "estimator", "estimator_args", "fold")):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flsv.functional.over_rounds import Confidence
+from flsv.functional.confidence import Confidence
 from flsv.metrics.coalitions.sums import LowerBound
 from flsv.metrics.coalitions.value import CoalitionValue
 

@@ -9,17 +9,13 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from flsv.declared import Momentum, Share, checked
 from flsv.functional import ShapleyEstimate, normalize_shapley
-from flsv.functional.over_rounds import (
-    momentum_add,
-    momentum_merge,
-    momentum_value,
-)
+from flsv.functional.moving_average import momentum_add, momentum_merge, momentum_value
 from flsv.functional.shapley.normalize import Normalization
 from flsv.metrics.base import latest
 from flsv.metrics.coalitions.fold import Fold, freedom_of
 from flsv.metrics.intervals import OverRounds
+from flsv.utilities.declared import Momentum, Share, checked
 
 
 @checked

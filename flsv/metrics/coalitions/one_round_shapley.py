@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flsv.declared import Count
+from flsv.core import Round
 from flsv.functional import ShapleyEstimate
 from flsv.functional.shapley.game import Utility
 from flsv.games import CoalitionUtility, Renormalized, Weighting
 from flsv.metrics.coalitions.decayed_shapley import CoalitionWeights, weighting_of
 from flsv.metrics.coalitions.fold import Fold
 from flsv.metrics.coalitions.value import CoalitionValue
-from flsv.round import Round
+from flsv.utilities.declared import Count
 
 Game = Callable[[Tensor, Tensor, Weighting], Utility]
 """The coalition game of a model ``[P]``, updates ``[n, P]`` and weights of the updates ``[n]``."""

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from flsv.declared import Momentum
 from flsv.metrics.coalitions.moving_average import MovingAverage
 from flsv.metrics.coalitions.value import CoalitionValue
+from flsv.utilities.declared import Momentum
 
 
 class PartialFederatedShapley(CoalitionValue, chosen=("value", "fold")):

@@ -9,17 +9,13 @@ import torch
 from annotated_types import Gt, Le
 from torch import Tensor
 
-from flsv.declared import NonNegative, Rules, checked
-from flsv.errors import ConfigurationError
 from flsv.functional import ShapleyEstimate
-from flsv.functional.over_rounds import (
-    Confidence,
-    lower_bound,
-    round_factor,
-    round_shares,
-)
+from flsv.functional.confidence import Confidence, lower_bound
+from flsv.functional.shapley.decayed import round_factor, round_shares
 from flsv.metrics.coalitions.fold import Fold, freedom_of
 from flsv.metrics.intervals import OverRounds
+from flsv.utilities.declared import NonNegative, Rules, checked
+from flsv.utilities.errors import ConfigurationError
 
 
 def merged_moments(states: Tensor) -> Tensor:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from flsv.declared import Momentum, Share
 from flsv.functional.shapley.normalize import Normalization
 from flsv.metrics.coalitions.moving_average import SurrogateAverage
 from flsv.metrics.coalitions.value import CoalitionValue
+from flsv.utilities.declared import Momentum, Share
 
 
 class SurrogateFederatedShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "per_class")):

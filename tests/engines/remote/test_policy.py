@@ -5,16 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from remote_federation import SPLITS, Remotely, shapfed, site
 
 from flsv import FederatedLoop
 from flsv.aggregation import FedAvg
 from flsv.engines.remote import Packet, SitePolicy
 from flsv.engines.remote.messages import Refused
 from flsv.engines.remote.site import LEDGER
-from flsv.errors import ConfigurationError
 from flsv.metrics import ContributionEstimation
 from flsv.privacy import GaussianPrivacy, gaussian_epsilon
+from flsv.utilities.errors import ConfigurationError
+from helpers.sites import SPLITS, Remotely, shapfed, site
 
 
 def private() -> FederatedLoop:
