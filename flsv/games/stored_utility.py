@@ -16,31 +16,31 @@ from flsv.games.members import Members, members_of
 from flsv.utilities.csv_files import Cell, number, whole
 from flsv.utilities.result_file import Kept, members_text, read_members
 
-#: Of the file of a game, beside the utilities, and how they are read.
+#: Columns of a game's file beside the utilities, and their parsers.
 COALITION: Mapping[str, Cell] = {"seed": whole, "coalition": read_members}
 COLUMNS: Mapping[str, Cell] = {**COALITION, "utility": number}
 
 
 class StoredUtility:
-    """``utility(masks: bool [K, n]) -> float64 [K]`` (or ``[K, C]``): reads known utilities from a file and asks
-    another utility for the rest.
+    """Utility ``utility(masks: bool [K, n]) -> float64 [K]`` (or ``[K, C]``) that reads known values from a file and
+    asks another utility for the rest.
 
-    So many coalitions are asked for at a time, and what they came to is written before the next ones: a killed process
+    ``at_once`` coalitions are asked for at a time, and their values are written before the next ones: a killed process
     loses no more than those.
 
     Args:
         utility: the game, such as a :class:`flsv.games.RetrainedUtility`.
         path: of the file, see :class:`flsv.utilities.result_file.Kept`.
-        settings: what the answers hang on, but for the seed. A file of other settings is refused.
+        settings: everything that the values depend on, except the seed. A file of other settings is refused.
         ranks: those of ``utility``: all of them ask alike, the first one writes.
         told: called with how many coalitions are known and how many were asked for, after every answer.
         at_once: coalitions that are asked for at a time. Default: as many as there are ranks.
         seed: of the trainings; a file may hold those of several.
         names: of the utility's C columns.
-        known: utilities by column that are known from elsewhere, by members.
+        known: values by column that are known from elsewhere, by members.
 
     Attributes:
-        known: members to the utilities by column.
+        known: members to the values by column.
 
     Raises:
         ConfigurationError: the file is one of other settings or players, or none of this kind.
@@ -78,10 +78,11 @@ class StoredUtility:
         )
 
     def __call__(self, masks: Tensor) -> Tensor:
-        """float64 ``[K]``, or ``[K, C]`` of several columns. What is not finite is told and not kept.
+        """Return the utilities of coalitions, float64 ``[K]``, or ``[K, C]`` of several columns. Values that are not
+        finite are returned and not stored.
 
         Raises:
-            ConfigurationError: the file has trainings of players that there are not.
+            ConfigurationError: the file has trainings of other players.
         """
         coalitions = members_of(masks)
         first = {members: i for i, members in reversed(list(enumerate(coalitions)))}
