@@ -27,12 +27,12 @@ class InRunShapley(ContributionMetric):
         \phi_i = -\eta w_i \langle g, d_i \rangle - \tfrac12 \eta w_i d_i^\top H D, \qquad
         -\langle g, d_i \rangle = \sum_{z} f_{t(z)} \langle g, \nabla l_z \rangle + \text{rest}
 
-    The first order is the first term of each. The server works :math:`\phi_i` out from the update alone, so that a
-    client cannot raise it by what it reports; the report (:class:`flsv.training.algorithms.InRunValues`) says from
-    which classes it comes. ``"rest"`` is what no sample has moved: weight decay, clipping, momentum of an earlier
-    round, what uploads or attacks have changed, steps that were not looked at. ``"curvature"`` is the second term of
-    the second order: how far the moves of all go too far together. It is a client's and no class's, since it follows
-    from the whole round's move, which nobody knows while the samples are trained on.
+    The first order is the first term of each. The server computes :math:`\phi_i` from the update alone, so that a
+    client cannot raise it by its report (:class:`flsv.training.algorithms.InRunValues`), which only splits it into
+    classes. ``"rest"`` is the part that no sample has caused: weight decay, clipping, momentum of an earlier round,
+    changes by uploads or attacks, steps that were not examined. ``"curvature"`` is the second term of the second order:
+    how far the updates of all overshoot together. It is one number per client and not per class, since it depends on
+    the whole round's move, which is not known while the samples are trained on.
 
     Values are summed over rounds, as the paper sums them over steps; absent clients get 0. The sum of a row is that of
     :func:`flsv.functional.gradient_shapley` with fixed weights. It is accurate while updates are small.

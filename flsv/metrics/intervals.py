@@ -60,24 +60,23 @@ class WithIntervals(Metric):
     round_spread: Tensor
 
     def intervals(self, level: float = LEVEL, value: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
-        """Low and high ends ``[num_clients]`` of an interval around every client's overall value.
+        """Compute the low and high ends ``[num_clients]`` of an interval around every client's overall value.
 
-        It is of the value that the same training would have given with other rounds of its kind: half its width is
-        Student's t quantile times the standard error that follows, for a sum, from the differences of the client's
-        successive rounds, else from a block bootstrap of its round values (both in closed form, see
-        :mod:`flsv.functional.streaming_variance`), or Student's t quantile times the estimator's standard error where
-        that is known and larger. What rounds add to a sum may fall or rise in the course of training: of that, the
-        steps from round to round count as spread, so that few rounds with steep gains make it too wide. Of a metric
-        that keeps the last round's value alone it is the spread of single rounds. **Not** in it: what another seed,
-        other participants or another validation set would give (for seeds see ``flsv repeat``), nor by how far the
-        metric misses a retrained game.
+        The interval is for the value that the same training would have with other, similar rounds. Half its width is
+        Student's t quantile times a standard error: for a sum, from the differences of the client's successive rounds,
+        else from a block bootstrap of its round values (both in closed form, see
+        :mod:`flsv.functional.streaming_variance`); or the estimator's standard error where that is known and larger.
+        Rounds' values may rise or fall in the course of training: their steps from round to round count as spread, so
+        few rounds with steep gains make the interval too wide. For a metric that keeps the last round's value only, it
+        is the spread of single rounds. **Not** covered: other seeds, participants or validation sets (for seeds see
+        ``flsv repeat``), and the metric's difference from a retrained game.
 
         Args:
             level: in (0, 1).
             value: the clients' overall values ``[num_clients]``; by default the present ones.
 
         Returns:
-            None for a metric that knows of none. NaN for a client with less than two rounds and no standard error.
+            None for a metric without intervals. NaN for a client with less than two rounds and no standard error.
 
         Example:
             >>> from flsv.metrics import CumulativeShapley

@@ -1,5 +1,4 @@
-"""Guides to metrics' values: their needs are derived from the arguments of ``update`` and from class attributes.
-"""
+"""Guides to metrics' values: their needs are derived from the arguments of ``update`` and from class attributes."""
 
 from __future__ import annotations
 

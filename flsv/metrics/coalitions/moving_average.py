@@ -52,7 +52,7 @@ class MovingAverage(Fold):
         return values
 
     def _read(self, estimate: ShapleyEstimate) -> tuple[Tensor, Tensor]:
-        """What a round contributes, and its standard error."""
+        """Return a round's values and their standard errors, as they enter the average."""
         return estimate.values, estimate.stderr
 
     def compute(self, metric: Any) -> Tensor:
