@@ -109,5 +109,5 @@ def _near(space: ParameterSpace, vector: Tensor, scale: float, seed: int) -> Ten
 
 def _numbers(outputs: Any) -> Tensor:
     parts = [torch.as_tensor(leaf) for leaf in tree_leaves(outputs) if isinstance(leaf, (Tensor, int, float))]
-    kept = [part.detach().double().flatten().cpu() for part in parts if not part.is_complex()]
-    return torch.cat(kept) if kept else torch.zeros(0, dtype=torch.float64)
+    numbers = [part.detach().double().flatten().cpu() for part in parts if not part.is_complex()]
+    return torch.cat(numbers) if numbers else torch.zeros(0, dtype=torch.float64)

@@ -78,13 +78,13 @@ class ClassScore(Metric):
         probabilities, labels = dim_zero_cat(self.probabilities), dim_zero_cat(self.labels)
         occur = labels.unique().tolist()
         if len(occur) < 2:
-            raise ValueError(f"the samples are all of class {occur[0]}, and two classes are to be told apart.")
-        found, score = class_1_probabilities(probabilities, labels), CLASS_SCORES[self.name]
-        if found.ndim == 1:
-            return score(found, labels)
+            raise ValueError(f"the samples are all of class {occur[0]}, and a score needs two classes.")
+        probabilities, score = class_1_probabilities(probabilities, labels), CLASS_SCORES[self.name]
+        if probabilities.ndim == 1:
+            return score(probabilities, labels)
         if self.name == "f1":
-            return multiclass_f1_score(found, labels, num_classes=found.shape[1], average="macro")
-        return torch.stack([score(found[:, c], (labels == c).long()) for c in occur]).mean()
+            return multiclass_f1_score(probabilities, labels, num_classes=probabilities.shape[1], average="macro")
+        return torch.stack([score(probabilities[:, c], (labels == c).long()) for c in occur]).mean()
 
 
 def class_1_probabilities(probabilities: Tensor, labels: Tensor) -> Tensor:

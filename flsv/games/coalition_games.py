@@ -146,7 +146,7 @@ class CoalitionGames:
         Args:
             vector: ``[P]``, the model.
             balanced: whether all classes count the same in the loss.
-            loss: the loss to differentiate, see :func:`flsv.games.performance.loss_of`.
+            loss: the loss to differentiate, see :func:`flsv.games.performance.loss_measure`.
 
         Returns:
             float64 ``[P']``, over the leading P' entries of the vector, the parameters.

@@ -44,8 +44,8 @@ class CoalitionTable:
         new = {key: position for position, key in reversed(list(enumerate(keys))) if key not in self._rows}
         order = sorted(new.values())
         if order or self._scores is None:
-            found = self.evaluate(models.builder(masks[order]), len(order))
-            self._scores = found if self._scores is None else Scores.cat([self._scores, found])
+            new_scores = self.evaluate(models.builder(masks[order]), len(order))
+            self._scores = new_scores if self._scores is None else Scores.cat([self._scores, new_scores])
             # Stored last: after an error the coalitions can be evaluated again.
             for position in order:
                 self._rows[keys[position]] = len(self._rows)

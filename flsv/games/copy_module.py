@@ -44,8 +44,8 @@ def copy_module(module: AnyModule, instead: Mapping[int, Any] | None = None) -> 
         with _OutputsDetached():
             own = copy.deepcopy(module, memo)
     except Exception as error:
-        kept = [(prefix, *item) for prefix, layer in module.named_modules() for item in vars(layer).items()]
-        kinds = [(".".join(filter(None, (prefix, name))), type(value).__name__) for prefix, name, value in kept]
+        attributes = [(prefix, *item) for prefix, layer in module.named_modules() for item in vars(layer).items()]
+        kinds = [(".".join(filter(None, (prefix, name))), type(value).__name__) for prefix, name, value in attributes]
         blamed = [f"{type(module).__name__}.{name} ({kind})" for name, kind in kinds if f"'{kind}'" in str(error)]
         raise ConfigurationError(
             f"{type(module).__name__} cannot be copied ({error}), and models are evaluated in copies of the module: "
@@ -71,7 +71,7 @@ class _OutputsDetached(TorchFunctionMode):
 
 def _makes(factory: partial) -> bool:
     """Tell whether a factory makes objects of a class, as optimizers are made from a configuration."""
-    command_line = any(type(held).__module__.startswith("jsonargparse.") for held in factory.args)
+    command_line = any(type(argument).__module__.startswith("jsonargparse.") for argument in factory.args)
     return isinstance(factory.func, type) or command_line
 
 

@@ -50,26 +50,26 @@ def make_evaluators(
         ConfigurationError: a measure that is not available: a name that is not logged, outputs that a metric does not
             take.
     """
-    asked = {name: measure for name, measure in measures.items() if isinstance(measure, ModelScore)}
-    if not asked:
+    model_scores = {name: measure for name, measure in measures.items() if isinstance(measure, ModelScore)}
+    if not model_scores:
         return {}
     with isolated_rngs(seed, "utility batches"):
-        kept = keep_batches(trainer, loaders)
+        batches = keep_batches(trainer, loaders)
     evaluators: dict[Hashable, VectorEvaluator] = {}
-    logged = {name: measure.of for name, measure in asked.items() if isinstance(measure.of, str)}
+    logged = {name: measure.of for name, measure in model_scores.items() if isinstance(measure.of, str)}
     if logged:
         names = list(dict.fromkeys(logged.values()))
         asking = {name: ", ".join(who for who, each in logged.items() if each == name) for name in names}
-        derived = [measure.name for measure in asked.values() if measure.derived]
-        by_validation = ValidatedModels(trainer, space, kept, names=names, derived=derived, asking=asking, seed=seed)
+        derived = [measure.name for measure in model_scores.values() if measure.derived]
+        by_validation = ValidatedModels(trainer, space, batches, names=names, derived=derived, asking=asking, seed=seed)
         by_validation.attempt()
         evaluators["logged"] = by_validation
-    for name, measure in asked.items():
+    for name, measure in model_scores.items():
         if isinstance(measure.of, Metric):
             evaluators[measure.evaluator] = ModelEvaluator(
                 trainer.lightning_module,
                 space,
-                _pairs(trainer, kept, name),
+                _pairs(trainer, batches, name),
                 metric=measure.of,
                 context=trainer.strategy.precision_plugin.forward_context,
                 seed=seed,
@@ -113,11 +113,11 @@ def evaluator_on(
         loader: the other batches.
         private: returns the state of the module that no vector holds, by name; None: the module's own.
     """
-    kept = keep_batches(trainer, loader)
+    batches = keep_batches(trainer, loader)
     if isinstance(evaluator, ModelEvaluator):
-        return evaluator.on(_pairs(trainer, kept, "what clients are asked for"), private)
+        return evaluator.on(_pairs(trainer, batches, "what clients are asked for"), private)
     assert isinstance(evaluator, ValidatedModels)
-    return evaluator.on(kept, private)
+    return evaluator.on(batches, private)
 
 
 def _pairs(trainer: L.Trainer, loaders: list[KeptBatches], asking: str) -> Iterator[tuple[Any, Any]]:

@@ -21,7 +21,7 @@ from flsv.games.output_metric import OutputMetric, beyond_probabilities, wants_p
 from flsv.games.replica import Context, Replica, module_device, named_tensors
 from flsv.games.scores import Scores, loss_dtype, score_batch
 from flsv.games.validation_batches import checked_logits, kind_of, read_batches
-from flsv.games.vector_evaluator import Build, VectorEvaluator, rows_of
+from flsv.games.vector_evaluator import Build, VectorEvaluator, row_builder
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import isolated_rngs, seed_global_rngs
@@ -209,8 +209,8 @@ class ModelEvaluator(VectorEvaluator):
 
     def _alone(self, x: Any) -> Any:
         """Compute the outputs ``[1, B, ...]`` of the loaded model."""
-        found = self._replica.module(x)
-        return found[None] if isinstance(found, Tensor) else [found]
+        outputs = self._replica.module(x)
+        return outputs[None] if isinstance(outputs, Tensor) else [outputs]
 
     def _stacked(self, build: Build, rows: range) -> Callable[[Any], Any]:
         """Return a function that computes the outputs ``[c, B, ...]`` of several models."""
@@ -221,10 +221,10 @@ class ModelEvaluator(VectorEvaluator):
         state = {n: t.to(self._dtypes[n]) for n, t in space.unflatten(vectors).items()}
 
         def outputs(x: Any) -> Tensor:
-            found = vmap(lambda own: functional_call(replica.module, own, (x,)), randomness="same")(state)
-            if not isinstance(found, Tensor):
-                raise TypeError(f"forward gives {type(found).__name__}")
-            return found
+            batch_outputs = vmap(lambda own: functional_call(replica.module, own, (x,)), randomness="same")(state)
+            if not isinstance(batch_outputs, Tensor):
+                raise TypeError(f"forward gives {type(batch_outputs).__name__}")
+            return batch_outputs
 
         return outputs
 
@@ -239,13 +239,13 @@ class ModelEvaluator(VectorEvaluator):
         seed_global_rngs(self._seed, "utility")
         for position, (x, y) in enumerate(self._batches):
             with self._replica.context():
-                found = outputs(x)
+                batch_outputs = outputs(x)
             if self.num_classes is not None:
-                checked_logits(found[0], y, self.num_classes)
-                hits, losses = score_batch(found, y)
+                checked_logits(batch_outputs[0], y, self.num_classes)
+                hits, losses = score_batch(batch_outputs, y)
                 sums.correct[rows.start : rows.stop] += hits
                 sums.losses[rows.start : rows.stop, position] = losses
-            for metric, own in zip(metrics, found):
+            for metric, own in zip(metrics, batch_outputs):
                 metric.update(own, y)
         for metric, row in zip(metrics, rows):
             sums.metric[row] = metric.value()
@@ -263,7 +263,7 @@ class ModelEvaluator(VectorEvaluator):
     @torch.no_grad()
     def _try_first(self) -> None:
         x, y = self._batches[0]
-        build = rows_of(self.space.read(self._module)[None])
+        build = row_builder(self.space.read(self._module)[None])
         with torch.autocast(self.device.type, enabled=False), isolated_rngs(self._seed, "utility"):
             if self.num_classes is not None:
                 if isinstance(x, Tensor):

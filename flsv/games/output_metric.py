@@ -49,25 +49,25 @@ class OutputMetric:
         """Return another, empty copy."""
         return OutputMetric(self.metric, self._asking, self._device, self.gives_logits)
 
-    def update(self, found: Any, y: Any) -> None:
+    def update(self, outputs: Any, y: Any) -> None:
         """Add a batch of outputs and labels.
 
         Raises:
             ConfigurationError: the metric does not take them.
         """
-        self._seen = f"{kind_of(found)}, with y {kind_of(y)}"
-        if isinstance(found, Tensor) and isinstance(y, Tensor):
-            found = found.float() if found.dtype in (torch.bfloat16, torch.float16) else found
-            if found.shape == (*y.shape, 1):
-                found = found.squeeze(-1)
-            elif y.shape == (*found.shape, 1):
+        self._seen = f"{kind_of(outputs)}, with y {kind_of(y)}"
+        if isinstance(outputs, Tensor) and isinstance(y, Tensor):
+            outputs = outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
+            if outputs.shape == (*y.shape, 1):
+                outputs = outputs.squeeze(-1)
+            elif y.shape == (*outputs.shape, 1):
                 y = y.squeeze(-1)
             if self.gives_logits:
-                found = _probabilities(self.metric, found, y)
+                outputs = _probabilities(self.metric, outputs, y)
             if _kind(self.metric) == "Binary":
-                found = class_1_probabilities(found, y)
+                outputs = class_1_probabilities(outputs, y)
         try:
-            self.metric.update(found, y)
+            self.metric.update(outputs, y)
         except Exception as error:
             raise self._refused(error) from error
 
@@ -102,9 +102,9 @@ def wants_probabilities(metric: Metric) -> bool:
     return _kind(metric) is not None and not largest
 
 
-def beyond_probabilities(found: Any) -> bool:
+def beyond_probabilities(outputs: Any) -> bool:
     """Tell whether a number of the outputs is no probability."""
-    return isinstance(found, Tensor) and found.is_floating_point() and bool(((found < 0) | (found > 1)).any())
+    return isinstance(outputs, Tensor) and outputs.is_floating_point() and bool(((outputs < 0) | (outputs > 1)).any())
 
 
 def _kind(metric: Metric) -> str | None:

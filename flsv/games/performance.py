@@ -93,7 +93,7 @@ class ModelScore:
         return -values if self.mode == "min" else values
 
 
-def loss_of(owner: Any, loss: str | None) -> str | ModelScore:
+def loss_measure(owner: Any, loss: str | None) -> str | ModelScore:
     """Return the performance measure whose gradient is asked for: the mean cross-entropy of a classifier, or a loss
     that the module logs in ``validation_step``.
 
@@ -102,14 +102,14 @@ def loss_of(owner: Any, loss: str | None) -> str | ModelScore:
         loss: the name, such as ``"val_loss"``; None: the cross-entropy.
 
     Example:
-        >>> loss_of("GradientShapley", None), loss_of("GradientShapley", "val_loss").derived
+        >>> loss_measure("GradientShapley", None), loss_measure("GradientShapley", "val_loss").derived
         ('negative_loss', True)
     """
     if loss is None:
         return "negative_loss"
-    found = performance_of(owner, loss, "min", "loss")
-    assert isinstance(found, ModelScore)
-    return replace(found, derived=True)
+    measure = performance_of(owner, loss, "min", "loss")
+    assert isinstance(measure, ModelScore)
+    return replace(measure, derived=True)
 
 
 def is_logged(measure: Any) -> bool:

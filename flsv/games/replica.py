@@ -13,7 +13,7 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.core.plain_tensors import plain_tensors
 from flsv.games.check_copies import check_copies
 from flsv.games.copy_module import copy_module
-from flsv.games.vector_evaluator import Build, rows_of
+from flsv.games.vector_evaluator import Build, row_builder
 from flsv.utilities.seeding import isolated_rngs
 
 Context = Callable[[], AbstractContextManager[Any]]
@@ -77,7 +77,7 @@ class Replica:
         """
 
         def outputs(vector: Tensor) -> Any:
-            self.load(rows_of(vector[None]), 0)
+            self.load(row_builder(vector[None]), 0)
             with isolated_rngs(0, "trial"), self.context():
                 return self.module(x)
 

@@ -68,13 +68,13 @@ class StoredUtility:
         known: Mapping[Members, list[float]] | None = None,
     ) -> None:
         self._at_once, self._seed, self._width = at_once or ranks.size, seed, len(names)
-        self._utility, self._ranks, self._told = utility, ranks, told
+        self._utility, self._ranks, self._progress = utility, ranks, told
         columns = {**COALITION, **dict.fromkeys(names, number)}
-        self._kept = Kept(path, columns, settings) if ranks.rank == 0 else None
-        rows = [] if self._kept is None else self._kept.rows
-        mine = {row["coalition"]: [row[name] for name in names] for row in rows if row["seed"] == seed}
+        self._file = Kept(path, columns, settings) if ranks.rank == 0 else None
+        rows = [] if self._file is None else self._file.rows
+        stored = {row["coalition"]: [row[name] for name in names] for row in rows if row["seed"] == seed}
         self.known: dict[Members, list[float]] = ranks.from_rank(
-            0, dict(known or {}) | mine, "the trainings that are kept"
+            0, dict(known or {}) | stored, "the trainings that are kept"
         )
 
     def __call__(self, masks: Tensor) -> Tensor:
@@ -92,9 +92,9 @@ class StoredUtility:
             values = self._utility(masks[rows]).detach().double().view(len(rows), self._width).tolist()
             new = dict(zip([coalitions[i] for i in rows], values))
             self.known |= new
-            if self._kept is not None:
+            if self._file is not None:
                 finite = {members: of for members, of in new.items() if all(map(math.isfinite, of))}
-                self._kept.add([self._seed, members_text(members), *of] for members, of in finite.items())
-            self._told(len(first) - len(missing) + start + len(rows), len(first))
-        found = torch.tensor([self.known[members] for members in coalitions], dtype=torch.float64)
-        return found if self._width > 1 else found[:, 0]
+                self._file.add([self._seed, members_text(members), *of] for members, of in finite.items())
+            self._progress(len(first) - len(missing) + start + len(rows), len(first))
+        utilities = torch.tensor([self.known[members] for members in coalitions], dtype=torch.float64)
+        return utilities if self._width > 1 else utilities[:, 0]

@@ -35,16 +35,16 @@ def read_batches(
     Raises:
         ConfigurationError: no samples; not pairs; of classifiers, labels that are not integers ``[B]`` in 0 .. M-1.
     """
-    kept: list[Pair] = []
+    pairs: list[Pair] = []
     support = None if num_classes is None else torch.zeros(num_classes, dtype=torch.int64)
     for x, y in batches if num_classes is None else (checked_pair(batch, num_classes) for batch in batches):
         if support is not None:
             support += torch.bincount(y.cpu(), minlength=len(support))
         if support is None or len(y):
-            kept.append(apply_to_collection(move_data_to_device((x, y), device), Tensor, _plain))
-    if not kept:
+            pairs.append(apply_to_collection(move_data_to_device((x, y), device), Tensor, _plain))
+    if not pairs:
         raise ConfigurationError("there are no validation samples: models cannot be evaluated on nothing.")
-    return (kept if support is None or size is None else _recut(kept, size)), support
+    return (pairs if support is None or size is None else _recut(pairs, size)), support
 
 
 def _recut(batches: list[Pair], size: int) -> list[Pair]:

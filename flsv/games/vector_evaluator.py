@@ -14,7 +14,7 @@ from flsv.games.scores import Scores
 Build = Callable[[int, Tensor], None]
 
 
-def rows_of(vectors: Tensor) -> Build:
+def row_builder(vectors: Tensor) -> Build:
     """Return a function that writes row i of ``vectors [K, P]`` as model i."""
 
     def build(index: int, out: Tensor) -> None:
@@ -36,7 +36,7 @@ class VectorEvaluator(ABC):
         """
         if vectors.ndim != 2 or vectors.shape[1] != self.space.size:
             raise ValueError(f"expected vectors [K, {self.space.size}], got {list(vectors.shape)}.")
-        return self.evaluate(rows_of(vectors), len(vectors))
+        return self.evaluate(row_builder(vectors), len(vectors))
 
     @abstractmethod
     def evaluate(self, build: Build, count: int) -> Scores:

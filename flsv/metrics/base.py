@@ -249,13 +249,13 @@ class ContributionMetric(ReadOnlyArguments, Declared, WithIntervals):
     def __repr__(self) -> str:
         """Show the class and the arguments that differ from its defaults."""
         parameters = inspect.signature(type(self)).parameters
-        held = {name: getattr(self, name) for name in parameters if hasattr(self, name) and name not in _OF_THE_DATA}
-        said = [
+        values = {name: getattr(self, name) for name in parameters if hasattr(self, name) and name not in _OF_THE_DATA}
+        shown = [
             f"{name}={value!r}"
-            for name, value in held.items()
+            for name, value in values.items()
             if not isinstance(value, Tensor) and parameters[name].default != (None if value == {} else value)
         ]
-        return f"{type(self).__name__}({', '.join(said)})"
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     def _repr_html_(self) -> str:
         """Show the clients' values so far as a table, for a notebook."""
@@ -336,15 +336,15 @@ class ContributionMetric(ReadOnlyArguments, Declared, WithIntervals):
 
         @functools.wraps(update)
         def counted(*args: Any, **kwargs: Any) -> None:
-            given = arguments.bind(*args, **kwargs).arguments
+            bound = arguments.bind(*args, **kwargs).arguments
             if not self._sized:
                 raise ConfigurationError(
                     f"{type(self).__name__} does not know how many clients and classes there are: pass num_clients and "
                     "num_classes, or use it in a FederatedLoop."
                 )
-            if "client_ids" in given:
-                self._check_clients(given["client_ids"])
-                self._check_rows(given["client_ids"], given)
+            if "client_ids" in bound:
+                self._check_clients(bound["client_ids"])
+                self._check_rows(bound["client_ids"], bound)
             with torch.inference_mode(False):  # tensors made in inference mode cannot be changed outside of it
                 update(*args, **kwargs)
                 self.rounds += 1
@@ -379,10 +379,10 @@ class ContributionMetric(ReadOnlyArguments, Declared, WithIntervals):
         return ClientMatrix(client_updates, [torch.zeros_like(client_updates[0])] * len(client_updates))
 
     @staticmethod
-    def _check_rows(client_ids: Tensor, given: Mapping[str, Any]) -> None:
+    def _check_rows(client_ids: Tensor, arguments: Mapping[str, Any]) -> None:
         """Raise unless there is one row for each client: a single one would be broadcast to all."""
-        for name in BY_CLIENT & given.keys():
-            value = given[name]
+        for name in BY_CLIENT & arguments.keys():
+            value = arguments[name]
             if isinstance(value, Tensor) and value.shape[:1] != client_ids.shape:
                 shape = f"k={len(client_ids)}{SHAPES.get(name, '')}"
                 raise ValueError(f"expected {name} [{shape}], got {list(value.shape)}.")

@@ -83,10 +83,10 @@ class CalibratedOTGradient(WassersteinContribution):
         super().init_states(num_clients, num_classes)
         self.add_state("flagged", torch.full((num_clients,), float("nan")), dist_reduce_fx=latest)
 
-    def _take(self, clients: Sequence[Client], found: Valuation) -> None:
-        super()._take(clients, found)
+    def _take(self, clients: Sequence[Client], valuation: Valuation) -> None:
+        super()._take(clients, valuation)
         self.flagged = self.flagged.clone()
-        self.flagged[list(found.clients)] = found.flagged_shares.to(self.flagged)
+        self.flagged[list(valuation.clients)] = valuation.flagged_shares.to(self.flagged)
         run_protocol(clients, lambda client: client.ask(keep_pictures, self.pictures))
 
     def compute(self) -> Tensor:

@@ -165,8 +165,8 @@ class ClassSpecificShapley(ContributionMetric):
         mean = values.mean(-1)
         if self._weighs:
             if num_samples is None or num_samples.shape != client_ids.shape:
-                found = None if num_samples is None else list(num_samples.shape)
-                raise ValueError(f'weighting="samples" expects num_samples [k={len(client_ids)}], got {found}.')
+                shape = None if num_samples is None else list(num_samples.shape)
+                raise ValueError(f'weighting="samples" expects num_samples [k={len(client_ids)}], got {shape}.')
             samples = num_samples.to(self.history)
             values, mean = torch.cat([values, samples[:, None]], dim=1), samples * mean
         self.history = momentum_add(self.history, client_ids, values, self.momentum)

@@ -163,29 +163,29 @@ class ContributionEstimation(ContributionMetric):
         """
         self._check_asked(client_ids, clients)
         weights = _shares(aggregation_weights)
-        scores, said = scores_without_own(clients, aggregate, weights, self.performance)
-        scores, said = scores.to(self.scores), said.to(client_ids.device)
+        scores, answered = scores_without_own(clients, aggregate, weights, self.performance)
+        scores, answered = scores.to(self.scores), answered.to(client_ids.device)
         if bool(((scores < 0) | (scores > 1)).any()):
             raise ValueError(
                 f"FedCE's error is 1 - score, of a score in [0, 1]; performance={self.performance!r} gave "
                 f"{scores.tolist()}."
             )
         gram = self._matrix(client_ids, client_updates).gram()
-        cosines = leave_one_out_cosines(gram, weights).to(client_ids.device)[said]
-        client_ids = client_ids[said]
+        cosines = leave_one_out_cosines(gram, weights).to(client_ids.device)[answered]
+        client_ids = client_ids[answered]
         self.cosines = self.cosines.index_add(0, client_ids, cosines.to(self.cosines))
         self.scores = self.scores.index_add(0, client_ids, scores)
         self.seen = self.seen.index_add(0, client_ids, torch.ones_like(client_ids))
 
     def compute(self) -> Tensor:
         """Compute the contributions ``[num_clients]``, NaN for clients never seen."""
-        known = self.seen > 0
+        seen = self.seen > 0
         value = torch.full_like(self.cosines, float("nan"))
-        if known.any():
+        if seen.any():
             cosines, scores = self._means()
-            means = cosines[known].cpu(), scores[known].cpu()
+            means = cosines[seen].cpu(), scores[seen].cpu()
             estimates = contribution_estimates(*means, self.combine, self.floor, self.cap)
-            value[known] = estimates.to(value)
+            value[seen] = estimates.to(value)
         return value
 
     def diagnostics(self) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flsv.functional.moving_average import momentum_add, momentum_merge, momentum_value
 from flsv.functional.shapley.gradient import gradient_shapley
-from flsv.games.performance import loss_of
+from flsv.games.performance import loss_measure
 from flsv.metrics.base import ContributionMetric
 from flsv.utilities.declared import Momentum
 
@@ -79,7 +79,7 @@ class GradientShapley(ContributionMetric):
     ) -> None:
         self.order, self.momentum, self.loss = order, momentum, loss
         #: The performance measure of models, see :meth:`flsv.Round.play`.
-        self.measured_by = loss_of(self, loss)
+        self.measured_by = loss_measure(self, loss)
         super().__init__(num_clients, None, **kwargs)
 
     @property

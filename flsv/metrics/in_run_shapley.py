@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flsv.functional.shapley.in_run import client_in_run_values
-from flsv.games.performance import loss_of
+from flsv.games.performance import loss_measure
 from flsv.metrics.base import ContributionMetric
 from flsv.metrics.gradient_shapley import _RULES, _products
 
@@ -95,7 +95,7 @@ class InRunShapley(ContributionMetric):
     ) -> None:
         self.order, self.loss = order, loss
         #: The performance measure of models, see :meth:`flsv.Round.play`.
-        self.measured_by = loss_of(self, loss)
+        self.measured_by = loss_measure(self, loss)
         super().__init__(num_clients, num_classes, **kwargs)
 
     @property

@@ -47,24 +47,24 @@ def scores_without_own(
     own = dict(zip([client.id for client in clients], weights.tolist()))
     question = partial(leave_self_out, performance=performance)
 
-    def asked(client: Client) -> Tensor | None:
+    def ask(client: Client) -> Tensor | None:
         try:
             answer = client.ask(question, aggregate, own[client.id])
             if not isinstance(answer, Tensor) or answer.numel() != 1:
                 raise NoAnswer(f"client {client.id} was asked for a number and answered {answer!r:.80}.")
         except NoAnswer as why:
-            warnings.warn(f"{why} What others are worth to it is not known in this round.", stacklevel=2)
+            warnings.warn(f"{why} Its score of the others is missing in this round.", stacklevel=2)
             return None
         return answer.double().reshape(())
 
-    told = run_protocol(clients, asked)
-    said = torch.tensor([answer is not None for answer in told], dtype=torch.bool)
+    replies = run_protocol(clients, ask)
+    answered = torch.tensor([answer is not None for answer in replies], dtype=torch.bool)
     nothing = torch.zeros((), dtype=torch.float64)
-    answers = torch.stack([*(each.cpu() for each in told if each is not None), nothing])[:-1]
-    broken = [client.id for client, answer in zip(clients, told) if answer is not None and not answer.isfinite()]
+    scores = torch.stack([*(each.cpu() for each in replies if each is not None), nothing])[:-1]
+    broken = [client.id for client, answer in zip(clients, replies) if answer is not None and not answer.isfinite()]
     if broken:
         raise ValueError(
             f"the others' model has a score that is not finite on the validation samples of clients {broken}: a value "
             "cannot be made of it. Measure by a bounded score (performance='accuracy'), or lower the learning rate."
         )
-    return answers, said
+    return scores, answered

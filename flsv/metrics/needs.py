@@ -56,16 +56,16 @@ def needs_of(metric: Metric) -> tuple[str, ...]:
         (('updates', 'head', 'classes'), ('validation', 'updates'), ())
     """
     names = inspect.signature(type(metric).update).parameters
-    found = {need for name in names for need in OF_A_NAME.get(name, ())}
+    needs = {need for name in names for need in OF_A_NAME.get(name, ())}
     if getattr(metric, "evaluates", False):
-        found = (found | {"client validation"}) - {"answers"}  # the only question to the clients
+        needs = (needs | {"client validation"}) - {"answers"}  # the only question to the clients
     declared = {
         "classes": getattr(metric, "needs_classes", False),
         "reports": getattr(metric, "reported_by", None),
         "counts": getattr(metric, "uses_ground_truth", False),
     }
-    found |= {need for need, has in declared.items() if has}
-    return tuple(need for need in NEEDS if need in found)
+    needs |= {need for need, has in declared.items() if has}
+    return tuple(need for need in NEEDS if need in needs)
 
 
 def needs_in_words(metric: Metric) -> str:
@@ -76,8 +76,8 @@ def needs_in_words(metric: Metric) -> str:
         >>> needs_in_words(CosineGradientShapley())
         "the server sees every client's own update."
     """
-    found = [NEEDS[need] for need in needs_of(metric)]
-    return f"{'; '.join(found)}." if found else "nothing but who takes part."
+    needs = [NEEDS[need] for need in needs_of(metric)]
+    return f"{'; '.join(needs)}." if needs else "nothing but who takes part."
 
 
 @dataclass(frozen=True)

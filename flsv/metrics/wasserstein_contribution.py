@@ -131,15 +131,15 @@ class WassersteinContribution(ContributionMetric):
         else:
             wanted = [client for client in clients if self.distances[client.id].isnan()]
         if wanted:
-            found = self.valuer.value(
+            valuation = self.valuer.value(
                 wanted, server_data, generator, global_vector, judge=self.judges, others=self._sizes
             )
-            self._take(wanted, found)
+            self._take(wanted, valuation)
 
-    def _take(self, clients: Sequence[Client], found: Valuation) -> None:
+    def _take(self, clients: Sequence[Client], valuation: Valuation) -> None:
         """Store a valuation in the states."""
         self.distances = self.distances.clone()
-        self.distances[list(found.clients)] = found.distances.to(self.distances)
+        self.distances[list(valuation.clients)] = valuation.distances.to(self.distances)
 
     def compute(self) -> Tensor:
         """Compute the contribution shares ``[num_clients]``, NaN for clients never seen."""
