@@ -70,12 +70,12 @@ class CoalitionModels:
         exact_weights, exact_shares = self.weights(masks)
         parameter_weights, buffer_weights = exact_weights.to(start), exact_shares.to(start)
         remainders = (1 - exact_weights.sum(1)).tolist()
-        anybody = buffer_weights.any(1).tolist()
+        has_members = buffer_weights.any(1).tolist()
 
         def build(index: int, out: Tensor) -> None:
             # A product of one shape per model, rather than one of masks and updates: how a matrix product sums
             # depends on the number of rows, and CUDA may do it in TF32. It is cheap beside a pass over the data.
-            if not anybody[index]:
+            if not has_members[index]:
                 out.copy_(start)
                 return
             mine = torch.mv(parameters, parameter_weights[index], out=out[:cut])

@@ -39,8 +39,8 @@ class CoalitionTable:
 
     def scores(self, models: CoalitionModels, masks: Tensor) -> Scores:
         """Return the scores of the coalitions ``masks`` (bool ``[K, k]`` on the CPU); evaluate new ones."""
-        anybody = masks.any(1).tolist()
-        keys = [(models.key if some else None, mask) for mask, some in zip(coalition_keys(masks), anybody)]
+        has_members = masks.any(1).tolist()
+        keys = [(models.key if some else None, mask) for mask, some in zip(coalition_keys(masks), has_members)]
         new = {key: position for position, key in reversed(list(enumerate(keys))) if key not in self._rows}
         order = sorted(new.values())
         if order or self._scores is None:

@@ -2,7 +2,7 @@
 
 ``CoalitionUtility(masks: bool [K, k]) -> float [K]`` is the callable that every Shapley estimator of
 :mod:`flsv.functional` takes. A :class:`flsv.games.CoalitionTable` behind it builds and evaluates every coalition of the
-round once, whoever asks, and a :class:`flsv.games.ModelEvaluator` evaluates models on the server's validation set.
+round once for all games, and a :class:`flsv.games.ModelEvaluator` evaluates models on the server's validation set.
 
 The game is that of Sun et al., "ShapleyFL: Robust Federated Learning Based on Shapley Value", KDD 2023, definition 4.1:
 players are the round's cohort, U(S) is the performance of x + eta * sum_{i in S} w_i(S) d_i, and U(empty) that of x

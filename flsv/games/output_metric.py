@@ -124,5 +124,5 @@ def _probabilities(metric: Metric, logits: Tensor, y: Tensor) -> Tensor:
         return logits
     if kind == "Multilabel" or logits.ndim != y.ndim + 1:
         return logits if kind == "Multiclass" else logits.sigmoid()
-    # A double tells probabilities next to 1 apart, which ranks need.
+    # In float64, probabilities next to 1 stay distinct, which ranks need.
     return (logits if kind == "Multiclass" else logits.to(loss_dtype(logits.device))).softmax(1)

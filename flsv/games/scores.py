@@ -22,7 +22,7 @@ class Scores:
     Attributes:
         values: name to one number per model, float64 ``[K]``. Of classifiers of M classes ``"loss"`` is the mean
             cross-entropy in nats (NaN or infinite where the logits are) and ``"correct"``, int64 ``[K, M]``, how many
-            samples of each class are classified correctly. A sample whose logits hold a NaN is not.
+            samples of each class are classified correctly. A sample whose logits hold a NaN counts as wrong.
         support: of classifiers, int64 ``[M]``, samples of each class.
 
     Example:

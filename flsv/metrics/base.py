@@ -150,8 +150,8 @@ class ContributionMetric(ReadOnlyArguments, Declared, WithIntervals):
             num_clients: n.
             num_classes: M.
             class_names: names of the classes, for pictures.
-            class_counts: ``[n, M]`` training samples of each client and class, which nobody in a real federation would
-                know. Only a metric that declares ``uses_ground_truth`` keeps them, to compare its values with.
+            class_counts: ``[n, M]`` training samples of each client and class, which no server of a real federation
+                would know. Only a metric that declares ``uses_ground_truth`` keeps them, to compare its values with.
             client_names: names of the clients, for pictures.
 
         Raises:

@@ -33,7 +33,7 @@ class GradientAgreement(ContributionMetric):
 
     **Absence.** Early rounds reduce the loss more than late ones, so a plain sum would punish clients that were absent
     early. :math:`u_i` is the ratio estimate instead: the client's sum over its own rounds, divided by the sum of the
-    cohorts' mean absolute values in these rounds, times the same of all rounds. With everybody in every round it is the
+    cohorts' mean absolute values in these rounds, times the same of all rounds. With full participation it is the
     sum.
 
     As input to ``update``: ``client_ids [k]``, ``gradient_products [k]`` (g . d_i), ``client_updates [k, P]``

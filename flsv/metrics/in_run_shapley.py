@@ -38,7 +38,7 @@ class InRunShapley(ContributionMetric):
     :func:`flsv.functional.gradient_shapley` with fixed weights. It is accurate while updates are small.
 
     Measured on the digits (FedAvg, 6 equal clients, 8 rounds, lr 0.1, one run each): a client whose labels are all
-    wrong has -0.07, the others 0.19 to 0.25; where 30 % of everybody's labels are wrong, the values of single samples
+    wrong has -0.07, the others 0.19 to 0.25; where 30 % of all labels are wrong, the values of single samples
     separate these from the right ones with an AUROC of 0.59 to 0.71 (0.60 to 0.69 with ``every=4``): weakly.
 
     As input to ``update``: ``client_ids [k]``, ``in_run_values [k, M]`` (the samples' values by class, as reported),

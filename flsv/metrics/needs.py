@@ -15,10 +15,10 @@ NEEDS = {
     "updates": "the server sees every client's own update",
     "head": "the updates' classifier head",
     "classes": "samples have classes",
-    "losses": "clients tell their training loss",
-    "counts": "clients tell their numbers of samples of each class",
+    "losses": "clients report their training loss",
+    "counts": "clients report their numbers of samples of each class",
     "answers": "clients answer questions about their samples",
-    "reports": "clients report what a client algorithm of theirs has worked out",
+    "reports": "clients report values that their client algorithm computes",
     "client validation": "every client has validation samples of its own",
     "samples": "all samples lie in one place",
 }
@@ -87,7 +87,7 @@ class Guide:
     Args:
         unit: of a value, as on an axis.
         sign: meaning of positive, negative and zero values.
-        needs: data that the server must have or be told.
+        needs: data that the server must have or receive.
         cost: of a round.
     """
 

@@ -29,7 +29,8 @@ from flsv.utilities.declared import Count
 from flsv.utilities.errors import ConfigurationError
 
 Coalitions = Which | Sequence[Sequence[int]]
-#: From the truest to the cheapest, and what they cost in fits of the federation: a coalition of s of n clients, s/n.
+#: Designs from the most accurate to the cheapest, with their cost in fits of the federation: s/n for a coalition of s
+#: of n clients.
 DESIGNS: Mapping[Which, Callable[[int], float]] = {
     "all": lambda n: 2.0 ** (n - 1) - 1,
     "pairs+leave-one-out": lambda n: 2 * n - 1,
@@ -39,8 +40,8 @@ DESIGNS: Mapping[Which, Callable[[int], float]] = {
 
 
 def design_within(max_fits: float, num_clients: int) -> Which:
-    """Choose the coalitions whose values are truest among those that cost at most so many fits of the federation, where
-    each is trained by a fit of its own.
+    """Choose the coalitions whose values are most accurate among those that cost at most ``max_fits`` fits of the
+    federation, where each coalition is trained by a fit of its own.
 
     Example:
         >>> [design_within(10, clients) for clients in (4, 5, 6, 11)]
