@@ -27,7 +27,7 @@ from flsv.games import ModelScore, Scores
 from flsv.games.replica import Replica
 from flsv.games.scores import score_batch
 from flsv.games.validation_batches import checked_logits, checked_pair
-from flsv.games.vector_evaluator import rows_of
+from flsv.games.vector_evaluator import row_builder
 from flsv.metrics import ContributionMetric
 from flsv.training.local_steps import limited
 from flsv.utilities.errors import ConfigurationError
@@ -164,7 +164,7 @@ def _scores(trainer: L.Trainer, fit: FederationRun, model: Tensor) -> Scores | s
         with isolated_rngs(0, "answers"), torch.autocast(trainer.strategy.root_device.type, enabled=False):
             replica = Replica(module, space, trainer.strategy.precision_plugin.forward_context)
             replica.follow(module)
-            replica.load(rows_of(model[None]), 0)
+            replica.load(row_builder(model[None]), 0)
             for index, loader in enumerate(each_loader(loaders)):
                 for batch in on_device(trainer, islice(loader, limited(len(loader), limit)), index):
                     x, y = checked_pair(batch, data.num_classes)
