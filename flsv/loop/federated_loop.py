@@ -27,7 +27,7 @@ from flsv.clients.algorithms import ClientAlgorithm
 from flsv.config import ClientEvaluation, FederationConfig
 from flsv.declared import Count, checked
 from flsv.errors import ConfigurationError
-from flsv.filters import OutlierFilter, UpdateFilter, with_guard
+from flsv.filters import OutlierFilter, UpdateFilter, with_finite_check
 from flsv.identity import settings_of
 from flsv.loop.coalition_plan import CoalitionPlan
 from flsv.loop.federation import FederationRun, Saver
@@ -153,7 +153,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             sampler=sampler or FullParticipation(),
             client_algorithm=client_algorithm,
             uploads=tuple(uploads or ()),
-            filters=with_guard([OutlierFilter()] if filters is None else filters),
+            filters=with_finite_check([OutlierFilter()] if filters is None else filters),
             local_epochs=local_epochs,
             optimizer_state=optimizer_state,
             share=list(share) if isinstance(share, list | tuple) else share,

@@ -62,7 +62,7 @@ class FedAMP(UploadKeeper):
         return others + torch.diag(1 - others.sum(1))
 
     def personalize(self, round: Round, contributions: Contributions, models: Starts) -> Starts:
-        self.take(round)
+        self.store_uploads(round)
         vectors = torch.stack([upload.to(round.client_vectors) for upload in self._uploads.values()])
         weights = self.attention(vectors[:, : round.space.num_parameters])
         return dict(zip(self._uploads, keep_common(weights.to(vectors) @ vectors, vectors)))

@@ -24,7 +24,7 @@ from flsv.functional.agreement import keep_common
 from flsv.games.performance import Mode, ModelScore, performance_of
 from flsv.participants import Client, LocalData
 from flsv.personalization.base import OWN_MODEL, Personalized, Starts
-from flsv.personalization.upload_keeper import UploadKeeper, check_validation, judged
+from flsv.personalization.upload_keeper import UploadKeeper, ask_model_values, check_validation
 from flsv.round import FederationState, Round
 from flsv.seeding import generator_for
 from flsv.strategy import Contributions, Federation
@@ -94,13 +94,13 @@ class FedFomo(UploadKeeper):
         return None if client in self._uploads else state.model()
 
     def personalize(self, round: Round, contributions: Contributions, models: Starts) -> Personalized:
-        before = self.take(round)
+        before = self.store_uploads(round)
         question = partial(mix_models, performance=self.performance)
 
         def mix(client: Client) -> tuple[list[int], Tensor | None]:
             chosen = self._choose(client.id, round)
             others = [self._uploads[other].to(round.client_vectors) for other in chosen]
-            return chosen, judged(client, question, others, round.space.num_parameters)
+            return chosen, ask_model_values(client, question, others, round.space.num_parameters)
 
         nothing = torch.full((len(round), len(self._affinity)), float("nan"), dtype=torch.float64)
         values = self.judge_all(nothing, round, mix, before)

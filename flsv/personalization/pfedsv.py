@@ -32,8 +32,8 @@ from flsv.errors import ConfigurationError
 from flsv.functional.peers import Explore, Policy, top_k_download
 from flsv.participants import Client, LocalData
 from flsv.personalization.base import OWN_MODEL, Personalized, Starts
-from flsv.personalization.pfedsv_client import collaborate, entries_of, picked, placed
-from flsv.personalization.upload_keeper import UploadKeeper, check_validation, judged
+from flsv.personalization.pfedsv_client import collaborate, insert_entries, layer_mask, select_entries
+from flsv.personalization.upload_keeper import UploadKeeper, ask_model_values, check_validation
 from flsv.round import FederationState, Instruction, Round
 from flsv.seeding import generator_for
 from flsv.strategy import Contributions, Federation
@@ -137,7 +137,7 @@ class PFedSV(UploadKeeper):
     def resume(self, federation: Federation) -> None:
         self._num_clients = federation.num_clients
         # Which entries of a vector are personal: None for all.
-        self._personal = None if self.mode == "model" else entries_of(federation.space, self.classifier)
+        self._personal = None if self.mode == "model" else layer_mask(federation.space, self.classifier)
         super().resume(federation)
 
     def start(self, client: int, state: FederationState) -> Tensor | None:
@@ -146,7 +146,7 @@ class PFedSV(UploadKeeper):
         if client in self._uploads:
             return None  # it has chosen a model since
         model = state.model()
-        return placed(picked(self._initial.to(model), self._personal), model, self._personal)
+        return insert_entries(select_entries(self._initial.to(model), self._personal), model, self._personal)
 
     def send(self, client: int, start: Tensor | None, state: FederationState) -> dict[str, Tensor]:
         # Whoever was in the round before has had the extractor after aggregation.
@@ -175,7 +175,7 @@ class PFedSV(UploadKeeper):
     def personalize(self, round: Round, contributions: Contributions, models: Starts) -> Personalized:
         assert round.server_vector is not None
         cohort, vectors = round.client_ids.tolist(), round.client_vectors
-        before = self.take(round, lambda vector: picked(vector, self._personal))
+        before = self.store_uploads(round, lambda vector: select_entries(vector, self._personal))
         available = torch.zeros(self._num_clients, dtype=torch.bool)
         available[list(self._uploads)] = True
         extractor = None if self._personal is None else round.server_vector[~self._personal.to(vectors.device)]
@@ -189,7 +189,7 @@ class PFedSV(UploadKeeper):
                 scores = scores.clamp_min(0)
             ids = top_k_download(scores, available, client.id, self.k, self.explore, draw).tolist()
             others = [self._uploads[i].to(vectors) for i in ids]
-            return ids, judged(client, question, others, extractor, generator=draw)
+            return ids, ask_model_values(client, question, others, extractor, generator=draw)
 
         nothing = torch.full((len(cohort), self._num_clients), float("nan"), device=vectors.device)
         self._cohort = cohort

@@ -54,18 +54,18 @@ def collaborate(
     if personal is not None and extractor is not None:
         base = base.clone()
         base[~personal.to(base.device)] = extractor
-    models = torch.stack([picked(local.model, personal), *others])
+    models = torch.stack([select_entries(local.model, personal), *others])
 
-    def judged(mixtures: Tensor, by: str = "accuracy") -> Tensor:
+    def evaluate(mixtures: Tensor, by: str = "accuracy") -> Tensor:
         chunks = mixtures.split(max(_CHUNK // len(base), 1))
-        return torch.cat([local.evaluate(placed(each, base, personal)).value(by) for each in chunks])
+        return torch.cat([local.evaluate(insert_entries(each, base, personal)).value(by) for each in chunks])
 
     def utility(masks: Tensor) -> Tensor:
         result = torch.zeros(len(masks), dtype=torch.float64)
         somebody = masks.any(1).nonzero().flatten()
         for rows in somebody.split(max(_CHUNK // len(base), 1)):
             shares = masks[rows] / masks[rows].sum(1, keepdim=True)
-            result[rows] = judged(shares.to(models) @ models)
+            result[rows] = evaluate(shares.to(models) @ models)
         return result
 
     def joining(masks: Tensor) -> Tensor:
@@ -88,20 +88,20 @@ def collaborate(
         steps = torch.linspace(0, 1, 11).to(models)[:, None]
         path = keep_common(torch.lerp(models[0].expand(11, -1), mixed.expand(11, -1), steps), models)
         # Of equals the first, the least step. A clone: a view would keep, and save, the whole path.
-        mixed = path[int(judged(path, "negative_loss").argmax())].clone()
+        mixed = path[int(evaluate(path, "negative_loss").argmax())].clone()
     elif safeguard:
-        before, after = judged(torch.stack([models[0], mixed])).tolist()
+        before, after = evaluate(torch.stack([models[0], mixed])).tolist()
         mixed = mixed if after >= before else models[0].clone()
-    local.state[OWN_MODEL] = placed(mixed, base, personal)
+    local.state[OWN_MODEL] = insert_entries(mixed, base, personal)
     return values
 
 
-def picked(vector: Tensor, personal: Tensor | None) -> Tensor:
+def select_entries(vector: Tensor, personal: Tensor | None) -> Tensor:
     """The personal entries ``[Q]`` of a vector ``[P]``."""
     return vector if personal is None else vector[personal.to(vector.device)]
 
 
-def placed(own: Tensor, base: Tensor, personal: Tensor | None) -> Tensor:
+def insert_entries(own: Tensor, base: Tensor, personal: Tensor | None) -> Tensor:
     """Whole models ``[..., P]``: their personal entries ``[..., Q]``, and the rest of ``base [P]``."""
     if personal is None:
         return own
@@ -110,7 +110,7 @@ def placed(own: Tensor, base: Tensor, personal: Tensor | None) -> Tensor:
     return vectors
 
 
-def entries_of(space: ParameterSpace, layers: Sequence[str] | None = None) -> Tensor:
+def layer_mask(space: ParameterSpace, layers: Sequence[str] | None = None) -> Tensor:
     """Which entries ``[P]`` of a vector belong to layers, by their names; to the head by default.
 
     Raises:
@@ -119,7 +119,7 @@ def entries_of(space: ParameterSpace, layers: Sequence[str] | None = None) -> Te
     Example:
         >>> from torch import nn
         >>> space = ParameterSpace(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)))
-        >>> entries_of(space).int().tolist(), int(entries_of(space, ["0"]).sum())
+        >>> layer_mask(space).int().tolist(), int(layer_mask(space, ["0"]).sum())
         ([0, 0, 0, 0, 0, 0, 1, 1, 1], 6)
     """
     if layers is None:

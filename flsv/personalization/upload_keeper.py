@@ -30,7 +30,9 @@ class UploadKeeper(Personalizer):
         device = federation.global_vector.device
         self._uploads = {client: upload.to(device) for client, upload in self._uploads.items()}
 
-    def take(self, round: Round, part: Callable[[Tensor], Tensor] = lambda vector: vector) -> dict[int, Tensor]:
+    def store_uploads(
+        self, round: Round, part: Callable[[Tensor], Tensor] = lambda vector: vector
+    ) -> dict[int, Tensor]:
         """Keep the cohort's models, or a part of each. Returns the uploads of before."""
         before = dict(self._uploads)
         # Clones row by row: a view would keep, and save, the whole cohort's models for as long as one is not replaced.
@@ -47,7 +49,7 @@ class UploadKeeper(Personalizer):
         Args:
             values: ``[k, n]``, which is filled in.
             round: the round.
-            judge: asks a client: whom it has looked at, and :func:`judged`.
+            judge: asks a client: whom it has looked at, and :func:`ask_model_values`.
             before: the uploads of before the round, to which those of a client go back that has not said.
         """
         assert round.clients is not None
@@ -62,7 +64,7 @@ class UploadKeeper(Personalizer):
         return values
 
 
-def judged(
+def ask_model_values(
     client: Client, question: Callable[..., Tensor], others: Sequence[Tensor], *args: Any, **kwargs: Any
 ) -> Tensor | None:
     """What a client finds its own and the others' models to be worth, ``[1 + len(others)]``; None, and a warning, where

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flsv.declared import Positive
 from flsv.functional import importance_probabilities
-from flsv.functional.known_or_mean import known_or_mean
+from flsv.functional.nan_to_mean import nan_to_mean
 from flsv.sampling.bernoulli import BernoulliSampler
 from flsv.strategy import Contributions
 
@@ -46,7 +46,7 @@ class ShapleyImportanceSampler(BernoulliSampler):
         weights = contributions.get(self.metric)
         if weights is None:
             return super().coins(num_clients, contributions)
-        weights = known_or_mean(weights.cpu()).clamp_min(0)
+        weights = nan_to_mean(weights.cpu()).clamp_min(0)
         coins = importance_probabilities(weights, self.expected_cohort)
         if int((coins > 0).sum()) < self.min_cohort:  # everybody else weighs nothing: no second player would ever come
             return super().coins(num_clients, contributions)

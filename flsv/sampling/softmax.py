@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flsv.declared import Count, Positive
-from flsv.functional.known_or_mean import known_or_mean
+from flsv.functional.nan_to_mean import nan_to_mean
 from flsv.sampling.base import ClientSampler
 from flsv.strategy import Contributions
 
@@ -43,7 +43,7 @@ class SoftmaxSampler(ClientSampler):
     def chances(self, num_clients: int, contributions: Contributions) -> Tensor:
         """The probability ``[n]`` of each client to be drawn first."""
         relevance = contributions.get(self.metric)
-        relevance = torch.zeros(num_clients) if relevance is None else known_or_mean(relevance.cpu())
+        relevance = torch.zeros(num_clients) if relevance is None else nan_to_mean(relevance.cpu())
         return (relevance.double() / self.temperature).softmax(0)
 
     def sample(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flsv.aggregation import Aggregator
-from flsv.filters import Cohort, UpdateFilter, with_guard
+from flsv.filters import Cohort, UpdateFilter, with_finite_check
 from flsv.functional.divergences import all_finite, distances
 from flsv.games import CoalitionGames
 from flsv.parameters import ParameterSpace
@@ -56,7 +56,7 @@ class RoundServer:
         self.aggregator: Aggregator = strategies["aggregator"]
         self.personalizer: Personalizer | None = strategies.get("personalizer")
         self.space, self.channel = space, channel
-        self.filters = with_guard(filters)
+        self.filters = with_finite_check(filters)
         self.norms: dict[int, float] = {}
         self.games: CoalitionGames | None = None
 
@@ -174,8 +174,8 @@ class RoundServer:
             cohort = each.apply(cohort)
             if not cohort.updates:
                 break
-        if cohort.said:
-            warnings.warn(" ".join(cohort.said), stacklevel=2)
+        if cohort.warnings:
+            warnings.warn(" ".join(cohort.warnings), stacklevel=2)
         if not cohort.updates:
             excluded = ", or one that is far too large" if sent else ""
             hints = " ".join(filter(None, (each.hint() for each in self.filters)))

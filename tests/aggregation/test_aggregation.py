@@ -35,7 +35,7 @@ from flsv.attacks import Scaling
 from flsv.clients.algorithms import FedDynServer, FedProx
 from flsv.errors import ConfigurationError
 from flsv.filters import MultiKrum
-from flsv.filters.krum import scores
+from flsv.filters.krum import krum_scores
 from flsv.loop import FederatedLoop
 from flsv.metrics import DecayedShapley
 from flsv.parameters import ParameterSpace
@@ -300,7 +300,7 @@ def test_krums_scores_by_hand() -> None:
     points = torch.randn(8, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     squared = torch.cdist(points, points).square()
     for byzantine in (0, 1, 2):
-        found = scores(squared, byzantine)
+        found = krum_scores(squared, byzantine)
         for i in range(8):
             others = sorted(((points[i] - points[j]) ** 2).sum().item() for j in range(8) if j != i)
             assert found[i].item() == pytest.approx(sum(others[: 8 - byzantine - 2]))

@@ -168,7 +168,7 @@ def test_who_suffers_from_it_is_not_named() -> None:
     """After an update that was aggregated most return NaN: the message leads back to whose it was."""
     watch = OutlierFilter()
     watch.apply(cohort(torch.tensor([1.0, 1e4, 1.1, 0.9], dtype=torch.float64)))
-    (line,) = watch.apply(cohort(torch.ones(1, dtype=torch.float64), 1, [4, 2, 3])).said
+    (line,) = watch.apply(cohort(torch.ones(1, dtype=torch.float64), 1, [4, 2, 3])).warnings
     assert "3 of 4 clients returned" in line
     assert "further back: client 1 sent an update far larger" in line
     assert watch.notices.state_dict() == {"not_finite": {}, "large": {1: 1}}

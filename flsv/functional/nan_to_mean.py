@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def known_or_mean(values: Tensor) -> Tensor:
+def nan_to_mean(values: Tensor) -> Tensor:
     """``values`` with the mean of the known ones in place of NaN; all ones if none is known."""
     known = ~values.isnan()
     mean = values[known].mean() if known.any() else torch.ones((), dtype=values.dtype, device=values.device)
