@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from flsv.declared import Positive
-from flsv.round import Round
-from flsv.strategy import Contributions, Strategy
+from flsv.core import Round
+from flsv.core.strategy import Contributions, Strategy
+from flsv.utilities.declared import Positive
 
 
 class Aggregator(Strategy):
@@ -41,6 +41,6 @@ class Aggregator(Strategy):
         """
 
     def aggregate(self, round: Round, contributions: Contributions) -> tuple[Tensor, Tensor]:
-        """Compute the next global vector ``[P]``, before the server's learning rate, and the clients' weights ``[k]``."""
+        """Compute the next global vector ``[P]``, before ``server_lr`` applies, and the clients' weights ``[k]``."""
         weights = self.weights(round, contributions).to(round.client_vectors)
         return round.combine(weights), weights

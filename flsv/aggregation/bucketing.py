@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from flsv.aggregation.base import Aggregator
-from flsv.declared import Count
-from flsv.round import Round
-from flsv.strategy import Contributions, Federation
+from flsv.core import Round
+from flsv.core.strategy import Contributions, Federation
+from flsv.utilities.declared import Count
 
 
 class Bucketing(Aggregator):

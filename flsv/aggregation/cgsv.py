@@ -9,17 +9,17 @@ from __future__ import annotations
 from torch import Tensor
 
 from flsv.aggregation.base import Aggregator
-from flsv.declared import Positive
-from flsv.functional.agreement import EPSILON, cohort_reputation
-from flsv.round import Round
-from flsv.strategy import Contributions
+from flsv.core import Round
+from flsv.core.strategy import Contributions
+from flsv.functional.cgsv import EPSILON, cohort_reputation
+from flsv.utilities.declared import Positive
 
 
 class CGSV(Aggregator):
     """Aggregate x + u_N with u_N = sum_i r_i u_i and the normalized updates u_i = scale d_i / |d_i|.
 
-    The reputations r are the previous round's, or shares of the samples in the first round. The global model moves by at
-    most ``scale``, however long the clients' updates are. With :class:`flsv.personalization.SparsifiedReward` the
+    The reputations r are the previous round's, or shares of the samples in the first round. The global model moves by
+    at most ``scale``, however long the clients' updates are. With :class:`flsv.personalization.SparsifiedReward` the
     algorithm is complete: ``configs/cgsv.yaml``. Buffers (BatchNorm's statistics) have no gradient: they are averaged
     with weights r.
 

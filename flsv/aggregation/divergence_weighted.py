@@ -10,11 +10,10 @@ from typing import Literal
 from torch import Tensor
 
 from flsv.aggregation.base import Aggregator
-from flsv.declared import Positive
+from flsv.core import LocalData, Round
+from flsv.core.strategy import Contributions
 from flsv.functional.divergences import Divergence, divergence_weights, label_divergence
-from flsv.participants import LocalData
-from flsv.round import Round
-from flsv.strategy import Contributions
+from flsv.utilities.declared import Positive
 
 
 class DivergenceWeighted(Aggregator):

@@ -15,7 +15,7 @@ import torch
 from torch.optim import Optimizer
 
 from flsv.aggregation.server_optimizer import ServerOptimizer
-from flsv.declared import Momentum, Positive
+from flsv.utilities.declared import Momentum, Positive
 
 #: Entries that :class:`AdaptiveServer` steps at a time, to bound the memory of intermediate results.
 PIECE = 2**20

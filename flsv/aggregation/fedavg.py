@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from flsv.aggregation.base import Aggregator
-from flsv.declared import Positive
-from flsv.round import Round
-from flsv.strategy import Contributions
+from flsv.core import Round
+from flsv.core.strategy import Contributions
+from flsv.utilities.declared import Positive
 
 
 class FedAvg(Aggregator):

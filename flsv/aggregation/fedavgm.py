@@ -13,7 +13,7 @@ import torch
 from torch.optim import Optimizer
 
 from flsv.aggregation.server_optimizer import ServerOptimizer
-from flsv.declared import Momentum, Positive
+from flsv.utilities.declared import Momentum, Positive
 
 
 class FedAvgM(ServerOptimizer):

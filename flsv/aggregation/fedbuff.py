@@ -16,20 +16,20 @@ import torch
 from torch import Tensor
 
 from flsv.aggregation.base import Aggregator
-from flsv.declared import NonNegative, Positive
-from flsv.errors import ConfigurationError
+from flsv.core import Round
+from flsv.core.strategy import Contributions, Federation
 from flsv.personalization import Personalizer
 from flsv.personalization.base import Starts
-from flsv.round import Round
-from flsv.strategy import Contributions, Federation
+from flsv.utilities.declared import NonNegative, Positive
+from flsv.utilities.errors import ConfigurationError
 
 
 class FedBuff(Aggregator):
     """Aggregate x + 1/K sum_i s(tau_i) d_i over the cohort's updates d_i, with s(tau) = 1 / (1 + tau)^exponent.
 
-    As in the paper, the weights do not sum to 1: stale updates move the model less. Buffers (BatchNorm's statistics) are
-    averaged with weights that sum to 1. ``server_lr`` is the paper's server learning rate. Requires the personalizer
-    :class:`StaleStarts`, from which the clients get their old models: ``configs/fedbuff.yaml``.
+    As in the paper, the weights do not sum to 1: stale updates move the model less. Buffers (BatchNorm's statistics)
+    are averaged with weights that sum to 1. ``server_lr`` is the paper's server learning rate. Requires the
+    personalizer :class:`StaleStarts`, from which the clients get their old models: ``configs/fedbuff.yaml``.
 
     Args:
         exponent: effect of staleness; 0.5 in the paper, 0 for none.

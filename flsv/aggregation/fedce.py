@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 from flsv.aggregation.base import Aggregator
-from flsv.declared import Positive
+from flsv.core import Round
+from flsv.core.strategy import Contributions
 from flsv.functional.nan_to_mean import nan_to_mean
-from flsv.round import Round
-from flsv.strategy import Contributions
+from flsv.utilities.declared import Positive
 
 
 class FedCE(Aggregator):
-    """Aggregate x + sum_i c_i d_i with the contributions c estimated in earlier rounds; equal weights in the first round.
+    """Aggregate x + sum_i c_i d_i with the c estimated in earlier rounds; equal weights in the first round.
 
     The authors' code includes the directions of the current round in its weights. Here they count from the next round
-    on, as the errors do in both. Where the paper, with full participation, is silent: the cohort's weights are scaled to
-    sum to 1, and a client without an estimate gets the mean of the others.
+    on, as the errors do in both. Where the paper, with full participation, is silent: the cohort's weights are scaled
+    to sum to 1, and a client without an estimate gets the mean of the others.
 
     Args:
         metric: the name of a :class:`flsv.metrics.ContributionEstimation` among the loop's metrics.

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from flsv.aggregation.base import Aggregator
-from flsv.errors import ConfigurationError
-from flsv.round import Round
-from flsv.strategy import Contributions, Federation
+from flsv.core import Round
+from flsv.core.strategy import Contributions, Federation
+from flsv.utilities.errors import ConfigurationError
 
 
 class FedNova(Aggregator):
@@ -26,8 +26,8 @@ class FedNova(Aggregator):
 
     After tau_i steps of SGD with momentum rho from an empty buffer, x_i - x = -lr sum_k a_ik g_ik with
     a_ik = (1 - rho^(tau_i - k)) / (1 - rho), k = 0 .. tau_i - 1. Their sum |a_i| is tau_i without momentum. Rho is read
-    from the clients' optimizer. Clients with equal numbers of steps are averaged as by FedAvg. Assumes one learning rate
-    for all steps of a round, and the default ``FederatedLoop(optimizer_state="reset")``.
+    from the clients' optimizer. Clients with equal numbers of steps are averaged as by FedAvg. Assumes one learning
+    rate for all steps of a round, and the default ``FederatedLoop(optimizer_state="reset")``.
 
     Buffers (BatchNorm's statistics) are averaged in proportion to p_i / |a_i|.
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 from torch import Tensor
 
 from flsv.aggregation.base import Aggregator
-from flsv.declared import Count, NonNegative, Positive
-from flsv.functional.divergences import distances, weighted_mean
-from flsv.round import Round
-from flsv.strategy import Contributions
+from flsv.core import Round
+from flsv.core.strategy import Contributions
+from flsv.functional.distances import distances, weighted_mean
+from flsv.utilities.declared import Count, NonNegative, Positive
 
 
 class GeometricMedian(Aggregator):
-    """Geometric median argmin_z sum_i alpha_i |z - x_i| by the smoothed Weiszfeld algorithm, alpha_i the share of samples.
+    """Geometric median argmin_z sum_i alpha_i |z - x_i| by the smoothed Weiszfeld algorithm.
+
+    Alpha_i is the client's share of the samples.
 
     Each step is a weighted average with weights alpha_i / max(nu, |z - x_i|). So the result is a weighted average, too,
     and these are the reported weights. Distances are computed over the parameters, in float64; buffers (BatchNorm's

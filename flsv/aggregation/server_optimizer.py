@@ -17,16 +17,16 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from flsv.aggregation.fedavg import FedAvg
-from flsv.errors import ConfigurationError
-from flsv.round import ClientMatrix, Round
-from flsv.strategy import Contributions, Federation
+from flsv.core import ClientMatrix, Round
+from flsv.core.strategy import Contributions, Federation
+from flsv.utilities.errors import ConfigurationError
 
 
 class ServerOptimizer(FedAvg):
     """Aggregator whose optimizer moves the global model along the clients' mean update.
 
-    The optimizer's state (momentum, moments) is part of the run: saved, and resumed to the bit. The optimizer's learning
-    rate takes the place of ``server_lr``. Contributions are measured on the clients' updates, as with FedAvg;
+    The optimizer's state (momentum, moments) is part of the run: saved, and resumed to the bit. The optimizer's
+    learning rate takes the place of ``server_lr``. Contributions are measured on the clients' updates, as with FedAvg;
     ``server_vector`` and ``server_update`` include the optimizer's step.
 
     Args:

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from flsv.aggregation.base import Aggregator
-from flsv.declared import Positive
+from flsv.core import Round
+from flsv.core.strategy import Contributions
 from flsv.functional import participant_weights
 from flsv.functional.nan_to_mean import nan_to_mean
-from flsv.round import Round
-from flsv.strategy import Contributions
+from flsv.utilities.declared import Positive
 
 
 class ShapFedWA(Aggregator):

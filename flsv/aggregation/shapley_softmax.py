@@ -12,10 +12,10 @@ from annotated_types import Gt, Le
 from torch import Tensor
 
 from flsv.aggregation.base import Aggregator
-from flsv.declared import Positive
+from flsv.core import Round
+from flsv.core.strategy import Contributions
 from flsv.functional.nan_to_mean import nan_to_mean
-from flsv.round import Round
-from flsv.strategy import Contributions
+from flsv.utilities.declared import Positive
 
 
 class ShapleySoftmax(Aggregator):

@@ -15,11 +15,11 @@ from annotated_types import Ge, Lt
 from torch import Tensor
 
 from flsv.aggregation.base import Aggregator
-from flsv.arguments import rounded_up
-from flsv.declared import Positive
-from flsv.errors import ConfigurationError
-from flsv.round import Round
-from flsv.strategy import Contributions, Federation
+from flsv.core import Round
+from flsv.core.strategy import Contributions, Federation
+from flsv.utilities.arguments import rounded_up
+from flsv.utilities.declared import Positive
+from flsv.utilities.errors import ConfigurationError
 
 
 class TrimmedMean(Aggregator):

@@ -19,8 +19,8 @@ class ALittleIsEnough(Collusion):
 
     With k clients and m colluders, s = floor(k / 2 + 1) - m honest clients are needed for a majority; z is the largest
     number for which that many honest ones are expected to lie farther from the mean: Phi(z) = (k - m - s) / (k - m).
-    With a majority of colluders (s <= 0) nothing bounds z, and s = 1 is taken. A single colluder that knows only its own
-    update, whose spread is 0, sends this update.
+    With a majority of colluders (s <= 0) nothing bounds z, and s = 1 is taken. A single colluder that knows only its
+    own update, whose spread is 0, sends this update.
 
     Args:
         z: standard deviations from the mean; None: the paper's, see :func:`largest_z`.

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from flsv.data.corruption import ClientChoice
-from flsv.errors import ConfigurationError
-from flsv.seeding import generator_for
 from flsv.uploads import Upload, UploadContext
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import generator_for
 
 
 class Attack(ClientChoice, Upload):

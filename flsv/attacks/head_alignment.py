@@ -15,9 +15,9 @@ from annotated_types import Gt, Le
 from torch import Tensor
 
 from flsv.attacks.alignment import Alignment
-from flsv.errors import ConfigurationError
-from flsv.parameters import Head, ParameterSpace
+from flsv.core.parameter_space import Head, ParameterSpace
 from flsv.uploads import UploadContext
+from flsv.utilities.errors import ConfigurationError
 
 
 class HeadAlignment(Alignment):

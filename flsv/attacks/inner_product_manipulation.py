@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flsv.attacks.collusion import Collusion, Knowledge
-from flsv.declared import Positive
+from flsv.utilities.declared import Positive
 
 
 class InnerProductManipulation(Collusion):

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from flsv.attacks.base import Attack
-from flsv.declared import Positive
 from flsv.uploads import UploadContext
+from flsv.utilities.declared import Positive
 
 
 class SignFlip(Attack):

@@ -7,18 +7,18 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
-from flsv.errors import ConfigurationError
+from flsv.core.strategy import Component, Federation
 from flsv.filters.cohort import Cohort
 from flsv.filters.notices import Notices
 from flsv.personalization import Personalizer
-from flsv.strategy import Component, Federation
+from flsv.utilities.errors import ConfigurationError
 
 
 class UpdateFilter(Component):
     """Base class of filters. Subclasses override :meth:`apply`.
 
-    A filter that finds clients at fault lists its faults in ``faults``: name in ``loop.events`` to words of the warning.
-    It counts the clients with :attr:`notices`.
+    A filter that finds clients at fault lists its faults in ``faults``: name in ``loop.events`` to words of the
+    warning. It counts the clients with :attr:`notices`.
 
     Example:
         >>> class FirstTwo(UpdateFilter):

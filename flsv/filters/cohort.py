@@ -9,9 +9,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from flsv.functional.divergences import distances
-from flsv.round import ClientMatrix, ClientUpdate
-from flsv.round.matrix import copied_rows
+from flsv.core import ClientMatrix, ClientUpdate
+from flsv.core.matrix import copied_rows
+from flsv.functional.distances import distances
 
 
 @dataclass(frozen=True)

@@ -8,22 +8,13 @@ import torch
 from annotated_types import Gt, Le
 from torch import Tensor
 
+from flsv.core import ClientMatrix
+from flsv.core.strategy import Federation
 from flsv.filters.base import UpdateFilter
 from flsv.filters.cohort import Cohort
-from flsv.functional.updates import (
-    ALIKE,
-    ECHO,
-    GAP,
-    ROUNDS,
-    SPEAKING,
-    alike,
-    echoes,
-    groups_of,
-    similarities,
-    standing_apart,
-)
-from flsv.round import ClientMatrix
-from flsv.strategy import Federation
+from flsv.functional.copies import ALIKE, ROUNDS, SPEAKING, alike, groups_of, similarities
+from flsv.functional.free_riders import ECHO, echoes
+from flsv.functional.isolated_groups import GAP, standing_apart
 
 COPY, ECHOING = "copy", "echo"
 
@@ -36,7 +27,7 @@ class CopyFilter(UpdateFilter):
     client that takes part in two consecutive rounds.
 
     Clients found stay in the model and in the metrics. ``loop.copies`` and the report name them, also beside the
-    amounts where a budget is shared; the payer decides. The rules are those of :mod:`flsv.functional.updates`. The
+    amounts where a budget is shared; the payer decides. The rules are those of :mod:`flsv.functional.copies`. The
     server stores 32 bytes for every pair of clients, and the last round's model.
 
     Args:
@@ -44,8 +35,8 @@ class CopyFilter(UpdateFilter):
         gap: difference, in (0, 2], between the similarities within a group and to other clients, from which on the
             group counts as copies; over the first three rounds that its members spend together, in cohorts of six or
             more. None: do not use this rule.
-        echo: mean of :func:`flsv.functional.updates.echoes`, in (0, 1], from which on a client counts as sending the
-            server's last step back. None: do not use this rule.
+        echo: mean of :func:`flsv.functional.free_riders.echoes`, in (0, 1], from which on a client counts as sending
+            the server's last step back. None: do not use this rule.
 
     Raises:
         ConfigurationError: a number out of range; no rule.
@@ -102,8 +93,10 @@ class CopyFilter(UpdateFilter):
 
     @property
     def groups(self) -> list[list[int]]:
-        """Groups of clients found to be copies of each other, ascending; a client that sends the server's last step back
-        and has no copies is a group of its own."""
+        """Groups of clients found to be copies of each other, ascending.
+
+        A client that sends the server's last step back and has no copies is a group of its own.
+        """
         together = groups_of(self._pairs[3] > 0)
         alone = {*(self._echoes[3] > 0).nonzero().flatten().tolist()}.difference(*together)
         return sorted([*together, *([client] for client in alone)])

@@ -12,11 +12,11 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
-from flsv.declared import Count
-from flsv.errors import ConfigurationError
+from flsv.core.strategy import Federation
 from flsv.filters.base import UpdateFilter
 from flsv.filters.cohort import Cohort
-from flsv.strategy import Federation
+from flsv.utilities.declared import Count
+from flsv.utilities.errors import ConfigurationError
 
 
 class MultiKrum(UpdateFilter):

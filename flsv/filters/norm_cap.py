@@ -9,18 +9,18 @@ from typing import Annotated
 import torch
 from annotated_types import Gt
 
-from flsv.errors import ConfigurationError
 from flsv.filters.base import UpdateFilter
 from flsv.filters.cohort import Cohort
-from flsv.functional.divergences import distances
-from flsv.functional.updates import length_factors, shortened
+from flsv.functional.clipping import length_factors, shortened
+from flsv.functional.distances import distances
 from flsv.personalization import Personalizer
+from flsv.utilities.errors import ConfigurationError
 
 
 class NormCap(UpdateFilter):
     """Filter that shortens updates above a bound, keeping their direction, for metrics and aggregator.
 
-    It limits the influence of a client that multiplies its update, see :mod:`flsv.functional.updates`. It does not go
+    It limits the influence of a client that multiplies its update, see :mod:`flsv.functional.clipping`. It does not go
     with a personalizer, or with metrics that let clients evaluate models.
 
     Args:

@@ -8,12 +8,12 @@ from typing import ClassVar
 
 import torch
 
-from flsv.declared import Positive
-from flsv.errors import ConfigurationError
+from flsv.core.strategy import Federation
 from flsv.filters.base import UpdateFilter
 from flsv.filters.cohort import Cohort
-from flsv.functional.updates import OUTLYING, drowning_updates, large_updates
-from flsv.strategy import Federation
+from flsv.functional.outliers import OUTLYING, drowning_updates, large_updates
+from flsv.utilities.declared import Positive
+from flsv.utilities.errors import ConfigurationError
 
 NOT_FINITE, LARGE = "not_finite", "large"
 NOT_MEASURED = "aggregated, for want of OutlierFilter(exclude=True), and not measured: the round counts nothing for it."
@@ -27,11 +27,11 @@ class OutlierFilter(UpdateFilter):
     round counts as one without it. See ``loop.named``; a client that is named in every round has no value.
 
     An update so large that a sum with it loses the others numerically is always left out, see
-    :func:`flsv.functional.updates.drowning_updates`; also in a federation without an ``OutlierFilter``.
+    :func:`flsv.functional.outliers.drowning_updates`; also in a federation without an ``OutlierFilter``.
 
     Args:
         threshold: modified z-score above which an update is too large, see
-            :func:`flsv.functional.updates.large_updates`. None: only updates that drown the others.
+            :func:`flsv.functional.outliers.large_updates`. None: only updates that drown the others.
         exclude: whether to leave too large updates out of their round. Where the aggregator's weights come from a
             metric they always are.
 

@@ -9,13 +9,13 @@ from annotated_types import Gt
 
 from flsv.filters.base import UpdateFilter
 from flsv.filters.cohort import Cohort
-from flsv.functional.updates import counted
+from flsv.functional.clipping import counted
 
 
 class SampleCap(UpdateFilter):
     """Filter that caps the clients' reported numbers of samples, for metrics and aggregator.
 
-    See :mod:`flsv.functional.updates`.
+    See :mod:`flsv.functional.clipping`.
 
     Args:
         cap: greatest number of samples that counts, in medians of the cohort's numbers; rounded up to an integer.

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from flsv.participants import LocalData
-from flsv.round import ClientUpdate, FederationState, Instruction, Round
-from flsv.strategy import Contributions, Strategy
+from flsv.core import ClientUpdate, FederationState, Instruction, LocalData, Round
+from flsv.core.strategy import Contributions, Strategy
 
 #: Where a client keeps a model of its own in its state.
 OWN_MODEL = "own_model"

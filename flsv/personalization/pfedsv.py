@@ -27,16 +27,15 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from flsv.declared import Count, NonNegative, Share
-from flsv.errors import ConfigurationError
-from flsv.functional.peers import Explore, Policy, top_k_download
-from flsv.participants import Client, LocalData
+from flsv.core import Client, FederationState, Instruction, LocalData, Round
+from flsv.core.strategy import Contributions, Federation
+from flsv.functional.pfedsv import Explore, Policy, top_k_download
 from flsv.personalization.base import OWN_MODEL, Personalized, Starts
 from flsv.personalization.pfedsv_client import collaborate, insert_entries, layer_mask, select_entries
 from flsv.personalization.upload_keeper import UploadKeeper, ask_model_values, check_validation
-from flsv.round import FederationState, Instruction, Round
-from flsv.seeding import generator_for
-from flsv.strategy import Contributions, Federation
+from flsv.utilities.declared import Count, NonNegative, Share
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import generator_for
 
 
 class PFedSV(UploadKeeper):

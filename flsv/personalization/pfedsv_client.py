@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Generator, Tensor
 
-from flsv.errors import ConfigurationError
+from flsv.core import LocalData
+from flsv.core.parameter_space import ParameterSpace
 from flsv.functional import permutation_shapley
-from flsv.functional.agreement import keep_common
-from flsv.functional.peers import SelfWeight, personalized_weights
-from flsv.parameters import ParameterSpace
-from flsv.participants import LocalData
+from flsv.functional.common_entries import keep_common
+from flsv.functional.pfedsv import SelfWeight, personalized_weights
 from flsv.personalization.base import OWN_MODEL
+from flsv.utilities.errors import ConfigurationError
 
 _CHUNK = 2**26  # numbers in the coalition models that exist at a time
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from flsv.participants import LocalData
+from flsv.core import FederationState, LocalData, Round
+from flsv.core.strategy import Contributions, Federation
 from flsv.personalization.base import OWN_MODEL, Personalizer, Starts
-from flsv.round import FederationState, Round
-from flsv.strategy import Contributions, Federation
 
 
 class Standalone(Personalizer):

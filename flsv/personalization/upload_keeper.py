@@ -8,11 +8,10 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from flsv.errors import ConfigurationError
-from flsv.participants import Client, NoAnswer, run_protocol
+from flsv.core import Client, NoAnswer, Round, run_protocol
+from flsv.core.strategy import Federation
 from flsv.personalization.base import Personalizer
-from flsv.round import Round
-from flsv.strategy import Federation
+from flsv.utilities.errors import ConfigurationError
 
 
 class UploadKeeper(Personalizer):

@@ -15,8 +15,8 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Lt
 
-from flsv.declared import NonNegative, checked
-from flsv.errors import ConfigurationError
+from flsv.utilities.declared import NonNegative, checked
+from flsv.utilities.errors import ConfigurationError
 
 Accountant = Literal["exact", "pld", "rdp"]
 

@@ -16,13 +16,13 @@ import torch
 from annotated_types import Gt, Lt
 from torch import Tensor
 
-from flsv.arguments import rounded_up
-from flsv.declared import NonNegative, Positive
-from flsv.errors import ConfigurationError
-from flsv.parameters import ParameterSpace
+from flsv.core.parameter_space import ParameterSpace
 from flsv.privacy.accounting import Accountant, gaussian_epsilon
-from flsv.seeding import generator_for
 from flsv.uploads import Upload, UploadContext
+from flsv.utilities.arguments import rounded_up
+from flsv.utilities.declared import NonNegative, Positive
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import generator_for
 
 
 class GaussianPrivacy(Upload):

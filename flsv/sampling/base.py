@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from flsv.errors import ConfigurationError
-from flsv.participants import Client
-from flsv.strategy import Contributions, Strategy
+from flsv.core import Client
+from flsv.core.strategy import Contributions, Strategy
+from flsv.utilities.errors import ConfigurationError
 
 #: Probabilities are worked out in float32.
 _ROUNDING = 1e-4
@@ -45,8 +45,8 @@ class ClientSampler(Strategy):
         What is asked crosses, and counts to the round that the cohort is drawn for.
 
         Args:
-            clients: all n, to be asked (:meth:`flsv.participants.Client.ask`, within
-                :func:`flsv.participants.run_protocol`).
+            clients: all n, to be asked (:meth:`flsv.core.Client.ask`, within
+                :func:`flsv.core.run_protocol`).
             model: ``[P]``, the global model at the start of that round.
             contributions: as of :meth:`sample`.
             generator: likewise.
@@ -67,7 +67,7 @@ class ClientSampler(Strategy):
         """
 
     def check(self, num_clients: int) -> None:
-        """Raise a :class:`flsv.errors.ConfigurationError` if no cohort can be drawn from ``num_clients`` clients. By
+        """Raise a :class:`flsv.ConfigurationError` if no cohort can be drawn from ``num_clients`` clients. By
         default where there are fewer than a sampler's ``cohort_size``."""
         if num_clients < getattr(self, "cohort_size", 0):
             raise ConfigurationError(

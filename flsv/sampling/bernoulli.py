@@ -11,10 +11,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flsv.declared import Positive
-from flsv.errors import ConfigurationError
+from flsv.core.strategy import Contributions
 from flsv.sampling.base import ClientSampler
-from flsv.strategy import Contributions
+from flsv.utilities.declared import Positive
+from flsv.utilities.errors import ConfigurationError
 
 #: A cohort is drawn so often before its clients are drawn one by one, which gives the same distribution.
 _DRAWS = 1000

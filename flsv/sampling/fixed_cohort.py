@@ -9,9 +9,9 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
-from flsv.errors import ConfigurationError
+from flsv.core.strategy import Contributions
 from flsv.sampling.base import ClientSampler
-from flsv.strategy import Contributions
+from flsv.utilities.errors import ConfigurationError
 
 
 class FixedCohort(ClientSampler):

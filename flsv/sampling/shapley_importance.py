@@ -9,11 +9,11 @@ from typing import Literal
 
 from torch import Tensor
 
-from flsv.declared import Positive
+from flsv.core.strategy import Contributions
 from flsv.functional import importance_probabilities
 from flsv.functional.nan_to_mean import nan_to_mean
 from flsv.sampling.bernoulli import BernoulliSampler
-from flsv.strategy import Contributions
+from flsv.utilities.declared import Positive
 
 
 class ShapleyImportanceSampler(BernoulliSampler):

@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flsv.declared import Count, Positive
+from flsv.core.strategy import Contributions
 from flsv.functional.nan_to_mean import nan_to_mean
 from flsv.sampling.base import ClientSampler
-from flsv.strategy import Contributions
+from flsv.utilities.declared import Count, Positive
 
 
 class SoftmaxSampler(ClientSampler):

@@ -8,8 +8,8 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
+from flsv.core.strategy import Contributions
 from flsv.sampling.shapley_importance import ShapleyImportanceSampler
-from flsv.strategy import Contributions
 
 #: Chances are worked out in float32.
 _ROUNDING = 1e-6

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flsv.declared import Count
+from flsv.core.strategy import Contributions
 from flsv.sampling.base import ClientSampler
-from flsv.strategy import Contributions
+from flsv.utilities.declared import Count
 
 
 class FullParticipation(ClientSampler):

@@ -11,10 +11,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from flsv.declared import Declared
-from flsv.errors import ConfigurationError
-from flsv.parameters import ParameterSpace
-from flsv.participants import State, Traffic
+from flsv.core import State, Traffic
+from flsv.core.parameter_space import ParameterSpace
+from flsv.utilities.declared import Declared
+from flsv.utilities.errors import ConfigurationError
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from flsv.errors import ConfigurationError
-from flsv.participants import Traffic
-from flsv.seeding import generator_for
+from flsv.core import Traffic
 from flsv.uploads.base import Upload, UploadContext
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import generator_for
 
 
 class Compression(Upload):

@@ -13,9 +13,9 @@ from annotated_types import Ge, Le
 from torch import Tensor
 from torch.nn.functional import pad
 
-from flsv.declared import Count
-from flsv.participants import Traffic
+from flsv.core import Traffic
 from flsv.uploads.compression import Compression
+from flsv.utilities.declared import Count
 
 
 class Quantized(Compression):

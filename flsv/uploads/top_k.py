@@ -12,7 +12,7 @@ import torch
 from annotated_types import Gt, Le
 from torch import Tensor
 
-from flsv.participants import Traffic
+from flsv.core import Traffic
 from flsv.uploads.compression import Compression
 
 #: Of an index among the parameters.

@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from by_hand import assert_same
 from scipy.optimize import minimize
 from torch import Tensor, nn
-from toys import Plain, fit, network, toy_data
 
 from flsv.aggregation import (
     Aggregator,
@@ -32,15 +30,19 @@ from flsv.aggregation import (
 )
 from flsv.aggregation.fedadam import AdaptiveServer
 from flsv.attacks import Scaling
-from flsv.clients.algorithms import FedDynServer, FedProx
-from flsv.errors import ConfigurationError
+from flsv.core import Round
+from flsv.core.parameter_space import ParameterSpace
+from flsv.federation import FederatedLoop
 from flsv.filters import MultiKrum
 from flsv.filters.krum import krum_scores
-from flsv.loop import FederatedLoop
 from flsv.metrics import DecayedShapley
-from flsv.parameters import ParameterSpace
-from flsv.round import Round
 from flsv.sampling import UniformSampler
+from flsv.training.algorithms import FedDynServer, FedProx
+from flsv.utilities.errors import ConfigurationError
+from helpers.data import toy_data
+from helpers.fits import fit
+from helpers.loops_by_hand import assert_same
+from helpers.models import Plain, network
 
 
 def make_round(ids: list[int], samples: list[int], **kwargs: Any) -> Round:

@@ -8,7 +8,6 @@ import pytest
 import torch
 from scipy.stats import norm
 from torch import Tensor, nn
-from toys import Plain, fit, network, toy_data, vector
 
 from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg
@@ -26,14 +25,17 @@ from flsv.attacks import (
 )
 from flsv.attacks.a_little_is_enough import largest_z
 from flsv.benchmark.registry import TrainingLoss
-from flsv.errors import ConfigurationError
-from flsv.loop import FederatedLoop
+from flsv.core import Round
+from flsv.core.parameter_space import ParameterSpace
+from flsv.federation import FederatedLoop
 from flsv.metrics import CommunicationCost
-from flsv.parameters import ParameterSpace
 from flsv.personalization import Standalone
 from flsv.privacy import GaussianPrivacy
-from flsv.round import Round
 from flsv.uploads import TopK, UploadContext
+from flsv.utilities.errors import ConfigurationError
+from helpers.data import toy_data
+from helpers.fits import fit, vector
+from helpers.models import Plain, network
 
 SIZE = 100_000
 

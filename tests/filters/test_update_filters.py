@@ -7,20 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from by_hand import Diverges
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import TensorBoardLogger
-from small_loops import shapfed
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
-from toys import Plain, fit, network, sgd, toy_data, vector
 
 from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg, GeometricMedian, ShapleyWeighted
 from flsv.attacks import Attack, Scaling
-from flsv.errors import ConfigurationError
+from flsv.core import ClientUpdate, Round
+from flsv.federation import FederatedLoop
 from flsv.filters import Cohort, MultiKrum, NormCap, OutlierFilter, SampleCap
-from flsv.loop import FederatedLoop
 from flsv.metrics import (
     ClassSpecificShapley,
     ContributionEstimation,
@@ -31,8 +28,11 @@ from flsv.metrics import (
 )
 from flsv.personalization import Standalone
 from flsv.report import open_run
-from flsv.round import ClientUpdate, Round
 from flsv.uploads import UploadContext
+from flsv.utilities.errors import ConfigurationError
+from helpers.data import toy_data
+from helpers.fits import fit, shapfed, vector
+from helpers.models import Diverges, Plain, network, sgd
 
 
 class Huge(Attack):

@@ -1,0 +1,125 @@
+"""OutputMetric: a torchmetrics metric of a model's outputs and labels.
+
+torchmetrics takes its input for probabilities, or for logits if a number of the *batch* lies outside [0, 1]. For models
+whose logits happen to lie inside, some batches would be read one way and some the other. So it is decided once for a
+module, not for each model: with random parameters logits leave [0, 1] and probabilities do not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.classification import MulticlassConfusionMatrix, MulticlassExactMatch, MulticlassStatScores
+
+from flsv.games.class_scores import ClassScore, class_1_probabilities
+from flsv.games.scores import loss_dtype
+from flsv.games.validation_batches import kind_of
+from flsv.utilities.errors import ConfigurationError
+
+_CLASSES = "torchmetrics.classification"
+
+
+class OutputMetric:
+    """A private copy of a torchmetrics metric, which is given outputs as it wants them.
+
+    Outputs are given in single precision where they are half; a last dimension of 1 that only one of outputs and labels
+    has is dropped, so that one logit ``[B, 1]`` fits labels ``[B]``. All else is the metric's business: logits or
+    probabilities ``[B, M]`` or ``[B, M, H, W]`` with integer labels, one ``[B]`` for binary labels (of two, ``[B, 2]``,
+    it is given class 1's), ``[B, L]`` for multilabel ones, numbers for regression.
+
+    Args:
+        metric: it is copied.
+        asking: what asks for it, for messages.
+        device: of the outputs.
+        gives_logits: whether outputs are logits where the metric wants probabilities.
+    """
+
+    def __init__(self, metric: Metric, asking: str, device: torch.device, gives_logits: bool = False) -> None:
+        self.metric, self.gives_logits = metric.clone().to(device), gives_logits
+        self._asking, self._device = asking, device
+        self.metric.sync_on_compute = False  # it keeps to this process
+        self.metric.reset()
+        self._seen = ""
+
+    def clone(self) -> OutputMetric:
+        """Another, empty."""
+        return OutputMetric(self.metric, self._asking, self._device, self.gives_logits)
+
+    def update(self, found: Any, y: Any) -> None:
+        """One batch of outputs and labels.
+
+        Raises:
+            ConfigurationError: the metric does not take them.
+        """
+        self._seen = f"{kind_of(found)}, with y {kind_of(y)}"
+        if isinstance(found, Tensor) and isinstance(y, Tensor):
+            found = found.float() if found.dtype in (torch.bfloat16, torch.float16) else found
+            if found.shape == (*y.shape, 1):
+                found = found.squeeze(-1)
+            elif y.shape == (*found.shape, 1):
+                y = y.squeeze(-1)
+            if self.gives_logits:
+                found = _probabilities(self.metric, found, y)
+            if _kind(self.metric) == "Binary":
+                found = class_1_probabilities(found, y)
+        try:
+            self.metric.update(found, y)
+        except Exception as error:
+            raise self._refused(error) from error
+
+    def value(self) -> float:
+        """Of all batches.
+
+        Raises:
+            ConfigurationError: the metric gives no number, or more than one.
+        """
+        try:
+            value = self.metric.compute()
+        except (RuntimeError, IndexError, ValueError) as error:
+            raise self._refused(error) from error
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            what = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise ConfigurationError(
+                f"{type(self.metric).__name__} gives {what}, expected one number per model: a utility is a "
+                'scalar. Let the metric average, such as average="macro".'
+            )
+        return float(value)
+
+    def _refused(self, error: Exception) -> ConfigurationError:
+        return ConfigurationError(
+            f"{self._asking}: {type(self.metric).__name__} does not take what forward gives, {self._seen}: {error} Log "
+            "the value in validation_step, and give its name as performance."
+        )
+
+
+def wants_probabilities(metric: Metric) -> bool:
+    """Whether it matters to a metric if it is given logits or probabilities."""
+    largest = isinstance(metric, MulticlassStatScores | MulticlassConfusionMatrix | MulticlassExactMatch)
+    return _kind(metric) is not None and not largest
+
+
+def beyond_probabilities(found: Any) -> bool:
+    """Whether a number of the outputs is no probability."""
+    return isinstance(found, Tensor) and found.is_floating_point() and bool(((found < 0) | (found > 1)).any())
+
+
+def _kind(metric: Metric) -> str | None:
+    """ "Binary", "Multilabel" or "Multiclass" of torchmetrics' own, "Classes" of :class:`ClassScore`."""
+    if isinstance(metric, ClassScore):
+        return "Classes"
+    if not type(metric).__module__.startswith(_CLASSES):
+        return None
+    return next((k for k in ("Binary", "Multilabel", "Multiclass") if type(metric).__name__.startswith(k)), None)
+
+
+def _probabilities(metric: Metric, logits: Tensor, y: Tensor) -> Tensor:
+    kind = _kind(metric)
+    if not logits.is_floating_point() or kind is None:
+        return logits
+    if kind == "Multilabel" or logits.ndim != y.ndim + 1:
+        return logits if kind == "Multiclass" else logits.sigmoid()
+    # A double tells probabilities next to 1 apart, which ranks need.
+    return (logits if kind == "Multiclass" else logits.to(loss_dtype(logits.device))).softmax(1)
