@@ -1,4 +1,4 @@
-"""The mean of the known values in place of unknown ones."""
+"""The mean of known values in place of NaN."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ from torch import Tensor
 
 
 def nan_to_mean(values: Tensor) -> Tensor:
-    """``values`` with the mean of the known ones in place of NaN; all ones if none is known."""
+    """Replace NaN by the mean of the other values; by 1 if all are NaN.
+
+    Args:
+        values: floating-point, of any shape.
+
+    Example:
+        >>> nan_to_mean(torch.tensor([1.0, float("nan"), 3.0]))
+        tensor([1., 2., 3.])
+    """
     known = ~values.isnan()
     mean = values[known].mean() if known.any() else torch.ones((), dtype=values.dtype, device=values.device)
     return torch.where(known, values, mean)

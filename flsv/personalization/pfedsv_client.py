@@ -15,7 +15,7 @@ from flsv.functional.pfedsv import SelfWeight, personalized_weights
 from flsv.personalization.base import OWN_MODEL
 from flsv.utilities.errors import ConfigurationError
 
-_CHUNK = 2**26  # numbers in the coalition models that exist at a time
+_CHUNK = 2**26  # numbers in the coalition models that exist at the same time
 
 
 def collaborate(
@@ -31,23 +31,23 @@ def collaborate(
     game: str,
     generator: Generator,
 ) -> Tensor:
-    """At a client: what every model is worth to it. Its own next one it keeps.
+    """Compute, at a client, the Shapley values of its own and the downloaded models, and store its next model.
 
     Args:
         local: the client's data, and the model that it has just trained.
-        others: ``[Q]`` each, what it downloaded; Q = P, or the size of the classifier.
-        extractor: ``[P - Q]``, the rest of the models; None where Q = P.
-        personal: bool ``[P]``, which entries are the Q; None for all.
-        num_parameters: how many entries of a whole model are parameters; distances leave out BatchNorm's statistics
-            after them.
-        permutations_factor: as of :class:`flsv.personalization.PFedSV`.
+        others: the downloaded models, ``[Q]`` each; Q = P, or the size of the classifier.
+        extractor: the shared rest of the models ``[P - Q]``; None if Q = P.
+        personal: mask of the Q personal entries, bool ``[P]``; None for all.
+        num_parameters: number of leading entries of a whole model that are parameters; distances leave out the
+            buffers (BatchNorm's statistics) after them.
+        permutations_factor: as for :class:`flsv.personalization.PFedSV`.
         self_weight: likewise.
         safeguard: likewise.
         game: likewise.
-        generator: of the orders of the players, where not all coalitions are evaluated.
+        generator: source of the orders of the players, unless all coalitions are evaluated.
 
     Returns:
-        Shapley values ``[s]``, the own model's first; in the joining game that is its accuracy.
+        Shapley values ``[s]``, the own model's first; in the joining game the own model's is its accuracy.
     """
     assert local.model is not None
     base = local.model
@@ -87,7 +87,7 @@ def collaborate(
     if joins:
         steps = torch.linspace(0, 1, 11).to(models)[:, None]
         path = keep_common(torch.lerp(models[0].expand(11, -1), mixed.expand(11, -1), steps), models)
-        # Of equals the first, the least step. A clone: a view would keep, and save, the whole path.
+        # Of equal losses the first, with the smallest step. A clone, since a view would store the whole path.
         mixed = path[int(evaluate(path, "negative_loss").argmax())].clone()
     elif safeguard:
         before, after = evaluate(torch.stack([models[0], mixed])).tolist()
@@ -97,12 +97,12 @@ def collaborate(
 
 
 def select_entries(vector: Tensor, personal: Tensor | None) -> Tensor:
-    """The personal entries ``[Q]`` of a vector ``[P]``."""
+    """Select the personal entries ``[Q]`` of a vector ``[P]``."""
     return vector if personal is None else vector[personal.to(vector.device)]
 
 
 def insert_entries(own: Tensor, base: Tensor, personal: Tensor | None) -> Tensor:
-    """Whole models ``[..., P]``: their personal entries ``[..., Q]``, and the rest of ``base [P]``."""
+    """Combine personal entries ``[..., Q]`` with the other entries of ``base [P]`` into whole models ``[..., P]``."""
     if personal is None:
         return own
     vectors = base.expand(*own.shape[:-1], -1).clone()
@@ -111,10 +111,10 @@ def insert_entries(own: Tensor, base: Tensor, personal: Tensor | None) -> Tensor
 
 
 def layer_mask(space: ParameterSpace, layers: Sequence[str] | None = None) -> Tensor:
-    """Which entries ``[P]`` of a vector belong to layers, by their names; to the head by default.
+    """Mark the entries of a vector that belong to the named layers, by default to the head, bool ``[P]``.
 
     Raises:
-        ConfigurationError: there are no such layers, or no head.
+        ConfigurationError: a layer that does not exist; no head.
 
     Example:
         >>> from torch import nn
