@@ -33,7 +33,7 @@ class FedNova(Aggregator):
 
     Raises:
         ConfigurationError: before training, another optimizer than SGD, Nesterov momentum or dampening; a client
-            algorithm, which changes what a local step is.
+            algorithm, which changes the local steps.
 
     Example:
         >>> FedNova()

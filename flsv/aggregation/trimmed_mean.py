@@ -35,7 +35,7 @@ class TrimmedMean(Aggregator):
         server_lr: see :class:`flsv.aggregation.Aggregator`.
 
     Raises:
-        ConfigurationError: an argument out of range; before training, a trim above 0 that leaves out nobody.
+        ConfigurationError: an argument out of range; before training, a trim above 0 that leaves out no client.
 
     Example:
         >>> TrimmedMean(trim=0.3)

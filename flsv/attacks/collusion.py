@@ -114,6 +114,6 @@ def check_collusion(uploads: Sequence[Upload], personalizer: Any) -> None:
     for each in uploads:
         if isinstance(each, Collusion) and personalizer is not None:
             raise ConfigurationError(
-                f"FederatedLoop(uploads=[{each!r}], personalizer={personalizer!r}): colluders compare updates where "
-                "everybody starts from the global model. Leave one of them out."
+                f"FederatedLoop(uploads=[{each!r}], personalizer={personalizer!r}): colluders need updates that "
+                "all start from the global model. Leave one of them out."
             )

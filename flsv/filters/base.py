@@ -50,8 +50,8 @@ class UpdateFilter(Component):
         """
         if self.compares and personalizer is not None:
             raise ConfigurationError(
-                f"FederatedLoop(filters=[{self}], personalizer={personalizer!r}): {self.compares} are compared where "
-                "everybody starts from the global model. Leave one of them out."
+                f"FederatedLoop(filters=[{self}], personalizer={personalizer!r}): {self.compares} can be compared "
+                "only where all clients start from the global model. Leave one of them out."
             )
 
     @property

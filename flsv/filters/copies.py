@@ -50,7 +50,7 @@ class CopyFilter(UpdateFilter):
     """
 
     faults: ClassVar = {
-        COPY: "sent updates that are one another's but for little, in several rounds",
+        COPY: "sent almost the same updates as each other, in several rounds",
         ECHOING: "sent the server's own last step back, in several rounds",
     }
     may_change = True
@@ -114,8 +114,8 @@ class CopyFilter(UpdateFilter):
                 most = stepping[members] if fault == ECHOING else similar[members][:, members].fill_diagonal_(-1)
                 sentences.append(
                     f"{self.notices.describe_fault(fault, members)}, up to round {cohort.round_index + 1} (similarity "
-                    f"{most.max().item():.2f}): aggregated and measured all the same. Look at it before anything "
-                    "is paid; the report names them beside what they would get."
+                    f"{most.max().item():.2f}): still aggregated and measured. Look into it before you pay "
+                    "anything; the report names these clients beside their amounts."
                 )
         return cohort.warn(*sentences)
 

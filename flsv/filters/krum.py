@@ -65,7 +65,7 @@ class MultiKrum(UpdateFilter):
         clients = len(cohort.updates)
         if clients < 2 * self.byzantine + 3:
             return cohort.warn(
-                f"in round {cohort.round_index + 1} {self!r} keeps everybody: {clients} clients cannot outvote "
+                f"in round {cohort.round_index + 1} {self!r} keeps all clients: {clients} cannot outvote "
                 f"{self.byzantine} bad ones, for which it takes {2 * self.byzantine + 3}."
             )
         keep = clients - self.byzantine if self.keep is None else min(self.keep, clients - self.byzantine)
@@ -75,7 +75,7 @@ class MultiKrum(UpdateFilter):
 
     def _distances(self, cohort: Cohort) -> Tensor:
         if cohort.gram is None:
-            raise RuntimeError(f"{self!r}: updates are compared where the server knows what everybody started from.")
+            raise RuntimeError(f"{self!r}: updates can be compared only if the server knows all start points.")
         products = cohort.gram.double()
         squares = products.diag()
         return (squares[:, None] + squares - 2 * products).clamp_min(0)

@@ -51,7 +51,7 @@ class NormCap(UpdateFilter):
     def apply(self, cohort: Cohort) -> Cohort:
         starts = [start for start in cohort.starts if start is not None]
         if len(starts) < len(cohort.updates):
-            raise RuntimeError("updates have a length where everybody starts from what the server sends.")
+            raise RuntimeError("updates have a known length only if the server knows all start points.")
         cut = cohort.num_parameters
         origin = torch.stack(starts) if cohort.common_start is None else cohort.common_start
         factors = length_factors(distances(cohort.matrix[:, :cut], origin[..., :cut]), self.cap)

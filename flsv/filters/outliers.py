@@ -16,7 +16,7 @@ from flsv.utilities.declared import Positive
 from flsv.utilities.errors import ConfigurationError
 
 NOT_FINITE, LARGE = "not_finite", "large"
-NOT_MEASURED = "aggregated, for want of OutlierFilter(exclude=True), and not measured: the round counts nothing for it."
+NOT_MEASURED = "aggregated, since exclude=True is not set, and not measured: this round does not count for its value."
 
 
 class OutlierFilter(UpdateFilter):
@@ -99,7 +99,7 @@ class OutlierFilter(UpdateFilter):
         if 2 * len(broken) > total:
             return [
                 f"in round {count} {len(broken)} of {total} clients {self.faults[NOT_FINITE]}: left out of the round. "
-                f"So many are not at fault, but what they were sent. {self.hint()}"
+                f"With so many, the cause is the model that they were sent. {self.hint()}"
             ]
         if not self.notices.is_first(NOT_FINITE, broken):
             return []

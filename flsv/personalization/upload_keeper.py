@@ -88,7 +88,7 @@ def ask_model_values(
             raise NoAnswer(f"client {client.id} judged {1 + len(others)} models by {type(values).__name__} {values}.")
     except NoAnswer as why:
         client.take_back()
-        warnings.warn(f"{why} It goes on from what it had before this round.", stacklevel=2)
+        warnings.warn(f"{why} It continues from the model that it had before this round.", stacklevel=2)
         return None
     return values
 

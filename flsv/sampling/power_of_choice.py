@@ -86,8 +86,8 @@ class PowerOfChoice(ClientSampler):
 
     def inclusion_probabilities(self, num_clients: int, contributions: Contributions, round_index: int = 0) -> Tensor:
         raise ConfigurationError(
-            f"{self!r} goes by the candidates' losses: nobody knows a client's chance to take part, and the aggregator "
-            "or a metric divides by it. Use another of them, or a sampler such as UniformSampler."
+            f"{self!r} selects by loss, so that a client's probability to take part is unknown, and the aggregator or "
+            "a metric divides by it. Use another of them, or a sampler such as UniformSampler."
         )
 
 

@@ -104,7 +104,7 @@ def check_order(uploads: Sequence[Upload]) -> None:
         raise ConfigurationError(
             f"uploads={list(uploads)}: expected attacks first, then one GaussianPrivacy, then compression, then "
             "collusion. "
-            "Noise that is added before an attack, or to what is compressed already, is not what its epsilon says."
+            "Epsilon does not hold for noise that is added before an attack or after compression."
         )
 
 

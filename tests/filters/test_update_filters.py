@@ -248,9 +248,9 @@ def test_samples_count_up_to_the_bound_for_the_aggregator_too(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"filters": [NormCap(1.0)], "personalizer": Standalone()}, "everybody starts from the global model"),
+        ({"filters": [NormCap(1.0)], "personalizer": Standalone()}, "all clients start from the global model"),
         ({"filters": [NormCap(1.0)], "metrics": {"others": ContributionEstimation()}}, "take their own updates"),
-        ({"filters": [MultiKrum(1)], "personalizer": Standalone()}, "everybody starts from the global model"),
+        ({"filters": [MultiKrum(1)], "personalizer": Standalone()}, "all clients start from the global model"),
         ({"filters": [SampleCap(1.0), SampleCap(2.0)]}, "one of a kind"),
         ({"filters": [SampleCap(1.0), OutlierFilter()]}, "Put it before the others"),
     ],
