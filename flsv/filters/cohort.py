@@ -59,11 +59,11 @@ class Cohort:
         cut = self.num_parameters
         if self.common_start is not None:
             return distances(self.matrix[:, :cut], self.common_start[:cut]).cpu()
-        known = [
+        lengths = [
             update.norm if start is None else distances(row[None, :cut], start[:cut]).item()
             for update, row, start in zip(self.updates, self.matrix, self.starts)
         ]
-        return torch.tensor(known, dtype=torch.float64)
+        return torch.tensor(lengths, dtype=torch.float64)
 
     @cached_property
     def gram(self) -> Tensor | None:

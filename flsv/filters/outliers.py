@@ -128,7 +128,9 @@ class OutlierFilter(UpdateFilter):
 
 
 def with_finite_check(filters: Sequence[UpdateFilter]) -> tuple[UpdateFilter, ...]:
-    """Put an ``OutlierFilter`` that only leaves out drowning updates before these filters, unless they have one.
+    """Add an ``OutlierFilter(threshold=None)`` before these filters, unless there is an ``OutlierFilter``.
+
+    It names clients whose models are not finite and leaves out updates that drown the others.
 
     Raises:
         ConfigurationError: an ``OutlierFilter`` that is not the first, or two filters of one class.

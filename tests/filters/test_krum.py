@@ -32,8 +32,6 @@ def test_multi_krum_leaves_out_a_distant_update(tmp_path: Path, keep: int | None
 
 
 @pytest.mark.parametrize(("arguments", "match"), [((2,), "it takes 7"), ((1, 5), "4 at most can be kept")])
-def test_too_small_a_federation_is_refused_before_training(
-    tmp_path: Path, arguments: tuple[int, ...], match: str
-) -> None:
+def test_krum_refuses_a_small_federation(tmp_path: Path, arguments: tuple[int, ...], match: str) -> None:
     with pytest.raises(ConfigurationError, match=match):
         fit(FederatedLoop(filters=[MultiKrum(*arguments)]), tmp_path, data=toy_data((4, 4, 4, 4, 4)))

@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
-from flsv import ClientEvaluation
+from flsv import ClientEvaluation, filters
 from flsv.aggregation import FedAvg, GeometricMedian, ShapleyWeighted
 from flsv.attacks import Attack, Scaling
 from flsv.core import ClientUpdate, Round
@@ -258,6 +258,12 @@ def test_samples_count_up_to_the_bound_for_the_aggregator_too(tmp_path: Path) ->
 def test_what_cannot_be(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         FederatedLoop(**wrong)
+
+
+def test_names_of_1_0_still_work() -> None:
+    warned = cohort(torch.ones(2)).say("a", "b")
+    assert warned.said == warned.warnings == ("a", "b")
+    assert filters.with_guard is filters.with_finite_check
 
 
 def test_krum_keeps_who_lies_closest_to_others() -> None:
