@@ -25,7 +25,7 @@ class ALittleIsEnough(Collusion):
     Args:
         z: standard deviations from the mean; None: the paper's, see :func:`largest_z`.
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
-        fraction: their share instead.
+        fraction: share of the clients that attack, instead of ``clients``.
         seed: seed of the choice of clients.
         knows: see :class:`flsv.attacks.Collusion`; ``"colluders"`` in the paper.
 

@@ -27,7 +27,7 @@ class Alignment(Attack):
     Args:
         mix: weight of the server's step, in (0, 1]; with 1 nothing of the client's own update is left.
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
-        fraction: their share instead.
+        fraction: share of the clients that attack, instead of ``clients``.
         seed: seed of the choice of clients.
 
     Raises:

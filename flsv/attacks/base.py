@@ -21,7 +21,7 @@ class Attack(ClientChoice, Upload):
 
     Args:
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
-        fraction: their share instead.
+        fraction: share of the clients that attack, instead of ``clients``.
         seed: seed of the choice of clients and of all noise; None: ``seed_everything``'s.
 
     Raises:

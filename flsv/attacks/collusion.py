@@ -27,7 +27,7 @@ class Collusion(ClientChoice, Upload):
 
     Args:
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
-        fraction: their share instead.
+        fraction: share of the clients that attack, instead of ``clients``.
         seed: seed of the choice of clients and of all noise.
         knows: the honest updates that colluders see: their own (``"colluders"``), or the whole cohort's (``"all"``),
             as by eavesdropping.

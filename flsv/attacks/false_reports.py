@@ -25,7 +25,7 @@ class FalseReports(Attack):
         score: reported score of the others' model on the client's validation samples, see
             :class:`flsv.metrics.ContributionEstimation` (FedCE); None: the true one.
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
-        fraction: their share instead.
+        fraction: share of the clients that attack, instead of ``clients``.
         seed: seed of the choice of clients.
 
     Raises:

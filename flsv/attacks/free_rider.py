@@ -25,7 +25,7 @@ class FreeRider(Attack):
         scale: norm of the noise, above 0, in units of the norm of the update that training would have given (a real
             free-rider would guess it from the steps of the global model). Only for ``"noise"``.
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
-        fraction: their share instead.
+        fraction: share of the clients that attack, instead of ``clients``.
         seed: seed of the choice of clients and of the noise.
 
     Raises:

@@ -26,7 +26,7 @@ class GradientPoisoning(Attack):
         low: least b.
         high: largest b, above ``low``.
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
-        fraction: their share instead.
+        fraction: share of the clients that attack, instead of ``clients``.
         seed: seed of the choice of clients and of the noise.
 
     Raises:

@@ -31,7 +31,7 @@ class HeadAlignment(Alignment):
         classes: classes whose rows are turned; None: all.
         mix: in (0, 1], see :class:`Alignment`; 1 sends the server's rows.
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
-        fraction: their share instead.
+        fraction: share of the clients that attack, instead of ``clients``.
         seed: seed of the choice of clients.
         head: name of the classifier head as in ``module.named_modules()``; by default timm's ``get_classifier()`` or
             the last ``nn.Linear``.

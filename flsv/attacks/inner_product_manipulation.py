@@ -24,7 +24,7 @@ class InnerProductManipulation(Collusion):
     Args:
         length: c. By default just below five medians: :class:`flsv.filters.OutlierFilter` names no shorter update.
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
-        fraction: their share instead.
+        fraction: share of the clients that attack, instead of ``clients``.
         seed: seed of the choice of clients.
         knows: see :class:`flsv.attacks.Collusion`.
 

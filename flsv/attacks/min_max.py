@@ -27,7 +27,7 @@ class MinMax(Collusion):
         direction: p, which is ``"unit"``: -mean / |mean|; ``"std"``: minus the standard deviation of each entry;
             ``"sign"``: minus the signs of the mean.
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
-        fraction: their share instead.
+        fraction: share of the clients that attack, instead of ``clients``.
         seed: seed of the choice of clients.
         knows: see :class:`flsv.attacks.Collusion`; ``"all"`` in the paper's strongest attack.
 

@@ -19,7 +19,7 @@ class Scaling(Attack):
     Args:
         factor: factor on the update; above 1, it increases the client's weight in the aggregate.
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
-        fraction: their share instead.
+        fraction: share of the clients that attack, instead of ``clients``.
         seed: seed of the choice of clients.
 
     Raises:
