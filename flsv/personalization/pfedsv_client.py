@@ -41,9 +41,9 @@ def collaborate(
         num_parameters: number of leading entries of a whole model that are parameters; distances leave out the
             buffers (BatchNorm's statistics) after them.
         permutations_factor: as for :class:`flsv.personalization.PFedSV`.
-        self_weight: likewise.
-        safeguard: likewise.
-        game: likewise.
+        self_weight: as for :class:`flsv.personalization.PFedSV`.
+        safeguard: as for :class:`flsv.personalization.PFedSV`.
+        game: as for :class:`flsv.personalization.PFedSV`.
         generator: source of the orders of the players, unless all coalitions are evaluated.
 
     Returns:
@@ -62,8 +62,8 @@ def collaborate(
 
     def utility(masks: Tensor) -> Tensor:
         result = torch.zeros(len(masks), dtype=torch.float64)
-        somebody = masks.any(1).nonzero().flatten()
-        for rows in somebody.split(max(_CHUNK // len(base), 1)):
+        nonempty = masks.any(1).nonzero().flatten()
+        for rows in nonempty.split(max(_CHUNK // len(base), 1)):
             shares = masks[rows] / masks[rows].sum(1, keepdim=True)
             result[rows] = evaluate(shares.to(models) @ models)
         return result

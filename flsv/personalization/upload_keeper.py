@@ -75,8 +75,8 @@ def ask_model_values(
         client: the client to ask.
         question: function of the client's data and ``others`` that returns the values.
         others: the others' models.
-        args: more arguments of ``question``.
-        kwargs: likewise.
+        args: further positional arguments of ``question``.
+        kwargs: keyword arguments of ``question``.
 
     Returns:
         Values ``[1 + len(others)]``, the client's own model first; None, with a warning, if a site does not answer.

@@ -74,8 +74,8 @@ class BernoulliSampler(ClientSampler):
         absent, first = torch.log1p(-p), p.new_zeros(1)
         before, after = absent.cumsum(0), absent.flip(0).cumsum(0).flip(0)
         # Sums before and after each client: a coin of 1 has the logarithm -inf, which cannot be subtracted again.
-        someone_else = -torch.expm1(torch.cat([first, before[:-1]]) + torch.cat([after[1:], first]))
-        return (p * someone_else / valid).to(coins)
+        others_present = -torch.expm1(torch.cat([first, before[:-1]]) + torch.cat([after[1:], first]))
+        return (p * others_present / valid).to(coins)
 
     def check(self, num_clients: int) -> None:
         if not self.min_cohort <= num_clients or self.expected_cohort > num_clients:
