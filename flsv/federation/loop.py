@@ -29,7 +29,7 @@ from flsv.core.strategy import Strategy
 from flsv.federation.lightning_fit import LightningFit
 from flsv.federation.reports import Contribution, contribution, events_of, table
 from flsv.federation.run import FederationRun, Saver
-from flsv.filters import OutlierFilter, UpdateFilter, with_guard
+from flsv.filters import OutlierFilter, UpdateFilter, with_finite_check
 from flsv.metrics import ContributionMetric, PrivacyLoss
 from flsv.personalization import Personalizer
 from flsv.report.reading import read_run
@@ -153,7 +153,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             sampler=sampler or FullParticipation(),
             client_algorithm=client_algorithm,
             uploads=tuple(uploads or ()),
-            filters=with_guard([OutlierFilter()] if filters is None else filters),
+            filters=with_finite_check([OutlierFilter()] if filters is None else filters),
             local_epochs=local_epochs,
             optimizer_state=optimizer_state,
             share=list(share) if isinstance(share, list | tuple) else share,

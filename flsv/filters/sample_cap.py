@@ -1,4 +1,4 @@
-"""SampleCap: caps a client's number of samples at a multiple of the cohort's median."""
+"""SampleCap: a filter that caps numbers of samples at a multiple of the cohort's median."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from flsv.functional.clipping import capped_samples
 
 
 class SampleCap(UpdateFilter):
-    """Counts a client's claimed number of samples up to a bound, for metrics and aggregator.
+    """Filter that caps the clients' reported numbers of samples, for metrics and aggregator.
 
     See :mod:`flsv.functional.clipping`.
 
     Args:
-        cap: the bound, in medians of the cohort's numbers, rounded up to a whole number.
+        cap: greatest number of samples that counts, in medians of the cohort's numbers; rounded up to an integer.
 
     Raises:
         ConfigurationError: a cap that is not positive.
