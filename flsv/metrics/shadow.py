@@ -106,7 +106,8 @@ class ShadowShapley(MeasuredMetric):
     :class:`flsv.retraining.shadow.ShadowTraining`, which the loop adds and the closing lines name). Where it does not,
     values stand after training: when the run has ended, a copy of the Trainer trains each coalition by a fit of its
     own, on ranks each its share. Which way, why, and what it costs is said before the first round
-    (``docs/reference/compatibility.md`` lists kinds of modules). After a round U(S) is the performance of the model
+    (``docs/reference/compatibility.md`` lists kinds of modules), and again where rows turn out not to be the same in the
+    midst of training: from that round on values stand after it. After a round U(S) is the performance of the model
     that coalition S has come to, on the server's validation set, in both ways. With ``coalitions="all"`` the values are
     exact; with fewer they are those of :func:`flsv.functional.few_coalitions_shapley`. They are the values of ``flsv
     retrain`` with this seed, after so many rounds: a model holds all rounds before it, so that nothing is summed up.
@@ -126,7 +127,8 @@ class ShadowShapley(MeasuredMetric):
     Each coalition has an aggregator of its own, with filters and the metric that it reads; attacks, compression and
     client algorithms are those of every coalition. Refused before training are personalizers; parts of the module that
     stay at the clients; colluders, who compare the updates of one cohort; privacy, whose noise would be spent on each
-    of these models; and, of what rows cannot train, a sampler other than ``FullParticipation``, and clients on sites.
+    of these models; and, of what rows cannot train, a sampler other than ``FullParticipation``, since a coalition of
+    whose members nobody is drawn has no round, and clients on sites.
 
     A fit of a coalition has no loggers, checkpoints, bars, early stopping or time limit, and as many rounds as the
     federation had; other callbacks are copied. A coalition that is trained is kept in ``coalitions.csv``: after a kill
