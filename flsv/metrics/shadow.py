@@ -106,12 +106,13 @@ class ShadowShapley(MeasuredMetric):
     :class:`flsv.retraining.shadow.ShadowTraining`, which the loop adds and the closing lines name). Where it does not,
     values stand after training: when the run has ended, a copy of the Trainer trains each coalition by a fit of its
     own, on ranks each its share. Which way, why, and what it costs is said before the first round
-    (``docs/reference/compatibility.md`` lists kinds of modules), and again where rows turn out not to be the same in the
-    midst of training: from that round on values stand after it. After a round U(S) is the performance of the model
-    that coalition S has come to, on the server's validation set, in both ways. With ``coalitions="all"`` the values are
-    exact; with fewer they are those of :func:`flsv.functional.few_coalitions_shapley`. They are the values of ``flsv
-    retrain`` with this seed, after so many rounds: a model holds all rounds before it, so that nothing is summed up.
-    With a sampler, a coalition trains with those of its members who are drawn; where none is, its model stays.
+    (``docs/reference/compatibility.md`` lists kinds of modules), and again where rows turn out not to be the same
+    in the midst of training: from that round on values stand after it. After a round U(S) is the performance of the
+    model that coalition S has come to, on the server's validation set, in both ways. With ``coalitions="all"`` the
+    values are exact; with fewer they are those of :func:`flsv.functional.few_coalitions_shapley`. They are the
+    values of ``flsv retrain`` with this seed, after so many rounds: a model holds all rounds before it, so that
+    nothing is summed up. With a sampler, a coalition trains with those of its members who are drawn; where none is,
+    its model stays.
 
     For n clients ``"pairs"`` trains n models at each of them, ``"singles"`` one, ``"pairs+leave-one-out"`` 2 n - 1,
     ``"all"`` 2^(n - 1) - 1. A plain module trains them as one batched model: for an MLP that costs little, for a
