@@ -109,11 +109,12 @@ class ShadowShapley(MeasuredMetric):
     :class:`flsv.retraining.shadow.ShadowTraining`, which the loop adds and the closing lines name). Where it does not,
     the values come after training: when the run has ended, a copy of the Trainer trains each coalition by a fit of its
     own; ranks divide these fits. Which way, why, and its cost are logged before the first round
-    (``docs/reference/compatibility.md`` lists kinds of modules). In both ways, U(S) after a round is the performance of
-    coalition S's model on the server's validation set. With ``coalitions="all"`` the values are exact; with fewer they
-    are those of :func:`flsv.functional.few_coalitions_shapley`. They are the values of ``flsv retrain`` with this seed,
-    after so many rounds: coalition models carry over between rounds, so values are not summed over rounds. With a
-    sampler, a coalition trains with its members that are drawn; where none is, its model stays.
+    (``docs/reference/compatibility.md`` lists kinds of modules), and again where rows turn out in the middle of
+    training not to be the same: from that round on, the values come after training. In both ways, U(S) after a round is
+    the performance of coalition S's model on the server's validation set. With ``coalitions="all"`` the values are
+    exact; with fewer they are those of :func:`flsv.functional.few_coalitions_shapley`. They are the values of ``flsv
+    retrain`` with this seed, after so many rounds: coalition models carry over between rounds, so values are not summed
+    over rounds. With a sampler, a coalition trains with its members that are drawn; where none is, its model stays.
 
     For n clients ``"pairs"`` trains n models at each of them, ``"singles"`` one, ``"pairs+leave-one-out"`` 2 n - 1,
     ``"all"`` 2^(n - 1) - 1. A plain module trains them as one batched model: for an MLP that costs little, for a
@@ -130,7 +131,8 @@ class ShadowShapley(MeasuredMetric):
     Each coalition has an aggregator of its own, with filters and the metric that it reads; attacks, compression and
     client algorithms are those of every coalition. Refused before training are personalizers; parts of the module that
     stay at the clients; colluders, who compare the updates of one cohort; privacy, whose noise would be spent on each
-    of these models; and, of what rows cannot train, a sampler other than ``FullParticipation``, and clients on sites.
+    of these models; and, of what rows cannot train, a sampler other than ``FullParticipation``, since a coalition of
+    whose members nobody is drawn has no round, and clients on sites.
 
     A fit of a coalition has no loggers, checkpoints, bars, early stopping or time limit, and as many rounds as the
     federation had; other callbacks are copied. The utilities of trained coalitions are stored in ``coalitions.csv``:
