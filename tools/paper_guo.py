@@ -26,9 +26,9 @@ from flsv.functional import (
     permutation_shapley,
     stratified_shapley,
 )
-from flsv.games.retraining import RetrainedUtility
+from flsv.games.retrained_utility import RetrainedUtility
 from flsv.sampling import FixedCohort
-from flsv.seeding import generator_for
+from flsv.utilities.seeding import generator_for
 
 #: Of coalitions that are trained anew.
 ESTIMATORS: dict[str, Callable[..., ShapleyEstimate]] = {

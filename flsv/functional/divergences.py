@@ -1,27 +1,9 @@
-"""How far models are from each other, how far labels are from a reference, and weights made of both.
-
-Lengths of updates and distances between models, without overflow and without a second matrix.
-
-The square of an entry above 1.8e19 is infinite in float32, so a norm in float32 says of an update of 1e30 no more than
-that it is long. In float64 the squares of all float32 numbers are finite.
-
-How far a client's label distribution is from a reference.
+"""Divergences of label distributions from a reference, and aggregation weights made of them.
 
 Guo et al., "A Fair Contribution Measurement Method for Federated Learning", Sensors 24(15), 2024, equation 5 (the
-Kullback-Leibler divergence, from the uniform distribution). The Euclidean distance and other references are those of
-Ye et al., "FedDisco: Federated Learning with Discrepancy-Aware Collaboration", ICML 2023, whose weights Guo's follow.
-
-Aggregation weights from numbers of samples and label divergences.
-
-Guo et al., "A Fair Contribution Measurement Method for Federated Learning", Sensors 24(15), 2024, equation 6:
-
-    D_k proportional to N_k - a F_k + b,    N_k = |D_k| / |D|.
-
-Departures, without which the formula cannot be used. Raw Kullback-Leibler divergences make it negative in the paper's
-own scenarios (two of ten classes: F = 1.61 and 0.2 - 0.6 * 1.61 + 0.1 < 0), so F is first made to sum to 1 over the
-clients. Negative weights become 0, as in FedDisco (Ye et al., ICML 2023). The weights are made to sum to 1: as they
-are, with a = 0.6 and b = 0.1, those of five clients with all labels equally sum to 1.5, which is a larger step of the
-server (``FedAvg(server_lr=...)``) and no better weighting.
+Kullback-Leibler divergence from the uniform distribution) and equation 6 (the weights). The Euclidean distance and
+other references are those of Ye et al., "FedDisco: Federated Learning with Discrepancy-Aware Collaboration", ICML 2023,
+on whose weights Guo's are built.
 """
 
 from __future__ import annotations
@@ -32,85 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flsv.declared import checked
-
-#: Numbers that are converted to float64 at a time: on a CPU as many as stay in its cache.
-BLOCK, CPU_BLOCK = 1 << 20, 1 << 18
-
-
-def distances(points: Tensor, origin: Tensor) -> Tensor:
-    """Euclidean distances, in float64.
-
-    Args:
-        points: ``[k, P]``.
-        origin: what they are measured from, ``[P]`` or, each its own, ``[k, P]``.
-
-    Returns:
-        float64 ``[k]``; NaN for points that hold NaN.
-
-    Example:
-        >>> distances(torch.tensor([[3e30, 4e30], [0.0, 0.0]]), torch.zeros(2))
-        tensor([5.0000e+30, 0.0000e+00], dtype=torch.float64)
-    """
-    count, length = points.shape
-    # Whole rows, as many as fit, or pieces of one: what lies together in memory is read together. One piece of memory
-    # for all of them: new ones, some thousand times, would leave the heap in shreds as large as a second matrix.
-    at_once = _at_once(points)
-    rows, width = max(1, at_once // max(1, length)), min(at_once, max(1, length))
-    scratch = torch.empty(min(rows, count), width, dtype=torch.float64, device=points.device)
-    total = torch.zeros(count, dtype=torch.float64, device=points.device)
-    origins = origin.expand_as(points)
-    for top in range(0, count, rows):
-        for left in range(0, length, width):
-            block = points[top : top + rows, left : left + width]
-            steps = scratch[: block.shape[0], : block.shape[1]].copy_(block)
-            steps -= origins[top : top + rows, left : left + width]
-            so_far = total[top : top + rows]
-            torch.hypot(so_far, _lengths(steps, points.dtype == torch.float64), out=so_far)
-    return total
-
-
-def all_finite(vector: Tensor) -> bool:
-    """Whether no entry of ``vector [P]`` is infinite or NaN, without a second vector.
-
-    Example:
-        >>> all_finite(torch.tensor([3e38, 3e38])), all_finite(torch.tensor([1.0, float("nan")]))
-        (True, False)
-    """
-    # A finite sum says it of all entries; an infinite one may be of finite ones.
-    return bool(vector.sum().isfinite()) or all(bool(part.isfinite().all()) for part in vector.split(_at_once(vector)))
-
-
-def _at_once(points: Tensor) -> int:
-    return CPU_BLOCK if points.device.type == "cpu" else BLOCK
-
-
-def _lengths(steps: Tensor, scale: bool) -> Tensor:
-    """``[r, W]`` to ``[r]``; ``scale``: by each row's largest entry, since squares of float64 models may overflow, too.
-    ``steps`` is written to."""
-    if not scale:
-        return torch.linalg.vector_norm(steps, dim=-1)
-    largest = torch.linalg.vector_norm(steps, float("inf"), dim=-1)
-    steps /= largest.where(largest > 0, 1.0)[:, None]
-    return torch.linalg.vector_norm(steps, dim=-1) * largest
-
-
-def weighted_mean(points: Tensor, weights: Tensor) -> Tensor:
-    """sum_i weights_i points_i in float64: ``[k, P]`` and ``[k]`` to ``[P]``.
-
-    Example:
-        >>> weighted_mean(torch.tensor([[1.0, 3e38], [3.0, 3e38]]), torch.tensor([0.5, 0.5]))
-        tensor([2.0000e+00, 3.0000e+38], dtype=torch.float64)
-    """
-    count, length = points.shape
-    width = min(max(1, _at_once(points) // max(1, count)), max(1, length))
-    scratch = torch.empty(count, width, dtype=torch.float64, device=points.device)
-    result = torch.empty(length, dtype=torch.float64, device=points.device)
-    for left in range(0, length, width):
-        block = points[:, left : left + width]
-        torch.mv(scratch[:, : block.shape[1]].copy_(block).T, weights.double(), out=result[left : left + width])
-    return result
-
+from flsv.utilities.declared import checked
 
 Divergence = Literal["kl", "l2"]
 
@@ -119,21 +23,21 @@ Divergence = Literal["kl", "l2"]
 def label_divergence(
     class_counts: Tensor, kind: Divergence = "kl", reference: Literal["uniform", "global"] | Tensor = "uniform"
 ) -> Tensor:
-    """The divergence of label distributions from a reference.
+    """Compute the divergence of label distributions from a reference.
 
     Args:
-        class_counts: ``[M]``, one client's samples of each class, or ``[n, M]``, everybody's; each client needs one.
+        class_counts: samples of each class, ``[M]`` of one client or ``[n, M]`` of all; each client needs one sample.
         kind: ``"kl"``, sum_j p_j log(p_j / q_j) in nats, with 0 log 0 = 0; or ``"l2"``, the Euclidean distance.
         reference: q: ``"uniform"``, 1/M; ``"global"``, the label distribution of all clients of ``class_counts [n, M]``
             together; or counts or probabilities ``[M]`` of your own, such as the whole federation's counts.
 
     Returns:
         float64 ``[]`` or ``[n]``, at least 0. Against the uniform distribution at most log M (``"kl"``) or
-        sqrt(1 - 1/M) (``"l2"``), which is that of a client with a single class.
+        sqrt(1 - 1/M) (``"l2"``), the divergence of a client with a single class.
 
     Raises:
         ValueError: another kind or reference, shapes that do not fit, a client or a reference without samples, negative
-            counts, ``"kl"`` from a reference without a class that a client has (it would be infinite).
+            counts; ``"kl"`` from a reference that lacks a class of a client, which would be infinite.
 
     Example:
         >>> label_divergence(torch.tensor([[5, 5, 5, 5], [10, 10, 0, 0], [20, 0, 0, 0]]))
@@ -170,7 +74,7 @@ def label_divergence(
 
 
 def _distributions(counts: Tensor, name: str) -> Tensor:
-    """``[..., M]`` numbers as shares that sum to 1, float64."""
+    """Normalize numbers ``[..., M]`` to shares that sum to 1, float64."""
     counts = counts.double()
     totals = counts.sum(-1, keepdim=True)
     if not bool((counts.isfinite() & (counts >= 0)).all() and (totals > 0).all()):
@@ -182,17 +86,25 @@ def _distributions(counts: Tensor, name: str) -> Tensor:
 def divergence_weights(
     num_samples: Tensor, divergence: Tensor, a: float = 0.6, b: float = 0.1, normalize_divergence: bool = True
 ) -> Tensor:
-    """N_k - a F_k + b, clipped at 0 and made to sum to 1.
+    r"""Compute aggregation weights from numbers of samples and label divergences (eq. 6).
+
+    .. math:: D_k \propto \max(N_k - a F_k + b, 0), \qquad N_k = |D_k| / |D|
+
+    Departures, without which the formula cannot be used. Raw Kullback-Leibler divergences make it negative in the
+    paper's own scenarios (two of ten classes: F = 1.61 and 0.2 - 0.6 * 1.61 + 0.1 < 0), so F is first made to sum to 1
+    over the clients. Negative weights become 0, as in FedDisco. The weights are made to sum to 1: as published, with
+    a = 0.6 and b = 0.1, the weights of five equal clients sum to 1.5, which is a larger step of the server
+    (``FedAvg(server_lr=...)``) and not a better weighting.
 
     Args:
         num_samples: ``[k]`` training samples of each client, not all 0.
         divergence: ``[k]``, F, as of :func:`label_divergence`.
         a: how much divergence counts against a client.
-        b: what everybody gets; the larger, the more equal the weights.
-        normalize_divergence: make F sum to 1 first. Where all F are 0 they stay 0.
+        b: what is added to every weight; the larger, the more equal the weights.
+        normalize_divergence: make F sum to 1 first. If all F are 0 they stay 0.
 
     Returns:
-        float64 ``[k]``, not negative, sum 1. Where all weights are clipped: N_k, with a warning.
+        float64 ``[k]``, not negative, sums to 1. If all weights are clipped: N_k, with a warning.
 
     Raises:
         ValueError: shapes that do not fit, numbers that are negative or not finite.

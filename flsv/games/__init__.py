@@ -1,6 +1,7 @@
 """Coalition games: how good the federation's model would be with only some of its clients.
 
-By what is measured is said in :mod:`flsv.games.performance`. An autoencoder's clients, by its own validation loss:
+The performance measures are listed in :mod:`flsv.games.performance`. The values of an autoencoder's clients, by its own
+validation loss:
 
 >>> import tempfile
 >>> import lightning as L
@@ -29,15 +30,17 @@ By what is measured is said in :mod:`flsv.games.performance`. An autoencoder's c
 (torch.Size([3]), True)
 """
 
-from flsv.games.coalition import CoalitionGames, CoalitionUtility
-from flsv.games.evaluator import ModelEvaluator
-from flsv.games.gradients import GradientProducts
+from flsv.games.coalition_games import CoalitionGames
+from flsv.games.coalition_models import Renormalized, Weighting
+from flsv.games.coalition_table import CoalitionTable
+from flsv.games.coalition_utility import CoalitionUtility
+from flsv.games.gradient_products import GradientProducts
+from flsv.games.model_evaluator import ModelEvaluator
 from flsv.games.performance import ModelScore, performance_of
-from flsv.games.replica import VectorEvaluator
-from flsv.games.retraining import RetrainedUtility
+from flsv.games.retrained_utility import RetrainedUtility
 from flsv.games.scores import METRICS, Scores, UtilityMetric
-from flsv.games.table import CoalitionTable, Renormalized, Weighting
-from flsv.games.validated import ValidatedModels
+from flsv.games.validated_models import ValidatedModels
+from flsv.games.vector_evaluator import VectorEvaluator
 
 __all__ = [
     "METRICS",

@@ -1,35 +1,38 @@
 """Contribution metrics: stateful torchmetrics on the functions of ``flsv.functional``, by the question they answer.
 
-- Who pulls where the federation goes (agreement): ClassSpecificShapley, CosineGradientShapley.
-- What is lost without a client (coalitions): CoalitionValue and its presets PartialFederatedShapley,
-  CumulativeShapley, SurrogateFederatedShapley, DecayedShapley, LowerBoundShapley, OneRoundShapley, LeaveOneOut;
-  half of them and half of agreement, BlendedContribution.
-- What retraining without clients would come to, trained with the run (coalitions): ShadowShapley.
-- Who lowers the validation loss (gradients): GradientShapley, InRunShapley, GradientAgreement.
-- Whose data are like those that the model is for (data): WassersteinContribution, CalibratedOTGradient.
-- Who is of use to the others (peers): ContributionEstimation, DomainRelevance.
-- What taking part has cost (cost): CommunicationCost, PrivacyLoss.
+- Whose updates agree with the majority? ClassSpecificShapley, CosineGradientShapley.
+- How much does a round lose without a client? CoalitionValue and its presets PartialFederatedShapley,
+  CumulativeShapley, SurrogateFederatedShapley, DecayedShapley, LowerBoundShapley, OneRoundShapley, LeaveOneOut; mixed
+  with agreement, BlendedContribution.
+- How much does each client add, by training every coalition alongside the federation? ShadowShapley.
+- Whose updates lower the validation loss? GradientShapley, InRunShapley, GradientAgreement.
+- Whose data resemble the validation data? WassersteinContribution, CalibratedOTGradient.
+- Who is useful to the other clients? ContributionEstimation, DomainRelevance.
+- How much does taking part cost a client? CommunicationCost, PrivacyLoss.
 """
 
-from flsv.metrics.agreement import ClassSpecificShapley, CosineGradientShapley
 from flsv.metrics.base import ContributionMetric
-from flsv.metrics.coalitions.blended import BlendedContribution
-from flsv.metrics.coalitions.one_round import OneRoundShapley
-from flsv.metrics.coalitions.presets import (
-    CumulativeShapley,
-    DecayedShapley,
-    LeaveOneOut,
-    LowerBoundShapley,
-    PartialFederatedShapley,
-    SurrogateFederatedShapley,
-)
+from flsv.metrics.calibrated_ot_gradient import CalibratedOTGradient
+from flsv.metrics.class_specific_shapley import ClassSpecificShapley
+from flsv.metrics.coalitions.blended_contribution import BlendedContribution
+from flsv.metrics.coalitions.cumulative_shapley import CumulativeShapley
+from flsv.metrics.coalitions.decayed_shapley import DecayedShapley
+from flsv.metrics.coalitions.leave_one_out import LeaveOneOut
+from flsv.metrics.coalitions.lower_bound_shapley import LowerBoundShapley
+from flsv.metrics.coalitions.one_round_shapley import OneRoundShapley
+from flsv.metrics.coalitions.partial_federated_shapley import PartialFederatedShapley
+from flsv.metrics.coalitions.surrogate_federated_shapley import SurrogateFederatedShapley
 from flsv.metrics.coalitions.value import CoalitionValue
-from flsv.metrics.cost import CommunicationCost, PrivacyLoss
-from flsv.metrics.data import CalibratedOTGradient, WassersteinContribution
+from flsv.metrics.communication_cost import CommunicationCost
+from flsv.metrics.contribution_estimation import ContributionEstimation
+from flsv.metrics.cosine_gradient_shapley import CosineGradientShapley
+from flsv.metrics.domain_relevance import DomainRelevance
 from flsv.metrics.gradient_agreement import GradientAgreement
-from flsv.metrics.gradients import GradientShapley, InRunShapley
-from flsv.metrics.peers import ContributionEstimation, DomainRelevance
+from flsv.metrics.gradient_shapley import GradientShapley
+from flsv.metrics.in_run_shapley import InRunShapley
+from flsv.metrics.privacy_loss import PrivacyLoss
 from flsv.metrics.shadow import ShadowShapley
+from flsv.metrics.wasserstein_contribution import WassersteinContribution
 
 __all__ = [
     "BlendedContribution",

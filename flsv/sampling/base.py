@@ -1,34 +1,34 @@
-"""ClientSampler: draws the cohort of a round. Includes the plain samplers: all, a fixed number, a fixed cohort."""
+"""ClientSampler: base class of the rules that draw the cohort of a round."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Annotated, ClassVar
 
 import torch
-from annotated_types import Ge
 from torch import Tensor
 
-from flsv.declared import Count
-from flsv.errors import ConfigurationError
-from flsv.participants import Client
-from flsv.strategy import Contributions, Strategy
+from flsv.core import Client
+from flsv.core.strategy import Contributions, Strategy
+from flsv.utilities.errors import ConfigurationError
+
+#: Tolerance: probabilities are computed in float32.
+_ROUNDING = 1e-4
 
 
 class ClientSampler(Strategy):
-    """Base class: draws a cohort and knows each client's probability to be in it."""
+    """Base class of samplers, which draw a cohort and know each client's probability to be in it."""
 
     @abstractmethod
     def sample(
         self, num_clients: int, contributions: Contributions, generator: torch.Generator, round_index: int = 0
     ) -> Tensor:
-        """The cohort's client ids, ascending and without repetition.
+        """Draw the cohort's client ids, ascending and without repetition.
 
         Args:
-            num_clients: n, all clients of the federation.
-            contributions: the metrics' values after the round before.
-            generator: the only source of chance; it depends on the run's seed and the round.
+            num_clients: n, number of clients of the federation.
+            contributions: the metrics' values after the previous round.
+            generator: the only source of randomness; it depends on the run's seed and the round.
             round_index: the round, from 0.
         """
 
@@ -40,123 +40,42 @@ class ClientSampler(Strategy):
         generator: torch.Generator,
         round_index: int = 0,
     ) -> Tensor:
-        """The cohort where the clients are asked first: override this instead of :meth:`sample`, which is its default.
+        """Draw the cohort after asking clients; by default :meth:`sample`, without asking. Override one of them.
 
-        What is asked crosses, and counts to the round that the cohort is drawn for.
+        The traffic of questions counts to the round that the cohort is drawn for.
 
         Args:
-            clients: all n, to be asked (:meth:`flsv.participants.Client.ask`, within
-                :func:`flsv.participants.run_protocol`).
-            model: ``[P]``, the global model at the start of that round.
-            contributions: as of :meth:`sample`.
-            generator: likewise.
-            round_index: likewise.
+            clients: all n clients, to be asked (:meth:`flsv.core.Client.ask`, within
+                :func:`flsv.core.run_protocol`).
+            model: the global model ``[P]`` at the start of that round.
+            contributions: as for :meth:`sample`.
+            generator: as for :meth:`sample`.
+            round_index: as for :meth:`sample`.
         """
         return self.sample(len(clients), contributions, generator, round_index)
 
     @property
     def asks(self) -> bool:
-        """Whether it asks clients before a round, so that nobody knows the cohorts beforehand."""
+        """Whether it asks clients before a round, so that cohorts cannot be drawn in advance."""
         return type(self).choose is not ClientSampler.choose
 
     @abstractmethod
     def inclusion_probabilities(self, num_clients: int, contributions: Contributions, round_index: int = 0) -> Tensor:
-        """The probability ``[n]`` of each client to be in the cohort that ``sample`` would draw.
+        """Compute the probability ``[n]`` of each client to be in the cohort that :meth:`sample` draws.
 
-        Aggregators that estimate a sum over all clients without bias divide by it (Horvitz and Thompson 1952).
+        Aggregators divide by it to estimate a sum over all clients without bias (Horvitz and Thompson 1952).
         """
 
     def check(self, num_clients: int) -> None:
-        """Raise a :class:`flsv.errors.ConfigurationError` if no cohort can be drawn from ``num_clients`` clients. By
-        default where there are fewer than a sampler's ``cohort_size``."""
+        """Raise a :class:`flsv.ConfigurationError` if no cohort can be drawn from ``num_clients`` clients.
+
+        By default, if there are fewer clients than the sampler's ``cohort_size``.
+        """
         if num_clients < getattr(self, "cohort_size", 0):
             raise ConfigurationError(
                 f"{self!r} cannot be met: the federation has {num_clients} clients. Lower cohort_size to {num_clients} "
                 "or make more clients in the partitioner."
             )
-
-
-class FullParticipation(ClientSampler):
-    """Every client, every round.
-
-    Example:
-        >>> FullParticipation().sample(3, {}, torch.Generator())
-        tensor([0, 1, 2])
-    """
-
-    def sample(
-        self, num_clients: int, contributions: Contributions, generator: torch.Generator, round_index: int = 0
-    ) -> Tensor:
-        return torch.arange(num_clients)
-
-    def inclusion_probabilities(self, num_clients: int, contributions: Contributions, round_index: int = 0) -> Tensor:
-        return torch.ones(num_clients)
-
-
-class UniformSampler(ClientSampler):
-    """``cohort_size`` clients without replacement, as in FedAvg's Algorithm 1 (McMahan et al. 2017).
-
-    Args:
-        cohort_size: clients per round, at least 1.
-
-    Raises:
-        ConfigurationError: a cohort size below 1, or (before training) above the number of clients.
-
-    Example:
-        >>> UniformSampler(2).sample(5, {}, torch.Generator().manual_seed(0)).shape
-        torch.Size([2])
-    """
-
-    def __init__(self, cohort_size: Count) -> None:
-        self.cohort_size = cohort_size
-
-    def sample(
-        self, num_clients: int, contributions: Contributions, generator: torch.Generator, round_index: int = 0
-    ) -> Tensor:
-        return torch.randperm(num_clients, generator=generator)[: self.cohort_size].sort().values
-
-    def inclusion_probabilities(self, num_clients: int, contributions: Contributions, round_index: int = 0) -> Tensor:
-        return torch.full((num_clients,), self.cohort_size / num_clients)
-
-
-class FixedCohort(ClientSampler):
-    """The same given clients in every round, as if there were no others.
-
-    Args:
-        clients: their ids, at least one.
-
-    Raises:
-        ConfigurationError: no clients, a client twice, or (before training) one that does not exist.
-
-    Example:
-        >>> FixedCohort([3, 0]).sample(5, {}, torch.Generator())
-        tensor([0, 3])
-    """
-
-    rules: ClassVar = (
-        (lambda a: 0 < len(a.clients) == len(set(a.clients)), "expected different client ids, one at least."),
-    )
-
-    def __init__(self, clients: Sequence[Annotated[int, Ge(0)]]) -> None:
-        self.clients = sorted(clients)
-
-    def sample(
-        self, num_clients: int, contributions: Contributions, generator: torch.Generator, round_index: int = 0
-    ) -> Tensor:
-        return torch.tensor(self.clients)
-
-    def inclusion_probabilities(self, num_clients: int, contributions: Contributions, round_index: int = 0) -> Tensor:
-        chances = torch.zeros(num_clients)
-        chances[self.clients] = 1
-        return chances
-
-    def check(self, num_clients: int) -> None:
-        if self.clients[-1] >= num_clients:
-            raise ConfigurationError(f"{self!r} cannot be met: the federation has clients 0 to {num_clients - 1} only.")
-
-
-#: Probabilities are worked out in float32.
-_ROUNDING = 1e-4
 
 
 def cohort_of(
@@ -168,10 +87,10 @@ def cohort_of(
     clients: Sequence[Client],
     model: Tensor,
 ) -> list[int]:
-    """Client ids of the round's cohort, as ``sampler`` draws it, see :meth:`ClientSampler.choose`.
+    """Draw the client ids of the round's cohort and check them, see :meth:`ClientSampler.choose`.
 
     Raises:
-        RuntimeError: nobody, a client twice or one that does not exist, or what are no integers ``[k]``.
+        RuntimeError: an empty cohort, a client twice or one that does not exist, or no integers ``[k]``.
     """
     drawn = torch.as_tensor(sampler.choose(clients, model, contributions, generator, round_index))
     cohort: list[int] = drawn.tolist()
@@ -191,10 +110,10 @@ def chances_of(
     round_index: int,
     cohort: Sequence[int],
 ) -> Tensor:
-    """Everybody's probability ``[n]`` to be drawn, see :meth:`ClientSampler.inclusion_probabilities`; it is divided by.
+    """Compute the probability ``[n]`` of each client to be drawn and check that aggregators can divide by it.
 
     Raises:
-        RuntimeError: not one for each client, or one of the cohort's not in (0, 1].
+        RuntimeError: probabilities that are not ``[n]``, or not in (0, 1] for a client of the cohort.
     """
     chances = sampler.inclusion_probabilities(num_clients, contributions, round_index)
     one_each = chances.shape == (num_clients,)

@@ -11,15 +11,25 @@ import torch
 from torch import Tensor
 
 from flsv.aggregation import Aggregator
-from flsv.filters import Cohort, UpdateFilter, with_guard
-from flsv.functional.divergences import all_finite, distances
+from flsv.core import (
+    Channel,
+    Client,
+    ClientUpdate,
+    FederationState,
+    Instruction,
+    LocalData,
+    Round,
+    Stage,
+    Start,
+    asked_starts,
+)
+from flsv.core.parameter_space import ParameterSpace
+from flsv.core.strategy import Strategy
+from flsv.filters import Cohort, UpdateFilter, with_finite_check
+from flsv.functional.distances import all_finite, distances
 from flsv.games import CoalitionGames
-from flsv.parameters import ParameterSpace
-from flsv.participants import Channel, Client, LocalData
 from flsv.personalization import Personalized, Personalizer
-from flsv.round import ClientUpdate, FederationState, Instruction, Round, Stage, Start, asked_starts
 from flsv.server.contribution_metrics import ContributionMetrics
-from flsv.strategy import Strategy
 
 
 class NoModel(RuntimeError):
@@ -56,7 +66,7 @@ class RoundServer:
         self.aggregator: Aggregator = strategies["aggregator"]
         self.personalizer: Personalizer | None = strategies.get("personalizer")
         self.space, self.channel = space, channel
-        self.filters = with_guard(filters)
+        self.filters = with_finite_check(filters)
         self.norms: dict[int, float] = {}
         self.games: CoalitionGames | None = None
 
@@ -174,8 +184,8 @@ class RoundServer:
             cohort = each.apply(cohort)
             if not cohort.updates:
                 break
-        if cohort.said:
-            warnings.warn(" ".join(cohort.said), stacklevel=2)
+        if cohort.warnings:
+            warnings.warn(" ".join(cohort.warnings), stacklevel=2)
         if not cohort.updates:
             excluded = ", or one that is far too large" if sent else ""
             hints = " ".join(filter(None, (each.hint() for each in self.filters)))

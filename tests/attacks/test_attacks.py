@@ -8,7 +8,6 @@ import pytest
 import torch
 from scipy.stats import norm
 from torch import Tensor, nn
-from toys import Plain, fit, network, toy_data, vector
 
 from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg
@@ -24,16 +23,19 @@ from flsv.attacks import (
     Scaling,
     SignFlip,
 )
-from flsv.attacks.collusion import largest_z
+from flsv.attacks.a_little_is_enough import largest_z
 from flsv.benchmark.registry import TrainingLoss
-from flsv.errors import ConfigurationError
-from flsv.loop import FederatedLoop
+from flsv.core import Round
+from flsv.core.parameter_space import ParameterSpace
+from flsv.federation import FederatedLoop
 from flsv.metrics import CommunicationCost
-from flsv.parameters import ParameterSpace
 from flsv.personalization import Standalone
 from flsv.privacy import GaussianPrivacy
-from flsv.round import Round
 from flsv.uploads import TopK, UploadContext
+from flsv.utilities.errors import ConfigurationError
+from helpers.data import toy_data
+from helpers.fits import fit, vector
+from helpers.models import Plain, network
 
 SIZE = 100_000
 
@@ -272,7 +274,7 @@ def test_colluders_come_last_and_send_dense_updates(tmp_path: Path) -> None:
 
 
 def test_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="colluders compare updates where everybody starts"):
+    with pytest.raises(ConfigurationError, match="colluders need updates that all start from the global model"):
         FederatedLoop(uploads=[MinMax()], personalizer=Standalone())
 
     class Short(Collusion):

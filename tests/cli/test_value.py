@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_runs import rows
 from torch.utils.data import TensorDataset
 
 from flsv.cli import main
 from flsv.cli.value import value as run_value
 from flsv.data import FederatedDataModule, IIDPartitioner
-from flsv.seeding import generator_for
+from flsv.utilities.seeding import generator_for
 from flsv.valuation import FedBary
 from flsv.valuation.sets import participants_of
+from helpers.runs import rows
 
 
 def test_it_prints_a_table_and_writes_everything(

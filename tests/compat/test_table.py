@@ -5,7 +5,8 @@ import re
 from pathlib import Path
 
 from compat import kinds, test_trainer
-from loop.fit_kinds import KINDS
+
+from helpers.coalition_kinds import KINDS
 
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "docs" / "reference" / "compatibility.md"
@@ -41,7 +42,7 @@ WAYS = {
     "rows": "beside the federation, as rows of one batched model",
     "fits": "after training, each by a fit of its own",
 }
-BY_HAND = "`tests/loop/test_whole_fits.py::test_every_coalition_is_what_a_plain_loop_makes_of_it`"
+BY_HAND = "`tests/retraining/test_whole_fits.py::test_every_coalition_is_what_a_plain_loop_makes_of_it`"
 
 
 def test_kinds_and_how_their_coalitions_are_trained() -> None:

@@ -7,18 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from recorded import Line, Recorded
 from torch import Tensor, nn
-from toys import fit, toy_data
 
 from flsv import FederatedLoop, Reporting
 from flsv.aggregation import CGSV
 from flsv.data import FederatedDataModule, IIDPartitioner, Splits
-from flsv.errors import ConfigurationError
 from flsv.functional import class_specific_shapley, participant_weights
-from flsv.functional.agreement import updated_reputation
+from flsv.functional.cgsv import updated_reputation
 from flsv.metrics import ClassSpecificShapley, CosineGradientShapley, GradientAgreement
 from flsv.models.classifier import ClassifierClient
+from flsv.utilities.errors import ConfigurationError
+from helpers.data import toy_data
+from helpers.fits import Recorded, fit
+from helpers.models import Line
 
 Rounds = list[tuple[list[int], int]]
 ROUNDS: Rounds = [([0, 1, 3], 0), ([1, 3], 1), ([0, 1], 2), ([3], 3)]
@@ -54,7 +55,7 @@ def test_running_value_is_algorithm_1(momentum: float) -> None:
 
 
 def test_two_classes_are_one_number_and_it_is_said() -> None:
-    with pytest.warns(UserWarning, match="two classes both have the same number"):
+    with pytest.warns(UserWarning, match="two classes both have the same value"):
         ClassSpecificShapley().bind(3, 2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

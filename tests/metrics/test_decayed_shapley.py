@@ -8,14 +8,16 @@ import pytest
 import torch
 from functional.shapley.games import table_game
 from torch import Tensor
-from toys import Plain, fit, network, toy_data, validation_loss
 
 from flsv.aggregation import DivergenceWeighted
-from flsv.functional import exact_shapley
-from flsv.loop import FederatedLoop
+from flsv.federation import FederatedLoop
+from flsv.functional import decayed_shapley, exact_shapley
 from flsv.metrics import BlendedContribution, DecayedShapley, OneRoundShapley
 from flsv.report import write_report
 from flsv.sampling import UniformSampler
+from helpers.data import toy_data
+from helpers.fits import fit, validation_loss
+from helpers.models import Plain, network
 
 NAN = float("nan")
 
@@ -69,6 +71,7 @@ def test_against_the_formula(rows: Any, options: dict[str, Any], counts: tuple[i
         metric.update(ids, utility, round_index=index)
     expected, *counted = by_formula(rows, **options)
     torch.testing.assert_close(metric.compute(), expected, equal_nan=True)
+    torch.testing.assert_close(metric.compute(), decayed_shapley(rows, **options), equal_nan=True)
     assert (int(metric.skipped), int(metric.flagged)) == tuple(counted) == counts
 
 

@@ -11,11 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from by_hand import COHORT, LOCAL_EPOCHS, ROUNDS, SEED, unequal_data
 from replay.plain import CLIENTS, MOMENTUM, Batches, PlainRound, Rule, Send, Train, replay, sgd
-from resume_run import checkpoints
 from torch import Tensor, nn
-from toys import Plain, fit, network, vector
 
 from flsv.aggregation import (
     CGSV,
@@ -37,13 +34,16 @@ from flsv.aggregation import (
     TrimmedMean,
 )
 from flsv.attacks import ALittleIsEnough, InnerProductManipulation, MinMax, SignFlip
-from flsv.clients.algorithms import FedProx, MoreauSGD
-from flsv.loop import FederatedLoop
+from flsv.federation import FederatedLoop
 from flsv.metrics import ContributionMetric, CosineGradientShapley
 from flsv.metrics.base import latest
 from flsv.sampling import UniformSampler
-from flsv.seeding import generator_for
+from flsv.training.algorithms import FedProx, MoreauSGD
 from flsv.uploads import Quantized, TopK, Upload
+from flsv.utilities.seeding import generator_for
+from helpers.fits import checkpoints, fit, vector
+from helpers.loops_by_hand import COHORT, LOCAL_EPOCHS, ROUNDS, SEED, unequal_data
+from helpers.models import Plain, network
 
 
 class Moved(ContributionMetric):

@@ -6,18 +6,19 @@ from pathlib import Path
 
 import lightning as L
 import pytest
-from made_runs import made_value, make_run, write_rows
-from toys import fit, toy_data
 
 import flsv
 from flsv import Reporting
 from flsv.aggregation import ShapFedWA
-from flsv.errors import ConfigurationError
-from flsv.loop import FederatedLoop
+from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CommunicationCost
 from flsv.report import open_run
-from flsv.report.record import write_record
-from flsv.report.run_table import read_table
+from flsv.results.record import write_record
+from flsv.results.run_table import read_table
+from flsv.utilities.errors import ConfigurationError
+from helpers.data import toy_data
+from helpers.fits import fit
+from helpers.runs import made_value, make_run, write_rows
 
 
 def test_values_histories_and_names(tmp_path: Path) -> None:

@@ -10,17 +10,18 @@ from typing import Any
 import pandas
 import pytest
 import torch
-from made_runs import at_fault, copying, make_game, repeated, retold
-from page_text import text_of
-from toys import fit, toy_data
 
 import flsv.metrics
 from flsv import FederatedLoop, Reporting, allocate
 from flsv.cli import main
-from flsv.errors import ConfigurationError
 from flsv.metrics import ClassSpecificShapley, CumulativeShapley, LowerBoundShapley
 from flsv.report import Budget, open_run, write_report
 from flsv.report.shares import basis_of, shares_of
+from flsv.utilities.errors import ConfigurationError
+from helpers.data import toy_data
+from helpers.fits import fit
+from helpers.pages import text_of
+from helpers.runs import at_fault, copying, make_game, repeated, retold
 
 NAN = float("nan")
 RETRAINED = "client,client_name,by,value,low,high,share,majority,seeds,rounds\n"
@@ -112,7 +113,7 @@ def test_a_metric_not_to_pay_by_is_taken_by_name_and_the_pages_say_so(fitted: Pa
 
 def test_every_metric_says_on_its_page_what_it_declares() -> None:
     kinds = [getattr(flsv.metrics, name) for name in flsv.metrics.__all__]
-    said = {kind.__name__: "When not to use it:\n        To pay by" not in (kind.__doc__ or "") for kind in kinds}
+    said = {kind.__name__: "When not to use it:\n        For payment" not in (kind.__doc__ or "") for kind in kinds}
     assert said == {kind.__name__: kind.to_pay_by for kind in kinds}
     assert not said["ClassSpecificShapley"]
     assert said["CumulativeShapley"]

@@ -10,12 +10,12 @@ from lightning.pytorch.callbacks import LearningRateFinder, ModelPruning
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchmetrics import Metric
-from toys import Plain, fit, network, toy_data, toy_sets, trainer_for
 
 from flsv import ClientEvaluation, ConfigurationError
 from flsv.aggregation import CGSV, FedAvg, ShapFedWA, ShapleyWeighted
 from flsv.attacks import HeadAlignment, SignFlip
-from flsv.loop import FederatedLoop
+from flsv.core import LocalData
+from flsv.federation import FederatedLoop
 from flsv.metrics import (
     ClassSpecificShapley,
     ContributionEstimation,
@@ -24,11 +24,13 @@ from flsv.metrics import (
     DomainRelevance,
     PartialFederatedShapley,
 )
-from flsv.participants import LocalData
 from flsv.personalization import FedFomo, PFedSV, ShapFedPersonalizer, Standalone
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import FullParticipation, SoftmaxSampler, UniformSampler
 from flsv.uploads import TopK
+from helpers.data import toy_data, toy_sets
+from helpers.fits import fit, trainer_for
+from helpers.models import Plain, network
 
 
 class NeverTrained(Plain):

@@ -5,15 +5,15 @@ from functools import partial
 from typing import Any
 
 import torch
-from own_cases import MORE, FilterCase, PersonalizerCase, SamplerCase, UploadCase, dealt
 
 from flsv import aggregation, attacks, filters, personalization, sampling, uploads
-from flsv.clients import algorithms
 from flsv.metrics import ContributionEstimation, CosineGradientShapley, DomainRelevance, InRunShapley
 from flsv.models.mixture import MixtureClient
 from flsv.privacy import GaussianPrivacy
 from flsv.testing.checks import PartCheck, checks_of
 from flsv.testing.fits import AggregatorCase, ClientAlgorithmCase
+from flsv.training import algorithms
+from helpers.part_cases import MORE, FilterCase, PersonalizerCase, SamplerCase, UploadCase, dealt
 
 Checks = list[PartCheck]
 
@@ -110,7 +110,7 @@ BASES = {
     "Aggregator", "Attack", "ClientAlgorithm", "ClientContext", "ClientSampler", "Cohort", "Collusion", "Compression",
     "MoreauSGD",
     "Personalized", "Personalizer", "Upload", "UploadContext", "UpdateFilter", "check_order",
-    "sanitize_report", "upload", "with_guard",
+    "sanitize_report", "upload", "with_finite_check", "with_guard",
 }  # fmt: skip
 
 

@@ -22,8 +22,8 @@ from torch.distributed import PrefixStore, ProcessGroupGloo, rendezvous
 from torch.serialization import default_restore_location
 from torch.utils._pytree import tree_map_only
 
-from flsv.errors import ConfigurationError
-from flsv.participants import ALONE, Ranks
+from flsv.core import ALONE, Ranks
+from flsv.utilities.errors import ConfigurationError
 
 #: Linux: the signal that a process gets when its parent ends.
 _PR_SET_PDEATHSIG = 1
@@ -147,7 +147,7 @@ def meet(
 
 def ranks_of_environment() -> Ranks:
     """The processes that ``torchrun`` (or another launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT) has
-    started, for work without a Trainer on all of them, such as :class:`flsv.games.retraining.RetrainedUtility`'s.
+    started, for work without a Trainer on all of them, such as :class:`flsv.games.RetrainedUtility`'s.
 
     Example:
         >>> ranks_of_environment().size  # outside of torchrun

@@ -1,37 +1,18 @@
-"""Monte-Carlo over random orders of the players (Castro et al. 2009), antithetic, with truncation if wanted.
+"""Permutation sampling: the Shapley value from random orders of the players (Castro et al. 2009).
 
 The Shapley value is the mean over all n! orders of the player's marginal contribution to those before it. An order and
-its reverse form an antithetic pair: a player that comes early in one comes late in the other, so that what it gains
-from few or many predecessors cancels within the pair. The mean over pairs is unbiased, satisfies efficiency exactly,
-and has the pairs as independent samples for its standard error, whose degrees of freedom are one less than there are
-different pairs: of two or three, two standard errors are no interval.
+its reverse form an antithetic pair: a player that comes early in one comes late in the other, so that the effects of
+few and of many predecessors cancel within the pair. The mean over pairs is unbiased and satisfies efficiency exactly.
+The pairs are the independent samples of the standard error, with one degree of freedom less than there are different
+pairs; for two or three pairs an interval of two standard errors is far too narrow.
 
-``truncation`` makes it the truncated Monte Carlo (TMC) of Ghorbani and Zou (2019), a baseline of ShapleyFL's table 3
-and of Guo's paper: once the coalition along an order is within ``truncation`` of the grand coalition's utility, the
-players still to come get 0 for that order. This is biased by up to ``truncation`` for each player, which the standard
-error does not show.
+With ``truncation`` this is the truncated Monte Carlo (TMC) of Ghorbani and Zou (2019), a baseline of ShapleyFL's table
+3 and of Guo's paper: once the coalition along an order is within ``truncation`` of the grand coalition's utility, the
+remaining players get 0 for that order. This has a bias of up to ``truncation`` for each player, which the standard
+error does not include.
 
-Orders are processed in batches: all their prefixes (or, with truncation, the next prefix of every order still running)
-are one call of the utility.
-
-GTG-Shapley: guided truncation between and within rounds (Liu et al., ACM TIST 2022).
-
-- *Between rounds*: if the round moved the utility by no more than ``round_truncation`` of its size, which is the larger
-  of ``abs(U(empty))`` and ``abs(U(N))``, every value is 0 and nothing but these two is evaluated.
-- *Guided sampling*: orders come in cycles of n, each player leading once per cycle, so that every player's first
-  marginal contribution (the largest ones) is seen equally often.
-- *Within a round*: along an order, once the utility is within ``truncation`` of its size from U(N), the players to come
-  get 0.
-- *Convergence*: stop when the running mean of the values moved by less than ``convergence`` (relative, averaged over
-  the players) against each of the last 10 orders, after at least 30 of them, as the authors' code does.
-
-Both truncations bias the values, by up to these parts of the utility's size; without them (None) the estimate is
-unbiased up to the convergence rule. Departures: the thresholds are relative, where the paper's are in units of
-accuracy, since no round moves a loss of 0.005 by 0.01; players lead in a fresh random order in each cycle instead of in
-the order of their numbers, so that a budget that ends within a cycle favors nobody.
-
-The standard error pools the spread among orders with the same leader, plus what the leaders of an incomplete last cycle
-add.
+Orders are processed in batches: all their prefixes (or, with truncation, the next prefix of every unfinished order) are
+one call of the utility.
 """
 
 from __future__ import annotations
@@ -41,17 +22,14 @@ from collections.abc import Sequence
 import torch
 from torch import Generator, Tensor
 
-from flsv.declared import Count, NonNegative, checked
-from flsv.functional.shapley.game import (
-    MemoizedGame,
-    ShapleyEstimate,
-    Utility,
-    all_coalitions,
-    exact_shapley,
-    per_coalition,
-    semivalue_of_table,
-)
-from flsv.functional.shapley.layers import MIN_SAMPLES_TO_STOP, Moments, Sampling, prefixes, random_permutations
+from flsv.functional.shapley.budget import MIN_SAMPLES_TO_STOP, Sampling
+from flsv.functional.shapley.enumeration import all_coalitions, per_coalition, semivalue_of_table
+from flsv.functional.shapley.exact import exact_shapley
+from flsv.functional.shapley.game import ShapleyEstimate, Utility
+from flsv.functional.shapley.memoized_game import MemoizedGame
+from flsv.functional.shapley.moments import Moments
+from flsv.functional.shapley.random_coalitions import prefixes, random_permutations
+from flsv.utilities.declared import Count, NonNegative, checked
 
 _MAX_BATCH = 2**16  # prefixes per batch
 
@@ -62,10 +40,19 @@ def marginals_along(
     truncation: float | Tensor | None = None,
     size_weights: Sequence[float] | None = None,
 ) -> Tensor:
-    """Marginal contributions ``[P, n, M]`` of every player (by its number) along orders int ``[P, n]``.
+    """Compute the marginal contributions of all players along given orders.
 
-    With ``size_weights`` q that of the player in place s, who joins s others, is multiplied by n q_s: all places are
-    equally likely, so that the mean is the semivalue of these weights.
+    With ``size_weights`` q the contribution of a player that joins s others is multiplied by n q_s: all places are
+    equally likely, so that the mean over random orders is the semivalue with these weights.
+
+    Args:
+        game: the memoized game.
+        permutations: int ``[P, n]``, the orders.
+        truncation: as for :func:`permutation_shapley`, or ``[M]``, one per column of the utility.
+        size_weights: n numbers q; None: the Shapley value's.
+
+    Returns:
+        float64 ``[P, n, M]``, by the players' numbers.
     """
     count, num_players = permutations.shape
     empty, grand = game.empty_and_grand()
@@ -78,7 +65,7 @@ def marginals_along(
         running = torch.arange(count)
         for position in range(num_players):
             close = ((grand - path[running, position]).abs() <= truncation).all(dim=1)
-            # What is left at a truncated prefix is nobody's: the later players' marginals are 0.
+            # No player gets the rest of a truncated order: the later players' contributions are 0.
             path[running[close], position + 1 :] = path[running[close], position].unsqueeze(1)
             running = running[~close]
             if len(running) == 0:
@@ -104,7 +91,7 @@ def permutation_shapley(
     target_stderr: float | None = None,
     size_weights: Sequence[float] | None = None,
 ) -> ShapleyEstimate:
-    """Mean marginal contribution over random orders of the players.
+    """Estimate the Shapley value by mean marginal contributions over random orders of the players.
 
     Args:
         utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``.
@@ -121,7 +108,7 @@ def permutation_shapley(
 
     Returns:
         ``values`` and ``stderr`` ``[n]`` or ``[n, M]``. The exact value, stderr 0, where the budget buys all coalitions
-        and neither ``truncation`` nor ``num_permutations`` asks for orders all the same.
+        unless ``truncation`` or ``num_permutations`` is given.
 
     Raises:
         ConfigurationError: a budget below the minimum, or an argument out of range.
@@ -139,7 +126,7 @@ def permutation_shapley(
     may_be_exact = truncation is None and num_permutations is None and run.buys_all
     if may_be_exact and target_stderr is None:
         return exact_shapley(utility, num_players, size_weights=size_weights)
-    # More orders than the budget has evaluations repeat coalitions that are known already.
+    # More orders than the budget has evaluations only repeat coalitions.
     most = -(-(run.budget if num_permutations is None else num_permutations) // group)
     walk = _Walk(run, group, most, truncation, size_weights)
     walk.go(generator)
@@ -154,18 +141,18 @@ def permutation_shapley(
 
 
 class _Walk:
-    """Groups of orders, one order or one and its reverse, walked for as long as budget and target let it.
+    """A walk over groups of orders (one order, or one and its reverse) until budget or target end it.
 
     Args:
         run: budget, game and target.
         group: 2 for pairs.
-        most: groups.
+        most: the largest number of groups.
         truncation: see :func:`permutation_shapley`.
-        size_weights: likewise.
+        size_weights: see :func:`permutation_shapley`.
 
     Attributes:
-        moments: of the groups' mean marginal contributions ``[n, M]``.
-        different: the groups that differ, an order of each.
+        moments: mean and standard error over the groups' mean marginal contributions ``[n, M]``.
+        different: an order of each distinct group.
     """
 
     def __init__(
@@ -183,7 +170,7 @@ class _Walk:
         self._per_group = max(group * (run.game.num_players - 1), 1)
 
     def go(self, generator: Generator | None) -> None:
-        """Walk them all, or as many as the budget buys or the target asks for."""
+        """Walk all groups, or as many as the budget buys or the target needs."""
         self.run.game.empty_and_grand()
         affordable = 0
         while self.moments.count < self.most:
@@ -202,127 +189,29 @@ class _Walk:
                 return
 
     def _safe(self) -> int:
-        """Groups that fit even if every prefix is new."""
+        """Count the groups that the budget buys even if every prefix is new."""
         return self.most if self.run.budget >= 2**self.run.game.num_players else self.run.left // self._per_group
 
     def _batch(self, safe: int, affordable: int) -> int:
-        """How many groups to draw next; ``affordable`` of the last batch were walked."""
+        """Choose how many groups to draw next; ``affordable`` of the last batch were walked."""
         batch = min(max(safe, 2 * affordable, 8), self.most - self.moments.count, max(_MAX_BATCH // self._per_group, 1))
         if self.run.target_stderr is not None:
             batch = min(batch, max(self.moments.count, MIN_SAMPLES_TO_STOP))
         return batch
 
     def _orders(self, groups: int, generator: Generator | None) -> Tensor:
+        """Draw the orders of so many groups."""
         orders = random_permutations(groups, self.run.game.num_players, generator)
         return orders if self.group == 1 else torch.stack([orders, orders.flip(1)], dim=1).flatten(0, 1)
 
     def _add(self, orders: Tensor) -> None:
+        """Add the marginal contributions along the orders of whole groups."""
         samples = marginals_along(self.run.game, orders, self.truncation, self.size_weights)
         self.moments.add(samples.view(-1, self.group, *samples.shape[1:]).mean(dim=1))
         self.different.update(map(tuple, _representatives(orders, self.group).tolist()))
 
 
 def _representatives(orders: Tensor, group: int) -> Tensor:
-    """One order of each group, the same for an order and its reverse where they are a pair: ``[P, n]``."""
+    """Choose one order ``[P, n]`` per group, the same one for an order and its reverse if groups are pairs."""
     first = orders[::group]
     return torch.where(first[:, :1] <= first[:, -1:], first, first.flip(1)) if group == 2 else first
-
-
-_MIN_ORDERS, _LAST = 30, 10
-
-
-@checked
-def gtg_shapley(
-    utility: Utility,
-    num_players: int,
-    *,
-    truncation: NonNegative | None = 0.001,
-    round_truncation: NonNegative | None = 0.01,
-    convergence: NonNegative | None = 0.05,
-    budget: int | None = None,
-    generator: Generator | None = None,
-    target_stderr: float | None = None,
-) -> ShapleyEstimate:
-    """Guided, truncated Monte Carlo over orders of the players.
-
-    Args:
-        utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``. Of M columns all must be close to truncate.
-        num_players: n.
-        truncation: epsilon_i, as a part of the utility's size; None for none.
-        round_truncation: epsilon_b, likewise.
-        convergence: largest relative change of the running mean that counts as converged; None for no such rule.
-        budget: largest number of distinct evaluations, default 50 n; the minimum is one order, n + 1.
-        generator: source of the orders.
-        target_stderr: stop as soon as every standard error is at most this, in the utility's unit.
-
-    Returns:
-        ``values`` and ``stderr`` ``[n]`` or ``[n, M]``. In a truncated round: values 0, stderr NaN, 2 evaluations.
-
-    Raises:
-        ConfigurationError: a budget below the minimum, or a negative threshold.
-        ValueError: a utility that is NaN, infinite or of the wrong shape.
-
-    Example:
-        >>> flat = lambda masks: 0.5 + 0.001 * masks.float().mean(dim=1)
-        >>> gtg_shapley(flat, 4).values, gtg_shapley(flat, 4).evaluations
-        (tensor([0., 0., 0., 0.]), 2)
-    """
-    run = Sampling("gtg_shapley", utility, num_players, budget, num_players + 1, target_stderr)
-    game = run.game
-    empty, grand = game.empty_and_grand()
-    size = torch.maximum(grand.abs(), empty.abs())
-    if round_truncation is not None and bool(((grand - empty).abs() <= round_truncation * size).all()):
-        zeros = torch.zeros(num_players, len(grand), dtype=torch.float64)
-        return game.estimate(zeros, torch.full_like(zeros, torch.nan))
-
-    close = None if truncation is None else truncation * size
-    samples = torch.empty(0, num_players, len(grand), dtype=torch.float64)
-    leaders = torch.empty(0, dtype=torch.int64)
-    while len(samples) < run.budget:  # more orders than evaluations repeat coalitions that are known already
-        cycles = max(run.left // max(num_players * (num_players - 1), 1), 1)
-        if convergence is not None or target_stderr is not None:
-            cycles = 1
-        orders = _guided(num_players, cycles, generator)
-        affordable = run.affordable(prefixes(orders))
-        if affordable:
-            samples = torch.cat([samples, marginals_along(game, orders[:affordable], close)])
-            leaders = torch.cat([leaders, orders[:affordable, 0]])
-        if affordable < len(orders) and (affordable == 0 or truncation is None):
-            break
-        if convergence is not None and _converged(samples, convergence):
-            break
-        if target_stderr is not None and run.reached(_stderr(samples, leaders)):
-            break
-    return game.estimate(samples.mean(dim=0), _stderr(samples, leaders))
-
-
-def _guided(num_players: int, cycles: int, generator: Generator | None) -> Tensor:
-    """Random orders int ``[cycles * n, n]`` in which every player leads once per cycle."""
-    leaders = random_permutations(cycles, num_players, generator).view(-1, 1)
-    others = random_permutations(len(leaders), num_players, generator)
-    others = others[others != leaders].view(len(leaders), num_players - 1)
-    return torch.cat([leaders, others], dim=1)
-
-
-def _converged(samples: Tensor, threshold: float) -> bool:
-    """Whether the running means after each of the last orders are all within ``threshold`` of the present one."""
-    if len(samples) < max(_MIN_ORDERS, samples.shape[1]):
-        return False
-    recent = samples.cumsum(dim=0)[-_LAST - 1 :] / torch.arange(len(samples) - _LAST, len(samples) + 1).view(-1, 1, 1)
-    change = (recent[:-1] - recent[-1]).abs() / recent[-1].abs().clamp_min(1e-12)
-    return bool((change.mean(dim=1) < threshold).all())
-
-
-def _stderr(samples: Tensor, leaders: Tensor) -> Tensor:
-    """Standard error ``[n, M]`` of the mean of ``samples [P, n, M]``; NaN below two orders beyond the first cycle."""
-    count, num_players = samples.shape[:2]
-    led = torch.zeros(num_players, dtype=torch.float64).index_add_(0, leaders, torch.ones(count, dtype=torch.float64))
-    freedom = count - int((led > 0).sum())
-    if count < 2 or freedom < 2:
-        return torch.full(samples.shape[1:], 0.0 if num_players == 1 else torch.nan, dtype=torch.float64)
-    totals = torch.zeros(num_players, *samples.shape[1:], dtype=torch.float64).index_add_(0, leaders, samples)
-    means = totals / led.clamp_min(1).view(-1, 1, 1)
-    within = (samples - means[leaders]).square().sum(dim=0) / freedom
-    rest = count % num_players
-    between = means.var(dim=0) * rest * (1 - rest / num_players) if rest and bool((led > 0).all()) else 0
-    return (within / count + between / count**2).sqrt()

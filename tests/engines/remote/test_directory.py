@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
-from remote_federation import NAMES, Remotely, Replay, assert_same, momentum, shapfed, site
 
 from flsv import ClientEvaluation
 from flsv.aggregation import DivergenceWeighted
 from flsv.attacks import MinMax
-from flsv.clients.algorithms import FedProx
 from flsv.engines.remote import Directory, Packet
 from flsv.engines.remote.federation import check_deployment, run_status
 from flsv.engines.remote.messages import failure_packet
-from flsv.errors import ConfigurationError
 from flsv.metrics import ContributionEstimation, WassersteinContribution
 from flsv.sampling import UniformSampler
+from flsv.training.algorithms import FedProx
 from flsv.uploads import TopK
+from flsv.utilities.errors import ConfigurationError
+from helpers.sites import NAMES, Remotely, Replay, assert_same, momentum, shapfed, site
 
 SIZES = {"train": 3, "val": 0, "test": 0}
 

@@ -6,9 +6,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import remote_federation
 import torch
-from remote_federation import (
+
+from flsv import ClassifierClient, ClientEvaluation, FederatedLoop
+from flsv.aggregation import FedAdam, FedAvg, FedCE
+from flsv.attacks import FalseReports
+from flsv.data import load_image_data
+from flsv.engines.remote import Packet, Site
+from flsv.metrics import (
+    ClassSpecificShapley,
+    CommunicationCost,
+    ContributionEstimation,
+    DecayedShapley,
+    DomainRelevance,
+    InRunShapley,
+    ShadowShapley,
+)
+from flsv.personalization import FedFomo, PFedSV, ShapFedPersonalizer
+from flsv.privacy import GaussianPrivacy
+from flsv.sampling import PowerOfChoice, UniformSampler
+from flsv.training.algorithms import SCAFFOLD, Ditto, FedProx, InRunValues, PerFedAvg
+from flsv.uploads import TopK
+from helpers import sites, slow_except
+from helpers.fits import client_tensors
+from helpers.sites import (
     NAMES,
     SPLITS,
     Make,
@@ -24,28 +45,6 @@ from remote_federation import (
     shapfed,
     site,
 )
-from sifted import slow_except
-from small_loops import client_tensors
-
-from flsv import ClassifierClient, ClientEvaluation, FederatedLoop
-from flsv.aggregation import FedAdam, FedAvg, FedCE
-from flsv.attacks import FalseReports
-from flsv.clients.algorithms import SCAFFOLD, Ditto, FedProx, InRunValues, PerFedAvg
-from flsv.data import load_image_data
-from flsv.engines.remote import Packet, Site
-from flsv.metrics import (
-    ClassSpecificShapley,
-    CommunicationCost,
-    ContributionEstimation,
-    DecayedShapley,
-    DomainRelevance,
-    InRunShapley,
-    ShadowShapley,
-)
-from flsv.personalization import FedFomo, PFedSV, ShapFedPersonalizer
-from flsv.privacy import GaussianPrivacy
-from flsv.sampling import PowerOfChoice, UniformSampler
-from flsv.uploads import TopK
 
 
 class Scheduled(ClassifierClient):
@@ -163,7 +162,7 @@ def osaka_lacks_the_last_classes(monkeypatch: pytest.MonkeyPatch) -> None:
     labels = torch.tensor([int(train[i][1]) for i in range(len(train))])  # type: ignore[arg-type]
     owners = torch.tensor(groups())
     dealt = owners.where((owners != LACKING) | (labels < CLASSES), 0).tolist()
-    monkeypatch.setattr(remote_federation, "groups", lambda: dealt)
+    monkeypatch.setattr(sites, "groups", lambda: dealt)
 
 
 @pytest.mark.usefixtures("osaka_lacks_the_last_classes")

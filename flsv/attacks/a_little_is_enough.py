@@ -1,0 +1,71 @@
+"""ALittleIsEnough: colluders that stay within the spread of the honest updates.
+
+Baruch, Baruch and Goldberg, "A Little Is Enough: Circumventing Defenses For Distributed Learning", NeurIPS 2019,
+Algorithm 3. Workers send gradients there and clients send updates here, which point the other way.
+"""
+
+from __future__ import annotations
+
+from statistics import NormalDist
+
+import torch
+from torch import Tensor
+
+from flsv.attacks.collusion import Collusion, Knowledge
+
+
+class ALittleIsEnough(Collusion):
+    """Collusion in which all colluders send mean - z std of the updates that they know, entry by entry.
+
+    With k clients and m colluders, s = floor(k / 2 + 1) - m honest clients are needed for a majority; z is the largest
+    number for which that many honest ones are expected to lie farther from the mean: Phi(z) = (k - m - s) / (k - m).
+    With a majority of colluders (s <= 0) nothing bounds z, and s = 1 is taken. A single colluder that knows only its
+    own update, whose spread is 0, sends this update.
+
+    Args:
+        z: standard deviations from the mean; None: the paper's, see :func:`largest_z`.
+        clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
+        fraction: share of the clients that attack, instead of ``clients``.
+        seed: seed of the choice of clients.
+        knows: see :class:`flsv.attacks.Collusion`; ``"colluders"`` in the paper.
+
+    Raises:
+        ConfigurationError: an argument out of range.
+
+    Example:
+        >>> attack = ALittleIsEnough(z=1.0)
+        >>> attack.collude(torch.tensor([[1.0, 0.0], [3.0, 0.0]]), 2, 5, torch.Generator())
+        tensor([1., 0.])
+    """
+
+    def __init__(
+        self,
+        z: float | None = None,
+        clients: list[int] | None = None,
+        fraction: float | None = None,
+        seed: int | None = None,
+        knows: Knowledge = "colluders",
+    ) -> None:
+        super().__init__(clients, fraction, seed, knows)
+        self.z = z
+
+    def collude(self, updates: Tensor, colluders: int, cohort: int, generator: torch.Generator) -> Tensor:
+        z = largest_z(cohort, colluders) if self.z is None else self.z
+        return updates.mean(0) - z * updates.std(0, correction=0)
+
+
+def largest_z(cohort: int, colluders: int) -> float:
+    """Compute the paper's z_max, see :class:`ALittleIsEnough`.
+
+    Args:
+        cohort: k, number of clients in the cohort.
+        colluders: m, number of colluders among them.
+
+    Example:
+        >>> round(largest_z(50, 24), 2)  # the paper's example has s = 2 of 26
+        1.43
+    """
+    honest = cohort - colluders
+    supporters = max(1, cohort // 2 + 1 - colluders)
+    # Without honest clients, or with all of them needed, no z meets the equation.
+    return NormalDist().inv_cdf((honest - supporters) / honest) if honest > supporters else 0.0

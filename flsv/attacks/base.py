@@ -1,0 +1,76 @@
+"""Attack: base class of attacks by single clients."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from flsv.data.corruption import ClientChoice
+from flsv.uploads import Upload, UploadContext
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import generator_for
+
+
+class Attack(ClientChoice, Upload):
+    """Base class of attacks in which a client changes its own update. Subclasses override :meth:`attack`.
+
+    The server is not told which clients attack; only tests and figures read it. With the same ``fraction`` and ``seed``
+    an attack and a :class:`flsv.data.Corruption` choose the same clients.
+
+    Args:
+        clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
+        fraction: share of the clients that attack, instead of ``clients``.
+        seed: seed of the choice of clients and of all noise; None: ``seed_everything``'s.
+
+    Raises:
+        ConfigurationError: arguments out of range.
+
+    Example:
+        >>> class Shy(Attack):
+        ...     def attack(self, update, context, generator):
+        ...         return update / 10
+        >>> context = UploadContext(client=1, num_clients=3, num_parameters=2, round_index=0)
+        >>> Shy(clients=[1]).apply(torch.ones(2), context)
+        tensor([0.1000, 0.1000])
+    """
+
+    place = 0
+    #: Whether the client trains at all. Without training its buffers (BatchNorm's statistics) stay as they were.
+    trains: bool = True
+
+    @abstractmethod
+    def attack(self, update: Tensor, context: UploadContext, generator: torch.Generator) -> Tensor:
+        """Compute the update ``[P]`` that the client sends instead of ``update``.
+
+        Args:
+            update: the client's parameters after training minus its start point, floating-point ``[P]``, on any device;
+                not to be changed in place. Buffers are not included: a flipped or scaled running variance turns
+                negative, and the model NaN, which is another attack.
+            context: the client and the round; its start point in ``start``, its memory between rounds in ``state``.
+            generator: CPU generator that depends on ``seed``, the round and the client.
+        """
+
+    def apply(self, update: Tensor, context: UploadContext) -> Tensor:
+        """Apply the attack to ``update [P]``, which is returned itself for clients that do not attack.
+
+        Raises:
+            ConfigurationError: the attack changes the update's shape.
+
+        Example:
+            >>> from flsv.attacks import SignFlip
+            >>> SignFlip().apply(torch.ones(3), UploadContext(client=0, num_clients=2, num_parameters=2, round_index=0))
+            tensor([-1., -1.,  1.])
+        """
+        if context.client not in self.chosen(context.num_clients):
+            return update
+        parameters, buffers = update[: context.num_parameters], update[context.num_parameters :]
+        # With the position, two attacks of one seed draw different numbers.
+        generator = generator_for(self.seed, "attack", context.position, context.round_index, context.client)
+        sent = self.attack(parameters, context, generator)
+        if sent.shape != parameters.shape:
+            raise ConfigurationError(
+                f"{self!r} made {list(sent.shape)} out of an update {list(parameters.shape)}; it has to keep the shape."
+            )
+        return torch.cat([sent.to(update), buffers if self.trains else torch.zeros_like(buffers)])

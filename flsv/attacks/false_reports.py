@@ -1,0 +1,62 @@
+"""FalseReports: false numbers about a client's own training and about models that it evaluates.
+
+A server cannot verify a loss, or a model's score on a client's own validation samples. Metrics made of such reports
+reward lies: FedCE's estimates (Jiang et al., CVPR 2023) rise for a client that reports a low score of the others'
+model.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from flsv.attacks.base import Attack
+from flsv.uploads import UploadContext
+
+
+class FalseReports(Attack):
+    """Attack that reports made-up numbers and sends an honest update.
+
+    Args:
+        loss: reported mean training loss; None: the true one. It is logged, and read by
+            :class:`flsv.benchmark.TrainingLoss`.
+        score: reported score of the others' model on the client's validation samples, see
+            :class:`flsv.metrics.ContributionEstimation` (FedCE); None: the true one.
+        clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
+        fraction: share of the clients that attack, instead of ``clients``.
+        seed: seed of the choice of clients.
+
+    Raises:
+        ConfigurationError: neither loss nor score; a number that is not finite.
+
+    Example:
+        >>> FalseReports(loss=0.1, clients=[0]).tell("loss", 2.3, UploadContext(0, 2, num_parameters=2, round_index=0))
+        0.1
+    """
+
+    rules: ClassVar = ((lambda a: a.loss is not None or a.score is not None, "nothing is false. Give loss or score."),)
+
+    def __init__(
+        self,
+        loss: float | None = None,
+        score: float | None = None,
+        clients: list[int] | None = None,
+        fraction: float | None = None,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(clients, fraction, seed)
+        self.loss = loss
+        self.score = score
+
+    def apply(self, update: Tensor, context: UploadContext) -> Tensor:
+        return update
+
+    def attack(self, update: Tensor, context: UploadContext, generator: torch.Generator) -> Tensor:
+        """Return the update itself."""
+        return update
+
+    def tell(self, name: str, value: float, context: UploadContext) -> float:
+        reported: float | None = {"loss": self.loss, "score": self.score}.get(name)
+        return value if reported is None or context.client not in self.chosen(context.num_clients) else reported

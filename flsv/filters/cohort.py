@@ -1,0 +1,94 @@
+"""Cohort: the updates that a server has received, before it measures and averages them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from flsv.core import ClientMatrix, ClientUpdate
+from flsv.core.matrix import copied_rows
+from flsv.functional.distances import distances
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """Updates of a cohort of k clients, as the server holds them before measuring and aggregating.
+
+    Args:
+        round_index: the round, from 0.
+        updates: the clients' messages.
+        matrix: the clients' models ``[k, P]``.
+        starts: each client's start point ``[P]``; None where the server does not know it.
+        num_samples: integers ``[k]``, as the metrics and the aggregator are to see them.
+        num_parameters: number of leading entries of a model that are parameters; the rest are buffers.
+        model_norm: norm of the global model's parameters at the start of the round.
+        broken: ids of the clients whose model was not finite; they are not part of the cohort.
+        unmeasured: ids of the clients whose updates are averaged and not measured.
+        warnings: sentences for the warning of this round.
+    """
+
+    round_index: int
+    updates: tuple[ClientUpdate, ...]
+    matrix: Tensor
+    starts: tuple[Tensor | None, ...]
+    num_samples: Tensor
+    num_parameters: int
+    model_norm: float = 0.0
+    broken: Sequence[int] = ()
+    unmeasured: Sequence[int] = ()
+    warnings: tuple[str, ...] = ()
+
+    @cached_property
+    def ids(self) -> list[int]:
+        """Numbers of the clients."""
+        return [update.client_id for update in self.updates]
+
+    @cached_property
+    def common_start(self) -> Tensor | None:
+        """Common start point ``[P]``; None if clients started from different models."""
+        first = self.starts[0] if self.starts else None
+        return first if all(start is first for start in self.starts) else None
+
+    @cached_property
+    def norms(self) -> Tensor:
+        """Lengths of the updates, float64 ``[k]`` on the CPU; as reported by clients whose start point is unknown."""
+        cut = self.num_parameters
+        if self.common_start is not None:
+            return distances(self.matrix[:, :cut], self.common_start[:cut]).cpu()
+        lengths = [
+            update.norm if start is None else distances(row[None, :cut], start[:cut]).item()
+            for update, row, start in zip(self.updates, self.matrix, self.starts)
+        ]
+        return torch.tensor(lengths, dtype=torch.float64)
+
+    @cached_property
+    def gram(self) -> Tensor | None:
+        """Inner products of the updates ``[k, k]``, on the CPU; None unless the server knows all start points."""
+        starts = [start for start in self.starts if start is not None]
+        if not self.updates or len(starts) < len(self.updates):
+            return None
+        return ClientMatrix(self.matrix, starts).until(self.num_parameters).gram().cpu()
+
+    def keep(self, kept: Tensor) -> Cohort:
+        """Return the cohort reduced to these clients, bool ``[k]``."""
+        if kept.all():
+            return self
+        which = kept.tolist()
+        return replace(
+            self,
+            updates=tuple(update for update, stays in zip(self.updates, which) if stays),
+            starts=tuple(start for start, stays in zip(self.starts, which) if stays),
+            matrix=copied_rows(self.matrix, kept.nonzero()[:, 0]),
+            num_samples=self.num_samples[kept.to(self.num_samples.device)],
+        )
+
+    def warn(self, *sentences: str) -> Cohort:
+        """Return the cohort with these sentences added to the round's warning."""
+        return replace(self, warnings=(*self.warnings, *sentences)) if sentences else self
+
+    say = warn  # its name in 1.0, until 2.0
+    said = property(lambda self: self.warnings)  # likewise

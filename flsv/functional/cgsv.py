@@ -1,0 +1,109 @@
+"""Cosine gradient Shapley values (CGSV): reputations by how far each participant's update points with the aggregate.
+
+Xu et al., "Gradient Driven Rewards to Guarantee Fairness in Collaborative Machine Learning", NeurIPS 2021, Algorithm 1:
+
+    u_i = scale d_i / |d_i|,   u_N = sum_i r_i u_i,   phi_i = cos(u_i, u_N)
+
+with d_i the participants' updates and r_i their reputations, see :func:`updated_reputation`. Lengths are taken as
+|d_i| + 1e-7.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+EPSILON = 1e-7
+
+
+def normalized(reputation: Tensor) -> Tensor:
+    """Normalize reputations to sum to 1.
+
+    Args:
+        reputation: ``[k]``.
+
+    Returns:
+        float64 ``[k]``.
+
+    Raises:
+        ValueError: a negative reputation, or none above 0.
+    """
+    reputation = reputation.double()
+    if not (reputation >= 0).all() or reputation.sum() == 0:
+        raise ValueError(f"reputation={reputation.tolist()}: expected numbers that are not negative, not all 0.")
+    return reputation / reputation.sum()
+
+
+def cosines(products: Tensor, norms: Tensor, norm: Tensor) -> Tensor:
+    """Compute the cosines phi of the updates with the aggregate.
+
+    Args:
+        products: ``[k]``, d_i . u_N.
+        norms: ``[k]``, |d_i|.
+        norm: a scalar, |u_N|.
+
+    Returns:
+        ``[k]`` in [-1, 1]; 0 where a length is 0.
+
+    Example:
+        >>> cosines(torch.tensor([3.0, 0.0]), torch.tensor([2.0, 0.0]), torch.tensor(3.0))
+        tensor([0.5000, 0.0000])
+    """
+    lengths = norms * norm
+    return (products / lengths.where(lengths > 0, torch.ones_like(lengths))).clamp(-1, 1)
+
+
+def updated_reputation(reputation: Tensor | None, phi: Tensor, *, alpha: float = 0.95, floor: float = 1e-3) -> Tensor:
+    r"""Update reputations by the cosines of a round.
+
+    .. math:: r_i \leftarrow \max(\alpha r_i + (1 - \alpha) \phi_i, \text{floor})
+
+    and r is made to sum to 1. The floor keeps every participant from being shut out for good. As in the authors' code,
+    there is nothing to remember before the first round: its reputations are phi / sum(phi), whatever weights the
+    updates have in u_N (in the authors' code, the data shares).
+
+    Args:
+        reputation: ``[k]`` before the round; None before the first round, where r is 0.
+        phi: ``[k]`` cosines of the round, see :func:`cosines`.
+        alpha: how much of the former reputation is kept.
+        floor: the least reputation before the normalization.
+
+    Returns:
+        float64 ``[k]``, sums to 1.
+
+    Example:
+        >>> updated_reputation(torch.tensor([1.0, 1.0]), torch.tensor([1.0, 0.0]), alpha=0.5)
+        tensor([0.7500, 0.2500], dtype=torch.float64)
+        >>> updated_reputation(None, torch.tensor([0.6, 0.2]), alpha=0.5)
+        tensor([0.7500, 0.2500], dtype=torch.float64)
+    """
+    memory = 0 if reputation is None else alpha * normalized(reputation)
+    after = (memory + (1 - alpha) * phi.double()).clamp_min(floor)
+    return after / after.sum()
+
+
+def cohort_reputation(reputation: Tensor | None, client_ids: Tensor, num_samples: Tensor) -> Tensor:
+    """Compute the weights of a cohort's updates: their reputations before the round.
+
+    In the first round they are the data shares, as in the authors' code. A participant that joins later starts from
+    the mean of the known reputations; the paper assumes full participation and does not cover this case.
+
+    Args:
+        reputation: ``[n]`` of all participants, NaN where there is none yet; None before the first round.
+        client_ids: ``[k]``, the cohort.
+        num_samples: ``[k]`` training samples.
+
+    Returns:
+        float64 ``[k]``.
+
+    Example:
+        >>> cohort_reputation(None, torch.tensor([0, 2]), torch.tensor([30, 10]))
+        tensor([0.7500, 0.2500], dtype=torch.float64)
+        >>> held = torch.tensor([0.75, float("nan"), 0.25])
+        >>> cohort_reputation(held, torch.tensor([0, 1]), torch.tensor([30, 10]))
+        tensor([0.7500, 0.5000], dtype=torch.float64)
+    """
+    if reputation is None or reputation.isnan().all():
+        return num_samples.double() / num_samples.sum()
+    known = reputation.double()
+    return known.where(~known.isnan(), known.nanmean())[client_ids.to(known.device)]

@@ -1,0 +1,86 @@
+"""Clipping of a client's claims: the length of its update and its number of samples.
+
+Nobody can check either from outside, and both can be made larger at will: Bagdasaryan et al., "How To Backdoor
+Federated Learning", AISTATS 2020, multiply an update, and a client that repeats each sample three times has three times
+as many samples. Metrics that are linear in either reward this. Sun et al., "Can You Really Backdoor Federated
+Learning?", arXiv:1911.07963, 2019, bound norms at a constant. Here the bound on a claim c_i is relative to the cohort,
+
+    min(c_i, cap median_j c_j),
+
+so that half of the cohort has to collude to move it at will. A client below the bound can still raise its claim up to
+the bound; a claim above the bound has no further effect.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def length_factors(norms: Tensor, cap: float) -> Tensor:
+    """Compute the factors that shorten updates to the bound.
+
+    Args:
+        norms: ``[k]`` lengths of the updates, not negative. The median is taken over the finite norms above 0.
+        cap: the bound, in medians.
+
+    Returns:
+        float64 ``[k]`` in (0, 1], on the CPU: min(1, cap median / norm).
+
+    Example:
+        >>> length_factors(torch.tensor([1.0, 2.0, 8.0, 0.0]), cap=2.0)
+        tensor([1.0000, 1.0000, 0.5000, 1.0000], dtype=torch.float64)
+    """
+    norms = norms.detach().cpu().double()
+    known = (norms > 0) & norms.isfinite()
+    factors = torch.ones_like(norms)
+    if known.any():
+        factors[known] = (cap * norms[known].quantile(0.5) / norms[known]).clamp_max(1)
+    return factors
+
+
+def capped_samples(num_samples: Tensor, cap: float | None) -> Tensor:
+    """Cap the numbers of samples that clients report.
+
+    Args:
+        num_samples: integers ``[k]``.
+        cap: the bound, in medians of the cohort, rounded up to a whole number; None: no bound.
+
+    Returns:
+        ``[k]``, of the same type.
+
+    Example:
+        >>> capped_samples(torch.tensor([10, 20, 90]), cap=1.5)
+        tensor([10, 20, 30])
+    """
+    if cap is None or not len(num_samples):
+        return num_samples
+    bound = (cap * num_samples.double().quantile(0.5)).ceil()
+    return num_samples.clamp_max(bound.to(num_samples.dtype))
+
+
+def scale_updates(rows: Tensor, start: Tensor, factors: Tensor, end: int) -> Tensor:
+    """Multiply the updates of models by factors.
+
+    Args:
+        rows: ``[k, P]``, the trained models; not changed.
+        start: ``[P]``, the model from which all of them started, or ``[k, P]``, one per row.
+        factors: ``[k]``, what each update (row minus start) is multiplied by.
+        end: how many leading entries are parameters; the entries behind them, buffers, stay as they are.
+
+    Returns:
+        ``[k, P]``; ``rows`` itself where all factors are 1. A row with a factor of 1 stays equal to the bit.
+
+    Example:
+        >>> scale_updates(torch.tensor([[3.0, 7.0], [2.0, 7.0]]), torch.ones(2), torch.tensor([0.5, 1.0]), end=1)
+        tensor([[2., 7.],
+                [2., 7.]])
+    """
+    changed = (factors != 1).nonzero().flatten().tolist()
+    if not changed:
+        return rows
+    result, starts = rows.clone(), start.expand_as(rows)
+    for i in changed:
+        own = starts[i, :end]
+        result[i, :end].sub_(own).mul_(float(factors[i])).add_(own)
+    return result

@@ -1,0 +1,68 @@
+"""Common entries: the columns of a matrix in which all rows agree.
+
+A weighted average of k equal numbers is that number in mathematics; with rounded weights it may be the next
+floating-point number. Weights that no client trains, and constant buffers, would then drift from round to round. The
+functions here find such columns, so that their values can be put back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+#: Columns that fit a core's cache; on other devices a block is a launch of kernels.
+_BLOCK = 2**16
+_DEVICE_BLOCK = 2**22
+
+
+def common_entries(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Find where all rows are equal, block by block of columns; blocks without such a column are left out.
+
+    Where models differ everywhere, as after training, only two rows are compared.
+
+    Args:
+        rows: ``[k, P]``, k at least 1.
+
+    Yields:
+        A slice of columns, and bool ``[width]``: True where all rows are equal.
+
+    Example:
+        >>> [(block, same.tolist()) for block, same in common_entries(torch.tensor([[1.0, 2.0], [1.0, 3.0]]))]
+        [(slice(0, 2, None), [True, False])]
+    """
+    width = _BLOCK if rows.device.type == "cpu" else _DEVICE_BLOCK
+    for begin in range(0, rows.shape[1], width):
+        block = slice(begin, min(begin + width, rows.shape[1]))
+        first = rows[0, block]
+        same = first == first  # all but NaN
+        for row in rows[1:]:
+            if torch.equal(row[block], first):
+                continue
+            same &= row[block] == first
+            if not same.any():
+                break
+        else:
+            if same.any():
+                yield block, same
+
+
+def keep_common(average: Tensor, rows: Tensor) -> Tensor:
+    """Put back the common entries of the rows into their averages.
+
+    Args:
+        average: ``[..., P]``, changed in place.
+        rows: ``[k, P]``, the averaged rows.
+
+    Returns:
+        ``average``; where all rows agree it equals them to the bit.
+
+    Example:
+        >>> rows = torch.tensor([[0.1], [0.1]])
+        >>> keep_common(torch.tensor([0.1000001]), rows).equal(rows[0])
+        True
+    """
+    for block, same in common_entries(rows):
+        average[..., block] = rows[0, block].where(same, average[..., block])
+    return average

@@ -1,0 +1,60 @@
+"""Free riders: clients that send back the server's last step without training.
+
+The cosine of such an update with the server's last step g is 1. The same can hold for an honest client whose weight
+exceeds that of all others and that learns smoothly, since the step is then nearly its own. As with copies
+(:mod:`flsv.functional.copies`), what is left of the directions without their mean tells the two apart.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+ECHO = 0.9
+"""r_i from which on an update is the server's last step; chosen on the benchmark's tuning set, of which honest clients'
+means stay below 0.6, and those of an echo are 1."""
+
+
+def last_step_similarity(gram: Tensor, products: Tensor, square: float, num_samples: Tensor) -> Tensor:
+    """Compute how similar each update of a round is to the server's last step.
+
+    With the step g as one more update,
+
+        r_i = cos(d_i / |d_i| - c, g / |g| - c),    c the mean of all these directions,
+
+    taken twice, and the smaller result counts: once with equal weights of the clients in c, and once with the weight
+    n_j |d_j| for client j of n_j samples. If clients keep their directions, the second c is the direction of g under
+    aggregation by samples, and the first is close to it under equal weights.
+
+    Args:
+        gram: ``[k, k]``, the updates' products with each other.
+        products: ``[k]``, the updates' products with the step.
+        square: the step's product with itself.
+        num_samples: ``[k]``, of the clients.
+
+    Returns:
+        float64 ``[k]`` in [-1, 1], r_i; 0 where nothing is left without the mean.
+
+    Example:
+        >>> updates, step = torch.eye(3), torch.tensor([0.0, 5.0, 0.0])
+        >>> last_step_similarity(updates @ updates.T, updates @ step, 25.0, torch.ones(3)).round(decimals=2)
+        tensor([-0.6500,  1.0000, -0.6500], dtype=torch.float64)
+    """
+    k = len(gram)
+    all_products = torch.zeros(k + 1, k + 1, dtype=torch.float64)
+    all_products[:k, :k], all_products[:k, k], all_products[k, :k] = gram, products, products
+    all_products[k, k] = square
+    norms = all_products.diagonal().clamp_min(0).sqrt()
+    here = (norms > 0) & norms.isfinite()
+    cosines = (all_products / torch.outer(norms, norms)).where(torch.outer(here, here), 0.0)
+    claims = (num_samples.double().cpu() * norms[:k]).where(here[:k], 0.0)
+    found = []
+    for weights in (here[:k].double(), claims):
+        clients = here[:k].sum() / (1 + here[:k].sum())
+        center = torch.cat([weights / weights.sum().clamp_min(1e-300) * clients, (1 - clients)[None]])
+        without = torch.eye(k + 1, dtype=torch.float64) - center
+        left = without @ cosines @ without.T
+        lengths = left.diagonal().clamp_min(0).sqrt()
+        known = here[:k] & here[k] & (lengths[:k] * lengths[k] > 1e-12)
+        found.append((left[:k, k] / (lengths[:k] * lengths[k]).where(known, 1.0)).where(known, 0.0))
+    return torch.minimum(*found).clamp(-1, 1)

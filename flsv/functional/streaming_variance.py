@@ -1,0 +1,163 @@
+"""Streaming variance: the spread of a client's values over rounds, from running sums.
+
+A metric's value is a weighted sum of the values of single rounds: a sum, a mean, a moving average. If rounds were
+resampled in blocks with replacement (Künsch, "The jackknife and the bootstrap for general stationary observations",
+Annals of Statistics 17, 1989), the variance of their mean would be, in the limit of many draws, the mean square of the
+blocks' deviations. So nothing is drawn here: the sums of the blocks are updated round by round, which takes constant
+memory, is deterministic, and continues after a restart.
+
+Blocks do not overlap. The j-th has floor(sqrt(j)) rounds, so that the last of T rounds' blocks is about T^(1/3) long,
+the length of least error (Hall, Horowitz and Jing, Biometrika 82, 1995), without T being known. Only the rounds in
+which a client took part count.
+
+A client's row is
+
+    count | first | total | squares | cross | lengths | blocks | open total | open length | factors | last | steps
+
+with ``total`` to ``open total`` relative to the ``first`` value, which avoids cancellation; the sums of S^2, S L and
+L^2 over closed blocks with sum S of values and length L; the open block; the sum of the rounds' squared factors in the
+value; and the sum of squared differences of successive rounds up to the ``last``.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+WIDTH = 12
+
+
+def spread_add(
+    rows: Tensor, client_ids: Tensor, values: Tensor, factor: float | Tensor = 1.0, keep: float | Tensor = 1.0
+) -> Tensor:
+    """Add one more round to the rows.
+
+    Args:
+        rows: ``[n, 12]``, zeros before the first round.
+        client_ids: ``[k]``, the cohort.
+        values: ``[k]``, the values of this round alone.
+        factor: this round's factor in the weighted sum: 1 in a sum.
+        keep: by how much the factors of earlier rounds are multiplied: 1 in a sum.
+
+    Returns:
+        ``[n, 12]``.
+
+    Example:
+        >>> rows = torch.zeros(2, WIDTH)
+        >>> for value in (1.0, 3.0, 2.0):
+        ...     rows = spread_add(rows, torch.tensor([1]), torch.tensor([value]))
+        >>> spread_variance(rows)[0]  # of 1, 3 and 2, blocks of one
+        tensor([nan, 1.])
+    """
+    rows = rows.clone()
+    rows[client_ids] = _added(rows[client_ids], values.to(rows), factor, keep)
+    return rows
+
+
+def spread_merge(stretches: Tensor) -> Tensor:
+    """Merge the rows of successive stretches of rounds.
+
+    A stretch of one round joins the earlier one's open block; before a longer one that block is closed.
+
+    Args:
+        stretches: ``[W, n, 12]``, earliest first.
+
+    Returns:
+        ``[n, 12]``.
+    """
+    merged = stretches[0]
+    for later in stretches[1:]:
+        joined = torch.where(later[:, :1] == 1, _added(merged, later[:, 1], later[:, 9] ** 0.5), _merged(merged, later))
+        joined = torch.where(later[:, :1] == 0, merged, joined)
+        merged = torch.where(merged[:, :1] == 0, later, joined)
+    return merged
+
+
+def spread_variance(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute the long-run variance of a round's value from the blocks' sums.
+
+    It is T times the variance of the mean of T rounds.
+
+    Args:
+        rows: ``[n, 12]``.
+
+    Returns:
+        The variance ``[n]``, NaN below two blocks, and the number of blocks ``[n]``.
+    """
+    count, _, total, squares, cross, lengths, blocks, *_ = _closed(rows).unbind(-1)
+    mean = total / count.clamp_min(1)
+    deviations = (squares - 2 * mean * cross + mean.square() * lengths).clamp_min(0)
+    variance = deviations / count.clamp_min(1) * blocks / (blocks - 1)
+    return variance.masked_fill(blocks < 2, float("nan")), blocks
+
+
+def step_variance(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute the variance of a round's value about its trend, from the differences of successive rounds.
+
+    What rounds add to a *sum* falls or rises in the course of training, most of all in the first rounds. This trend
+    belongs to the sum and is not its error, but deviations from the rounds' mean would count it. The variance is
+    therefore half the mean square of successive differences (von Neumann, Kent, Bellinson and Hart, "The mean square
+    successive difference", Annals of Mathematical Statistics 12, 1941), in which only the steps of a trend remain. It
+    assumes that the values of successive rounds vary independently about the trend.
+
+    Args:
+        rows: ``[n, 12]``.
+
+    Returns:
+        The variance ``[n]``, NaN below two rounds, and its degrees of freedom ``[n]``: 2 m^2 / (3 m - 1) of m
+        differences, each of which shares a round with the next.
+
+    Example:
+        >>> rows = torch.zeros(1, WIDTH)
+        >>> for value in (1.0, 3.0, 2.0):
+        ...     rows = spread_add(rows, torch.tensor([0]), torch.tensor([value]))
+        >>> step_variance(rows)  # (2^2 + 1^2) / 2 / 2
+        (tensor([1.2500]), tensor([1.6000]))
+    """
+    count, steps = rows[:, 0], rows[:, 11]
+    differences = (count - 1).masked_fill(count < 2, float("nan"))
+    return steps / differences / 2, 2 * differences.square() / (3 * differences - 1)
+
+
+def _closed(rows: Tensor) -> Tensor:
+    """Close the open block of each row."""
+    count, first, total, squares, cross, lengths, blocks, s, length, *others = rows.unbind(-1)
+    none = torch.zeros_like(s)
+    sums = (squares + s.square(), cross + s * length, lengths + length.square(), blocks + (length > 0))
+    return torch.stack([count, first, total, *sums, none, none, *others], dim=-1)
+
+
+def _added(rows: Tensor, values: Tensor, factor: float | Tensor, keep: float | Tensor = 1.0) -> Tensor:
+    """Add a round's values ``[k]`` to rows ``[k, 12]``."""
+    full = rows[:, 8] >= (rows[:, 6] + 1).sqrt().floor()
+    rows = torch.where(full[:, None], _closed(rows), rows)
+    count, first, total, squares, cross, lengths, blocks, s, length, factors, last, steps = rows.unbind(-1)
+    steps = steps + (values - last).square() * (count > 0)
+    first = torch.where(count > 0, first, values)
+    value = values - first
+    factors = factors * keep**2 + factor**2
+    open_ = (s + value, length + 1)
+    closed = (squares, cross, lengths, blocks)
+    return torch.stack([count + 1, first, total + value, *closed, *open_, factors, values, steps], dim=-1)
+
+
+def _merged(earlier: Tensor, later: Tensor) -> Tensor:
+    """Append later rows of more than one round to earlier ones."""
+    count, first, total, squares, cross, lengths, blocks, _, _, factors, last, steps = _closed(earlier).unbind(-1)
+    c, f, t, q, x, d, b, s, length, more, end, further = later.unbind(-1)
+    shift = f - first  # the later's values are relative to its own first
+    sums = (
+        count + c,
+        first,
+        total + t + c * shift,
+        squares + q + 2 * shift * x + shift.square() * d,
+        cross + x + shift * d,
+        lengths + d,
+        blocks + b,
+        s + length * shift,
+        length,
+        factors + more,
+        end,
+        steps + (f - last).square() + further,
+    )
+    return torch.stack(sums, dim=-1)

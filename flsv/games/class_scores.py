@@ -1,0 +1,98 @@
+"""Scores of class probabilities by name: ``"auroc"``, ``"average_precision"`` and ``"f1"``.
+
+With two classes they are those of class 1; with more, the mean over the classes that occur, each against the rest
+("macro").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.functional.classification import (
+    binary_auroc,
+    binary_average_precision,
+    binary_f1_score,
+    multiclass_f1_score,
+)
+from torchmetrics.utilities import dim_zero_cat
+
+#: Name to the score of one class's probabilities ``[N]`` against labels 0 and 1.
+CLASS_SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "auroc": binary_auroc,
+    "average_precision": binary_average_precision,
+    "f1": binary_f1_score,
+}
+
+
+class ClassScore(Metric):
+    """Area under the ROC curve, average precision or F1 of probabilities ``[B]`` of class 1, or ``[B, M]``, against
+    integer classes ``[B]``.
+
+    More is better. With more than two classes it is the mean over the classes that occur. F1 predicts the most probable
+    class, so a class that is predicted and does not occur counts, too, with 0.
+
+    Args:
+        name: in ``CLASS_SCORES``.
+
+    Raises:
+        ValueError: other shapes; labels that are not integers; in ``compute``, samples that are all of one class.
+
+    Example:
+        >>> auroc = ClassScore("auroc")
+        >>> auroc.update(torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.7, 0.3]]), torch.tensor([0, 1, 1]))
+        >>> auroc.compute()
+        tensor(1.)
+    """
+
+    is_differentiable = False
+    higher_is_better = True
+    full_state_update = False
+    probabilities: list[Tensor]
+    labels: list[Tensor]
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.add_state("probabilities", [], dist_reduce_fx="cat")
+        self.add_state("labels", [], dist_reduce_fx="cat")
+
+    def update(self, probabilities: Tensor, labels: Tensor) -> None:
+        """Add a batch.
+
+        Args:
+            probabilities: of class 1 ``[B]``, or of all classes ``[B, M]``.
+            labels: integer classes ``[B]``.
+        """
+        if labels.is_floating_point() or labels.ndim != 1 or len(labels) != len(probabilities):
+            raise ValueError("expected one integer class per sample.")
+        if probabilities.ndim > 2:
+            raise ValueError("expected a logit per sample, or one for each class.")
+        self.probabilities.append(probabilities)
+        self.labels.append(labels)
+
+    def compute(self) -> Tensor:
+        """Compute the score of all batches, a scalar."""
+        probabilities, labels = dim_zero_cat(self.probabilities), dim_zero_cat(self.labels)
+        occur = labels.unique().tolist()
+        if len(occur) < 2:
+            raise ValueError(f"the samples are all of class {occur[0]}, and a score needs two classes.")
+        probabilities, score = class_1_probabilities(probabilities, labels), CLASS_SCORES[self.name]
+        if probabilities.ndim == 1:
+            return score(probabilities, labels)
+        if self.name == "f1":
+            return multiclass_f1_score(probabilities, labels, num_classes=probabilities.shape[1], average="macro")
+        return torch.stack([score(probabilities[:, c], (labels == c).long()) for c in occur]).mean()
+
+
+def class_1_probabilities(probabilities: Tensor, labels: Tensor) -> Tensor:
+    """Return class 1's probabilities ``[B, ...]`` out of those of two classes ``[B, 2, ...]``; others unchanged.
+
+    Example:
+        >>> class_1_probabilities(torch.tensor([[0.8, 0.2]]), torch.tensor([0]))
+        tensor([0.2000])
+    """
+    two = probabilities.ndim == labels.ndim + 1 and probabilities.shape[1] == 2
+    return probabilities[:, 1] if two else probabilities

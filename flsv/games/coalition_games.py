@@ -1,0 +1,178 @@
+"""CoalitionGames: the coalition games of every round of a fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from flsv.core import ALONE, Ranks, Round
+from flsv.games.coalition_models import Weighting
+from flsv.games.coalition_table import CoalitionTable
+from flsv.games.coalition_utility import CoalitionUtility, utility_of
+from flsv.games.gradient_products import GradientProducts
+from flsv.games.model_evaluator import ModelEvaluator
+from flsv.games.performance import ModelScore
+from flsv.games.scores import UtilityMetric
+from flsv.games.vector_evaluator import VectorEvaluator
+
+
+class CoalitionGames:
+    """Factory of the coalition games of every round of a fit.
+
+    Args:
+        evaluator: evaluates classifiers on the server's validation set; None where no game asks for that.
+        server_lr: the share of the way to the average that a coalition's model moves.
+        validated: evaluators of models of any task, by :attr:`flsv.games.ModelScore.evaluator`.
+        ranks: processes among which the evaluations are divided; all of them call the games with the same arguments.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from flsv.core.parameter_space import ParameterSpace
+        >>> module = nn.Linear(2, 2, bias=False)
+        >>> space = ParameterSpace(module)
+        >>> batches = [(torch.eye(2), torch.tensor([0, 1]))]
+        >>> games = CoalitionGames(ModelEvaluator(module, space, batches, num_classes=2))
+        >>> models = torch.tensor([[1.0, 0, 0, 1], [-3.0, 0, 0, -3]])
+        >>> games.begin(Round(0, torch.arange(2), torch.tensor([9, 1]), torch.zeros(4), models, space))
+        >>> masks = torch.tensor([[False, False], [True, False]])
+        >>> games.utility("accuracy")(masks), games.utility("per_class_accuracy")(masks)[1]
+        (tensor([0.5000, 1.0000], dtype=torch.float64), tensor([1., 1.], dtype=torch.float64))
+        >>> games.evaluations
+        2
+    """
+
+    def __init__(
+        self,
+        evaluator: ModelEvaluator | None,
+        *,
+        server_lr: float = 1.0,
+        validated: Mapping[Hashable, VectorEvaluator] | None = None,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        self.evaluator, self.server_lr, self._validated, self._ranks = evaluator, server_lr, validated or {}, ranks
+        self._round: Round | None = None
+        self._gradients: dict[Hashable, tuple[Tensor, Tensor]] = {}
+        self._products: dict[Hashable, Any] = {}
+        self._tables: dict[Hashable, CoalitionTable] = {}
+        self._before = self._models = 0
+
+    @property
+    def round(self) -> Round:
+        """The current round."""
+        if self._round is None:
+            raise RuntimeError("CoalitionGames: there is no round; call begin(round) first.")
+        return self._round
+
+    @property
+    def evaluations(self) -> int:
+        """Distinct models evaluated in the current round, counted for each evaluator that was asked for them."""
+        assert self.round is not None  # it raises without one
+        return self.total_evaluations - self._before
+
+    @property
+    def total_evaluations(self) -> int:
+        """:attr:`evaluations` of all rounds of this fit so far, the current one included."""
+        return self._before + sum(table.evaluations for table in self._tables.values()) + self._models
+
+    def begin(self, round: Round) -> None:
+        """Begin a round, and forget the evaluations of the one before."""
+        self._before = self.total_evaluations
+        self._round, self._tables, self._products, self._models = round, {}, {}, 0
+
+    def end(self) -> None:
+        """Forget the round, and let go of its vectors."""
+        self._before = self.total_evaluations
+        self._round, self._tables, self._products, self._models = None, {}, {}, 0
+        self._gradients = {}
+
+    def evaluator_of(self, metric: str | ModelScore) -> Any:
+        """Return the evaluator of models for a performance measure."""
+        if isinstance(metric, ModelScore):
+            return self._validated[metric.evaluator]
+        if self.evaluator is None:
+            raise RuntimeError(f"CoalitionGames: nothing here evaluates classifiers, so there is no {metric!r}.")
+        return self.evaluator
+
+    def utility(
+        self,
+        metric: UtilityMetric | str | ModelScore = "accuracy",
+        weighting: Weighting = "uniform",
+    ) -> CoalitionUtility:
+        """Make a game of the current round. The games of one round never evaluate a model twice."""
+        key = metric.evaluator if isinstance(metric, ModelScore) else None
+        evaluator = self.evaluator_of(metric)
+        if key not in self._tables:
+            self._tables[key] = CoalitionTable(self.round, evaluator, self._ranks)
+        return CoalitionUtility(
+            self.round,
+            evaluator,
+            metric=metric,
+            weighting=weighting,
+            server_lr=self.server_lr,
+            table=self._tables[key],
+        )
+
+    def table_of(self, round: Round, metric: str | ModelScore) -> CoalitionTable:
+        """Make a table for games of another round than the current one, such as one made of all rounds; its evaluations
+        are counted, too.
+        """
+        table = CoalitionTable(round, self.evaluator_of(metric))
+        self._tables[object()] = table
+        return table
+
+    def utility_of_models(
+        self, build: Callable[[int, Tensor], None], count: int, metric: str | ModelScore = "accuracy"
+    ) -> Tensor:
+        """Evaluate given models; they are counted in :attr:`evaluations`.
+
+        Args:
+            build: ``build(i, out)`` writes model i's vector into ``out [P]``.
+            count: K.
+            metric: the performance measure.
+
+        Returns:
+            float64 ``[K]``, or ``[K, M]`` for a measure per class.
+        """
+        table = CoalitionTable(self.round, self.evaluator_of(metric), self._ranks)
+        self._models += count
+        return utility_of(table.evaluate(build, count), metric)
+
+    def gradient(self, vector: Tensor, balanced: bool = False, loss: str | ModelScore = "negative_loss") -> Tensor:
+        """Compute the validation loss's gradient at a model. The gradient at a round's start is computed once.
+
+        Args:
+            vector: ``[P]``, the model.
+            balanced: whether all classes count the same in the loss.
+            loss: the loss to differentiate, see :func:`flsv.games.performance.loss_measure`.
+
+        Returns:
+            float64 ``[P']``, over the leading P' entries of the vector, the parameters.
+        """
+        what = loss.name if isinstance(loss, ModelScore) else balanced
+        if what not in self._gradients or self._gradients[what][0] is not vector:
+            self._gradients[what] = vector, self.evaluator_of(loss).gradient(vector, what)
+        return self._gradients[what][1]
+
+    def slopes(self, balanced: bool = False, loss: str | ModelScore = "negative_loss") -> Tensor:
+        """Compute the products of the current round's updates with :meth:`gradient` at its start, float64 ``[k]``;
+        computed once a round.
+        """
+        what = loss.name if isinstance(loss, ModelScore) else balanced
+        if what not in self._products:
+            gradient = self.gradient(self.round.global_vector, balanced, loss)
+            self._products[what] = self.round.matrix.dot(gradient).cpu()
+        return self._products[what]
+
+    def gradient_products(self, order: int = 1, loss: str | ModelScore = "negative_loss") -> GradientProducts:
+        """Compute products of the current round's updates with the validation loss's gradient and, for order 2, the
+        Hessian of a classifier's loss, at the round's start; computed once a round.
+        """
+        if order == 1:
+            return GradientProducts(self.slopes(loss=loss), None)
+        if "Hessian" not in self._products:
+            start, updates = self.round.global_vector, self.round.matrix
+            self._products["Hessian"] = self.evaluator_of("negative_loss").gradient_products(start, updates)
+        return self._products["Hessian"]

@@ -1,0 +1,78 @@
+"""CoalitionTable: the scores of a round's coalitions, each evaluated once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flsv.core import ALONE, Ranks, Round
+from flsv.functional.shapley.game import coalition_keys
+from flsv.games.coalition_models import CoalitionModels
+from flsv.games.scores import Scores
+from flsv.games.vector_evaluator import Build, VectorEvaluator
+from flsv.utilities import progress as counting
+
+
+class CoalitionTable:
+    """All coalition scores of one round that have been requested.
+
+    Utilities of different metrics share its rows; utilities of different weightings share the empty coalition, which is
+    the same model for all.
+
+    Args:
+        round: the players and their updates.
+        evaluator: evaluates their models.
+        ranks: processes among which the evaluations are divided; each gets all scores.
+
+    Attributes:
+        evaluations: models evaluated so far.
+    """
+
+    def __init__(self, round: Round, evaluator: VectorEvaluator, ranks: Ranks = ALONE) -> None:
+        self.round, self.evaluator, self._ranks = round, evaluator, ranks
+        self._rows: dict[tuple[object, int | bytes], int] = {}
+        self._scores: Scores | None = None
+
+    @property
+    def evaluations(self) -> int:
+        return len(self._rows)
+
+    def scores(self, models: CoalitionModels, masks: Tensor) -> Scores:
+        """Return the scores of the coalitions ``masks`` (bool ``[K, k]`` on the CPU); evaluate new ones."""
+        has_members = masks.any(1).tolist()
+        keys = [(models.key if some else None, mask) for mask, some in zip(coalition_keys(masks), has_members)]
+        new = {key: position for position, key in reversed(list(enumerate(keys))) if key not in self._rows}
+        order = sorted(new.values())
+        if order or self._scores is None:
+            new_scores = self.evaluate(models.builder(masks[order]), len(order))
+            self._scores = new_scores if self._scores is None else Scores.cat([self._scores, new_scores])
+            # Stored last: after an error the coalitions can be evaluated again.
+            for position in order:
+                self._rows[keys[position]] = len(self._rows)
+        return self._scores[torch.tensor([self._rows[key] for key in keys], dtype=torch.int64)]
+
+    def evaluate(self, build: Build, count: int) -> Scores:
+        """Evaluate ``count`` models, divided among the ranks, without storing their scores in the table."""
+        rank, size = self._ranks.rank, self._ranks.size
+        if size == 1 or count < size:
+            return self.evaluator.evaluate(_counted(build, count), count)
+        mine = range(rank, count, size)
+        build_mine = _counted(lambda index, out: build(mine[index], out), len(mine))
+        part = self.evaluator.evaluate(build_mine, len(mine))
+        parts = self._ranks.everybody(part, "scores of coalitions")
+        order = torch.tensor([index for r in range(size) for index in range(r, count, size)])
+        return Scores.cat(parts)[order.argsort()]
+
+
+def _counted(build: Build, count: int) -> Build:
+    """Wrap ``build`` so that a progress bar shows how many models have been begun."""
+    begun: set[int] = set()  # one may be built again, after an error or in parts
+    counting.more("coalitions", count)
+
+    def counted(index: int, out: Tensor) -> None:
+        build(index, out)
+        if index not in begun:
+            begun.add(index)
+            counting.advance()
+
+    return counted

@@ -1,0 +1,145 @@
+"""The training of one coalition's federation, and the scores of its global model."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import lightning as L
+import torch
+
+from flsv._lightning.evaluation import all_on_device
+from flsv._lightning.patches import callbacks_of
+from flsv.core.parameter_space import ParameterSpace
+from flsv.data import FederatedDataModule
+from flsv.games.coalition_utility import Measure
+from flsv.games.make_evaluators import make_evaluators
+from flsv.games.model_evaluator import ModelEvaluator
+from flsv.games.performance import ModelScore
+from flsv.games.scores import Scores
+from flsv.games.vector_evaluator import VectorEvaluator
+from flsv.utilities.errors import ConfigurationError
+
+
+def train_alone(
+    trainer: L.Trainer, module: L.LightningModule, data: FederatedDataModule, measured: GlobalModelScoring
+) -> float:
+    """Fit a coalition's federation without writing files.
+
+    Args:
+        trainer: of the fit; its callbacks are replaced by copies that write no files, with ``measured`` in front.
+        module: trained in place.
+        data: the federation's data.
+        measured: scores the global model.
+
+    Returns:
+        Seconds, without those of the evaluations.
+
+    Raises:
+        RuntimeError: the trainer trained nothing.
+    """
+    callbacks: list[Any] = callbacks_of(trainer)
+    # Hundreds of fits share one folder.
+    callbacks[:] = [measured, *(c.without_files() if hasattr(c, "without_files") else c for c in callbacks)]
+    start = time.perf_counter()
+    trainer.fit(module, data)
+    if measured.last is None:
+        raise RuntimeError("a trainer made for a coalition trained nothing: is its max_epochs 0?")
+    return time.perf_counter() - start - measured.seconds
+
+
+class GlobalModelScoring(L.Callback):
+    """Callback that sets or records the module's initial weights, and scores the global model before the first round
+    and after some.
+
+    Args:
+        data: with a validation set for the server.
+        measures: performance measures of models, see :class:`flsv.games.RetrainedUtility`.
+        initial: the module's ``state_dict`` to start from; None: as it is.
+        rounds: after which the model is scored, from 0, ascending; training ends with the last. None: after training.
+
+    Attributes:
+        before: the scores before the first round, by measure.
+        after: round to the scores after it, by measure.
+        last: the last round that was scored; None: training has not ended.
+        models: ``[2, P]``, the model at the end of training, and the initial one.
+        seconds: spent on the evaluations.
+    """
+
+    def __init__(
+        self,
+        data: FederatedDataModule,
+        measures: Sequence[Measure],
+        initial: dict[str, Any] | None,
+        rounds: Sequence[int] | None = None,
+    ) -> None:
+        self._data, self._measures, self.initial, self._rounds = data, measures, initial, rounds
+        self.before: list[Scores] = []
+        self.after: dict[int, list[Scores]] = {}
+        self.last: int | None = None
+        self.models = torch.empty(0)
+        self.seconds = 0.0
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self.initial is None:
+            self.initial = copy.deepcopy(pl_module.state_dict())
+        else:
+            pl_module.load_state_dict(self.initial)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        callback: Any  # a FederatedLoop, of a higher layer
+        for callback in callbacks_of(trainer):
+            if getattr(callback, "share", "all") != "all" and callback.space.private_names:
+                raise ConfigurationError(
+                    f"RetrainedUtility evaluates the global model, and with share={callback.share!r} a part of it "
+                    "stays at the clients. Share all of it."
+                )
+        start = time.perf_counter()
+        self._space = ParameterSpace(pl_module)
+        self._evaluators = [make_evaluator(trainer, self._space, self._data, each) for each in self._measures]
+        self.models = self._space.read(pl_module).expand(2, -1).clone()
+        self.before = [evaluate(self.models[1:].clone()) for evaluate in self._evaluators]
+        self.seconds += time.perf_counter() - start
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._rounds is None or trainer.current_epoch not in self._rounds:
+            return
+        self._score(pl_module, trainer.current_epoch)
+        if trainer.current_epoch == self._rounds[-1]:
+            trainer.should_stop, trainer.fit_loop.min_epochs = True, 0
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._rounds is None:
+            self._score(pl_module, trainer.current_epoch - 1)
+
+    def _score(self, module: L.LightningModule, index: int) -> None:
+        # Clones: a forward pass may change weights, as an embedding's with max_norm does.
+        start = time.perf_counter()
+        self.models[0] = self._space.read(module)
+        self.after[index] = [evaluate(self.models[:1].clone()) for evaluate in self._evaluators]
+        self.last = index
+        self.seconds += time.perf_counter() - start
+
+
+def make_evaluator(
+    trainer: L.Trainer, space: ParameterSpace, data: FederatedDataModule, measure: Measure
+) -> VectorEvaluator:
+    """Make the evaluator of models ``[K, P]`` on the server's validation set.
+
+    Args:
+        trainer: with its module on its device.
+        space: the map between models and vectors.
+        data: with a validation set.
+        measure: the performance measure, see :class:`flsv.games.RetrainedUtility`.
+    """
+    if isinstance(measure, ModelScore):
+        return make_evaluators(trainer, space, data.val_dataloader(), {"the utility": measure})[measure.evaluator]
+    return ModelEvaluator(
+        trainer.lightning_module,
+        space,
+        all_on_device(trainer, data.val_dataloader()),
+        num_classes=data.num_classes,
+        context=trainer.strategy.precision_plugin.forward_context,
+    )

@@ -1,0 +1,139 @@
+"""Products of clients' updates with the gradient and the Hessian of the validation loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from flsv.core import ClientMatrix
+from flsv.core.parameter_space import ParameterSpace
+from flsv.games.validation_batches import Pair, checked_logits
+
+
+class GradientProducts(NamedTuple):
+    """Products of updates with the loss's gradient and Hessian, float64, as
+    :func:`flsv.functional.gradient_shapley` takes them.
+
+    Attributes:
+        gradient: ``[k]``, g . d_i.
+        hessian: ``[k, k]``, d_i^T H d_j, symmetric; None for the first order.
+    """
+
+    gradient: Tensor
+    hessian: Tensor | None
+
+
+@torch.inference_mode(False)
+def gradient_products(
+    module: nn.Module,
+    space: ParameterSpace,
+    batches: Sequence[Pair],
+    support: Tensor,
+    vector: Tensor,
+    updates: ClientMatrix,
+) -> GradientProducts:
+    """Compute g . d_i and d_i^T H d_j, with g and H the mean validation cross-entropy's gradient and Hessian at
+    ``vector``.
+
+    The batches are read once, with one gradient each and k Hessian-vector products by differentiating twice; no
+    coalition is evaluated. BatchNorm uses the vector's running statistics, which are constants here: the buffers' part
+    of the updates is ignored. ReLU and max-pooling have no curvature of their own, so the Hessian of such a network is
+    that of its linear piece at ``vector``.
+
+    Args:
+        module: in evaluation mode; its ``forward(x)`` gives logits ``[B, M]``.
+        space: the map between the module and vectors.
+        batches: pairs ``(x, y)``, y integer classes ``[B]``.
+        support: ``[M]``, samples of each class.
+        vector: ``[P]``, the round's global model.
+        updates: of a round, ``[k, P]``: the clients' d_i.
+
+    Raises:
+        RuntimeError: an operator of the module has no second derivative.
+    """
+    cut = space.num_parameters
+    gradient = torch.zeros(cut, dtype=torch.float64, device=vector.device)
+    products = torch.zeros(len(updates), cut, dtype=vector.dtype, device=vector.device)
+    for slope, parameters in _slopes(module, space, batches, support, vector, create_graph=True):
+        gradient += slope.detach()
+        for client, product in enumerate(products):
+            # A clone: a tensor made in inference mode cannot be part of a graph.
+            along = slope @ updates.update(client)[:cut].clone().to(slope.dtype)
+            product += torch.autograd.grad(along, parameters, retain_graph=True, materialize_grads=True)[0]
+    first = updates.dot(gradient)
+    hessian = torch.stack([updates.dot(product) for product in products], dim=1)
+    return GradientProducts(first.cpu(), (hessian + hessian.T).cpu() / 2)
+
+
+@torch.inference_mode(False)
+def loss_gradient(
+    module: nn.Module,
+    space: ParameterSpace,
+    batches: Sequence[Pair],
+    support: Tensor,
+    vector: Tensor,
+    balanced: bool = False,
+) -> Tensor:
+    """Compute the mean cross-entropy's gradient at ``vector [P]``.
+
+    Args:
+        module: in evaluation mode; its ``forward(x)`` gives logits ``[B, M]``.
+        space: the map between the module and vectors.
+        batches: pairs ``(x, y)``, y integer classes ``[B]``.
+        support: ``[M]``, samples of each class.
+        vector: ``[P]``, the model.
+        balanced: whether all classes that occur count the same: the loss is then the mean over the classes of the mean
+            over their samples.
+
+    Returns:
+        float64 ``[P']``, over the leading P' entries of the vector, the parameters.
+    """
+    gradient = torch.zeros(space.num_parameters, dtype=torch.float64, device=vector.device)
+    weights = None
+    if balanced:
+        counts = support.to(vector.device, vector.dtype)
+        weights = counts.sum() / (counts > 0).sum() / counts.clamp(min=1)
+    for slope, _ in _slopes(module, space, batches, support, vector, weights=weights):
+        gradient += slope.detach()
+    return gradient
+
+
+def _slopes(
+    module: nn.Module,
+    space: ParameterSpace,
+    batches: Sequence[Pair],
+    support: Tensor,
+    vector: Tensor,
+    create_graph: bool = False,
+    weights: Tensor | None = None,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield every batch's part of the gradient ``[P']``, with the parameters that it is taken by. ``weights`` ``[M]``
+    are those of the classes; None: all 1.
+    """
+    cut, device = space.num_parameters, vector.device
+    dtypes = {name: tensor.dtype for name, tensor in (*module.named_parameters(), *module.named_buffers())}
+    trained = {name for name, _ in module.named_parameters()}
+    samples = int(support.sum())
+    # Attention's fused kernels cannot be differentiated twice.
+    with (
+        torch.enable_grad(),
+        torch.autocast(device.type, enabled=False),
+        sdpa_kernel(SDPBackend.MATH),
+    ):
+        parameters, buffers = vector.detach().clone().split([cut, space.size - cut])
+        parameters.requires_grad_()
+        for x, y in batches:
+            state = space.unflatten(torch.cat([parameters, buffers]))
+            # Only the parameters: batch_norm refuses statistics that want a gradient.
+            state = {n: (t if n in trained else t.detach()).to(dtypes[n]) for n, t in state.items()}
+            logits = functional_call(module, state, (x,))
+            logits = checked_logits(logits, y, len(support)).to(vector.dtype)
+            loss = F.cross_entropy(logits, y, weights, reduction="sum")
+            (slope,) = torch.autograd.grad(loss / samples, parameters, create_graph=create_graph)
+            yield slope, parameters

@@ -1,0 +1,339 @@
+"""ModelEvaluator: from models' vectors to scores of their outputs, many models at once."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch.utilities.memory import is_oom_error
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torchmetrics import Metric
+
+from flsv._lightning.evaluation import free_cached
+from flsv.core import ClientMatrix
+from flsv.core.parameter_space import ParameterSpace
+from flsv.games.gradient_products import GradientProducts, gradient_products, loss_gradient
+from flsv.games.output_metric import OutputMetric, beyond_probabilities, wants_probabilities
+from flsv.games.replica import Context, Replica, module_device, named_tensors
+from flsv.games.scores import Scores, loss_dtype, score_batch
+from flsv.games.validation_batches import checked_logits, kind_of, read_batches
+from flsv.games.vector_evaluator import Build, VectorEvaluator, row_builder
+from flsv.utilities.declared import Count, checked
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import isolated_rngs, seed_global_rngs
+
+Backend = Literal["auto", "vmap", "serial"]
+
+# Large enough that Python's overhead is small, and small enough that activations stay below some 32 MB, beyond which
+# the C library returns memory to the system after every layer: LeNet5 takes twice as long on batches of 2,000, and 1.2
+# times as long on batches of 25.
+_CPU_BATCH = 256
+#: Number and scale of random models by which logits and probabilities are told apart.
+_DRAWS, _SCALE = 8, 3.0
+
+
+@checked
+class ModelEvaluator(VectorEvaluator):
+    """Evaluator of any number of models of one structure, given as vectors, by their outputs on validation batches.
+
+    Models are evaluated in copies of the module in evaluation mode (BatchNorm's statistics come from the vector),
+    without gradients and with the same random numbers; the module itself is read, never written. One pass over the
+    batches gives all the :class:`Scores`. One at a time, a model's scores are the same to the last bit whatever the
+    other models of the call and their order; under vmap to rounding, since how batched kernels sum depends on the size
+    of the chunk.
+
+    Args:
+        module: the original. Its buffers that a vector does not hold (integer or non-persistent ones) are read at every
+            call.
+        space: the map between the module and vectors ``[P]``.
+        batches: pairs ``(x, y)``. They are read once, moved to the module's device and kept there; those of classifiers
+            are put together or cut on the CPU to a size that suits it.
+        num_classes: M, of classifiers, whose ``forward(x)`` gives logits ``[B, M]`` for integer classes y ``[B]``:
+            hits per class and loss are scored. None: only the metric is computed.
+        metric: a torchmetrics metric of ``(forward(x), y)`` that gives one number, the score ``"metric"``; see
+            :class:`flsv.games.output_metric.OutputMetric`. Copies of it are used.
+        backend: ``"vmap"``: chunks of models at once under ``torch.func.vmap``; ``"serial"``: one model at a time;
+            ``"auto"``: vmap on CUDA, serial elsewhere. A module that vmap cannot handle is evaluated one model at a
+            time, with a warning.
+        chunk: models at once under vmap. A chunk that does not fit into memory is halved, for good.
+        context: makes a context manager that is entered around every forward pass, such as a Lightning precision
+            plugin's ``forward_context``. An autocast context of the caller's has no effect.
+        seed: of the random numbers that a forward pass draws.
+        asking: name of whoever asks for the metric, for messages.
+
+    Raises:
+        ConfigurationError: a wrong argument; batches without samples or with wrong labels; a forward that does not
+            give logits ``[B, M]``, or whose outputs the metric does not take; a module that cannot be copied; a metric
+            that gives more than one number.
+
+    Example:
+        >>> module = nn.Linear(2, 2)
+        >>> space = ParameterSpace(module)
+        >>> batches = [(torch.eye(2), torch.tensor([0, 1]))]
+        >>> evaluate = ModelEvaluator(module, space, batches, num_classes=2)
+        >>> scores = evaluate(torch.tensor([[1.0, 0, 0, 1, 0, 0], [1.0, 1, 0, 0, 0, 0]]))
+        >>> scores.value("accuracy").tolist()
+        [1.0, 0.5]
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        space: ParameterSpace,
+        batches: Iterable[Any],
+        *,
+        num_classes: Count | None = None,
+        metric: Metric | None = None,
+        backend: Backend = "auto",
+        chunk: Count = 64,
+        context: Context | None = None,
+        seed: int = 0,
+        asking: str = "ModelEvaluator",
+    ) -> None:
+        if num_classes is None and metric is None:
+            raise ConfigurationError("ModelEvaluator: expected num_classes of a classifier, or a metric.")
+        self.space, self.num_classes, self.chunk = space, num_classes, chunk
+        self.device = module_device(module)
+        self.backend = ("vmap" if self.device.type == "cuda" else "serial") if backend == "auto" else backend
+        self._module, self._seed = module, seed
+        self._keep(batches)
+        self._private: Callable[[], Mapping[str, Tensor]] | None = None
+        with torch.inference_mode(False):  # tensors made in inference mode can only be changed in it
+            self._replica = Replica(module, space, context)
+            self._metrics = [] if metric is None else [OutputMetric(metric, asking, self.device)]
+        self._dtypes = {name: tensor.dtype for name, tensor in named_tensors(self._replica.module)}
+        self._try()
+
+    def _keep(self, batches: Iterable[Any]) -> None:
+        size = _CPU_BATCH if self.device.type == "cpu" else None
+        self._batches, self._support = read_batches(batches, self.device, self.num_classes, size)
+
+    def on(
+        self, batches: Iterable[Any] | None, private: Callable[[], Mapping[str, Tensor]] | None = None
+    ) -> ModelEvaluator:
+        """Make an evaluator of the same models on other batches. The two share copies of the module, so they must not
+        evaluate at the same time.
+
+        Args:
+            batches: pairs ``(x, y)``; None: the same.
+            private: returns the state of the module that no vector holds, by name; None: the module's own.
+        """
+        other = copy(self)
+        other._private = private
+        if batches is not None:
+            other._keep(batches)
+        return other
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def evaluate(self, build: Build, count: int) -> Scores:
+        """Evaluate ``count`` models, of which one or a chunk exists at a time.
+
+        Args:
+            build: ``build(i, out)`` writes model i's vector into ``out [P]``, a tensor of the space's dtype on the
+                module's device. It may be called more than once for one i.
+            count: K.
+        """
+        sums = _Sums(count, self.num_classes, len(self._batches), self.device)
+        self._replica.follow(self._module, None if self._private is None else self._private())
+        # The same arithmetic on every thread: autocast belongs to the thread that entered it.
+        with torch.autocast(self.device.type, enabled=False), isolated_rngs(self._seed):
+            if self.backend == "serial":
+                self._one_by_one(build, count, sums)
+            else:
+                self._at_once(build, count, sums)
+        return sums.scores(self._support, bool(self._metrics))
+
+    def _one_by_one(self, build: Build, count: int, sums: _Sums) -> None:
+        for index in range(count):
+            self._replica.load(build, index)
+            self._score(range(index, index + 1), self._alone, sums)
+
+    def _at_once(self, build: Build, count: int, sums: _Sums) -> None:
+        start = 0
+        while start < count:
+            rows = range(start, min(start + self.chunk, count))
+            if self._fits(build, rows, sums):
+                start = rows.stop
+            else:
+                # By now the failed chunk's tensors are gone: an exception keeps them alive while it is handled.
+                free_cached(self.device)
+                self.chunk = len(rows) // 2
+
+    def _fits(self, build: Build, rows: range, sums: _Sums) -> bool:
+        """Evaluate the models ``rows``, and tell whether they fit into memory."""
+        try:
+            self._score(rows, self._stacked(build, rows), sums)
+        except RuntimeError as error:
+            if not is_oom_error(error) or len(rows) == 1:
+                raise
+            return False
+        return True
+
+    def gradient(self, vector: Tensor, balanced: bool = False) -> Tensor:
+        """Compute the mean cross-entropy's gradient in full precision.
+
+        Args:
+            vector: ``[P]``, the model.
+            balanced: whether all classes that occur count the same.
+
+        Returns:
+            float64 ``[P']``, over the leading entries of the vector that are parameters.
+        """
+        self._replica.follow(self._module)
+        return loss_gradient(self._replica.module, self.space, self._batches, self.support, vector, balanced)
+
+    @torch.inference_mode(False)
+    def gradient_products(self, vector: Tensor, updates: ClientMatrix) -> GradientProducts:
+        """Compute g . d_i and d_i^T H d_j, with g and H the mean validation cross-entropy's gradient and Hessian at
+        ``vector [P]``, in full precision; see :func:`flsv.games.gradient_products.gradient_products`.
+        """
+        self._replica.follow(self._module)
+        return gradient_products(self._replica.module, self.space, self._batches, self.support, vector, updates)
+
+    @property
+    def batches(self) -> Sequence[tuple[Any, Any]]:
+        """Pairs ``(x, y)`` on the models' device."""
+        return self._batches
+
+    @property
+    def support(self) -> Tensor:
+        """int64 ``[M]``, samples of each class."""
+        if self._support is None:
+            raise ConfigurationError("ModelEvaluator: without num_classes there are no classes, nor a cross-entropy.")
+        return self._support
+
+    def _alone(self, x: Any) -> Any:
+        """Compute the outputs ``[1, B, ...]`` of the loaded model."""
+        outputs = self._replica.module(x)
+        return outputs[None] if isinstance(outputs, Tensor) else [outputs]
+
+    def _stacked(self, build: Build, rows: range) -> Callable[[Any], Any]:
+        """Return a function that computes the outputs ``[c, B, ...]`` of several models."""
+        replica, space = self._replica, self.space
+        vectors = torch.empty(len(rows), space.size, dtype=space.dtype, device=self.device)
+        for row, index in enumerate(rows):
+            build(index, vectors[row])
+        state = {n: t.to(self._dtypes[n]) for n, t in space.unflatten(vectors).items()}
+
+        def outputs(x: Any) -> Tensor:
+            batch_outputs = vmap(lambda own: functional_call(replica.module, own, (x,)), randomness="same")(state)
+            if not isinstance(batch_outputs, Tensor):
+                raise TypeError(f"forward gives {type(batch_outputs).__name__}")
+            return batch_outputs
+
+        return outputs
+
+    def _score(self, rows: range, outputs: Callable[[Any], Any], sums: _Sums) -> None:
+        """Score a chunk of models."""
+        while self._metrics and len(self._metrics) < len(rows):
+            self._metrics.append(self._metrics[0].clone())
+        metrics = self._metrics[: len(rows)]
+        for metric in metrics:
+            metric.metric.reset()  # of a model before, or of a pass that failed half-way
+        sums.correct[rows.start : rows.stop] = 0
+        seed_global_rngs(self._seed, "utility")
+        for position, (x, y) in enumerate(self._batches):
+            with self._replica.context():
+                batch_outputs = outputs(x)
+            if self.num_classes is not None:
+                checked_logits(batch_outputs[0], y, self.num_classes)
+                hits, losses = score_batch(batch_outputs, y)
+                sums.correct[rows.start : rows.stop] += hits
+                sums.losses[rows.start : rows.stop, position] = losses
+            for metric, own in zip(metrics, batch_outputs):
+                metric.update(own, y)
+        for metric, row in zip(metrics, rows):
+            sums.metric[row] = metric.value()
+
+    def _try(self) -> None:
+        """Run forward passes, so that errors come before training time is spent."""
+        try:
+            self._try_first()
+        except Exception as error:
+            if isinstance(error, ConfigurationError) or is_oom_error(error):
+                raise
+            raise no_forward(self._module, self._batches[0][0], error) from error
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def _try_first(self) -> None:
+        x, y = self._batches[0]
+        build = row_builder(self.space.read(self._module)[None])
+        with torch.autocast(self.device.type, enabled=False), isolated_rngs(self._seed, "utility"):
+            if self.num_classes is not None:
+                if isinstance(x, Tensor):
+                    x, y = x[:1], y[:1]
+                with self._replica.context():
+                    checked_logits(self._replica.module(x), y, self.num_classes)
+            for metric in self._metrics:
+                self._replica.follow(self._module)
+                metric.gives_logits = wants_probabilities(metric.metric) and self._gives_logits(x)
+                self._one_by_one(build, 1, _Sums(1, self.num_classes, len(self._batches), self.device))
+            if self.backend == "vmap":
+                self._try_vmap(build, x)
+        self._replica.check(self._module, x)
+
+    def _try_vmap(self, build: Build, x: Any) -> None:
+        self._replica.follow(self._module)
+        try:
+            with self._replica.context():
+                self._stacked(build, range(1))(x)
+        except Exception as error:
+            if is_oom_error(error):
+                raise
+            self.backend = "serial"
+            warnings.warn(
+                f"torch.func.vmap cannot run {type(self._module).__name__} ({error}): coalition models are evaluated "
+                'one at a time. backend="serial" silences this.',
+                stacklevel=5,
+            )
+
+    def _gives_logits(self, x: Any) -> bool:
+        """Tell whether some model of random parameters gives a number that is no probability."""
+        start, cut = self.space.read(self._module), self.space.num_parameters
+        draw = torch.Generator().manual_seed(0)
+
+        def build(_: int, out: Tensor) -> None:
+            out.copy_(start)
+            out[:cut] = _SCALE * torch.randn(cut, generator=draw).to(out)
+
+        for row in range(_DRAWS):
+            self._replica.load(build, row)
+            with self._replica.context():
+                if beyond_probabilities(self._replica.module(x)):
+                    return True
+        return False
+
+
+def no_forward(module: nn.Module, x: Any, error: Exception) -> ConfigurationError:
+    """Make the error of a ``forward`` that does not take a batch's first part."""
+    return ConfigurationError(
+        f"{type(module).__name__}.forward(x) ends in {type(error).__name__}: {str(error).rstrip('.')}. It is called "
+        f"with the first part of a validation batch, {kind_of(x)}: let it take that, and give the logits [B, M]."
+    )
+
+
+class _Sums:
+    """Buffers of one call's results: one row per model, on the models' device."""
+
+    def __init__(self, models: int, classes: int | None, batches: int, device: torch.device) -> None:
+        self.correct = torch.zeros(models, classes or 0, dtype=torch.int64, device=device)
+        # A column per batch: in whatever order batches are evaluated, the columns are summed in one order.
+        self.losses = torch.zeros(models, batches, dtype=loss_dtype(device), device=device)
+        self.metric = torch.zeros(models, dtype=torch.float64)
+
+    def scores(self, support: Tensor | None, measured: bool) -> Scores:
+        """Return the scores of all models."""
+        values = {"metric": self.metric} if measured else {}
+        if support is not None:
+            loss = torch.zeros(len(self.losses), dtype=torch.float64)
+            # One column after the other: the rounding of sum(-1) depends on the number of rows.
+            for column in self.losses.cpu().double().unbind(1):
+                loss = loss + column
+            values |= {"correct": self.correct.cpu(), "loss": loss / support.sum()}
+        return Scores(values, support)

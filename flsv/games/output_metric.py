@@ -1,0 +1,128 @@
+"""OutputMetric: a torchmetrics metric of a model's outputs and labels.
+
+torchmetrics takes its input for probabilities, or for logits if a number of the *batch* lies outside [0, 1]. For models
+whose logits happen to lie inside, some batches would be read one way and some the other. So it is decided once for a
+module, not for each model: with random parameters logits leave [0, 1] and probabilities do not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.classification import MulticlassConfusionMatrix, MulticlassExactMatch, MulticlassStatScores
+
+from flsv.games.class_scores import ClassScore, class_1_probabilities
+from flsv.games.scores import loss_dtype
+from flsv.games.validation_batches import kind_of
+from flsv.utilities.errors import ConfigurationError
+
+_CLASSES = "torchmetrics.classification"
+
+
+class OutputMetric:
+    """A private copy of a torchmetrics metric, and the conversion of a model's outputs to the input that the metric
+    takes.
+
+    Half-precision outputs are converted to single precision; a last dimension of 1 that only one of outputs and labels
+    has is dropped, so that one logit ``[B, 1]`` fits labels ``[B]``. The rest is up to the metric: logits or
+    probabilities ``[B, M]`` or ``[B, M, H, W]`` with integer labels, one ``[B]`` for binary labels (of two, ``[B, 2]``,
+    class 1's are taken), ``[B, L]`` for multilabel ones, numbers for regression.
+
+    Args:
+        metric: it is copied.
+        asking: name of whoever asks for the metric, for messages.
+        device: of the outputs.
+        gives_logits: whether outputs are logits where the metric wants probabilities.
+    """
+
+    def __init__(self, metric: Metric, asking: str, device: torch.device, gives_logits: bool = False) -> None:
+        self.metric, self.gives_logits = metric.clone().to(device), gives_logits
+        self._asking, self._device = asking, device
+        self.metric.sync_on_compute = False  # evaluated in this process only
+        self.metric.reset()
+        self._seen = ""
+
+    def clone(self) -> OutputMetric:
+        """Return another, empty copy."""
+        return OutputMetric(self.metric, self._asking, self._device, self.gives_logits)
+
+    def update(self, outputs: Any, y: Any) -> None:
+        """Add a batch of outputs and labels.
+
+        Raises:
+            ConfigurationError: the metric does not take them.
+        """
+        self._seen = f"{kind_of(outputs)}, with y {kind_of(y)}"
+        if isinstance(outputs, Tensor) and isinstance(y, Tensor):
+            outputs = outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
+            if outputs.shape == (*y.shape, 1):
+                outputs = outputs.squeeze(-1)
+            elif y.shape == (*outputs.shape, 1):
+                y = y.squeeze(-1)
+            if self.gives_logits:
+                outputs = _probabilities(self.metric, outputs, y)
+            if _kind(self.metric) == "Binary":
+                outputs = class_1_probabilities(outputs, y)
+        try:
+            self.metric.update(outputs, y)
+        except Exception as error:
+            raise self._refused(error) from error
+
+    def value(self) -> float:
+        """Compute the metric of all batches.
+
+        Raises:
+            ConfigurationError: the metric gives no number, or more than one.
+        """
+        try:
+            value = self.metric.compute()
+        except (RuntimeError, IndexError, ValueError) as error:
+            raise self._refused(error) from error
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            what = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise ConfigurationError(
+                f"{type(self.metric).__name__} gives {what}, expected one number per model: a utility is a "
+                'scalar. Let the metric average, such as average="macro".'
+            )
+        return float(value)
+
+    def _refused(self, error: Exception) -> ConfigurationError:
+        return ConfigurationError(
+            f"{self._asking}: {type(self.metric).__name__} does not take what forward gives, {self._seen}: {error} Log "
+            "the value in validation_step, and give its name as performance."
+        )
+
+
+def wants_probabilities(metric: Metric) -> bool:
+    """Tell whether a metric distinguishes logits from probabilities."""
+    largest = isinstance(metric, MulticlassStatScores | MulticlassConfusionMatrix | MulticlassExactMatch)
+    return _kind(metric) is not None and not largest
+
+
+def beyond_probabilities(outputs: Any) -> bool:
+    """Tell whether a number of the outputs is no probability."""
+    return isinstance(outputs, Tensor) and outputs.is_floating_point() and bool(((outputs < 0) | (outputs > 1)).any())
+
+
+def _kind(metric: Metric) -> str | None:
+    """Return the kind of a torchmetrics metric, "Binary", "Multilabel" or "Multiclass", or "Classes" of a
+    :class:`ClassScore`.
+    """
+    if isinstance(metric, ClassScore):
+        return "Classes"
+    if not type(metric).__module__.startswith(_CLASSES):
+        return None
+    return next((k for k in ("Binary", "Multilabel", "Multiclass") if type(metric).__name__.startswith(k)), None)
+
+
+def _probabilities(metric: Metric, logits: Tensor, y: Tensor) -> Tensor:
+    kind = _kind(metric)
+    if not logits.is_floating_point() or kind is None:
+        return logits
+    if kind == "Multilabel" or logits.ndim != y.ndim + 1:
+        return logits if kind == "Multiclass" else logits.sigmoid()
+    # In float64, probabilities next to 1 stay distinct, which ranks need.
+    return (logits if kind == "Multiclass" else logits.to(loss_dtype(logits.device))).softmax(1)

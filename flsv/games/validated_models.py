@@ -1,0 +1,253 @@
+"""ValidatedModels: models of any task, scored by what the module logs in validation; and a logged loss's gradient."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from copy import copy
+from itertools import islice
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities.data import extract_batch_size
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from flsv._lightning.evaluation import tolerance
+from flsv._lightning.validation import KeptBatches, ValidationRun, number
+from flsv.core.parameter_space import ParameterSpace
+from flsv.games.check_copies import check_copies
+from flsv.games.copy_module import copy_module
+from flsv.games.replica import named_tensors
+from flsv.games.scores import Scores
+from flsv.games.vector_evaluator import Build, VectorEvaluator
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import isolated_rngs
+
+_LOG = inspect.signature(L.LightningModule.log)
+#: Objects that a module reads and does not change: all copies share them.
+_SHARED = (Dataset, DataLoader, L.LightningDataModule)
+
+
+@torch.no_grad()
+def fresh_copy(module: L.LightningModule, space: ParameterSpace, vector: Tensor, private: Mapping[str, Tensor]) -> Any:
+    """Make a copy of a module that is the model ``vector [P]``, in the modes (training or evaluation) of the module.
+
+    A user's ``validation_step`` may count, collect outputs and keep the best value so far. So that a model's score
+    depends on its vector and the fit's module only, every model has a copy of its own, in which the module's Python
+    state, metrics and buffers are as they are in the module now. Frozen parameters are not copied.
+
+    Raises:
+        ConfigurationError: the module cannot be copied.
+    """
+    instead: dict[int, Any] = {id(tensor): tensor for tensor in space.constants(module).values()}
+    for layer in module.modules():
+        for value in vars(layer).values():
+            instead.update(_shared(value))
+    own = copy_module(module, instead)
+    space.write(own, vector)
+    for name, tensor in named_tensors(own):
+        if name in private and name not in space.names:
+            tensor.copy_(private[name])
+    return own
+
+
+def _shared(value: Any) -> Iterator[tuple[int, Any]]:
+    """Yield the data objects in a value, by ``id``, which copies share."""
+    if isinstance(value, _SHARED):
+        yield id(value), value
+    elif type(value) in (list, tuple, dict):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _shared(part)
+
+
+class ValidatedModels(VectorEvaluator):
+    """Evaluator of models of any task by the values that they log: runs ``validation_step`` and the validation hooks
+    around it, for one model after the other, each in its own copy of the module.
+
+    A model's score is a function of its vector and of the fit's module: Python's, NumPy's and torch's global generators
+    are in the same state at the start of every model, and are restored afterwards. The module, its trainer and its
+    loggers stay as they are.
+
+    Args:
+        trainer: of the fit, with its module on its device.
+        space: the map between the module and vectors ``[P]``.
+        loaders: the validation batches, see :func:`flsv._lightning.validation.keep_batches`.
+        names: of the scores, among the names of ``trainer.callback_metrics`` after a validation.
+        derived: those of them whose gradients are needed.
+        asking: name to the metrics that ask for it, for messages.
+        seed: of the random numbers that a validation draws.
+
+    Raises:
+        ConfigurationError: while evaluating, a name that is not logged, or not as one number; from ``attempt``, a name
+            that has no gradient.
+    """
+
+    def __init__(
+        self,
+        trainer: L.Trainer,
+        space: ParameterSpace,
+        loaders: Sequence[KeptBatches],
+        *,
+        names: Sequence[str],
+        derived: Sequence[str] = (),
+        asking: Mapping[str, str] | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.space, self._names = space, list(dict.fromkeys(names))
+        self._derived, self._asking = derived, asking or {}
+        self._trainer, self._loaders, self._seed = trainer, loaders, seed
+        self._private: Callable[[], Mapping[str, Tensor]] = dict
+
+    def on(
+        self, loaders: Sequence[KeptBatches], private: Callable[[], Mapping[str, Tensor]] | None = None
+    ) -> ValidatedModels:
+        """Make an evaluator of the same models on other batches.
+
+        Args:
+            loaders: from :func:`flsv._lightning.validation.keep_batches`.
+            private: returns the state of the module that no vector holds, by name; None: the module's own.
+        """
+        other = copy(self)
+        other._loaders, other._private = loaders, private or dict
+        return other
+
+    @torch.no_grad()
+    def evaluate(self, build: Build, count: int) -> Scores:
+        """Evaluate ``count`` models, one after the other.
+
+        Args:
+            build: ``build(i, out)`` writes model i's vector into ``out [P]``.
+            count: K.
+        """
+        rows: list[Mapping[str, float]] = []
+        vector = torch.empty(self.space.size, dtype=self.space.dtype, device=self._trainer.strategy.root_device)
+        for index in range(count):
+            build(index, vector)
+            with self._validation(vector) as run:
+                rows.append(self._numbers(run.logged()))
+        return Scores({n: torch.tensor([row[n] for row in rows], dtype=torch.float64) for n in self._names})
+
+    def gradient(self, vector: Tensor, name: str) -> Tensor:
+        """Compute the gradient of a logged value at a model.
+
+        Args:
+            vector: ``[P]``, the model.
+            name: of the logged value.
+
+        Returns:
+            float64 ``[P']``, over the leading P' entries of the vector, the parameters.
+
+        Raises:
+            ConfigurationError: it is not logged by ``validation_step`` with its graph.
+        """
+        return self._derive(vector, name)[1]
+
+    def attempt(self) -> None:
+        """Evaluate the fit's module as it is, so that errors come before training.
+
+        Raises:
+            ConfigurationError: a value that is asked for is not available, or the module cannot be copied.
+        """
+        module = self._trainer.lightning_module
+        start = self.space.read(module)
+        logged = self(start[None])
+        first = [KeptBatches(islice(loader, 1)) for loader in self._loaders]
+
+        def outputs(vector: Tensor) -> Any:
+            with isolated_rngs(self._seed, "utility"):
+                own = fresh_copy(module, self.space, vector, {})
+                return ValidationRun(self._trainer, own, first).logged()
+
+        check_copies(module, self.space, outputs, sensitive=False)
+        for name in self._derived:
+            self._check_gradient(name, start, float(logged.value(name)))
+
+    @contextmanager
+    def _validation(self, vector: Tensor) -> Iterator[ValidationRun]:
+        """Open the validation of a model, with the same random numbers for every model."""
+        with (
+            isolated_rngs(self._seed, "utility"),
+            torch.inference_mode(False),
+            torch.autocast(self._trainer.strategy.root_device.type, enabled=False),
+        ):
+            own = fresh_copy(self._trainer.lightning_module, self.space, vector, self._private())
+            yield ValidationRun(self._trainer, own, self._loaders)
+
+    def _numbers(self, logged: Mapping[str, Any]) -> dict[str, float]:
+        for name in self._names:
+            if name not in logged:
+                who, module = self._asking.get(name, "a utility"), type(self._trainer.lightning_module).__name__
+                raise ConfigurationError(
+                    f"{who}: {module} logs no {name!r} when it validates. It logs {sorted(logged)}. Log it in "
+                    f"validation_step, self.log({name!r}, value), or name one of those; what callbacks log does not "
+                    "count."
+                )
+        return {name: number(name, logged) for name in self._names}
+
+    def _derive(self, vector: Tensor, name: str) -> tuple[Tensor, Tensor]:
+        """Compute the value that ``validation_step`` logs under a name, and its gradient.
+
+        Lightning's evaluation loop converts logged values to numbers, without a graph. So the step is called directly,
+        ``self.log`` collects its tensors, and batches are averaged as Lightning averages them: each value times the
+        batch size, over the sum of these. Hooks around the step are not called.
+        """
+        gradient = torch.zeros(self.space.num_parameters, dtype=torch.float64, device=vector.device)
+        total, weights = torch.zeros((), dtype=torch.float64), 0.0
+        # Closed, or an error would leave its contexts entered.
+        with self._validation(vector) as run, closing(run.steps()) as steps:
+            own = {n: p.requires_grad_(True) for n, p in run.module.named_parameters() if n in self.space.names}
+            ordered = [own[n] for n in self.space.names if n in own]
+            for arguments, loader in steps:
+                with torch.enable_grad():
+                    logged = [(torch.as_tensor(v).sum(), w) for v, w in _logged(run.module, name, arguments, loader)]
+                for value, weight in logged:
+                    if not value.requires_grad:
+                        raise ConfigurationError(
+                            f"{self._asking.get(name, 'a metric')} asks for the gradient of {name!r}, which is logged "
+                            "without its graph, as .item(), .detach() and no_grad leave it. Let validation_step log "
+                            "the loss itself, or take a metric that evaluates models instead."
+                        )
+                    slopes = torch.autograd.grad(value, ordered, materialize_grads=True)
+                    gradient += weight * torch.cat([slope.flatten() for slope in slopes]).double()
+                    total, weights = total + weight * value.detach().cpu().double(), weights + weight
+        return total / weights, gradient / weights
+
+    def _check_gradient(self, name: str, start: Tensor, logged: float) -> None:
+        """Raise unless the differentiated value is the one that Lightning logs."""
+        derived = float(self._derive(start, name)[0])
+        if not abs(derived - logged) <= tolerance(self._trainer) * max(1.0, abs(logged)):
+            raise ConfigurationError(
+                f"{self._asking.get(name, 'a metric')} asks for the gradient of {name!r}. What validation_step "
+                f"logs averages to {derived:.6g}, and the trainer logs {logged:.6g}: hooks around the step have a part "
+                "in it. Log the loss in validation_step, or take a metric that evaluates models instead."
+            )
+
+
+def _logged(
+    module: L.LightningModule, name: str, arguments: tuple[Any, ...], loader: int | None
+) -> list[tuple[Any, float]]:
+    """Call a step, and collect the values that it logs under a name, as in ``trainer.callback_metrics``, with the
+    batch's weights.
+    """
+    values: list[tuple[Any, float]] = []
+
+    def log(*args: Any, **kwargs: Any) -> None:
+        call = _LOG.bind(None, *args, **kwargs)
+        call.apply_defaults()
+        names, size = [call.arguments["name"]], call.arguments["batch_size"]
+        if loader is not None and call.arguments["add_dataloader_idx"]:
+            names.append(f"{names[0]}/dataloader_idx_{loader}")
+        if name in names:
+            weight = extract_batch_size(arguments[0]) if size is None else size
+            values.append((call.arguments["value"], float(weight)))
+
+    own = vars(module)
+    own["log"] = log
+    try:
+        module.validation_step(*arguments)
+    finally:
+        del own["log"]
+    return values

@@ -1,0 +1,138 @@
+"""CosineGradientShapley: the clients' reputations of CGSV, from the direction of their updates.
+
+Xu et al., "Gradient Driven Rewards to Guarantee Fairness in Collaborative Machine Learning", NeurIPS 2021.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from flsv.core import ClientMatrix
+from flsv.functional.cgsv import cohort_reputation, normalized, updated_reputation
+from flsv.metrics.base import ContributionMetric, cosines_with_sum, parameters_of
+from flsv.utilities.declared import Momentum, Positive
+
+
+class CosineGradientShapley(ContributionMetric):
+    r"""CGSV's reputations: how well the direction of each client's updates agrees with that of the cohort.
+
+    .. math::
+        \varphi_i = \cos(u_i, u_N), \qquad r_i \leftarrow \max(\alpha r_i + (1 - \alpha)\varphi_i, \epsilon),
+        \qquad r \leftarrow r / \textstyle\sum_j r_j
+
+    with :math:`u_i` client *i*'s update scaled to one length and :math:`u_N` their weighted sum. It costs two products
+    with the matrix of updates, without validation data or coalitions.
+
+    As input to ``update``: ``client_ids [k]``, ``client_updates [k, P]`` (parameters only: buffers have no gradient),
+    ``num_samples [k]`` and ``aggregation_weights [k]``. In a ``FederatedLoop`` the metric is updated after
+    aggregation, with the weights of that aggregation in :math:`u_N`: under :class:`flsv.aggregation.CGSV` these are
+    the reputations before the round, as in the paper, and data shares in the first. ``compute`` gives
+    ``[num_clients]``, shares that sum to 1 over the clients seen, NaN for clients never seen. ``diagnostics`` holds
+    each client's last :math:`\varphi_i`.
+
+    The paper has full participation only. Here the cohort redistributes the sum of its members' reputations, so that
+    absent clients keep theirs; a client that joins late starts from the mean of the known reputations.
+
+    A reputation depends on all rounds in their order, so parts of a run cannot be merged, nor two processes' rounds
+    synchronized: both raise an error. ``forward`` updates twice.
+
+    When not to use it:
+        For payment: it compares directions, and does not measure by how much a model has improved. Where some clients'
+        data are rare and correct: a client that differs from the majority has a low reputation. With a majority that is
+        wrong.
+
+    Args:
+        num_clients: n. None inside a ``FederatedLoop``: taken from the data.
+        alpha: in [0, 1), how much of a reputation is memory.
+        floor: the least reputation in a cohort, above 0.
+        init: the past of the first round: ``"zero"``, as in the authors' code, where the reputations are
+            :math:`\varphi / \sum_j \varphi_j` after it, or ``"shares"``: they start from the data shares, which alpha
+            keeps for many rounds.
+        kwargs: see ``torchmetrics.Metric``.
+
+    Raises:
+        ConfigurationError: alpha outside [0, 1), floor not above 0, another ``init``.
+        ValueError: shapes that do not fit, unknown or repeated client ids; a merge.
+
+    Example:
+        >>> metric = CosineGradientShapley(num_clients=4, alpha=0.5)
+        >>> updates = torch.tensor([[2.0, 0.0], [1.0, 0.0], [-1.0, 0.0]])
+        >>> metric.update(torch.tensor([0, 1, 3]), updates, torch.tensor([10, 10, 10]))
+        >>> metric.compute()
+        tensor([0.4995, 0.4995,    nan, 0.0010])
+    """
+
+    unit = "reputation (share)"
+    sign = "from 0 to 1, shares that sum to 1 over the clients seen; more is better."
+    cost = "two products with the matrix of updates; no coalition."
+    per_class = False
+    to_pay_by = False
+    full_state_update = True
+    mergeable = False
+    #: Where a ``FederatedLoop`` finds the arguments of ``update``.
+    round_fields: ClassVar[dict[str, Any]] = {"client_updates": parameters_of}
+    over_rounds = "sum"
+    plot_lower_bound = 0.0
+
+    reputation: Tensor
+    phi: Tensor
+
+    def __init__(
+        self,
+        num_clients: int | None = None,
+        alpha: Momentum = 0.95,
+        floor: Positive = 1e-3,
+        init: Literal["zero", "shares"] = "zero",
+        **kwargs: Any,
+    ) -> None:
+        self.alpha, self.floor, self.init = alpha, floor, init
+        super().__init__(num_clients, None, **kwargs)
+
+    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+        self.add_state("reputation", torch.full((num_clients,), float("nan")), dist_reduce_fx=None)
+        self.add_state("phi", torch.full((num_clients,), float("nan")), dist_reduce_fx=None)
+
+    def update(
+        self,
+        client_ids: Tensor,
+        client_updates: Tensor | ClientMatrix,
+        num_samples: Tensor | None = None,
+        aggregation_weights: Tensor | None = None,
+    ) -> None:
+        """Add a round.
+
+        Args:
+            client_ids: ``[k]``.
+            client_updates: ``[k, P]``, parameters only; a ``FederatedLoop`` passes the cohort's matrix, without a copy.
+            num_samples: ``[k]``; None: the shares of the first round are equal.
+            aggregation_weights: ``[k]``; None: the reputations are the weights.
+        """
+        matrix = self._matrix(client_ids, client_updates)
+        samples = torch.ones_like(client_ids) if num_samples is None else num_samples
+        before = cohort_reputation(self.reputation, client_ids, samples)
+        weights = normalized(before) if aggregation_weights is None else aggregation_weights.double()
+        norms = matrix.norms()
+        phi = cosines_with_sum(matrix, norms, weights.to(norms))
+        begins = self.init == "zero" and bool(self.reputation.isnan().all())  # no past to weigh
+        after = updated_reputation(None if begins else before.to(phi.device), phi, alpha=self.alpha, floor=self.floor)
+        self.reputation, self.phi = self.reputation.clone(), self.phi.clone()
+        # The cohort's sum stays the same; compute normalizes the whole to 1.
+        self.reputation[client_ids] = (after * before.sum()).to(self.reputation)
+        self.phi[client_ids] = phi.to(self.phi)
+        # The round's own values: the cohort's cosines as shares of its sum. A reputation is then the sum of the rounds'
+        # values, except for the floor.
+        phi = phi.double().clamp_min(self.floor)
+        new, old = (1 - self.alpha) * phi.sum(), 0.0 if begins else self.alpha
+        share = before.sum().to(phi) * phi / phi.sum()
+        self.note_round(client_ids, share, (new / (new + old)).to(self.phi), (old / (new + old)).to(self.phi))
+
+    def compute(self) -> Tensor:
+        """Compute the reputations ``[num_clients]``, NaN for clients never seen."""
+        return self.reputation / self.reputation.nansum()
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        """Return each client's last cosine with the aggregate ``[num_clients]``."""
+        return {"phi": self.phi.clone()}

@@ -1,0 +1,103 @@
+"""UploadKeeper: base class of personalizers in which clients use each other's last uploads."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from flsv.core import Client, NoAnswer, Round, run_protocol
+from flsv.core.strategy import Federation
+from flsv.personalization.base import Personalizer
+from flsv.utilities.errors import ConfigurationError
+
+
+class UploadKeeper(Personalizer):
+    """Base class of personalizers that store every client's last upload, to use it while the client is absent."""
+
+    saved: ClassVar[Sequence[str]] = ("_uploads",)
+
+    def __init__(self) -> None:
+        self._uploads: dict[int, Tensor] = {}
+
+    def begin(self, federation: Federation) -> None:
+        self._uploads = {}
+
+    def resume(self, federation: Federation) -> None:
+        device = federation.global_vector.device
+        self._uploads = {client: upload.to(device) for client, upload in self._uploads.items()}
+
+    def store_uploads(
+        self, round: Round, part: Callable[[Tensor], Tensor] = lambda vector: vector
+    ) -> dict[int, Tensor]:
+        """Store the cohort's models, or a part of each, and return the previous uploads."""
+        before = dict(self._uploads)
+        # Clones row by row: a view would hold the memory of the whole cohort until its last row is replaced.
+        self._uploads.update(
+            {i: part(vector).clone() for i, vector in zip(round.client_ids.tolist(), round.client_vectors)}
+        )
+        return before
+
+    def judge_all(
+        self, values: Tensor, round: Round, judge: Callable[[Client], tuple[list[int], Tensor | None]], before: Any
+    ) -> Tensor:
+        """Ask every client of the cohort for the values of its own and the others' models.
+
+        Args:
+            values: ``[k, n]``, filled in place.
+            round: the round.
+            judge: asks a client; returns whose models it evaluated, and :func:`ask_model_values`' result.
+            before: the uploads before the round, which are restored for clients that do not answer.
+
+        Returns:
+            ``values``.
+        """
+        assert round.clients is not None
+        ids = round.client_ids.tolist()
+        for row, (client, (others, worth)) in enumerate(zip(ids, run_protocol(round.clients, judge))):
+            if worth is not None:
+                values[row, [client, *others]] = worth.to(values)
+                continue
+            del self._uploads[client]
+            if client in before:
+                self._uploads[client] = before[client]
+        return values
+
+
+def ask_model_values(
+    client: Client, question: Callable[..., Tensor], others: Sequence[Tensor], *args: Any, **kwargs: Any
+) -> Tensor | None:
+    """Ask a client for the values of its own model and of the others'.
+
+    Args:
+        client: the client to ask.
+        question: function of the client's data and ``others`` that returns the values.
+        others: the others' models.
+        args: further positional arguments of ``question``.
+        kwargs: keyword arguments of ``question``.
+
+    Returns:
+        Values ``[1 + len(others)]``, the client's own model first; None, with a warning, if a site does not answer.
+        The personalizer then treats the client as absent: it has no values, and keeps its start point.
+    """
+    try:
+        values = client.ask(question, others, *args, **kwargs)
+        if not isinstance(values, Tensor) or values.shape != (1 + len(others),):
+            raise NoAnswer(f"client {client.id} judged {1 + len(others)} models by {type(values).__name__} {values}.")
+    except NoAnswer as why:
+        client.take_back()
+        warnings.warn(f"{why} It continues from the model that it had before this round.", stacklevel=2)
+        return None
+    return values
+
+
+def check_validation(strategy: Personalizer, federation: Federation) -> None:
+    """Raise a ConfigurationError if a client has no validation samples to evaluate models on."""
+    empty = (federation.split_sizes["val"] == 0).nonzero().flatten().tolist()
+    if empty:
+        raise ConfigurationError(
+            f"{strategy!r} evaluates models on every client's own validation samples; clients {empty} have none. Set "
+            "FederatedDataModule(splits=Splits(client_val=0.2)), or a larger one."
+        )

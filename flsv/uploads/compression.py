@@ -1,0 +1,81 @@
+"""Compression: base class of compressed updates, with error feedback.
+
+Error feedback (Seide et al., "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed
+Training of Speech DNNs", Interspeech 2014; Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient
+Compression Schemes", ICML 2019, Algorithm 2): a client adds to its update d what it has not sent so far, e, and keeps
+what it does not send now:
+
+    p = d + e,   sends C(p),   e <- p - C(p)
+
+Where the papers, which compress every step's gradient, are silent: here it is a round's update, and a client outside
+the cohort keeps its e. Buffers (BatchNorm's statistics) are averages, no steps, and are sent whole.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from flsv.core import Traffic
+from flsv.uploads.base import Upload, UploadContext
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import generator_for
+
+
+class Compression(Upload):
+    """Base class of compressions. Subclasses override :meth:`compress` and :meth:`size`.
+
+    The update is measured from the model that the server sent, to which the server adds it. So compression is refused
+    where clients continue from models of their own (Standalone, FedFomo, PFedSV) or choose one (IFCA). Of several
+    compressions the last one determines the size.
+
+    Args:
+        error_feedback: whether a client adds the rest that it did not send to its next update, which takes a vector of
+            parameters at every client.
+    """
+
+    def __init__(self, error_feedback: bool = True) -> None:
+        self.error_feedback = error_feedback
+
+    @abstractmethod
+    def compress(self, update: Tensor, generator: torch.Generator) -> Tensor:
+        """Compress and decode an update: return ``[N]`` as the server receives it, a new tensor.
+
+        Args:
+            update: parameters ``[N]``, without buffers; not to be changed in place.
+            generator: CPU generator that depends on the run's seed, the round and the client.
+        """
+
+    @abstractmethod
+    def size(self, entries: int, entry_bytes: int) -> Traffic:
+        """Return the size of a compressed update in transmission.
+
+        Args:
+            entries: N, number of parameters.
+            entry_bytes: bytes of an uncompressed entry.
+        """
+
+    def apply(self, update: Tensor, context: UploadContext) -> Tensor:
+        if not context.start_sent:
+            raise ConfigurationError(
+                f"{self!r} compresses a client's step away from the model that the server sent it, and client "
+                f"{context.client} started from one that the server did not send. Leave the compression out, or use "
+                "a personalizer whose models the server knows."
+            )
+        # With the position, two compressions of one client have errors of their own.
+        name = f"upload.{context.position}.error"
+        wanted = update[: context.num_parameters]
+        if self.error_feedback and name in context.state:
+            wanted = wanted + context.state[name]
+        path = ("compression", context.position, context.round_index, context.client)
+        sent = self.compress(wanted, generator_for(context.seed, *path))
+        if self.error_feedback:
+            context.state[name] = wanted - sent
+        return torch.cat([sent, update[context.num_parameters :]])
+
+    def traffic(self, before: Traffic, sent: Tensor, context: UploadContext) -> Traffic:
+        buffers = len(sent) - context.num_parameters
+        whole = Traffic(buffers, float(buffers * sent.element_size()))
+        return self.size(context.num_parameters, sent.element_size()) + whole

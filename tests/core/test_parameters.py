@@ -1,0 +1,124 @@
+"""ParameterSpace against state_dict, which is how everybody else reads a module."""
+
+import pytest
+import torch
+from torch import nn
+from torchmetrics import MeanMetric
+
+from flsv.core.parameter_space import ParameterSpace
+from flsv.utilities.errors import ConfigurationError
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5), nn.Linear(5, 3)
+    )
+
+
+def float_state(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in module.state_dict().items() if value.is_floating_point()}
+
+
+def test_reads_all_floating_point_state_parameters_first_and_writes_the_inverse() -> None:
+    module, other = network(), network()
+    space = ParameterSpace(module)
+    vector = space.read(module)
+    parameters = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
+    assert torch.equal(vector[: space.num_parameters], parameters)
+    assert torch.equal(vector[space.num_parameters :], torch.cat([module[1].running_mean, module[1].running_var]))
+    assert space.size == sum(value.numel() for value in float_state(module).values())
+    with torch.no_grad():
+        for value in float_state(other).values():
+            value.normal_()
+    matrix = torch.zeros(3, space.size)
+    row = space.read(other, out=matrix[1])
+    assert row.data_ptr() == matrix[1].data_ptr()
+    assert matrix[0].abs().sum() == 0
+    space.write(module, row)
+    for name, value in float_state(module).items():
+        assert torch.equal(value, float_state(other)[name]), name
+
+
+def test_unflatten_gives_views_also_of_a_stack() -> None:
+    module = network()
+    space = ParameterSpace(module)
+    stack = torch.stack([space.read(module), torch.zeros(space.size)])
+    tensors = space.unflatten(stack)
+    assert tensors["0.weight"].shape == (2, 4, 1, 3, 3)
+    assert torch.equal(tensors["0.weight"][0], module[0].weight)
+    assert tensors["0.weight"].data_ptr() == stack.data_ptr()
+    assert torch.equal(space.flatten(space.unflatten(stack[0])), stack[0])
+
+
+def test_scalar_parameters_and_mixed_precision() -> None:
+    module = nn.Linear(2, 2).to(torch.bfloat16)
+    module.register_parameter("temperature", nn.Parameter(torch.tensor(2.0)))
+    space = ParameterSpace(module)
+    vector = space.read(module)
+    assert vector.dtype == torch.float32
+    assert space.unflatten(vector)["temperature"].shape == ()
+    space.write(module, vector * 0 + 1)
+    assert module.weight.dtype == torch.bfloat16
+    assert module.temperature.item() == 1
+    assert ParameterSpace(nn.Linear(2, 2).double()).dtype == torch.float64
+
+
+def test_private_state_is_not_part_of_the_vector() -> None:
+    module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    whole, space = ParameterSpace(module), ParameterSpace(module, private=["1.*"])
+    assert space.size == 9
+    assert space.num_parameters == 9
+    assert space.private_names == ("1.weight", "1.bias", "1.running_mean", "1.running_var")
+    assert torch.equal(space.read(module), whole.read(module)[:9])
+    own = space.read_private(module)
+    space.write(module, torch.ones(9))
+    assert torch.equal(module[1].weight, torch.ones(3))  # as it was
+    space.write_private(module, {"1.weight": torch.full((3,), 2.0)})
+    assert module[1].weight.tolist() == [2.0] * 3
+    assert own["1.weight"].tolist() == [1.0] * 3
+    with pytest.raises(ValueError, match="leaves nothing"):
+        ParameterSpace(module, private=["*"])
+
+
+def test_head_is_the_last_linear_layer_or_the_named_one() -> None:
+    module = network()
+    assert ParameterSpace(module).head.name == "5"
+    space = ParameterSpace(module, head="4")
+    assert (space.head.name, space.head.num_classes) == ("4", 5)
+    rows = space.head.rows(space.read(module))
+    assert torch.equal(rows, torch.cat([module[4].weight, module[4].bias[:, None]], dim=1))
+    assert torch.equal(space.head.rows(space.read(module), include_bias=False), module[4].weight)
+    assert space.head.rows(torch.zeros(7, 2, space.size)).shape == (7, 2, 5, 145)
+
+
+def test_head_of_timm_is_its_classifier() -> None:
+    timm = pytest.importorskip("timm")
+    wrapper = nn.Module()
+    wrapper.backbone = timm.create_model("resnet10t", num_classes=7)
+    wrapper.projection = nn.Linear(3, 3)  # comes later, and is not the classifier
+    assert ParameterSpace(wrapper).head.name == "backbone.fc"
+
+
+def test_errors_say_what_to_do() -> None:
+    module = network()
+    with pytest.raises(ConfigurationError, match=r"head='classifier' is not a layer.*\['4', '5'\]"):
+        ParameterSpace(module, head="classifier")
+    with pytest.raises(ConfigurationError, match=r"head='1' \(BatchNorm2d\) has no weight matrix"):
+        ParameterSpace(module, head="1")
+    with pytest.raises(ValueError, match=r"expected a vector of shape \(\d+,\), got \(3,\)"):
+        ParameterSpace(module).write(module, torch.zeros(3))
+    module.register_parameter("phase", nn.Parameter(torch.zeros(1, dtype=torch.complex64)))
+    with pytest.raises(ConfigurationError, match="'phase' is complex"):
+        ParameterSpace(module)
+
+
+def test_names_are_torchs_in_their_order_tied_ones_once_and_only_what_is_saved() -> None:
+    shared = nn.Linear(2, 2)
+    net = nn.ModuleDict({"a": nn.Sequential(shared, nn.Sequential(nn.Tanh(), shared)), "b": nn.Linear(2, 2)})
+    net.register_module("none", None)
+    net["metric"] = MeanMetric()
+    net["b"].weight = shared.weight
+    net.register_buffer("table", torch.ones(4), persistent=False)
+    net.register_buffer("mean", torch.ones(2))
+    assert ParameterSpace(net).names == (*(name for name, _ in net.named_parameters()), "mean")

@@ -1,0 +1,64 @@
+"""Pictures in W&B, MLflow and Comet: by Lightning's loggers with a stand-in for the service."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from lightning.pytorch.loggers import CometLogger, MLFlowLogger, WandbLogger
+
+from flsv import FederatedLoop, Reporting
+from flsv.metrics import ClassSpecificShapley, CosineGradientShapley
+from helpers.fits import fit
+
+
+class Recorded:
+    save_dir, name, version = ".", "run", "0"
+    run_id, _experiment = "7", None
+
+    def __init__(self) -> None:
+        self.pictures: dict[str, Any] = {}
+        self.scalars: set[str] = set()
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        self.scalars |= metrics.keys()
+
+    def log_hyperparams(self, params: Any) -> None: ...
+    def finalize(self, status: str) -> None: ...
+
+
+class OfWandb(Recorded, WandbLogger):
+    experiment = None
+    full = False
+
+    def log_image(self, key: str, images: Any, step: int | None = None, **_: Any) -> None:
+        (self.pictures[key],) = images
+        if self.full:
+            raise OSError("no room")
+
+
+class OfMLflow(Recorded, MLFlowLogger):
+    @property
+    def experiment(self) -> Any:
+        return SimpleNamespace(log_figure=lambda run_id, figure, file: self.pictures.update({file: figure}))
+
+
+class OfComet(Recorded, CometLogger):
+    @property
+    def experiment(self) -> Any:
+        return SimpleNamespace(log_figure=lambda figure_name, figure, step: self.pictures.update({figure_name: figure}))
+
+
+def test_services_are_shown_who_contributed_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = {OfWandb: "charts/{}", OfMLflow: "charts/{}.png", OfComet: "{}"}
+    loggers = [kind() for kind in (*names, OfWandb)]
+    loggers[-1].full = True
+    metrics = {"cssv": ClassSpecificShapley(), "cgsv": CosineGradientShapley()}
+    loop = FederatedLoop(metrics=metrics, reporting=Reporting(table=False, figures=0))
+    with pytest.warns(UserWarning, match="no room"):  # what a service refuses is no error
+        fit(loop, tmp_path, rounds=1, logger=loggers)
+    for logger in loggers:
+        assert set(logger.pictures) == {names[type(logger)].format(name) for name in metrics}
+        assert all(hasattr(figure, "savefig") for figure in logger.pictures.values())
+        assert {"cssv/client_0", "cssv/class_2/client_1", "weight/client_2"} <= logger.scalars

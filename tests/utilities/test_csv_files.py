@@ -1,0 +1,55 @@
+"""What a spreadsheet opens runs nothing, and what is read back is what was written."""
+
+import csv
+import itertools
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pandas import DataFrame
+
+from flsv.results.run_table import CSV, Numbers, read_table, rows_of
+from flsv.utilities.csv_files import csv_text, read_csv, save_table
+
+NAMES = ('=HYPERLINK("http://x","y")', "+1+1", "-2+3", "@home", "'=1", "'Boston'", "-1", "St. Anna")
+
+
+def cells(path: Path) -> set[str]:
+    """As a spreadsheet gets them."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return set(itertools.chain(*csv.reader(file)))
+
+
+def runs(cell: str) -> bool:
+    """Whether a spreadsheet takes it for a formula; what is a number alone is one."""
+    try:
+        float(cell)
+    except ValueError:
+        return cell[:1] in ("=", "+", "-", "@")
+    return False
+
+
+@pytest.mark.slow
+@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@given(st.lists(st.text(st.sampled_from("=+-@'\"1a, e\n\té"), max_size=8), min_size=1, max_size=4))
+def test_any_text_comes_back_on_one_line_and_is_no_formula(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[str]
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "texts.csv"
+    path.write_bytes(csv_text([("number", *map(str, range(len(texts)))), (-1, *texts)]))
+    assert not any(map(runs, cells(path)))
+    assert [list(row.values())[1:] for _, row in read_csv(path, {})] == [[" ".join(text.split()) for text in texts]]
+
+
+def test_no_file_of_a_run_holds_a_name_as_a_formula(tmp_path: Path) -> None:
+    file = CSV(tmp_path / "contributions.csv", NAMES)
+    file.begin(0)
+    file.append(rows_of(0, [Numbers("=sv", [[-0.5]] * len(NAMES), {"0": "=class"})], NAMES))
+    save_table(tmp_path / "retrained.csv", DataFrame({"client_name": NAMES, "value": -0.5}))
+    for path in tmp_path.glob("*.csv"):
+        assert not any(map(runs, cells(path))), path
+        named = [row["client_name"] for _, row in read_csv(path, {}) if "client_name" in row]
+        assert named == list(NAMES)
+    found = read_table(tmp_path / "contributions.csv")[["metric", "client_name", "class_name", "value"]]
+    assert found.values.tolist() == [["=sv", name, "=class", -0.5] for name in NAMES]

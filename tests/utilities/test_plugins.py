@@ -1,0 +1,135 @@
+"""An installed package's parts: found by their entry points, and named in YAML by their class names alone."""
+
+import gc
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flsv.cli import main
+from flsv.cli.parser import make_cli
+from flsv.data.sources import source
+from flsv.metrics import ContributionMetric
+from flsv.report import read_run
+from flsv.utilities import plugins
+
+CODE = """
+import torch
+from torch.utils.data import TensorDataset
+
+from flsv.aggregation import Aggregator
+from flsv.training.algorithms import ClientAlgorithm
+from flsv.metrics.base import ContributionMetric, latest
+
+
+class EqualWeights(Aggregator):
+    def weights(self, round, contributions):
+        return torch.ones(len(round.client_ids)) / len(round.client_ids)
+
+
+class UpdateNorm(ContributionMetric):
+    per_class = False
+
+    def init_states(self, num_clients, num_classes):
+        self.add_state("norms", torch.full((num_clients,), float("nan")), dist_reduce_fx=latest)
+
+    def update(self, client_ids, client_updates):
+        self.norms[client_ids] = client_updates.norm(dim=1).to(self.norms)
+
+    def compute(self):
+        return self.norms
+
+
+class Still(ClientAlgorithm):
+    def gradients(self, context, parameters, gradients):
+        for gradient in gradients:
+            gradient.zero_()
+
+
+class Counted:
+    def match(self, given):
+        return given == "counted"
+
+    def open(self, given, reading):
+        x = torch.arange(300.0).reshape(100, 3)
+        return TensorDataset(x, torch.arange(100) % 2)
+
+
+class NoMetric:
+    pass
+"""
+ENTRIES = """
+[flsv.aggregation]
+EqualWeights = flsv_mything:EqualWeights
+[flsv.metrics]
+UpdateNorm = flsv_mything:UpdateNorm
+NoMetric = flsv_mything:NoMetric
+Gone = flsv_mything_gone:Gone
+[flsv.client_algorithms]
+Still = flsv_mything:Still
+[flsv.sources]
+Counted = flsv_mything:Counted
+"""
+CONFIG = """
+seed_everything: 0
+data: {source: counted, partitioner: {class_path: IIDPartitioner, init_args: {num_clients: 3}}}
+federation:
+  aggregator: EqualWeights
+  client_algorithm: Still
+  metrics: {norm: UpdateNorm}
+trainer: {max_epochs: 1, accelerator: cpu, enable_progress_bar: false}
+"""
+
+
+def install(site: Path, module: str, entries: str) -> None:
+    about = site / f"{module}-1.0.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module.replace('_', '-')}\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(entries)
+    (site / f"{module}.py").write_text(CODE)
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As ``pip install flsv-mything`` leaves it."""
+    install(tmp_path / "site", "flsv_mything", ENTRIES)
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    monkeypatch.setattr(sys, "argv", ["flsv"])
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
+    for cached in (plugins.installed, source.sources):
+        cached.cache_clear()
+    yield
+    for cached in (plugins.installed, source.sources):
+        cached.cache_clear()
+    for module in ("flsv_mything", "flsv_another"):
+        sys.modules.pop(module, None)
+    gc.collect()  # a class that is gone is no subclass any more
+
+
+def test_short_names_in_a_file(package: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text(CONFIG)
+    with pytest.warns(UserWarning, match="flsv-mything brings") as warned:
+        assert main(["fit", "--config", "mine.yaml"]) == 0
+    said = [str(each.message) for each in warned if "flsv-mything brings" in str(each.message)]
+    assert "flsv_mything_gone:Gone as one of flsv.metrics, and it is left out" in said[1]
+    assert "NoMetric" in said[0]
+    assert "expected a subclass of" in said[0]
+    assert plugins.installed("flsv.metrics", ContributionMetric) == (sys.modules["flsv_mything"].UpdateNorm,)
+    (run,) = [path.parent for path in tmp_path.rglob("contributions.csv")]
+    values = read_run(run).query("metric == 'norm'")["value"]
+    assert values.dropna().tolist() == [0.0, 0.0, 0.0]
+
+
+def test_a_short_name_of_two_packages_is_refused_with_both_class_paths(
+    package: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(tmp_path / "site", "flsv_another", "[flsv.metrics]\nUpdateNorm = flsv_another:UpdateNorm\n")
+    with pytest.warns(UserWarning, match="left out"), pytest.raises(SystemExit):
+        make_cli(["--federation.metrics.norm=UpdateNorm"], run=False)
+    named = set(re.findall(r"[\w.]+\w", capsys.readouterr().err))
+    assert named >= {"flsv_mything.UpdateNorm", "flsv_another.UpdateNorm"}
+    cli = make_cli(["--federation.metrics.norm=flsv_another.UpdateNorm"], run=False)
+    assert type(cli.config_init.federation.metrics["norm"]).__module__ == "flsv_another"

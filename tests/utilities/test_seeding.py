@@ -1,0 +1,28 @@
+"""Streams of random numbers are functions of their names."""
+
+import random
+
+import numpy as np
+import torch
+
+from flsv.utilities.seeding import derive_seed, seed_global_rngs
+
+
+def test_streams_differ_by_every_part_of_their_name() -> None:
+    names = [(), ("a",), ("b",), ("a", 0), ("a", 1), (0, "a"), ("a", 0, 1), ("a", 1, 0)]
+    seeds = [derive_seed(seed, *name) for seed in (0, 1, -1, 2**63) for name in names]
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_global_generators() -> None:
+    def draw() -> tuple[float, float, float]:
+        return random.random(), float(np.random.rand()), torch.rand(()).item()  # noqa: NPY002
+
+    seed_global_rngs(1, "a")
+    first = draw()
+    assert draw() != first
+    seed_global_rngs(1, "a")
+    assert draw() == first
+    seed_global_rngs(1, "b")
+    assert draw() != first
