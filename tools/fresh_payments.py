@@ -13,30 +13,23 @@ the clients (`flsv.benchmark.truth`). `cost` measures ShadowShapley in fits with
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from common import be_quiet, grid
+from common import be_quiet
 from torch import Tensor, nn
 
 from flsv import FederatedLoop, Reporting
 from flsv.aggregation import FedAdam, FedAvgM, ShapFedWA
 from flsv.benchmark import Federation
 from flsv.benchmark.federation import quiet
-from flsv.benchmark.scores import share_error, spearman
-from flsv.benchmark.truth import arcs, sampled_truth
-from flsv.functional import few_coalitions, few_coalitions_shapley
-from flsv.functional.shapley.few_coalitions import CURVE_FROM, retrained_shapley
-from flsv.functional.shapley.game import all_coalitions, t_quantile
-from flsv.functional.shapley.one_seed import one_seed_stderr
-from flsv.functional.shapley.size_effects import size_effects_shapley
-from flsv.games.retraining import members_of
+from flsv.benchmark.truth import arcs
+from flsv.functional import few_coalitions
+from flsv.functional.shapley.game import all_coalitions
 from flsv.metrics import ClassSpecificShapley, ShadowShapley
 from flsv.sampling import UniformSampler
 from flsv.seeding import isolated_rngs
