@@ -33,6 +33,7 @@ Coalitions = Which | Sequence[Sequence[int]]
 #: of n clients.
 DESIGNS: Mapping[Which, Callable[[int], float]] = {
     "all": lambda n: 2.0 ** (n - 1) - 1,
+    "pairs+leave-two-out": lambda n: 2 * n - 1 + (n - 1) * (n - 2) / 2,
     "pairs+leave-one-out": lambda n: 2 * n - 1,
     "both": lambda n: n,
     "singles": lambda n: 1,
@@ -152,11 +153,12 @@ class ShadowShapley(MeasuredMetric):
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
         num_classes: M. Where it is given, values are per class: the game of each class's accuracy.
-        coalitions: ``"auto"`` (as rows ``"all"`` of up to seven clients, ``"pairs+leave-one-out"`` of more; by fits the
-            truest of ``"all"``, ``"pairs+leave-one-out"``, ``"both"`` and ``"singles"`` within ``max_fits``),
+        coalitions: ``"auto"`` (as rows ``"all"`` of up to seven clients, ``"pairs+leave-two-out"`` of ten to
+            twelve, ``"pairs+leave-one-out"`` of others; by fits the truest of ``"all"``, these two, ``"both"`` and
+            ``"singles"`` within ``max_fits``),
             ``"singles"`` (each alone), ``"pairs"`` (and every two), ``"leave-one-out"``, ``"both"`` (each alone and all
-            but one), ``"pairs+leave-one-out"`` (these three), ``"all"``, or a list of lists of members. The empty and
-            the full coalition are always evaluated.
+            but one), ``"pairs+leave-one-out"`` (these three), ``"pairs+leave-two-out"`` (and all but two), ``"all"``,
+            or a list of lists of members. The empty and the full coalition are always evaluated.
         performance: the performance measure of a model, see :mod:`flsv.games.performance`.
         per_class: values per class, with the number of classes taken from the data.
         mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.

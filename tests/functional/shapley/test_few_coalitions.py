@@ -145,7 +145,7 @@ def test_wrong_input() -> None:
         kernel_shap(masks[1:], utilities[1:])
 
 
-def test_by_default_all_coalitions_of_seven_players_and_those_of_one_two_and_all_but_one_of_more() -> None:
+def test_by_default_all_coalitions_of_seven_players_of_more_those_of_one_two_all_but_one_of_ten_all_but_two() -> None:
     sizes = {
         "pairs+leave-two-out": 58,
         "singles": 9,
@@ -158,6 +158,8 @@ def test_by_default_all_coalitions_of_seven_players_and_those_of_one_two_and_all
     assert {which: len(few_coalitions(7, which)) for which in sizes} == sizes  # type: ignore[arg-type]
     assert torch.equal(few_coalitions(7), few_coalitions(7, "all"))
     assert few_coalitions(8).sum(1).tolist() == [0, 8] + [1] * 8 + [2] * 28 + [7] * 8
+    assert torch.equal(few_coalitions(12), few_coalitions(12, "pairs+leave-two-out"))
+    assert torch.equal(few_coalitions(13), few_coalitions(13, "pairs+leave-one-out"))
 
 
 @pytest.mark.parametrize("which", ["singles", "leave-one-out", "both"])
