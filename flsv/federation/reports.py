@@ -26,12 +26,13 @@ from flsv.filters import UpdateFilter
 from flsv.filters.copies import COPY
 from flsv.filters.outliers import LARGE, NOT_FINITE
 from flsv.metrics import ContributionMetric
+from flsv.results.curves import Monitored, curves_of
 from flsv.results.folder import CONTRIBUTIONS, run_folder
-from flsv.results.measured import Monitored, Results, columns_of, curves_of, known_rows, overall
 from flsv.results.record import Record, record_of, to_pay_by
 from flsv.results.round_result import Event, RoundResult, RunResult, Sink
+from flsv.results.rows import Results, columns_of, known_rows, overall
 from flsv.results.run_table import CSV, frame, tidy
-from flsv.results.tensorboard import TensorBoard, Trackers, draw_metric, figures_due
+from flsv.results.tensorboard import TensorBoard, Trackers, figures_due
 from flsv.results.terminal import Terminal
 from flsv.results.text import nearest_first
 from flsv.server import ContributionMetrics
@@ -140,11 +141,10 @@ class RunReports:
 
     def write(self, round: Round) -> None:
         """A round is over."""
-        trainer, state, federation = self._trainer, self._state, self._federation
+        state, federation = self._state, self._federation
         assert state.weights is not None
         result = self.results.after(
             state.round_index,
-            trainer.should_stop or state.round_index + 1 == trainer.max_epochs,
             federation.board.contributions,
             state.weights,
             losses={} if round.losses is None else dict(zip(round.client_ids.tolist(), round.losses.tolist())),
@@ -207,7 +207,7 @@ class RunReports:
             to_pay_by=nearest_first({n: type(metrics[n]).__name__ for n in values if to_pay_by(metrics[n])}),
             learned={**learning, **({"coalitions": lines} if (lines := self._told()) else {})},
             logged={name: value for name, value in logged.items() if name not in self._monitored.names},
-            pictures={name: partial(draw_metric, metrics[name], name, value, index) for name, value in values.items()},
+            pictures=self.results.pictures(index, values),
         )
 
     def flush(self) -> None:
@@ -236,7 +236,7 @@ class ClientPictures(Sink):
 
     def write(self, result: RoundResult) -> None:
         if figures_due(result.round_index, self._rounds, self._every):
-            cohort = (~result.weights.isnan()).nonzero()[:, 0].tolist()
+            cohort = [row.client for row in result.table if row.metric == "weight"]
             self._engine.write_artifacts(cohort, result.round_index, self._folder)
 
 

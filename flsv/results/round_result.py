@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch import Tensor
-
 if TYPE_CHECKING:
     import pandas
 
@@ -82,33 +80,25 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class RoundResult:
-    """What is known after a round. What is not known is NaN.
+    """Rows of the run's table after a round, and the numbers that belong to no single client.
 
     Args:
         round_index: from 0.
-        last: whether it is the run's last round.
-        values: the metrics' values by name, ``[n]`` or ``[n, M]``.
-        weights: ``[n]`` of the aggregation, NaN outside the cohort.
-        losses: client id to its training loss.
-        norms: client id to the norm of its update.
-        scores: the scores ``[n]`` of the clients' own models by name, where they were evaluated in this round.
-        events: of the run so far.
-        shared: the numbers of no single client, by name.
-        table: the rows that are known.
+        table: all rows that are known. The clients' ``train_loss`` stands here alone, as no round's change.
         changes: those that are other than in the round before.
+        shared: the numbers of no single client that are known, by name.
+        shared_changes: those of them that were measured in this round.
+        events: of the run so far.
+        pictures: name of a metric to what draws its values.
     """
 
     round_index: int
-    last: bool
-    values: Mapping[str, Tensor]
-    weights: Tensor
-    losses: Mapping[int, float]
-    norms: Mapping[int, float]
-    scores: Mapping[str, Tensor]
     table: Sequence[Row]
     changes: Sequence[Row]
-    events: Sequence[Event] = ()
     shared: Mapping[str, float] = field(default_factory=dict)
+    shared_changes: Mapping[str, float] = field(default_factory=dict)
+    events: Sequence[Event] = ()
+    pictures: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -143,7 +133,7 @@ class Sink:
     Example:
         >>> class Lines(Sink):
         ...     def write(self, result):
-        ...         print(result.round_index, result.weights.tolist())
+        ...         print(result.round_index, len(result.changes))
     """
 
     def write(self, result: RoundResult) -> None:

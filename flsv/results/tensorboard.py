@@ -10,11 +10,9 @@ Of more than :data:`MOST_RUNS` clients all curves are the run's, a tag each.
 
 from __future__ import annotations
 
-import inspect
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,6 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.hparams.api_pb2 import MetricInfo, MetricName
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
-from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 from torchmetrics import Metric
@@ -33,19 +30,12 @@ from torchmetrics import Metric
 from flsv.core.artifacts import client_folders
 from flsv.metrics import ContributionMetric
 from flsv.models.imbalance import OWN_SCORES
+from flsv.results.curves import MOST_PER_CLASS, Point, class_part, curves_of, in_one_place, points_of
 from flsv.results.folder import Reporting
-from flsv.results.measured import (
-    MOST_PER_CLASS,
-    Point,
-    class_part,
-    curves_of,
-    in_one_place,
-    points_of,
-    tag_of,
-)
 from flsv.results.round_result import RoundResult, RunResult, Sink
+from flsv.results.rows import tag_of
 from flsv.results.terminal import client_columns
-from flsv.utilities.charts import client_labels, drawing, label_text
+from flsv.utilities.charts import client_labels, drawing
 
 #: Begins the tags of what is to be seen first.
 FIRST = "Contributions/"
@@ -134,7 +124,7 @@ class TensorBoard(Sink):
         """A round's curves and pictures."""
         index, names = result.round_index, self._client_names
         points = list(points_of(result, self._per_class, len(names), self._class_names))
-        own = dict(result.shared)
+        own = dict(result.shared_changes)
         if self._by_client:
             self._write_clients(points, index)
         else:
@@ -144,8 +134,8 @@ class TensorBoard(Sink):
         if not self._in_table and (logged := accuracies(self._logged())):
             self._write_hyperparameters(logged)
         due = figures_due(index, self._trainer.max_epochs, self._reporting.figures)
-        for name, value in result.values.items() if due else ():
-            self._draw(f"{FIRST}{name}", partial(draw_metric, self._metrics[name], name, value, index), index)
+        for name, draw in result.pictures.items() if due else ():
+            self._draw(f"{FIRST}{name}", draw, index)
 
     write_late = write
 
@@ -267,7 +257,7 @@ class Trackers(Sink):
     def write(self, result: RoundResult) -> None:
         """A round's curves."""
         points = points_of(result, self._per_class, len(self._client_names), self._class_names)
-        scalars = {**result.shared, **in_one_place(points, self._client_names)}
+        scalars = {**result.shared_changes, **in_one_place(points, self._client_names)}
         for logger in self._loggers:
             logger.log_metrics(scalars, step=result.round_index)
 
@@ -323,27 +313,6 @@ def figures_due(round_index: int, rounds: int | None, every: int | None) -> bool
     if every is None:
         every = -(-known // PICTURES) if known else PICTURES
     return bool(every) and (round_index + 1 == known or (round_index + 1) % every == 0)
-
-
-def draw_metric(metric: Metric, name: str, value: Tensor, round_index: int) -> Figure:
-    """The metric's own picture, with the standard errors that it knows, within its own bounds if it has any.
-
-    Args:
-        metric: draws itself.
-        name: its name in the run.
-        value: what it gave.
-        round_index: from 0; the title counts from 1.
-    """
-    error = metric.diagnostics().get("stderr") if isinstance(metric, ContributionMetric) else None
-    bounds = metric.plot_lower_bound, metric.plot_upper_bound
-    style: dict[str, Any] = {
-        "stderr": None if error is None else error.detach().cpu(),
-        "limits": None if None in bounds else bounds,
-    }
-    known = inspect.signature(metric.plot).parameters  # of a metric of torchmetrics' own, neither
-    figure, axis = metric.plot(value, **{key: each for key, each in style.items() if key in known})
-    axis.set_title(f"{label_text(name)}, round {round_index + 1}")
-    return figure
 
 
 def accuracies(logged: Iterable[str]) -> list[str]:

@@ -24,10 +24,9 @@ from rich.table import Column
 
 from flsv.models.imbalance import OWN_SCORES
 from flsv.results.folder import where_results_are
-from flsv.results.measured import own_title
 from flsv.results.round_result import RunResult, Sink
 from flsv.results.run_table import columns_in, last, part
-from flsv.results.text import NONE, WORDS, by_value, change, ends_of, numbers, ranking, value_columns
+from flsv.results.text import NONE, WORDS, by_value, change, ends_of, numbers, own_title, ranking, value_columns
 from flsv.utilities import progress as counting
 from flsv.utilities.charts import client_labels, shortened
 

@@ -232,3 +232,14 @@ def joined(names: Iterable[str], word: str = "and") -> str:
     """
     *first, last = names
     return f"{', '.join(first)} {word} {last}" if first else last
+
+
+def own_title(name: str) -> str:
+    """Return the head of the column of a score of clients' own models.
+
+    Example:
+        >>> from flsv.models.imbalance import OWN_SCORES
+        >>> [own_title(name) for name in OWN_SCORES]
+        ['own accuracy', 'own balanced accuracy', 'own AUROC']
+    """
+    return f"own {'AUROC' if name == 'auroc' else name.replace('_', ' ')}"

@@ -263,7 +263,7 @@ class Remembers(Sink, L.Callback):
 
     def write(self, result: RoundResult) -> None:
         clients = {row.client for row in result.table if row.metric == "cssv" and not row.column}
-        self.calls.append((result.round_index, result.last, clients, result.events))
+        self.calls.append((result.round_index, clients, result.events))
 
     def finish(self, result: RunResult) -> None:
         self.calls.append((result.rounds, result.columns, set(result.table["metric"])))
@@ -276,6 +276,6 @@ def test_a_sink_gets_every_result_and_is_closed(tmp_path: Path) -> None:
     sink = Remembers()
     fit(FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1), tmp_path, rounds=2, callbacks=[sink])
     first, last, end, closed = sink.calls
-    assert (first, last) == ((0, False, {0, 1, 2}, []), (1, True, {0, 1, 2}, []))
+    assert (first, last) == ((0, {0, 1, 2}, []), (1, {0, 1, 2}, []))
     assert (end[:2], closed) == ((2, {"cssv": "class"}), False)
     assert {"cssv", "samples", "rounds", "weight"} <= end[2]
