@@ -15,7 +15,7 @@ from flsv._lightning.evaluation import all_on_device
 from flsv._lightning.several_processes import IdleLoader, idle_patches
 from flsv.attacks import Collusion
 from flsv.configuration.federation_config import FederationConfig
-from flsv.core import ALONE, FederationState, Instruction, Ranks, Round, run_protocol
+from flsv.core import ALONE, FederationState, Instruction, Ranks, Round, at
 from flsv.core.artifacts import client_folders, write_artifacts
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.sharing import Sharing, sharing
@@ -248,9 +248,11 @@ class OneProcess:
         return self._received(instruct)
 
     def write_artifacts(self, cohort: Sequence[int], round_index: int, folder: Path) -> None:
-        """Let the round's clients write their pictures, each into its own folder below this one."""
-        names, clients = client_folders(self.data.client_names), [self.manager.clients[client] for client in cohort]
-        run_protocol(clients, lambda client: client.ask(write_artifacts, folder / names[client.id], round_index))
+        """Write the pictures that clients of the round keep, each into its own folder below this one."""
+        names = client_folders(self.data.client_names)
+        for client in set(self._mine()).intersection(cohort):
+            with at(self.manager.locals[client]) as local:
+                write_artifacts(local, folder / names[client], round_index)
 
     def kept(self) -> dict[int, Any]:
         """Return what clients keep between two rounds, for a checkpoint."""
