@@ -13,17 +13,17 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
-from flsv.aggregation import Aggregator
+from flsv.aggregation import Aggregator, FedAvg
 from flsv.attacks.collusion import check_collusion
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.sharing import Share, check_share
 from flsv.core.strategy import Federation, Strategy
 from flsv.data import FederatedDataModule
-from flsv.filters import UpdateFilter
+from flsv.filters import OutlierFilter, UpdateFilter, with_guard
 from flsv.personalization import Personalizer
 from flsv.privacy import GaussianPrivacy
 from flsv.results.folder import Reporting
-from flsv.sampling import ClientSampler
+from flsv.sampling import ClientSampler, FullParticipation
 from flsv.uploads import Upload, check_order
 from flsv.utilities.declared import checked
 from flsv.utilities.errors import ConfigurationError
@@ -62,7 +62,8 @@ class ClientEvaluation:
 
 @dataclass(frozen=True)
 class FederationConfig:
-    """The arguments of a :class:`flsv.FederatedLoop`, by their names, with what stands in for None.
+    """The arguments of a :class:`flsv.FederatedLoop`, by their names, with what stands in for None; lists are copied,
+    whatever becomes of the caller's own.
 
     Raises:
         ConfigurationError: a wrong argument or combination.
@@ -84,6 +85,16 @@ class FederationConfig:
     engine: str | Callable[..., Any]
 
     def __post_init__(self) -> None:
+        given: Any = self
+        own = {
+            "aggregator": given.aggregator or FedAvg(),
+            "metrics": dict(given.metrics or {}),
+            "sampler": given.sampler or FullParticipation(),
+            "uploads": tuple(given.uploads or ()),
+            "filters": with_guard([OutlierFilter()] if given.filters is None else given.filters),
+            "share": list(given.share) if isinstance(given.share, list | tuple) else given.share,
+        }
+        vars(self).update(own)  # it is frozen
         for name, kind in (("evaluation", ClientEvaluation), ("reporting", Reporting)):
             if not isinstance(getattr(self, name), kind):
                 raise ConfigurationError(
