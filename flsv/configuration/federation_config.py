@@ -125,14 +125,14 @@ class FederationConfig:
         return ", ".join(f"{name}={value!r}" for name, value in shown.items())
 
     def state_dict(self) -> dict[str, Any]:
-        """What strategies and filters need to know in the next round."""
+        """Return what strategies and filters need in the next round."""
         return {
             "strategies": {role: strategy.state_dict() for role, strategy in self.strategies.items()},
             "filters": {type(each).__name__: each.state_dict() for each in self.filters},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse of ``state_dict``. Filters may be others, see ``UpdateFilter.may_change``."""
+        """Load what ``state_dict`` gave. Filters may be others, see ``UpdateFilter.may_change``."""
         for role, strategy in self.strategies.items():
             strategy.load_state_dict(state["strategies"][role])
         for each in self.filters:
@@ -148,7 +148,7 @@ class FederationConfig:
         optimizers: Sequence[Optimizer],
         metrics: Mapping[str, Metric],
     ) -> Federation:
-        """What strategies know before the first round."""
+        """Return what strategies are told before the first round."""
         clients = range(data.num_clients)
         sizes = {
             split: torch.tensor([len(data.client_indices(client, split)) for client in clients])
@@ -175,7 +175,7 @@ class FederationConfig:
 
 
 def named_head(parts: Iterable[Any]) -> str | None:
-    """The classifier head that these name, in their argument ``head``.
+    """Return the classifier head that these parts name in their argument ``head``; None if none does.
 
     Raises:
         ConfigurationError: two of them name different ones.

@@ -152,7 +152,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     @cached_property
     def _described(self) -> dict[str, str]:
-        """Of the objects as the first fit finds them: later they may hold what they have learnt."""
+        """The settings as the first fit finds them: later the objects may hold what they have learned."""
         return settings_of(self.config, self.metrics)
 
     def _reset(self) -> None:
@@ -161,7 +161,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         self._plan.reset()
 
     def replace(self, **changes: Any) -> FederatedLoop:
-        """A new loop of the same arguments but for these; those of a loop that is there cannot be set.
+        """Return a new loop of the same arguments but for these; those of a loop that is there cannot be set.
 
         Metrics, strategies, uploads and filters are copied: what one loop learns is not the other's.
 
@@ -230,7 +230,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     # ---- what is saved
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next round needs beyond the global model."""
+        """Return all that the next round needs beyond the global model."""
         return {
             **self.state.state_dict(),
             **(self.saver.state_dict() if self._run is None else self._run.saved()),
@@ -261,7 +261,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             self._run.rewind(checkpoint)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The federation between two rounds, without the trainer and the data of its fit: a copy can be fitted anew."""
+        """Return the federation between two rounds, without trainer and data of its fit: a copy can be fitted anew."""
         run = None if self._run is None else self._run.federation
         given = {"log": None, "log_dict": None}  # by Lightning, of the module
         return {**vars(self), **given, "saver": self.saver.copy(None if run is None else run.engine), "_run": None}
@@ -352,16 +352,16 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         return None if self._run is None else self._run.current_client
 
     def received(self) -> dict[int, Tensor]:
-        """Client id to the model ``[P]`` that it would start the next round from, where that is not the global one."""
+        """Return the model ``[P]`` that each client would start the next round from, where it is not the global one."""
         return self.run.received()
 
     def to_frame(self) -> pandas.DataFrame:
-        """What is known between two rounds, as a tidy DataFrame with the columns of :func:`flsv.read_run`: the metrics'
-        current values, the last weights and accuracies. Of all rounds: :meth:`history`."""
+        """Return the metrics' current values, the last weights and accuracies as a tidy DataFrame with the columns of
+        :func:`flsv.read_run`. :meth:`history` has all rounds."""
         return table(self.board, self.state, None if self._run is None else self._run.data.client_names)
 
     def history(self) -> pandas.DataFrame:
-        """All rounds, as :func:`flsv.read_run` reads them from the run's folder; ConfigurationError without one."""
+        """Return all rounds as :func:`flsv.read_run` reads them from the run's folder. Without one it raises."""
         if self.saver.csv is None:
             raise ConfigurationError(
                 "loop.history(): the fit has written no contributions.csv. Give the Trainer a default_root_dir or a "

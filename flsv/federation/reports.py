@@ -30,7 +30,7 @@ from flsv.results.curves import Monitored, curves_of
 from flsv.results.folder import CONTRIBUTIONS, run_folder
 from flsv.results.record import Record, record_of, to_pay_by
 from flsv.results.round_result import Event, RoundResult, RunResult, Sink
-from flsv.results.rows import Results, columns_of, known_rows, overall
+from flsv.results.rows import Results, columns_of, overall
 from flsv.results.run_table import CSV, frame, tidy
 from flsv.results.tensorboard import TensorBoard, Trackers, figures_due
 from flsv.results.terminal import Terminal
@@ -63,7 +63,7 @@ class RunReports:
         federation: FederationRun,
         saver: Saver,
         files: bool,
-        told: Callable[[], list[str]] = list,
+        told: Callable[[], list[str]],
     ) -> None:
         self._trainer, self._federation, self._told = trainer, federation, told
         self._state, self._config, self._data = federation.state, federation.config, federation.engine.data
@@ -95,7 +95,7 @@ class RunReports:
         return self._trainer.is_global_zero and not self._trainer.fast_dev_run  # type: ignore[attr-defined]
 
     def _csv(self, path: Path, before: str | None) -> CSV:
-        """The file of contributions, begun anew or gone on with.
+        """Open the file of contributions, anew or to go on with it.
 
         Args:
             path: of the file.
@@ -116,7 +116,7 @@ class RunReports:
         return content | ({"run": state.run} if state.run else {})
 
     def _loggers(self, described: Mapping[str, Any]) -> list[Sink]:
-        """The sinks of the trainer's loggers, which are told the settings."""
+        """Make the sinks of the trainer's loggers, which are told the settings."""
         trainer, data, first = self._trainer, self._data, self._state.round_index
         metrics, reporting = self._federation.board.metrics, self._config.reporting
         module, names = trainer.lightning_module, (data.client_names, data.class_names)
@@ -140,7 +140,7 @@ class RunReports:
         return [*sinks, Trackers(others, curves_of(metrics, reporting.per_class), *names)] if others else sinks
 
     def write(self, round: Round) -> None:
-        """A round is over."""
+        """Hand the result of a round that is over to the sinks."""
         state, federation = self._state, self._federation
         assert state.weights is not None
         result = self.results.after(
@@ -157,7 +157,7 @@ class RunReports:
             sink.write(result)
 
     def write_late(self, found: Mapping[int, Mapping[str, Tensor]]) -> None:
-        """Values of earlier rounds are known now.
+        """Hand values of earlier rounds, which are known now, to the sinks.
 
         Args:
             found: round to the metrics' values after it, by name.
@@ -178,18 +178,18 @@ class RunReports:
         return bool(metrics) and (reporting.files or reporting.table) and not self._trainer.fast_dev_run  # type: ignore[attr-defined]
 
     def look_at_start(self) -> None:
-        """What the metrics' games share out, of the model before the first round."""
+        """Measure the model before the first round by what the metrics' games share out."""
         if self._state.round_index == 0 and self._learning_is_told:
             self._state.start = starts(self._trainer, self._federation)
 
     def finish(self) -> None:
-        """The fit is over: what everybody was worth."""
+        """Hand the result of the whole run to the sinks."""
         result = self._result(learned(self._trainer, self._federation) if self._learning_is_told else {})
         for sink in self.sinks:
             sink.finish(result)
 
     def stopped(self) -> None:
-        """Somebody has stopped the fit: the table so far."""
+        """Print the table so far: somebody has stopped the fit."""
         if self._state.round_index and self._prints:
             self.terminal.show_table(self._result({}))
 
@@ -211,12 +211,12 @@ class RunReports:
         )
 
     def flush(self) -> None:
-        """Everything to the disk, as before a checkpoint."""
+        """Write everything to the disk, as before a checkpoint."""
         for sink in self.sinks:
             sink.flush()
 
     def close(self, failed: bool) -> None:
-        """The fit is over, or has failed."""
+        """Close the sinks: the fit is over, or has failed."""
         for sink in self.sinks:
             sink.close(failed)
 
@@ -278,7 +278,7 @@ class Contribution(Tensor):
 
 
 def contribution(metric: Metric, value: Tensor) -> Contribution:
-    """A metric's value ``[n]`` or ``[n, M]`` as it is shown."""
+    """Return a metric's value ``[n]`` or ``[n, M]`` as it is shown."""
     whole = overall(metric, value)
     found = whole.as_subclass(Contribution)
     found.by_class = value if value.ndim == 2 else None
@@ -288,7 +288,7 @@ def contribution(metric: Metric, value: Tensor) -> Contribution:
 
 
 def table(board: ContributionMetrics, state: FederationState, client_names: Sequence[str] | None) -> pandas.DataFrame:
-    """What is known between two rounds: the metrics' values, the last weights and accuracies.
+    """Make the table between two rounds: the metrics' values, the last weights and accuracies.
 
     Args:
         board: the metrics.
@@ -296,18 +296,18 @@ def table(board: ContributionMetrics, state: FederationState, client_names: Sequ
         client_names: of the fit; None: what the metrics were told.
     """
     last = {"weight": state.weights, **state.client_scores}
-    index, names = max(0, state.round_index - 1), client_names or _names(board, state)
-    return tidy(frame(known_rows(index, board.metrics, board.contributions, last, names)))
+    results = Results(board.metrics, client_names or _names(board, state))
+    return tidy(frame(results.known(max(0, state.round_index - 1), board.contributions, **last)))
 
 
 def _names(board: ContributionMetrics, state: FederationState) -> list[str]:
-    """Client names that the metrics were given."""
+    """Return the client names that the metrics were given."""
     bound = [getattr(metric, "client_names", None) for metric in board.metrics.values()]
     return list(next(filter(None, bound), map(str, range(len(state.participations)))))
 
 
 def events_of(filters: Sequence[UpdateFilter], state: FederationState) -> list[Event]:
-    """All that has happened to clients and their updates in the run so far; what the filters have found up to this
+    """List all that has happened to clients and their updates in the run so far. What the filters have found up to this
     round becomes a part of the state's incidents."""
     known = {(each["client"], each["what"]): each["times"] for each in state.incidents}
     for each in filters:

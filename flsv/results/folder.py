@@ -54,8 +54,8 @@ RETRAINED = "retrained.csv"
 
 
 def leaves_files(trainer: L.Trainer) -> bool:
-    """Whether a run may write into :func:`run_folder`. Not in a ``fast_dev_run``, which leaves no trace; nor where that
-    is the working folder for want of another: neither a logger nor a ``default_root_dir`` is given.
+    """Return whether a run may write into :func:`run_folder`: not in a ``fast_dev_run``, which leaves no
+    trace; nor where that is the working folder because neither a logger nor a ``default_root_dir`` is given.
 
     Example:
         >>> quiet = {"logger": False, "accelerator": "cpu", "enable_checkpointing": False}
@@ -68,7 +68,7 @@ def leaves_files(trainer: L.Trainer) -> bool:
 
 
 def run_folder(trainer: L.Trainer) -> Path:
-    """The folder of this run's files: the one that Lightning's ``ModelCheckpoint`` puts its ``checkpoints`` into.
+    """Return the folder of this run's files: that into which Lightning's ``ModelCheckpoint`` puts ``checkpoints``.
 
     ``trainer.log_dir`` is that too for TensorBoard and CSV loggers; of other loggers (MLflow, Weights & Biases) it is
     the folder of all their runs.
@@ -83,7 +83,7 @@ def run_folder(trainer: L.Trainer) -> Path:
 
 
 def runs_folder(trainer: L.Trainer) -> Path:
-    """The folder of the first logger's runs; without a logger, the root folder."""
+    """Return the folder of the first logger's runs; without a logger, the root folder."""
     if not trainer.loggers:
         return Path(trainer.default_root_dir)
     logger = trainer.loggers[0]
@@ -91,7 +91,7 @@ def runs_folder(trainer: L.Trainer) -> Path:
 
 
 def where_results_are(trainer: L.Trainer) -> list[str]:
-    """What a fit has left and what can be done with it, a line each, to be pasted into a shell."""
+    """Say where a fit's results are and what can be done with them, in lines with commands to paste."""
     folder = shown(run_folder(trainer))
     lines = [f"Results: {folder} (contributions.csv, checkpoints)"]
     if any(isinstance(logger, TensorBoardLogger) for logger in trainer.loggers):
@@ -107,7 +107,7 @@ def where_results_are(trainer: L.Trainer) -> list[str]:
 
 
 def arguments_of_fit() -> str | None:
-    """What this process has given to ``flsv fit``, for another command; None in another program."""
+    """Return the arguments of ``flsv fit`` in this process, for another command; None in another program."""
     if Path(sys.argv[0]).parts[-1:] != ("flsv",) and Path(sys.argv[0]).parts[-2:] != ("flsv", "__main__.py"):
         return None
     if sys.argv[1:2] != ["fit"]:

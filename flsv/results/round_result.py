@@ -34,8 +34,8 @@ class Event:
 
 
 def copies_in(events: Iterable[Event]) -> list[list[int]]:
-    """The groups of clients who were found to send one another's updates, all members of each; who sent the server's
-    last step back is a group of its own.
+    """Group the clients who were found to send one another's updates; who sent the server's last step back is a group
+    of its own.
 
     Example:
         >>> copies_in([Event(3, "copy", 0, 2, others=[1]), Event(1, "copy", 0, 2, others=[3]), Event(2, "echo", 1, 1)])
@@ -49,8 +49,8 @@ def copies_in(events: Iterable[Event]) -> list[list[int]]:
 
 
 def faults_in(events: Iterable[Event]) -> dict[int, tuple[int, int]]:
-    """Client to in how many rounds its update was not finite or far too large, of how many that it sent; without those
-    in order. Those rounds count nothing for it: no metric has measured them.
+    """Count in how many rounds a client's update was not finite or far too large, of how many that it sent; clients in
+    order are left out. No metric has measured such a round of a client.
 
     Example:
         >>> faults_in([Event(1, "large", 0, 3, times=2, of=4), Event(1, "not_finite", 2, 2, of=4), Event(0, "x", 1, 1)])
@@ -137,16 +137,16 @@ class Sink:
     """
 
     def write(self, result: RoundResult) -> None:
-        """A round is over."""
+        """Take the result of a round that is over."""
 
     def write_late(self, result: RoundResult) -> None:
-        """Values of an earlier round are known now, and nothing else of it."""
+        """Take values of an earlier round that are known now; nothing else of it is."""
 
     def finish(self, result: RunResult) -> None:
-        """The run has come to its end."""
+        """Take the result of the whole run, at its end."""
 
     def flush(self) -> None:
-        """Everything to the disk, as before a checkpoint."""
+        """Write everything to the disk, as before a checkpoint."""
 
     def close(self, failed: bool = False) -> None:
-        """The fit is over, or has failed: leave everything as it was found."""
+        """Leave everything as it was found: the fit is over, or has failed."""

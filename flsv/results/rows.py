@@ -103,28 +103,6 @@ def _plain(value: Tensor) -> Tensor:
     return value.detach().cpu().double()
 
 
-def known_rows(
-    index: int,
-    metrics: Mapping[str, Metric],
-    values: Mapping[str, Tensor],
-    of_round: Mapping[str, Tensor | None],
-    client_names: Sequence[str],
-    class_names: Sequence[str] | None = None,
-) -> list[Row]:
-    """Make the rows of all that is known between two rounds.
-
-    Args:
-        index: of the last round.
-        metrics: by name.
-        values: of the metrics.
-        of_round: name to what else there is of every client ``[n]``, such as the weights.
-        client_names: of the clients.
-        class_names: of the classes, or None.
-    """
-    others = [Numbers(name, value.cpu()) for name, value in of_round.items() if value is not None]
-    return rows_of(index, [*numbers_of(metrics, values, class_names), *others], client_names)
-
-
 class Results:
     """Makes each round's result, once for all sinks.
 
@@ -135,15 +113,23 @@ class Results:
     """
 
     def __init__(
-        self, metrics: Mapping[str, Metric], client_names: Sequence[str], class_names: Sequence[str] | None
+        self, metrics: Mapping[str, Metric], client_names: Sequence[str], class_names: Sequence[str] | None = None
     ) -> None:
         self._metrics, self._client_names, self._class_names = metrics, client_names, class_names
         self._before: Sequence[Row] = ()
         self._late: Sequence[Row] = ()
 
     def known(self, index: int, values: Mapping[str, Tensor], **of_round: Tensor | None) -> list[Row]:
-        """See :func:`known_rows`."""
-        return known_rows(index, self._metrics, values, of_round, self._client_names, self._class_names)
+        """Make the rows of all that is known between two rounds.
+
+        Args:
+            index: of the last round.
+            values: of the metrics, by name.
+            of_round: what else there is of every client ``[n]``, such as the weights, by name.
+        """
+        others = [Numbers(name, value.cpu()) for name, value in of_round.items() if value is not None]
+        measured = numbers_of(self._metrics, values, self._class_names)
+        return rows_of(index, [*measured, *others], self._client_names)
 
     def resume(self, known: Sequence[Row]) -> None:
         """Count as changes only what differs from these rows, which are written already."""

@@ -121,7 +121,7 @@ class TensorBoard(Sink):
             self._draw("data/partition", partition, 0)
 
     def write(self, result: RoundResult) -> None:
-        """A round's curves and pictures."""
+        """Write a round's curves and pictures."""
         index, names = result.round_index, self._client_names
         points = list(points_of(result, self._per_class, len(names), self._class_names))
         own = dict(result.shared_changes)
@@ -140,7 +140,7 @@ class TensorBoard(Sink):
     write_late = write
 
     def finish(self, result: RunResult) -> None:
-        """After the last round: a table of the clients, and the run's line in the table of runs."""
+        """Write a table of the clients, and the run's line in the table of runs."""
         if not self._in_table:
             self._write_hyperparameters(accuracies(self._logged()))
         columns = client_columns(result.table, result.columns, len(self._labels), result.to_pay_by)
@@ -149,7 +149,7 @@ class TensorBoard(Sink):
         self.flush()
 
     def flush(self) -> None:
-        """Everything to the disk, as before a checkpoint: what a resumed run does not write again is there."""
+        """Write everything to the disk, as before a checkpoint: a resumed run does not write it again."""
         for writer in (self._writer, *self._writers.values()):
             writer.flush()
 
@@ -181,7 +181,7 @@ class TensorBoard(Sink):
             self._writer.add_figure(tag, draw(), step)
 
     def _logged(self) -> list[str]:
-        """What the module has logged so far, by name."""
+        """Return the names of what the module has logged so far."""
         ours = (*self._metrics, "weight", *map(tag_of, OWN_SCORES))
         return [name for name in self._trainer.callback_metrics if name.split("/")[0] not in ours]
 
@@ -206,7 +206,7 @@ class TensorBoard(Sink):
         self._in_table = True
 
     def _charts(self) -> dict[str, dict[str, Chart]]:
-        """The charts of the run in Custom Scalars: of all clients, with intervals and per class of a metric."""
+        """Lay out the run's charts in Custom Scalars: of all clients, with intervals and per class of a metric."""
         end = "$" if self._by_client else "/client_[^/]+$"
         more = ["weight", "train_loss", "update_norm", *(map(tag_of, OWN_SCORES) if self._evaluated else ())]
         tags = {name: self._tag(name) if self._by_client else name for name in (*self._metrics, *more)}
@@ -220,7 +220,7 @@ class TensorBoard(Sink):
         return charts
 
     def _charts_of_classes(self, name: str, end: str) -> dict[str, dict[str, Chart]]:
-        """Charts of a metric's values per class, if it has any and they are curves."""
+        """Lay out the charts of a metric's values per class, if it has any and they are curves."""
         classes = list(self._class_names or ())
         few = 1 < len(classes) <= MOST_PER_CLASS / len(self._labels)
         if not few or not getattr(self._metrics[name], "per_class", False):
@@ -255,7 +255,7 @@ class Trackers(Sink):
         self._client_names, self._class_names = client_names, class_names
 
     def write(self, result: RoundResult) -> None:
-        """A round's curves."""
+        """Log a round's curves."""
         points = points_of(result, self._per_class, len(self._client_names), self._class_names)
         scalars = {**result.shared_changes, **in_one_place(points, self._client_names)}
         for logger in self._loggers:
@@ -282,7 +282,7 @@ def _log_picture(logger: Any, name: str, figure: Any, step: int) -> None:
 
 
 def _wait_past(folder: Path) -> None:
-    """TensorBoard reads files by name, and these begin with the second in which they were opened."""
+    """Wait for the next second: TensorBoard reads files by name, which begins with the second of their opening."""
     seconds = [int(path.name.split(".")[3]) for path in folder.rglob("events.out.tfevents.*")]
     time.sleep(max(0, max(seconds, default=0) + 1 - time.time()))
 
@@ -298,7 +298,7 @@ def _add(writer: SummaryWriter, scalars: Mapping[str, float], step: int) -> None
 
 
 def figures_due(round_index: int, rounds: int | None, every: int | None) -> bool:
-    """Whether figures are drawn after this round.
+    """Return whether figures are drawn after this round.
 
     Args:
         round_index: from 0.
@@ -316,7 +316,7 @@ def figures_due(round_index: int, rounds: int | None, every: int | None) -> bool
 
 
 def accuracies(logged: Iterable[str]) -> list[str]:
-    """Those of the logged names that say how good a model is.
+    """Pick those of the logged names that say how good a model is.
 
     Example:
         >>> accuracies(["val_loss", "val_acc", "lr", "val_f1"])
@@ -330,7 +330,7 @@ def accuracies(logged: Iterable[str]) -> list[str]:
 
 
 def text_table(columns: Mapping[str, Iterable[object]]) -> str:
-    """Columns as a table in Markdown; whatever they hold is shown as it is.
+    """Write columns as a table in Markdown; whatever they hold is shown as it is.
 
     Example:
         >>> print(text_table({"client": ["a|b"], "weight": [0.5]}))
