@@ -21,7 +21,8 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import nn
 from torchmetrics import Metric
 
-from flsv.results.folder import CONTRIBUTIONS, FolderLock, Reporting
+from flsv.results.curves import curves_of
+from flsv.results.folder import CONTRIBUTIONS, FolderLock
 from flsv.results.record import now, record_head, write_record
 from flsv.results.rows import Results
 from flsv.results.run_table import CSV
@@ -267,7 +268,7 @@ class _Files:
         if self._board is not None:
             self._board.close()
         trainer: Any = SimpleNamespace(max_epochs=None, callback_metrics={})
-        return TensorBoard(self._logger, trainer, self._metrics, names, None, Reporting(figures=0))
+        return TensorBoard(self._logger, trainer, self._metrics, names, None, curves_of(self._metrics, True))
 
     def finish(self) -> None:
         """Note that the run has come to its end, and say where it is."""

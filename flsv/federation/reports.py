@@ -32,7 +32,7 @@ from flsv.results.record import Record, record_of, to_pay_by
 from flsv.results.round_result import Event, RoundResult, RunResult, Sink
 from flsv.results.rows import Results, columns_of, overall
 from flsv.results.run_table import CSV, frame, tidy
-from flsv.results.tensorboard import TensorBoard, Trackers, figures_due
+from flsv.results.tensorboard import TensorBoard, Trackers
 from flsv.results.terminal import Terminal
 from flsv.results.text import nearest_first
 from flsv.server import ContributionMetrics
@@ -82,9 +82,7 @@ class RunReports:
             identity = saver.identity.plain()
             self.sinks += [csv, Record(folder, self._record(identity, described), self._events)]
         if files:
-            self.sinks.append(
-                ClientPictures(federation.engine, trainer.max_epochs, reporting.figures, folder / "clients")
-            )
+            self.sinks.append(ClientPictures(federation.engine, folder / "clients"))
         self.sinks += self._loggers(described)
         self.terminal = Terminal(trainer, names[0], self._prints and reporting.table, files)
         self._monitored = Monitored(trainer, metrics)
@@ -93,6 +91,9 @@ class RunReports:
     @property
     def _prints(self) -> bool:
         return self._trainer.is_global_zero and not self._trainer.fast_dev_run  # type: ignore[attr-defined]
+
+    def _draws(self, index: int) -> bool:
+        return self._config.reporting.draws(index, self._trainer.max_epochs)
 
     def _csv(self, path: Path, before: str | None) -> CSV:
         """Open the file of contributions, anew or to go on with it.
@@ -124,6 +125,7 @@ class RunReports:
         columns = chosen(self._config.strategies, data, self._state.seed, trainer.max_epochs, trainer.optimizers)
         classes = None if data.known_class_counts is None else data.class_names  # sites' samples are counted as of one
         draw = lambda: plot_partition(data.class_counts, classes, data.client_names)[0]  # noqa: E731
+        per_class = curves_of(metrics, reporting.per_class)
         sinks: list[Sink] = []
         others = []
         for logger in trainer.loggers:
@@ -132,12 +134,12 @@ class RunReports:
                 logger.log_hyperparams(merged)
             # In a fast_dev_run a logger's experiment is no writer.
             if isinstance(logger, TensorBoardLogger) and isinstance(logger.experiment, SummaryWriter):
-                board = TensorBoard(logger, trainer, metrics, *names, reporting, self._config.evaluation.every > 0)
+                board = TensorBoard(logger, trainer, metrics, *names, per_class, self._config.evaluation.every > 0)
                 board.begin(first, merged, columns, draw)
                 sinks.append(board)
             else:
                 others.append(logger)
-        return [*sinks, Trackers(others, curves_of(metrics, reporting.per_class), *names)] if others else sinks
+        return [*sinks, Trackers(others, per_class, *names)] if others else sinks
 
     def write(self, round: Round) -> None:
         """Hand the result of a round that is over to the sinks."""
@@ -152,6 +154,7 @@ class RunReports:
             scores=state.client_scores,
             evaluated=federation.evaluated,
             events=self._events(),
+            drawn=self._draws(state.round_index),
         )
         for sink in self.sinks:
             sink.write(result)
@@ -164,7 +167,7 @@ class RunReports:
         """
         board = self._federation.board
         for index, values in sorted(found.items()):
-            result = self.results.late(index, values)
+            result = self.results.late(index, values, self._draws(index))
             for sink in self.sinks:
                 sink.write_late(result)
             board.contributions.update(values)
@@ -226,16 +229,14 @@ class ClientPictures(Sink):
 
     Args:
         engine: where the clients are.
-        rounds: of the run.
-        every: rounds between two pictures, see :class:`flsv.results.folder.Reporting`.
         folder: of the clients' folders.
     """
 
-    def __init__(self, engine: OneProcess, rounds: int | None, every: int | None, folder: Path) -> None:
-        self._engine, self._rounds, self._every, self._folder = engine, rounds, every, folder
+    def __init__(self, engine: OneProcess, folder: Path) -> None:
+        self._engine, self._folder = engine, folder
 
     def write(self, result: RoundResult) -> None:
-        if figures_due(result.round_index, self._rounds, self._every):
+        if result.drawn:
             cohort = [row.client for row in result.table if row.metric == "weight"]
             self._engine.write_artifacts(cohort, result.round_index, self._folder)
 

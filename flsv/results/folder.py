@@ -20,6 +20,9 @@ from flsv.utilities.declared import checked
 from flsv.utilities.display import shown
 from flsv.utilities.errors import ConfigurationError
 
+#: Pictures of a metric in a run, unless something else is asked for; TensorBoard keeps as many.
+PICTURES = 10
+
 
 @checked
 @dataclass(frozen=True)
@@ -46,6 +49,21 @@ class Reporting:
     figures: Annotated[int, Ge(0)] | None = None
     table: bool = True
     files: bool = True
+
+    def draws(self, round_index: int, rounds: int | None) -> bool:
+        """Return whether figures are drawn after a round.
+
+        Args:
+            round_index: from 0.
+            rounds: of the run; None or -1: nobody knows.
+
+        Example:
+            >>> [index for index in range(25) if Reporting().draws(index, 25)]
+            [2, 5, 8, 11, 14, 17, 20, 23, 24]
+        """
+        known = rounds if rounds is not None and rounds > 0 else None
+        every = (-(-known // PICTURES) if known else PICTURES) if self.figures is None else self.figures
+        return bool(every) and (round_index + 1 == known or (round_index + 1) % every == 0)
 
 
 CONTRIBUTIONS = "contributions.csv"

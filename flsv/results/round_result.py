@@ -90,6 +90,7 @@ class RoundResult:
         shared_changes: those of them that were measured in this round.
         events: of the run so far.
         pictures: name of a metric to what draws its values.
+        drawn: whether pictures are wanted of this round.
     """
 
     round_index: int
@@ -99,6 +100,7 @@ class RoundResult:
     shared_changes: Mapping[str, float] = field(default_factory=dict)
     events: Sequence[Event] = ()
     pictures: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
+    drawn: bool = False
 
 
 @dataclass(frozen=True)

@@ -145,6 +145,7 @@ class Results:
         scores: Mapping[str, Tensor] = {},
         evaluated: bool = False,
         events: Sequence[Event] = (),
+        drawn: bool = False,
     ) -> RoundResult:
         """Make the result of a round.
 
@@ -157,6 +158,7 @@ class Results:
             scores: ``[n]`` of the clients' own models by name, as they were last evaluated.
             evaluated: whether that was in this round.
             events: of the run so far.
+            drawn: whether pictures are wanted.
         """
         measured = self.known(index, values)
         numbers = [Numbers("weight", weights.cpu()), Numbers("update_norm", [*norms.values()], clients=[*norms])]
@@ -174,23 +176,25 @@ class Results:
             shared_changes=shared | (scored if evaluated else {}),
             events=events,
             pictures=self.pictures(index, values),
+            drawn=drawn,
         )
 
     def pictures(self, index: int, values: Mapping[str, Tensor]) -> dict[str, Callable[[], Figure]]:
         """Return what draws these values after a round, by the metric's name."""
         return {name: partial(draw_metric, self._metrics[name], name, value, index) for name, value in values.items()}
 
-    def late(self, index: int, values: Mapping[str, Tensor]) -> RoundResult:
+    def late(self, index: int, values: Mapping[str, Tensor], drawn: bool) -> RoundResult:
         """Make the rows of an earlier round from what is known by now; see :meth:`after`.
 
         Args:
             index: of the round.
             values: the metrics' values after it, by name; rounds are told in their order.
+            drawn: whether pictures are wanted.
         """
         rows = self.known(index, values)
         new, self._late = changes(rows, self._late), rows
         shared = shared_numbers({name: self._metrics[name] for name in values}, values)
-        return RoundResult(index, rows, new, shared, shared, pictures=self.pictures(index, values))
+        return RoundResult(index, rows, new, shared, shared, pictures=self.pictures(index, values), drawn=drawn)
 
 
 def tag_of(metric: str) -> str:

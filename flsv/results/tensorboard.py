@@ -30,8 +30,7 @@ from torchmetrics import Metric
 from flsv.core.artifacts import client_folders
 from flsv.metrics import ContributionMetric
 from flsv.models.imbalance import OWN_SCORES
-from flsv.results.curves import MOST_PER_CLASS, Point, class_part, curves_of, in_one_place, points_of
-from flsv.results.folder import Reporting
+from flsv.results.curves import MOST_PER_CLASS, Point, class_part, in_one_place, points_of
 from flsv.results.round_result import RoundResult, RunResult, Sink
 from flsv.results.rows import tag_of
 from flsv.results.terminal import client_columns
@@ -41,8 +40,6 @@ from flsv.utilities.charts import client_labels, drawing
 FIRST = "Contributions/"
 #: Clients up to which each has a run.
 MOST_RUNS = 30
-#: Pictures of a metric in a run, unless something else is asked for; TensorBoard keeps as many.
-PICTURES = 10
 #: Seconds after which a client's curves are on the disk.
 FLUSH = 10
 #: Loggers that have a place for pictures.
@@ -60,7 +57,7 @@ class TensorBoard(Sink):
         metrics: by name.
         client_names: of the clients.
         class_names: of the classes, or None.
-        reporting: which curves and figures.
+        per_class: metrics whose values per class are curves.
         evaluated: whether the clients' own models are evaluated.
     """
 
@@ -71,14 +68,13 @@ class TensorBoard(Sink):
         metrics: Mapping[str, Metric],
         client_names: Sequence[str],
         class_names: Sequence[str] | None,
-        reporting: Reporting,
+        per_class: Sequence[str],
         evaluated: bool = False,
     ) -> None:
         self._writer: SummaryWriter = logger.experiment
         self._folder, self._trainer, self._metrics = Path(logger.log_dir), trainer, metrics
         self._client_names, self._class_names = client_names, class_names
-        self._reporting, self._evaluated = reporting, evaluated
-        self._per_class = curves_of(metrics, reporting.per_class)
+        self._per_class, self._evaluated = per_class, evaluated
         self._by_client = len(client_names) <= MOST_RUNS
         self._labels = client_labels(len(client_names), client_names)
         self._folders = client_folders(self._labels)
@@ -133,8 +129,7 @@ class TensorBoard(Sink):
         _add(self._writer, own, index)
         if not self._in_table and (logged := accuracies(self._logged())):
             self._write_hyperparameters(logged)
-        due = figures_due(index, self._trainer.max_epochs, self._reporting.figures)
-        for name, draw in result.pictures.items() if due else ():
+        for name, draw in result.pictures.items() if result.drawn else ():
             self._draw(f"{FIRST}{name}", draw, index)
 
     write_late = write
@@ -295,24 +290,6 @@ def _add(writer: SummaryWriter, scalars: Mapping[str, float], step: int) -> None
     if scalars:
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
         writer._get_file_writer().add_summary(Summary(value=values), step)
-
-
-def figures_due(round_index: int, rounds: int | None, every: int | None) -> bool:
-    """Return whether figures are drawn after this round.
-
-    Args:
-        round_index: from 0.
-        rounds: of the run; None or -1: nobody knows.
-        every: rounds between two pictures; 0: none; None: ten in the run.
-
-    Example:
-        >>> [index for index in range(25) if figures_due(index, 25, None)]
-        [2, 5, 8, 11, 14, 17, 20, 23, 24]
-    """
-    known = rounds if rounds is not None and rounds > 0 else None
-    if every is None:
-        every = -(-known // PICTURES) if known else PICTURES
-    return bool(every) and (round_index + 1 == known or (round_index + 1) % every == 0)
 
 
 def accuracies(logged: Iterable[str]) -> list[str]:

@@ -197,7 +197,7 @@ def test_a_round_that_was_written_and_lost_is_there_once(tmp_path: Path) -> None
     def write(first: int, rounds: range, value: float) -> None:
         own = logger(tmp_path)
         trainer: Any = SimpleNamespace(callback_metrics={}, max_epochs=9)
-        board = TensorBoard(own, trainer, {"cssv": ClassSpecificShapley()}, ["Boston"], ["0"], Reporting(figures=0))
+        board = TensorBoard(own, trainer, {"cssv": ClassSpecificShapley()}, ["Boston"], ["0"], ["cssv"])
         board.begin(first, {}, {}, Figure)
         for index in rounds:
             rows = rows_of(index, [Numbers("cssv", [[value + index]], {"0": "0"})], ["Boston"])
