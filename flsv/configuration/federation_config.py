@@ -19,7 +19,7 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.core.sharing import Share, check_share
 from flsv.core.strategy import Federation, Strategy
 from flsv.data import FederatedDataModule
-from flsv.filters import OutlierFilter, UpdateFilter, with_guard
+from flsv.filters import OutlierFilter, UpdateFilter, with_finite_check
 from flsv.personalization import Personalizer
 from flsv.privacy import GaussianPrivacy
 from flsv.results.folder import Reporting
@@ -91,7 +91,7 @@ class FederationConfig:
             "metrics": dict(given.metrics or {}),
             "sampler": given.sampler or FullParticipation(),
             "uploads": tuple(given.uploads or ()),
-            "filters": with_guard([OutlierFilter()] if given.filters is None else given.filters),
+            "filters": with_finite_check([OutlierFilter()] if given.filters is None else given.filters),
             "share": list(given.share) if isinstance(given.share, list | tuple) else given.share,
         }
         vars(self).update(own)  # it is frozen

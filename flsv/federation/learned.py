@@ -22,13 +22,12 @@ from torchmetrics import Metric
 
 from flsv._lightning.evaluation import each_loader, on_device
 from flsv.federation.run import FederationRun
-from flsv.functional.shapley.undecided import times_to_tell_apart
-from flsv.functional.shapley.undecided import told_apart as pairs_apart
+from flsv.functional.shapley.studentized_range import pairs_differ, times_to_tell_apart
 from flsv.games import ModelScore, Scores
 from flsv.games.replica import Replica
 from flsv.games.scores import score_batch
 from flsv.games.validation_batches import checked_logits, checked_pair
-from flsv.games.vector_evaluator import rows_of
+from flsv.games.vector_evaluator import row_builder
 from flsv.metrics import ContributionMetric
 from flsv.training.local_steps import limited
 from flsv.utilities.errors import ConfigurationError
@@ -89,7 +88,7 @@ def learned(trainer: L.Trainer, fit: FederationRun) -> dict[str, Any]:
 
 def undecided(metrics: Mapping[str, Metric], values: Mapping[str, Tensor]) -> dict[str, dict[str, int]]:
     """Find the metrics whose sampled values tell no pair of clients apart: how many evaluations they have had, and how
-    many would tell one apart, see :mod:`flsv.functional.shapley.undecided`."""
+    many would tell one apart, see :mod:`flsv.functional.shapley.studentized_range`."""
     found = {}
     for name, value in values.items():
         metric = metrics[name]
@@ -99,7 +98,7 @@ def undecided(metrics: Mapping[str, Metric], values: Mapping[str, Tensor]) -> di
         of, errors = value.cpu(), known["stderr"].cpu()
         freedom = float(torch.as_tensor(metric.error_freedom()).nan_to_num(nan=math.inf).min())  # type: ignore[operator]
         some = int((of.isfinite() & errors.isfinite()).sum()) > 1
-        if some and not pairs_apart(of, errors, freedom):
+        if some and not pairs_differ(of, errors, freedom):
             spent, times = int(known["evaluations"]), times_to_tell_apart(of, errors, freedom)
             found[name] = {"evaluations": spent, "needed": math.ceil(spent * times)}
     return found
@@ -165,7 +164,7 @@ def _scores(trainer: L.Trainer, fit: FederationRun, model: Tensor) -> Scores | s
         with isolated_rngs(0, "answers"), torch.autocast(trainer.strategy.root_device.type, enabled=False):
             replica = Replica(module, space, trainer.strategy.precision_plugin.forward_context)
             replica.follow(module)
-            replica.load(rows_of(model[None]), 0)
+            replica.load(row_builder(model[None]), 0)
             for index, loader in enumerate(each_loader(loaders)):
                 for batch in on_device(trainer, islice(loader, limited(len(loader), limit)), index):
                     x, y = checked_pair(batch, data.num_classes)

@@ -55,7 +55,7 @@ def test_running_value_is_algorithm_1(momentum: float) -> None:
 
 
 def test_two_classes_are_one_number_and_it_is_said() -> None:
-    with pytest.warns(UserWarning, match="two classes both have the same number"):
+    with pytest.warns(UserWarning, match="two classes both have the same value"):
         ClassSpecificShapley().bind(3, 2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -11,8 +11,8 @@ from torch import Tensor
 from flsv.functional import exact_shapley, few_coalitions, few_coalitions_shapley, interval_over_seeds, kernel_shap
 from flsv.functional.shapley.few_coalitions import PARTS, Which, prior_variance, retrained_shapley
 from flsv.functional.shapley.size_effects import size_effects_shapley
+from flsv.functional.shapley.studentized_range import pairs_differ, times_to_tell_apart
 from flsv.functional.shapley.surrogate import Kernel, averaged_membership, fit_surrogate, gaussian, gram, membership
-from flsv.functional.shapley.undecided import times_to_tell_apart, told_apart
 
 
 def game(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -189,13 +189,13 @@ def test_a_pair_is_told_apart_as_by_hand() -> None:
             for i in range(7)
             for j in range(i)
         )
-        assert told_apart(torch.from_numpy(values), torch.from_numpy(errors)) == expected
+        assert pairs_differ(torch.from_numpy(values), torch.from_numpy(errors)) == expected
 
 
 def test_what_is_not_known_is_left_out() -> None:
     values, errors = torch.tensor([0.0, 9.0, torch.nan, 0.1]), torch.tensor([0.1, torch.nan, 0.1, 0.1])
-    assert not told_apart(values, errors)
-    assert not told_apart(values[:1], errors[:1])
+    assert not pairs_differ(values, errors)
+    assert not pairs_differ(values[:1], errors[:1])
     assert times_to_tell_apart(values, errors) == times_to_tell_apart(values[[0, 3]], errors[[0, 3]])
 
 
@@ -208,8 +208,8 @@ def test_so_many_evaluations_tell_a_pair_apart_in_half_of_all_cases(clients: int
         true = torch.randn(clients, generator=draw)
         true *= 1 / 3 + 5 / 3 * torch.rand((), generator=draw)
         values, errors = true + torch.randn(clients, generator=draw), torch.ones(clients)
-        if told_apart(values, errors):
+        if pairs_differ(values, errors):
             continue
         smaller = errors / times_to_tell_apart(values, errors) ** 0.5
-        hits.append(told_apart(true + smaller * torch.randn(clients, generator=draw), smaller))
+        hits.append(pairs_differ(true + smaller * torch.randn(clients, generator=draw), smaller))
     assert 0.4 < sum(hits) / len(hits) < 0.85
