@@ -15,12 +15,14 @@ from flsv._lightning.patches import callbacks_of
 from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError
 from flsv.games.coalition_utility import Measure
+from flsv.games.judges import ClientJudges
 from flsv.games.make_evaluators import evaluators_of
 from flsv.games.model_evaluator import ModelEvaluator
 from flsv.games.performance import ModelScore
 from flsv.games.scores import Scores
 from flsv.games.vector_evaluator import VectorEvaluator
 from flsv.parameters import ParameterSpace
+from flsv.participants import Client
 
 
 def train_alone(trainer: L.Trainer, module: L.LightningModule, data: FederatedDataModule, measured: Measured) -> float:
@@ -90,7 +92,10 @@ class Measured(L.Callback):
                 )
         start = time.perf_counter()
         self._space = ParameterSpace(pl_module)
-        self._evaluators = [evaluator_of(trainer, self._space, self._data, each) for each in self._measures]
+        loops: list[Any] = [each for each in callbacks_of(trainer) if hasattr(each, "without_files")]
+        clients = [client for loop in loops for client in loop.clients]
+        given = trainer, self._space, self._data
+        self._evaluators = [evaluator_of(*given, each, clients) for each in self._measures]
         self.models = self._space.read(pl_module).expand(2, -1).clone()
         self.before = [evaluate(self.models[1:].clone()) for evaluate in self._evaluators]
         self.seconds += time.perf_counter() - start
@@ -116,16 +121,23 @@ class Measured(L.Callback):
 
 
 def evaluator_of(
-    trainer: L.Trainer, space: ParameterSpace, data: FederatedDataModule, measure: Measure
+    trainer: L.Trainer,
+    space: ParameterSpace,
+    data: FederatedDataModule,
+    measure: Measure,
+    clients: Sequence[Client] = (),
 ) -> VectorEvaluator:
-    """Evaluates models ``[K, P]`` on the server's validation set.
+    """Evaluates models ``[K, P]`` on the server's validation set, or lets the clients judge them.
 
     Args:
         trainer: with its module on its device.
         space: the map between models and vectors.
         data: with a validation set.
         measure: what a model is worth, see :class:`RetrainedUtility`.
+        clients: all of the federation, where they judge.
     """
+    if isinstance(measure, ModelScore) and measure.judged:
+        return ClientJudges(space, clients, data, measure, trainer.lightning_module.device)
     if isinstance(measure, ModelScore):
         return evaluators_of(trainer, space, data.val_dataloader(), {"the utility": measure})[measure.evaluator]
     return ModelEvaluator(

@@ -28,7 +28,7 @@ path::
       class_path: torchmetrics.F1Score
       init_args: {task: multiclass, num_classes: 10, average: macro}
 
-An example is that of :mod:`flsv.games`.
+An example is that of :mod:`flsv.games`. Where the clients judge, see :mod:`flsv.games.judges`.
 """
 
 from __future__ import annotations
@@ -45,8 +45,14 @@ from flsv.errors import ConfigurationError
 from flsv.games.class_scores import CLASS_SCORES, ClassScore
 
 Mode = Literal["min", "max"]
+#: Whose held-out samples coalitions' models are scored on.
+Judges = Literal["server", "clients"]
 #: Of classifiers, evaluated from logits.
 CLASSIFICATION = ("accuracy", "balanced_accuracy", "negative_loss")
+#: What clients judge class by class.
+BY_CLASS = ("balanced_accuracy", "per_class_accuracy")
+#: In the title of a performance.
+JUDGED = ", judged by the clients"
 _NAMES = (*CLASSIFICATION, *CLASS_SCORES)
 
 
@@ -59,6 +65,7 @@ class ModelScore:
         mode: whether less (``"min"``) or more is better.
         called: the name by which the metric was asked for, such as ``"auroc"``; empty: it was given itself.
         derived: whether the gradient of a logged value is asked for, not models' values only.
+        judged: whether it is the clients who score models, see :mod:`flsv.games.judges`.
 
     Example:
         >>> ModelScore("val_loss", "min")
@@ -69,6 +76,7 @@ class ModelScore:
     mode: Mode
     called: str = ""
     derived: bool = False
+    judged: bool = False
 
     def __repr__(self) -> str:
         return repr(self.called) if self.called else f"ModelScore(of={self.of!r}, mode={self.mode!r})"
@@ -76,7 +84,13 @@ class ModelScore:
     @property
     def title(self) -> str:
         """What people call it."""
-        return self.called or (self.of if isinstance(self.of, str) else type(self.of).__name__)
+        name = self.called or (self.of if isinstance(self.of, str) else type(self.of).__name__)
+        return f"{name}{JUDGED}" if self.judged else name
+
+    @property
+    def by_class(self) -> bool:
+        """Whether clients judge class by class."""
+        return self.judged and isinstance(self.of, str) and self.of in BY_CLASS
 
     @property
     def name(self) -> str:
@@ -85,7 +99,9 @@ class ModelScore:
 
     @property
     def evaluator(self) -> Hashable:
-        """The evaluator: one for all logged values, one for each metric."""
+        """The evaluator: one for all logged values, one for each metric, and those that ask the clients."""
+        if self.judged:
+            return "clients", "classes" if self.by_class else (self.of if isinstance(self.of, str) else id(self.of))
         return "logged" if isinstance(self.of, str) else self
 
     def utility(self, values: Tensor) -> Tensor:
@@ -110,6 +126,21 @@ def loss_of(owner: Any, loss: str | None) -> str | ModelScore:
     found = performance_of(owner, loss, "min", "loss")
     assert isinstance(found, ModelScore)
     return replace(found, derived=True)
+
+
+def judged_by(judges: Judges, performance: str | ModelScore) -> str | ModelScore:
+    """Return what models are measured by where these judge: of classifiers, clients judge the mean over classes.
+
+    Example:
+        >>> judged_by("server", "accuracy"), judged_by("clients", "accuracy").title
+        ('accuracy', 'balanced_accuracy, judged by the clients')
+    """
+    if judges == "server":
+        return performance
+    if isinstance(performance, ModelScore):
+        return replace(performance, judged=True)
+    name = "balanced_accuracy" if performance == "accuracy" else performance
+    return ModelScore(name, "max", name, judged=True)
 
 
 def is_logged(measure: Any) -> bool:

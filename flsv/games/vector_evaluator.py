@@ -27,6 +27,8 @@ class VectorEvaluator(ABC):
     """Gives scores of models of one structure, as vectors."""
 
     space: ParameterSpace
+    asks_clients = False
+    """Whether it asks the clients: then all ranks evaluate all models together."""
 
     def __call__(self, vectors: Tensor) -> Scores:
         """The scores of the models in the rows of ``vectors [K, P]``."""

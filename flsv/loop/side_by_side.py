@@ -126,7 +126,9 @@ class SideBySideUtility:
         return training
 
     def _scores(self, trainer: L.Trainer, space: ParameterSpace, models: Tensor) -> Any:
-        return evaluator_of(trainer, space, self._alone.data, self._alone.metric)(models)
+        data, metric = self._alone.data, self._alone.metric
+        clients = ClientManager(trainer, data, space, ClientStore()).clients
+        return evaluator_of(trainer, space, data, metric, clients)(models)
 
 
 def check_same(models: Tensor, real: Tensor, allowed: float = TOLERANCE) -> None:

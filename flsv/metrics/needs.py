@@ -61,7 +61,8 @@ def needs_of(metric: Metric) -> tuple[str, ...]:
     names = inspect.signature(type(metric).update).parameters
     found = {need for name in names for need in OF_A_NAME.get(name, ())}
     if getattr(metric, "evaluates", False):
-        found = (found | {"client validation"}) - {"answers"}  # which is all that it asks clients for
+        # Which is all that it asks clients for; and in the place of the server's.
+        found = (found | {"client validation"}) - {"answers", "validation"}
     declared = {
         "classes": getattr(metric, "needs_classes", False),
         "reports": getattr(metric, "reported_by", None),

@@ -22,7 +22,7 @@ from flsv.functional import few_coalitions, few_coalitions_shapley
 from flsv.functional.shapley.few_coalitions import Which
 from flsv.functional.shapley.game import t_quantile
 from flsv.functional.shapley.one_seed import one_seed_stderr
-from flsv.games.performance import Mode
+from flsv.games.performance import Judges, Mode
 from flsv.metrics.base import latest
 from flsv.metrics.coalitions.value import MeasuredMetric
 from flsv.metrics.intervals import LEVEL
@@ -142,7 +142,8 @@ class ShadowShapley(MeasuredMetric):
 
     When not to use it:
         With large models or slow sites: clients train and send several models. Where sites must not tell more than one
-        update: coalitions' models say more. Once, after the run, ``flsv retrain`` gives the same values.
+        update: coalitions' models say more. With ``judges="clients"``, to pay clients who may lie about what they
+        judge. Once, after the run, ``flsv retrain`` gives the same values.
 
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
@@ -160,6 +161,8 @@ class ShadowShapley(MeasuredMetric):
             goes on in every round.
         max_fits: the most fits of the federation that ``coalitions="auto"`` may cost where each coalition is trained by
             a fit of its own. Coalitions that are named are trained whatever they cost.
+        judges: on whose samples models are scored: the ``"server"``'s, or those that the ``"clients"`` hold out
+            (``Splits(client_val=...)``), of classifiers the mean over classes, see :mod:`flsv.games.judges`.
         kwargs: see ``torchmetrics.Metric``.
 
     Raises:
@@ -194,6 +197,7 @@ class ShadowShapley(MeasuredMetric):
         mode: Mode | None = None,
         every: Count = 1,
         max_fits: Annotated[float, Ge(1)] = 10,
+        judges: Judges = "server",
         **kwargs: Any,
     ) -> None:
         self.max_fits = max_fits
@@ -201,7 +205,7 @@ class ShadowShapley(MeasuredMetric):
         self.every = every
         self._last: int | None = None
         self._pending: str | None = None
-        self._measure(performance, mode, per_class or num_classes is not None)
+        self._measure(performance, mode, per_class or num_classes is not None, judges)
         super().__init__(num_clients, num_classes, **kwargs)
 
     @property
